@@ -1,0 +1,57 @@
+# Two commands matter: `make demo` and `make test`. Both create .venv and install rose when needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.rose-installed
+SUITE ?= memory
+JSON ?= build/bench-$(SUITE).json
+CXX_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+
+.PHONY: install build demo test lint format bench clean
+
+install: $(STAMP)
+
+# The core comes first: a missing compiler is said before anything large is fetched.
+# No build isolation: a new pybind11 path each time would rebuild every object.
+$(STAMP): pyproject.toml setup.py $(wildcard requirements/*.txt)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' 2>/dev/null || \
+	  { echo "rose: Python >= 3.10 is needed, and '$(PYTHON)' is not that (set PYTHON=...)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "rose: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c requirements/constraints.txt setuptools pybind11 ninja
+	$(BIN)/python setup.py -q build_ext --inplace
+	@echo 'rose: installing what it needs into $(VENV), about a minute'
+	$(BIN)/python -m pip install -q -c requirements/constraints.txt --no-build-isolation -e '.[test,demo,bench]'
+	@touch $@
+
+# The editable install finds rose/ by itself; only the C++ core must follow its sources.
+build: install
+	@$(BIN)/python setup.py -q build_ext --inplace
+
+demo: build
+	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \
+	  { echo "rose: the demo needs Python >= 3.11, as transformers 5.23 does (rm -r $(VENV); set PYTHON=...)" >&2; exit 2; }
+	$(BIN)/rose demo $(ARGS)
+
+test: build
+	$(BIN)/pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: install
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: build
+	@mkdir -p $(dir $(JSON))
+	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON)
+
+clean:
+	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

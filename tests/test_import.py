@@ -1,0 +1,85 @@
+"""`import rose` is light: it runs in every serving process, so it loads and opens nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Prints what an import loaded, and what it left open or running.
+PROBE = """
+import json, os, sys, threading
+before = set(sys.modules)
+{statement}
+print(json.dumps({{
+    "modules": sorted({{name.split(".")[0] for name in set(sys.modules) - before}}),
+    "files": [os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
+              if os.path.lexists(f"/proc/self/fd/{{fd}}")],
+    "threads": len(os.listdir("/proc/self/task")),
+    "libraries": [line.split()[-1] for line in open("/proc/self/maps") if ".so" in line],
+}}))
+"""
+ROOMS = [
+    "rose",
+    "rose._core",
+    "rose.cli.main",
+    "rose.compute",
+    "rose.engines",
+    "rose.executor",
+    "rose.memory",
+    "rose.slo",
+    "rose.traces",
+]
+HEAVY = {"torch", "transformers", "triton", "cupy", "ray", "vllm", "sglang", "matplotlib", "jinja2"}
+COMMAND_LINE = {"click", "rich"}
+
+
+def probe(statement: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_import_loads_no_framework(room: str) -> None:
+    assert not HEAVY & set(probe(f"import {room}")["modules"])
+
+
+def test_import_rose_loads_the_standard_library_and_numpy_at_most() -> None:
+    modules = set(probe("import rose")["modules"])
+    assert modules <= {"rose", "numpy", "typing_extensions", *sys.stdlib_module_names} | {
+        name for name in modules if name.startswith("_")
+    }
+    assert not COMMAND_LINE & modules
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_import_opens_no_device_and_starts_nothing(room: str) -> None:
+    seen = probe(f"import {room}")
+    allowed = ("/dev/null", "/dev/pts/", "/dev/tty")
+    devices = [file for file in seen["files"] if file.startswith("/dev/")]
+    assert all(device.startswith(allowed) for device in devices)
+    assert not [file for file in seen["files"] if "memfd:" in file]
+    assert not [path for path in seen["libraries"] if "libcuda" in path or "libtorch" in path]
+
+
+@pytest.mark.parametrize("room", ["rose", "rose._core", "rose.cli.main"])
+def test_import_starts_no_thread(room: str) -> None:
+    # numpy's linear algebra starts its own threads; without numpy there must be exactly one.
+    seen = probe(f"import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'\nimport {room}")
+    assert seen["threads"] == 1
+
+
+def test_the_probe_sees_what_it_looks_for() -> None:
+    seen = probe(
+        "import click\nkept = os.memfd_create('kept')\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    assert "click" in seen["modules"]
+    assert seen["threads"] == 2
+    assert [file for file in seen["files"] if "memfd:kept" in file]

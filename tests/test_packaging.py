@@ -1,0 +1,251 @@
+"""What leaves the repository can be installed elsewhere, and says in one sentence why it cannot."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import ninja
+import pytest
+from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.timeout(600)  # the core is compiled once more
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_COMPILER = "rose: no C++20 compiler: '{}' {} (install g++ >= 11 or set CXX)"
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    # No isolation: the build requirements are those of this environment, nothing is downloaded.
+    command = ["-m", "build", f"--{kind}", "--no-isolation", "--outdir"]
+    done = run(sys.executable, *command, into, source, cwd=into)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (path for path in into.iterdir() if path.suffix in {".gz", ".whl"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
+    (root,) = folder.iterdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel that the sdist builds, which is what pip makes of an sdist."""
+    return build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
+
+
+def in_repository(*patterns: str) -> set[str]:
+    return {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
+
+
+def test_sdist_holds_all_it_takes_to_build_and_test(unpacked: Path) -> None:
+    held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    wanted = in_repository("csrc/**/*.cpp", "csrc/**/*.h", "bench/*.py", "*.md", ".ci/run")
+    wanted |= in_repository("rose/**/*.py", "rose/**/*.pyi", "rose/**/*.j2", "requirements/*")
+    wanted |= in_repository("tests/**/*.py", "tests/**/*.cpp", "tests/**/*.h", "tests/**/*.txt")
+    wanted |= {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "rose/py.typed"}
+    assert not wanted - held
+    assert not [name for name in held if name.endswith((".so", ".pyc", ".o"))]
+
+
+def test_wheel_is_small_and_holds_the_core_and_its_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert wheel.stat().st_size < 1 << 20
+    assert len([name for name in names if name.startswith("rose/_core.") and ".so" in name]) == 1
+    assert {"rose/_core.pyi", "rose/py.typed"} <= set(names)
+    assert in_repository("rose/**/*.j2") <= set(names)
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"rose"}
+
+
+def base_requirements(wheel: Path) -> list[Requirement]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().partition("\n\n")[0].splitlines()
+    field = "Requires-Dist: "
+    found = [Requirement(line.removeprefix(field)) for line in lines if line.startswith(field)]
+    return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def test_installing_rose_never_touches_torch(wheel: Path) -> None:
+    names = {requirement.name for requirement in closure(base_requirements(wheel))}
+    assert not names & {"torch", "transformers", "triton"}
+    assert names >= {"numpy", "click", "rich"}
+
+
+def closure(requirements: list[Requirement]) -> list[Requirement]:
+    """Return requirements and all that they require, without extras."""
+    found: dict[str, Requirement] = {}
+    waiting = list(requirements)
+    while waiting:
+        one = waiting.pop()
+        if one.name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        found[one.name] = one
+        waiting += [Requirement(line) for line in distribution(one.name).requires or []]
+    return list(found.values())
+
+
+def link_into(site: Path, installed: Distribution) -> None:
+    """Make an installed distribution visible in `site`: the network stays out of this test."""
+    for top in {file.parts[0] for file in installed.files or [] if file.parts[0] != ".."}:
+        if not (site / top).exists():
+            (site / top).symlink_to(Path(str(installed.locate_file(top))))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the bin/ of an empty environment that has rose and its base requirements only."""
+    root = tmp_path_factory.mktemp("empty")
+    venv.create(root, with_pip=False)
+    python = root / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", wheel]
+    done = run(sys.executable, "-m", "pip", "--python", python, *install, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    where = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    site = Path(run(python, "-c", where, cwd=root).stdout.strip())
+    for requirement in closure(base_requirements(wheel)):
+        link_into(site, distribution(requirement.name))
+    return root / "bin"
+
+
+def test_sdist_installs_in_an_empty_environment(elsewhere: Path, tmp_path: Path) -> None:
+    code = "import rose, rose._core; print(rose.__version__, rose._core.__file__)"
+    done = run(elsewhere / "python", "-I", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    version, path = done.stdout.split()
+    assert version == distribution("rose-rl").version
+    assert Path(path).is_relative_to(elsewhere.parent)
+
+
+def test_command_line_needs_the_base_requirements_only(elsewhere: Path, tmp_path: Path) -> None:
+    done = run(elsewhere / "rose", "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+@pytest.mark.slow
+def test_sdist_installs_with_an_isolated_build(sdist: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    done = run(python, "-m", "pip", "install", sdist, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run(python, "-I", "-c", "import rose._core", cwd=tmp_path).returncode == 0
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def build_extension(unpacked: Path, cxx: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "setup.py", "-q", "build_ext", cwd=unpacked, CXX=cxx)
+
+
+def test_missing_compiler_is_one_sentence(unpacked: Path) -> None:
+    done = build_extension(unpacked, "/nonexistent/g++")
+    assert done.returncode != 0
+    assert last_line(done.stderr) == NO_COMPILER.format("/nonexistent/g++", "not found")
+    assert "Traceback" not in done.stderr
+
+
+def test_old_compiler_is_one_sentence(unpacked: Path, tmp_path: Path) -> None:
+    old = tmp_path / "g++"
+    old.write_text("#!/bin/sh\necho 'unrecognized option -std=c++20' >&2\nexit 1\n")
+    old.chmod(0o755)
+    done = build_extension(unpacked, str(old))
+    assert done.returncode != 0
+    assert last_line(done.stderr) == NO_COMPILER.format(old, "does not compile C++20")
+    assert "Traceback" not in done.stderr
+
+
+def test_pip_shows_the_sentence(unpacked: Path, tmp_path: Path) -> None:
+    command = ["wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, unpacked]
+    done = run(sys.executable, "-m", "pip", *command, cwd=tmp_path, CXX="/nonexistent/g++")
+    assert done.returncode != 0
+    assert NO_COMPILER.format("/nonexistent/g++", "not found") in done.stdout + done.stderr
+
+
+def test_core_has_no_executable_stack_and_no_driver(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if ".so" in name)
+        library = archive.extract(name, tmp_path)
+    headers = run("readelf", "-lW", "-d", library, cwd=tmp_path).stdout
+    (stack,) = (line for line in headers.splitlines() if "GNU_STACK" in line)
+    assert " RW " in stack
+    assert "libcuda" not in headers
+    assert "libtorch" not in headers
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "says"),
+    [("version_info", "rose: Python >= 3.10 is needed"), ("venv", "has no venv module")],
+)
+def test_make_says_what_python_lacks(tmp_path: Path, fails_on: str, says: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *{fails_on}*) exit 1;; esac\nexit 0\n')
+    python.chmod(0o755)
+    place = tmp_path / "environment"
+    done = run("make", "install", f"PYTHON={python}", f"VENV={place}", cwd=ROOT)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert not place.exists()
+
+
+def includers(root: Path, header: str) -> set[str]:
+    """Return the files under csrc/ that include `header`, directly or through other headers."""
+    texts = {
+        str(path.relative_to(root / "csrc")): path.read_text()
+        for path in root.glob("csrc/**/*")
+        if path.is_file()
+    }
+    found, waiting = set(), [header]
+    while waiting:
+        line = f'#include "{waiting.pop()}"'
+        more = {name for name, text in texts.items() if line in text} - found
+        found |= more
+        waiting += more
+    return found
+
+
+def test_a_header_rebuilds_what_includes_it_and_nothing_else(unpacked: Path, wheel: Path) -> None:
+    (build_folder,) = (unpacked / "build").glob("core-*")
+
+    def would_compile() -> set[str]:
+        done = run(Path(ninja.BIN_DIR, "ninja"), "-n", "-C", build_folder, cwd=unpacked)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return set(re.findall(r"C\+\+ .*/csrc/(\S+)", done.stdout))
+
+    assert would_compile() == set()
+    header = unpacked / "csrc" / "base" / "status.h"
+    header.touch()
+    expected = {name for name in includers(unpacked, "base/status.h") if name.endswith(".cpp")}
+    assert would_compile() == expected != set()
