@@ -1,0 +1,33 @@
+// Time comes in through a Clock, so that every policy can run in virtual time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rose {
+
+using Nanoseconds = std::int64_t;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Nanoseconds now_ns() const noexcept = 0;
+};
+
+// CLOCK_BOOTTIME: keeps counting while the machine sleeps, so a lease cannot outlive its TTL.
+class BootClock final : public Clock {
+ public:
+  Nanoseconds now_ns() const noexcept override;
+};
+
+// Virtual time for tests and simulation: stands still until it is told.
+class ManualClock final : public Clock {
+ public:
+  Nanoseconds now_ns() const noexcept override { return now_.load(); }
+  void advance(Nanoseconds by) noexcept { now_.fetch_add(by); }
+
+ private:
+  std::atomic<Nanoseconds> now_{1};
+};
+
+}  // namespace rose

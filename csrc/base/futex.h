@@ -1,0 +1,19 @@
+// Waiting on a 32-bit word in shared memory. Works between processes: never FUTEX_PRIVATE_FLAG.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace rose {
+
+// Sleeps while `word` holds `expected`, for at most `timeout_ns` (> 0). Returns when it was woken,
+// when the word had another value, on a signal, or at the deadline: the caller looks again.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                Nanoseconds timeout_ns) noexcept;
+
+// Wakes every waiter of `word`.
+void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept;
+
+}  // namespace rose

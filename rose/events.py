@@ -1,0 +1,33 @@
+"""Values that travel between rooms."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reason(Enum):
+    """Why rose said no."""
+
+    POOL_EMPTY = "the pool has no slab to lend"
+    OVER_LIMIT = "the partition is at its limit"
+    RESERVE_AT_RISK = "serving could need these slabs before they came back"
+    SERVING_BUSY = "serving has requests"
+    SLO_AT_RISK = "a next serving request could miss its target"
+    NO_HEARTBEAT = "the serving host gives no sign of life"
+    CLOSED = "the device is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A normal answer: not now.
+
+    Args:
+        reason: why.
+        retry_after_ms: when asking again makes sense; 0 means after the next change of state.
+    """
+
+    reason: Reason
+    retry_after_ms: float = 0.0
+
+    def __bool__(self) -> bool:
+        """Return False, so that `if answer:` reads as "granted"."""
+        return False
