@@ -1,0 +1,25 @@
+// How the bound classes take time: an optional Clock, and durations in milliseconds.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "bind/status.h"
+
+namespace rose::bind {
+
+inline std::shared_ptr<const Clock> clock_or_boot(std::shared_ptr<Clock> clock) {
+  return clock != nullptr ? std::move(clock) : std::make_shared<BootClock>();
+}
+
+// A year at most, so that no sum of times overflows.
+inline Nanoseconds ns_of_ms(double ms, const char* name) {
+  constexpr double kYearMs = 365.0 * 24 * 3600 * 1000;
+  if (!(ms >= 0)) raise(Status::invalid_argument(std::string{name} + " must be >= 0"));
+  return static_cast<Nanoseconds>(std::min(ms, kYearMs) * 1e6);
+}
+
+}  // namespace rose::bind

@@ -1,0 +1,22 @@
+// The extension module: one `bind_<room>` per room, in the order of the floors.
+#include <pybind11/pybind11.h>
+
+namespace rose::bind {
+
+void bind_memory(pybind11::module_& module);
+void bind_compute(pybind11::module_& module);
+void bind_slo(pybind11::module_& module);
+void bind_creditor(pybind11::module_& module);
+void bind_moves(pybind11::module_& module);
+
+}  // namespace rose::bind
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ core of rose.";
+  module.attr("__compiler__") = __VERSION__;
+  rose::bind::bind_memory(module);
+  rose::bind::bind_slo(module);
+  rose::bind::bind_compute(module);
+  rose::bind::bind_creditor(module);
+  rose::bind::bind_moves(module);
+}

@@ -1,0 +1,23 @@
+// The one place where a Status becomes a Python exception.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "base/status.h"
+
+namespace rose::bind {
+
+// Raises the class of rose.errors that belongs to the code. Called with the GIL held.
+[[noreturn]] void raise(const Status& status);
+
+inline void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <typename T>
+T take(Result<T> result) {
+  if (!result.ok()) raise(result.status());
+  return result.take();
+}
+
+}  // namespace rose::bind

@@ -1,0 +1,79 @@
+#include "compute/creditor.h"
+
+#include <algorithm>
+#include <system_error>
+
+namespace rose::compute {
+
+namespace {
+
+// A policy may ask to be asked again soon, but not in a spin.
+constexpr Nanoseconds kShortestSleepNs = 50'000;
+
+}  // namespace
+
+Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
+                   std::shared_ptr<const Clock> clock, CreditorConfig config) noexcept
+    : gate_{std::move(gate)},
+      policy_{std::move(policy)},
+      clock_{std::move(clock)},
+      config_{config} {}
+
+Creditor::~Creditor() { stop(); }
+
+Status Creditor::start() noexcept {
+  if (thread_.joinable()) return Status::invalid_argument("the creditor runs already");
+  stopping_.store(false);
+  gate_->set_low_water(config_.max_segments / 2);
+  try {
+    thread_ = std::thread{[this] { run(); }};
+  } catch (const std::system_error& error) {
+    return from_errno("starting the creditor's thread", error.code().value());
+  }
+  return {};
+}
+
+void Creditor::stop() noexcept {
+  if (!thread_.joinable()) return;
+  stopping_.store(true);
+  gate_->ring_demand();
+  thread_.join();
+}
+
+void Creditor::notify() noexcept { gate_->ring_demand(); }
+
+void Creditor::run() noexcept {
+  while (!stopping_.load()) {
+    // Read before the look: a ring during the look makes the wait return at once.
+    const std::uint32_t seen = gate_->demand();
+    const Nanoseconds sleep_ns = look();
+    if (stopping_.load()) return;
+    gate_->wait_demand(seen, std::clamp(sleep_ns, kShortestSleepNs, config_.poll_ns));
+  }
+}
+
+Nanoseconds Creditor::look() noexcept {
+  if (gate_->is_shut_down() || !gate_->is_in_step()) return config_.poll_ns;
+  CreditRequest request;
+  // Invariant 3: the epoch comes before everything the policy looks at.
+  request.close_epoch = gate_->close_epoch();
+  const bool was_open = gate_->is_open();
+  request.outstanding = was_open ? gate_->credit_left() : 0;
+  request.passed = gate_->passed();
+  request.now_ns = clock_->now_ns();
+  if (request.outstanding > config_.max_segments / 2) return config_.poll_ns;
+
+  const Decision decision = policy_->decide(request);
+  if (decision.segments == 0) {
+    refusals_.fetch_add(1);
+    return decision.retry_after_ns;
+  }
+  const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
+  // Counted from `passed` as the policy saw it: what has started since then is part of the quantum.
+  // While the gate is closed this also takes back what the close left over.
+  gate_->set_credit(request.passed + segments);
+  (gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);
+  return config_.poll_ns;
+}
+
+}  // namespace rose::compute

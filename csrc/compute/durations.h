@@ -1,0 +1,61 @@
+// How long segments and pauses take: a histogram for reports, the last ones for decisions.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace rose::compute {
+
+struct Quantiles {
+  std::uint64_t count{0};
+  Nanoseconds p50_ns{0};
+  Nanoseconds p99_ns{0};
+  Nanoseconds max_ns{0};
+};
+
+// Counts durations in buckets of at most 1/32 relative width. One thread records, any may read; a
+// quantile is the upper edge of its bucket, so it never flatters.
+class Histogram {
+ public:
+  void record(Nanoseconds duration_ns) noexcept;
+  Quantiles quantiles() const noexcept;
+
+ private:
+  static constexpr unsigned kSubBits = 5;
+  static constexpr std::size_t kBuckets = (64 - kSubBits + 1) << kSubBits;
+
+  static std::size_t bucket_of(std::uint64_t value) noexcept;
+  static std::uint64_t upper_edge(std::size_t bucket) noexcept;
+
+  std::array<std::atomic<std::uint64_t>, kBuckets> counts_{};
+  std::atomic<std::uint64_t> count_{0};
+  std::atomic<Nanoseconds> max_ns_{0};
+};
+
+// The last durations as they were. One thread records; one reader at a time.
+class DurationRing {
+ public:
+  static constexpr std::size_t kCapacity = std::size_t{1} << 15;
+  // Recent enough to follow a change of batch shape, long enough that its 99th percentile exists.
+  static constexpr std::size_t kRecent = 256;
+
+  void record(Nanoseconds duration_ns) noexcept;
+
+  // What `share` of the last kRecent durations did not exceed; 0 when there are none.
+  Nanoseconds recent_quantile(double share) const noexcept;
+
+  // Takes out everything since the last drain that has not been overwritten, oldest first.
+  std::vector<Nanoseconds> drain();
+
+ private:
+  std::array<std::atomic<Nanoseconds>, kCapacity> slots_{};
+  std::atomic<std::uint64_t> recorded_{0};
+  std::uint64_t drained_{0};  // the reader's
+};
+
+}  // namespace rose::compute

@@ -1,0 +1,45 @@
+// The 64 bytes that stop a borrower. They lie in a memfd, so a second process and, by host-mapped
+// memory, a device see the same words.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rose::compute {
+
+// Who may write what: `state` serving (close) and creditor (open); `credit` the creditor alone;
+// `passed` and `running` the borrower (serving may turn 1 into 2); `step` borrower and serving.
+//
+// 1. state holds the open bit and the close epoch in one word: whoever opens names the epoch it
+//    decided in, so a close that came in between wins.
+// 2. credit - passed (mod 2^32) is what the borrower may still start; never more than a quantum.
+//    credit only grows while the gate is open; opening a closed gate sets it anew.
+// 3. running != 0 from before a segment's last look at `state` until that segment has ended.
+struct GateWord {
+  static constexpr std::uint64_t kOpenBit = 1;
+  static constexpr unsigned kEpochShift = 32;
+  static constexpr std::uint32_t kMagic = 0x31475752;  // "RWG1"
+
+  enum Running : std::uint32_t { kIdle = 0, kRuns = 1, kRunsWithWaiter = 2 };
+  enum Step : std::uint32_t { kNoStep = 0, kInStep = 1, kAbortAsked = 2 };
+
+  std::atomic<std::uint64_t> state;
+  std::atomic<std::int64_t> closed_at_ns;  // CLOCK_BOOTTIME of the last open-to-closed move
+  std::atomic<std::uint32_t> credit;
+  std::atomic<std::uint32_t> passed;   // segments that started
+  std::atomic<std::uint32_t> running;  // futex word of serving
+  std::atomic<std::uint32_t> bell;     // futex word of the borrower
+  std::atomic<std::uint32_t> demand;   // futex word of the creditor
+  std::atomic<std::uint32_t> step;
+  std::atomic<std::uint32_t> close_reason;
+  std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` at this much credit
+  std::atomic<std::uint32_t> shut_down;
+  std::atomic<std::uint32_t> magic;
+  std::uint32_t reserved[2];
+};
+
+static_assert(sizeof(GateWord) == 64);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+}  // namespace rose::compute

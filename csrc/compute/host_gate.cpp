@@ -1,0 +1,231 @@
+#include "compute/host_gate.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+#include "base/futex.h"
+
+namespace rose::compute {
+
+namespace {
+
+constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
+
+// Deadlines are real time, also where the measuring clock stands still.
+Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
+
+}  // namespace
+
+HostGate::HostGate(FileDescriptor fd, Mapping mapping, std::shared_ptr<const Clock> clock) noexcept
+    : fd_{std::move(fd)},
+      mapping_{std::move(mapping)},
+      word_{std::launder(reinterpret_cast<GateWord*>(mapping_.data()))},
+      clock_{std::move(clock)} {}
+
+Result<std::unique_ptr<HostGate>> HostGate::create(std::shared_ptr<const Clock> clock,
+                                                   std::uint32_t first_segment) {
+  auto fd = create_memfd("rose-gate", sizeof(GateWord));
+  if (!fd.ok()) return fd.status();
+  auto mapping = Mapping::create(fd.value(), sizeof(GateWord), Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  auto* word = new (mapping.value().data()) GateWord{};
+  word->credit.store(first_segment);
+  word->passed.store(first_segment);
+  word->magic.store(GateWord::kMagic);
+  return std::unique_ptr<HostGate>{new HostGate{fd.take(), mapping.take(), std::move(clock)}};
+}
+
+Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
+                                                   std::shared_ptr<const Clock> clock) {
+  struct stat file{};
+  if (::fstat(fd.get(), &file) != 0) return from_errno("fstat of the gate", errno);
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  // Without the seal the other party could shrink the file under our mapping.
+  if (file.st_size != sizeof(GateWord) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return Status::invalid_argument("the descriptor is not a gate of rose");
+  }
+  auto copy = fd.duplicate();
+  if (!copy.ok()) return copy.status();
+  auto mapping = Mapping::create(copy.value(), sizeof(GateWord), Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  std::unique_ptr<HostGate> gate{new HostGate{copy.take(), mapping.take(), std::move(clock)}};
+  if (gate->word_->magic.load() != GateWord::kMagic) {
+    return Status::invalid_argument("the descriptor is not a gate of rose");
+  }
+  return gate;
+}
+
+void HostGate::begin_step() noexcept {
+  word_->step.store(GateWord::kInStep);
+  if (!is_open() || credit_left() <= word_->low_water.load()) ring_demand();
+}
+
+void HostGate::end_step() noexcept {
+  leave();
+  word_->step.store(GateWord::kNoStep);
+}
+
+void HostGate::leave() noexcept { end_segment(); }
+
+std::optional<Verdict> HostGate::try_pass() noexcept {
+  end_segment();
+  return look();
+}
+
+Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
+  if (const auto verdict = try_pass()) return *verdict;
+  if (!is_open()) pauses_.fetch_add(1, std::memory_order_relaxed);
+  const Nanoseconds from_ns = real_now_ns();
+  Verdict verdict = Verdict::kTimedOut;
+  for (Nanoseconds left_ns = timeout_ns; left_ns > 0;
+       left_ns = timeout_ns - (real_now_ns() - from_ns)) {
+    // The bell is read before the look: what changes after the look makes the futex return.
+    const std::uint32_t seen = word_->bell.load();
+    if (const auto found = look()) {
+      verdict = *found;
+      break;
+    }
+    ring_demand();
+    futex_wait(word_->bell, seen, std::min(left_ns, kLookAgainNs));
+  }
+  blocked_ns_.fetch_add(real_now_ns() - from_ns, std::memory_order_relaxed);
+  return verdict;
+}
+
+// What the borrower is told without waiting: to stop, to go, or nothing yet.
+std::optional<Verdict> HostGate::look() noexcept {
+  if (is_shut_down()) return Verdict::kShutDown;
+  if (take_abort()) return Verdict::kAborted;
+  if (may_start() && start_segment()) return Verdict::kPassed;
+  return std::nullopt;
+}
+
+bool HostGate::take_abort() noexcept {
+  std::uint32_t asked = GateWord::kAbortAsked;
+  if (!word_->step.compare_exchange_strong(asked, GateWord::kInStep)) return false;
+  aborts_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool HostGate::may_start() const noexcept { return is_open() && credit_left() != 0; }
+
+bool HostGate::start_segment() noexcept {
+  word_->running.store(GateWord::kRuns);
+  started_ns_ = clock_->now_ns();
+  // Invariant 1: from here on a close is either seen here, or sees `running`.
+  if (!may_start()) {
+    if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
+      futex_wake_all(word_->running);
+    }
+    return false;
+  }
+  in_segment_ = true;
+  word_->passed.fetch_add(1);
+  if (credit_left() <= word_->low_water.load(std::memory_order_relaxed)) ring_demand();
+  return true;
+}
+
+void HostGate::end_segment() noexcept {
+  if (!in_segment_) return;
+  in_segment_ = false;
+  if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
+    futex_wake_all(word_->running);
+  }
+  const Nanoseconds now_ns = clock_->now_ns();
+  segment_histogram_.record(now_ns - started_ns_);
+  recent_.record(now_ns - started_ns_);
+  const Nanoseconds closed_at_ns = word_->closed_at_ns.load();
+  if (!is_open() && closed_at_ns >= started_ns_) pause_histogram_.record(now_ns - closed_at_ns);
+}
+
+void HostGate::close(CloseReason reason) noexcept {
+  std::uint64_t state = word_->state.load();
+  if ((state & GateWord::kOpenBit) != 0) word_->closed_at_ns.store(clock_->now_ns());
+  // Fails only when another party closed or opened meanwhile; each of them does so once.
+  while (!word_->state.compare_exchange_weak(state, (state & ~GateWord::kOpenBit) + kOneEpoch)) {
+  }
+  word_->close_reason.store(static_cast<std::uint32_t>(reason));
+}
+
+std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcept {
+  if (!is_running()) return 0;
+  const Nanoseconds from_ns = real_now_ns();
+  for (;;) {
+    std::uint32_t seen = GateWord::kRuns;
+    word_->running.compare_exchange_strong(seen, GateWord::kRunsWithWaiter);
+    const Nanoseconds waited_ns = real_now_ns() - from_ns;
+    if (seen == GateWord::kIdle) return waited_ns;
+    if (waited_ns >= timeout_ns) return std::nullopt;
+    futex_wait(word_->running, GateWord::kRunsWithWaiter,
+               std::min(timeout_ns - waited_ns, kLookAgainNs));
+  }
+}
+
+bool HostGate::abort_step() noexcept {
+  std::uint32_t step = GateWord::kInStep;
+  const bool asked = word_->step.compare_exchange_strong(step, GateWord::kAbortAsked);
+  if (asked) ring_bell();
+  return asked || step == GateWord::kAbortAsked;
+}
+
+bool HostGate::open(std::uint32_t expected_epoch) noexcept {
+  if (is_shut_down()) return false;
+  std::uint64_t closed = std::uint64_t{expected_epoch} << GateWord::kEpochShift;
+  const bool opened = word_->state.compare_exchange_strong(closed, closed | GateWord::kOpenBit);
+  if (opened) ring_bell();
+  return opened ||
+         closed == ((std::uint64_t{expected_epoch} << GateWord::kEpochShift) | GateWord::kOpenBit);
+}
+
+void HostGate::set_credit(std::uint32_t last) noexcept {
+  const bool raises = static_cast<std::int32_t>(last - word_->credit.load()) > 0;
+  if (!raises && is_open()) return;
+  word_->credit.store(last);
+  ring_bell();
+}
+
+void HostGate::grant(std::uint32_t segments_ahead) noexcept {
+  if (segments_ahead > credit_left()) set_credit(passed() + segments_ahead);
+}
+
+void HostGate::set_low_water(std::uint32_t segments) noexcept { word_->low_water.store(segments); }
+
+void HostGate::ring_demand() noexcept {
+  word_->demand.fetch_add(1);
+  futex_wake_all(word_->demand);
+}
+
+void HostGate::wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept {
+  futex_wait(word_->demand, seen, timeout_ns);
+}
+
+void HostGate::shut_down() noexcept {
+  word_->shut_down.store(1);
+  close(CloseReason::kShutDown);
+  ring_bell();
+  ring_demand();
+}
+
+void HostGate::ring_bell() noexcept {
+  word_->bell.fetch_add(1);
+  futex_wake_all(word_->bell);
+}
+
+GateStats HostGate::stats() const noexcept {
+  return {.segments = segment_histogram_.quantiles(),
+          .pause_latency = pause_histogram_.quantiles(),
+          .pauses = pauses_.load(std::memory_order_relaxed),
+          .aborts = aborts_.load(std::memory_order_relaxed),
+          .blocked_ns = blocked_ns_.load(std::memory_order_relaxed)};
+}
+
+std::vector<Nanoseconds> HostGate::drain_segments() {
+  const std::scoped_lock lock{drain_mutex_};
+  return recent_.drain();
+}
+
+}  // namespace rose::compute

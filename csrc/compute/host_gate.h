@@ -1,0 +1,154 @@
+// The gate on a CPU: the borrower's own thread stops between two segments, on a futex.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/memfd.h"
+#include "base/status.h"
+#include "compute/durations.h"
+#include "compute/gate_word.h"
+
+namespace rose::compute {
+
+enum class Verdict : std::uint8_t { kPassed, kAborted, kTimedOut, kShutDown };
+
+// Why the gate is closed; kept in the gate word for whoever looks.
+enum class CloseReason : std::uint32_t {
+  kNeverOpened = 0,
+  kArrival = 1,
+  kRevocation = 2,
+  kGaveBack = 3,
+  kShutDown = 4,
+};
+
+struct GateStats {
+  Quantiles segments;
+  // From a close to the end of the segment it caught. Closes that caught none are not in it.
+  Quantiles pause_latency;
+  std::uint64_t pauses{0};  // gates at which the borrower found `closed`
+  std::uint64_t aborts{0};
+  Nanoseconds blocked_ns{0};  // time the borrower spent waiting at gates
+};
+
+// Life of a segment: begin_step, then pass (the segment runs from here), pass, ..., leave,
+// end_step.
+//
+// 1. No segment starts after a close was visible: pass announces the segment (running), then looks
+//    at `state` once more; a close writes `state`, then wait_parked looks at `running`. Both sides
+//    are sequentially consistent, so at least one of them sees the other (Dekker).
+// 2. At most one quantum of segments starts without a word from the creditor.
+// 3. Every wait ends: at its deadline, and between two looks after kLookAgainNs at the latest.
+//
+// Threads: the borrower's calls come from one thread, all others from any. Nothing here takes a
+// lock on the way of pass or close. Time-outs run on real time; `clock` measures.
+class HostGate {
+ public:
+  // A lost wake-up would cost this much, and no more.
+  static constexpr Nanoseconds kLookAgainNs = 20'000'000;
+
+  // A closed gate without credit. `first_segment` is the number counting starts from.
+  static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
+                                                  std::uint32_t first_segment = 0);
+  // The same gate from another process. Statistics are each party's own.
+  static Result<std::unique_ptr<HostGate>> attach(const FileDescriptor& fd,
+                                                  std::shared_ptr<const Clock> clock);
+
+  HostGate(const HostGate&) = delete;
+  HostGate& operator=(const HostGate&) = delete;
+
+  // Borrower.
+  void begin_step() noexcept;
+  // Ends the segment before this gate and starts the next, if that needs no waiting.
+  std::optional<Verdict> try_pass() noexcept;
+  // As try_pass, but waits for at most `timeout_ns`. On kAborted the request is used up; on any
+  // verdict but kPassed no segment runs.
+  Verdict pass(Nanoseconds timeout_ns) noexcept;
+  // Ends the last segment of a step.
+  void leave() noexcept;
+  void end_step() noexcept;
+
+  // Serving.
+  // One atomic operation; every call starts a new close epoch, also on a closed gate.
+  void close(CloseReason reason) noexcept;
+  // How long it took until no segment ran; nothing when one still ran at the deadline.
+  std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
+  // True when a step is in flight: it ends at its next gate, or before if it has none left.
+  bool abort_step() noexcept;
+
+  // Creditor.
+  // Opens unless a close came after `expected_epoch` was read. True when the gate is open in it.
+  bool open(std::uint32_t expected_epoch) noexcept;
+  // Lets segments up to number `last` start. Lowers the credit only while the gate is closed.
+  void set_credit(std::uint32_t last) noexcept;
+  // Raises the credit so that at most `segments_ahead` may start from now on.
+  void grant(std::uint32_t segments_ahead) noexcept;
+  void set_low_water(std::uint32_t segments) noexcept;
+  // Wakes the creditor: there is work, or serving has become idle.
+  void ring_demand() noexcept;
+  void wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
+  std::uint32_t demand() const noexcept { return word_->demand.load(); }
+
+  // Anyone. After shut_down every pass says kShutDown, and the gate never opens again.
+  void shut_down() noexcept;
+
+  bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
+  bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
+  bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
+  bool is_shut_down() const noexcept { return word_->shut_down.load() != 0; }
+  std::uint32_t close_epoch() const noexcept {
+    return static_cast<std::uint32_t>(word_->state.load() >> GateWord::kEpochShift);
+  }
+  CloseReason close_reason() const noexcept {
+    return static_cast<CloseReason>(word_->close_reason.load());
+  }
+  std::uint32_t passed() const noexcept { return word_->passed.load(); }
+  // Segments that may still start, across the wrap of both counters.
+  std::uint32_t credit_left() const noexcept {
+    const auto left = static_cast<std::int32_t>(word_->credit.load() - passed());
+    return left > 0 ? static_cast<std::uint32_t>(left) : 0;
+  }
+
+  GateStats stats() const noexcept;
+  Nanoseconds recent_segment_ns(double share) const noexcept {
+    return recent_.recent_quantile(share);
+  }
+  // Segment durations since the last call, oldest first; the oldest are lost beyond 24,576.
+  std::vector<Nanoseconds> drain_segments();
+
+  const FileDescriptor& fd() const noexcept { return fd_; }
+
+ private:
+  HostGate(FileDescriptor fd, Mapping mapping, std::shared_ptr<const Clock> clock) noexcept;
+
+  bool may_start() const noexcept;
+  bool start_segment() noexcept;
+  void end_segment() noexcept;
+  bool take_abort() noexcept;
+  std::optional<Verdict> look() noexcept;
+  void ring_bell() noexcept;
+
+  FileDescriptor fd_;
+  Mapping mapping_;
+  GateWord* word_;
+  std::shared_ptr<const Clock> clock_;
+
+  // The borrower's own; no other thread reads them.
+  bool in_segment_{false};
+  Nanoseconds started_ns_{0};
+
+  Histogram segment_histogram_;
+  Histogram pause_histogram_;
+  DurationRing recent_;
+  std::mutex drain_mutex_;  // guards the reading end of recent_
+  std::atomic<std::uint64_t> pauses_{0};
+  std::atomic<std::uint64_t> aborts_{0};
+  std::atomic<Nanoseconds> blocked_ns_{0};
+};
+
+}  // namespace rose::compute

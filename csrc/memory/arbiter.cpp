@@ -1,0 +1,242 @@
+// Partitions, own memory and loans. Taking back is in revocation.cpp, recounting in audit.cpp.
+#include "memory/arbiter.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace rose::memory {
+
+namespace {
+
+// Longer than a century, and far from overflowing a clock.
+constexpr Nanoseconds kDurationMax = Nanoseconds{1} << 62;
+
+std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
+  return std::to_string(slabs) + " slabs (" +
+         std::to_string(static_cast<std::uint64_t>(slabs) * slab_bytes) + " bytes)";
+}
+
+Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
+  if (value >= least && value < kDurationMax) return {};
+  return Status::invalid_argument(std::string{name} + " of " + std::to_string(value) +
+                                  " is out of range");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Arbiter>> Arbiter::create(Pool pool, std::shared_ptr<const Clock> clock,
+                                                 std::shared_ptr<MoveObserver> observer) noexcept {
+  Result<SlabTable> slabs = SlabTable::create(pool.shape());
+  if (!slabs.ok()) return slabs.status();
+  return std::unique_ptr<Arbiter>{
+      new Arbiter{std::move(pool), slabs.take(), std::move(clock), std::move(observer)}};
+}
+
+Arbiter::Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
+                 std::shared_ptr<MoveObserver> observer) noexcept
+    : pool_{std::move(pool)},
+      clock_{std::move(clock)},
+      observer_{std::move(observer)},
+      slabs_{std::move(slabs)} {
+  const auto count = static_cast<std::size_t>(slabs_.size());
+  revoked_by_.resize(count, 0);
+  ranks_.resize(count, 0);
+  victims_.reserve(count);
+  busy_.reserve(count);
+}
+
+Result<FileDescriptor> Arbiter::share_ledger() const noexcept { return slabs_.share(); }
+
+// ---- partitions
+
+Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserve_slabs,
+                                           std::int32_t limit_slabs) noexcept {
+  if (reserve_slabs < 0 || limit_slabs < reserve_slabs) {
+    return Status::invalid_argument("reserve of " + std::to_string(reserve_slabs) +
+                                    " slabs and limit of " + std::to_string(limit_slabs) +
+                                    ": 0 <= reserve <= limit must hold");
+  }
+  const Turn turn{*this};
+  std::int64_t reserved = reserve_slabs;
+  for (const Partition& other : partitions_) reserved += other.is_live ? other.reserve_slabs : 0;
+  const std::size_t slab_bytes = pool_.shape().slab_bytes;
+  if (reserved > slabs_.size()) {
+    return Status::invalid_argument(
+        "reserve of " + in_bytes(reserved, slab_bytes) + " is larger than the pool of " +
+        in_bytes(slabs_.size(), slab_bytes) + ": lower reserve_bytes or raise pool_bytes");
+  }
+  const auto id = static_cast<PartitionId>(partitions_.size());
+  if (reserve_slabs > spare_for(id)) {
+    return Status::unavailable("reserve of " + in_bytes(reserve_slabs, slab_bytes) + " for '" +
+                               name + "': only " + in_bytes(spare_for(id), slab_bytes) +
+                               " are not lent or reserved now: revoke loans first");
+  }
+  partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
+  allocators_.emplace_back();
+  return id;
+}
+
+Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geometry) noexcept {
+  Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
+  if (!grid.ok()) return grid.status();
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  std::unique_ptr<BlockAllocator>& place = allocators_[static_cast<std::size_t>(id)];
+  if (place != nullptr) {
+    return Status::invalid_argument("partition '" + partition(id).name +
+                                    "' has an allocator already");
+  }
+  place.reset(new BlockAllocator{grid.value(), books_, *this});
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
+  }
+  return place.get();
+}
+
+Status Arbiter::check_known(PartitionId id) const noexcept {
+  if (id >= 0 && static_cast<std::size_t>(id) < partitions_.size()) return {};
+  return Status::invalid_argument("no partition " + std::to_string(id));
+}
+
+Status Arbiter::check_live(PartitionId id) const noexcept {
+  ROSE_TRY(check_known(id));
+  const Partition& one = partitions_[static_cast<std::size_t>(id)];
+  if (!one.is_live) return Status::invalid_argument("partition '" + one.name + "' was dropped");
+  return {};
+}
+
+// ---- own memory
+
+Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  if (n < 0) return Status::invalid_argument("cannot take " + std::to_string(n) + " slabs");
+  const std::int32_t count = std::min({n, partition(id).headroom(), spare_for(id)});
+  std::vector<SlabId> taken;
+  taken.reserve(static_cast<std::size_t>(count));
+  for (std::int32_t i = 0; i < count; ++i) {
+    taken.push_back(slabs_.find_unowned(0));
+    ROSE_TRY(hand_out(taken.back(), SlabState::kOwned, Hold{id}));
+  }
+  if (count > 0) announce({MoveKind::kTake, kNobody, id, count});
+  return taken;
+}
+
+Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  if (n < 0) return Status::invalid_argument("cannot give back " + std::to_string(n) + " slabs");
+  const std::int32_t above_reserve = partition(id).held - partition(id).reserve_slabs;
+  std::int32_t given = 0;
+  for (SlabId slab = slabs_.size() - 1; slab >= 0 && given < std::min(n, above_reserve); --slab) {
+    const SlabRecord& record = slabs_[slab];
+    if (record.owner != id || record.state != SlabState::kOwned || !is_idle(slab)) continue;
+    if (allocator_of(id) != nullptr) allocator_of(id)->remove_slab(slab);
+    ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
+    --partition(id).held;
+    ++given;
+  }
+  if (given > 0) announce({MoveKind::kGiveBack, id, kNobody, given});
+  return given;
+}
+
+// ---- loans
+
+std::uint64_t Arbiter::epoch() const noexcept {
+  const std::lock_guard lock{books_};
+  return epoch_;
+}
+
+Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
+                                   std::uint64_t expected_epoch) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
+  if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
+  if (expected_epoch != epoch_) return GrantAnswer{{}, GrantRefusal::kStaleEpoch};
+  if (n > partition(id).headroom()) return GrantAnswer{{}, GrantRefusal::kOverLimit};
+  if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
+  if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kFloor};
+
+  // The epoch from this move on: no other lease can have the same.
+  Grant grant{next_lease_++, epoch_ + 1, {}};
+  grant.slabs.reserve(static_cast<std::size_t>(n));
+  for (std::int32_t i = 0; i < n; ++i) {
+    grant.slabs.push_back(slabs_.find_unowned(0));
+    ROSE_TRY(hand_out(grant.slabs.back(), SlabState::kGranted,
+                      Hold{id, grant.lease_id, grant.lease_epoch}));
+  }
+  leases_.emplace(grant.lease_id, Lease{id, grant.lease_epoch, clock_->now_ns() + ttl_ns, n, 0});
+  announce({MoveKind::kGrant, kNobody, id, n, grant.lease_id});
+  return GrantAnswer{std::move(grant), {}};
+}
+
+Result<RenewAnswer> Arbiter::renew(LeaseId lease_id, std::uint64_t lease_epoch,
+                                   Nanoseconds ttl_ns) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
+  const auto found = leases_.find(lease_id);
+  if (found == leases_.end()) return RenewAnswer::kOver;
+  Lease& lease = found->second;
+  if (lease.lease_epoch != lease_epoch) return RenewAnswer::kStaleEpoch;
+  const Nanoseconds now = clock_->now_ns();
+  if (lease.is_fenced || lease.expires_ns <= now) return RenewAnswer::kOver;
+  if (lease.granted == 0) return RenewAnswer::kRevoking;
+  lease.expires_ns = now + ttl_ns;
+  return RenewAnswer::kRenewed;
+}
+
+Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_duration("grace_ns", grace_ns, 0));
+  const Nanoseconds now = clock_->now_ns();
+  for (auto& [id, revocation] : revocations_) {
+    if (revocation.progress.pending > 0 && revocation.deadline_ns <= now) ROSE_TRY(fence(id));
+  }
+  std::vector<LeaseId> overdue;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.expires_ns <= now && lease.granted > 0) overdue.push_back(id);
+  }
+  std::vector<RevocationId> started;
+  for (const LeaseId id : overdue) {
+    const Lease lease = leases_.at(id);
+    victims_.clear();
+    for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+      const bool is_lent = slabs_[slab].state == SlabState::kGranted;
+      if (is_lent && slabs_.lease_of(slab) == id) victims_.push_back(slab);
+    }
+    started.push_back(open_revocation(lease.partition, kNobody, now + grace_ns, lease.granted));
+    ROSE_TRY(revoke_victims(started.back()));
+  }
+  return started;
+}
+
+// ---- what the moves share
+
+// An unowned or just returned slab goes to a partition, which may use it from here on.
+Status Arbiter::hand_out(SlabId slab, SlabState to, Hold hold) noexcept {
+  ROSE_TRY(slabs_.move(slab, to, hold));
+  ++partition(hold.owner).held;
+  BlockAllocator* allocator = allocator_of(hold.owner);
+  if (allocator != nullptr) allocator->add_slab(slab, slabs_[slab].generation);
+  return {};
+}
+
+void Arbiter::announce(Move move) noexcept {
+  move.epoch = ++epoch_;
+  if (observer_ != nullptr) observer_->on_move(move);
+}
+
+bool Arbiter::is_idle(SlabId slab) const noexcept {
+  const BlockAllocator* allocator = allocator_of(slabs_[slab].owner);
+  return allocator == nullptr || allocator->map().is_idle(slab);
+}
+
+Candidate Arbiter::candidate(SlabId slab) const noexcept {
+  const BlockAllocator* allocator = allocator_of(slabs_[slab].owner);
+  if (allocator == nullptr) return {slab, 0, 0};
+  return {slab, allocator->map().used(slab), allocator->map().pins(slab)};
+}
+
+}  // namespace rose::memory

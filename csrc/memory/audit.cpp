@@ -1,0 +1,110 @@
+// The arbiter counts itself.
+#include <string>
+#include <unordered_map>
+
+#include "memory/arbiter.h"
+
+namespace rose::memory {
+
+Snapshot Arbiter::snapshot() const noexcept {
+  const std::lock_guard lock{books_};
+  Snapshot all{epoch_, slabs_.unowned(), slabs_.quarantined(), {}};
+  for (const Partition& one : partitions_) {
+    PartitionSnapshot& shown = all.partitions.emplace_back();
+    shown.partition = one;
+    const BlockAllocator* allocator = allocator_of(one.id);
+    if (allocator == nullptr) continue;
+    shown.free_blocks = allocator->map().free_blocks();
+    shown.used_blocks = allocator->map().used_blocks();
+  }
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    if (record.owner == kNobody) continue;
+    PartitionSnapshot& owner = all.partitions[static_cast<std::size_t>(record.owner)];
+    if (record.state == SlabState::kGranted && is_idle(slab)) ++owner.revocable_now;
+    if (record.state == SlabState::kRevoking) ++owner.in_revocation;
+  }
+  return all;
+}
+
+Status Arbiter::check_invariants() const noexcept {
+  const std::lock_guard lock{books_};
+  ROSE_TRY(slabs_.audit());
+  std::int64_t shortfall = 0;
+  std::int32_t held = 0;
+  std::int32_t quarantined = 0;
+  for (const Partition& one : partitions_) {
+    ROSE_TRY(audit_partition(one));
+    shortfall += one.shortfall();
+    held += one.held;
+    quarantined += one.quarantined;
+  }
+  ROSE_CHECK(slabs_.unowned() + held + quarantined == slabs_.size(),
+             "free + owned + quarantined is not all");
+  ROSE_CHECK(slabs_.quarantined() == quarantined, "a quarantined slab has no debtor");
+  ROSE_CHECK(slabs_.unowned() >= shortfall, "a reserve can no longer be filled");
+  return audit_loans();
+}
+
+Status Arbiter::audit_partition(const Partition& one) const noexcept {
+  std::int32_t held = 0;
+  std::int32_t quarantined = 0;
+  const BlockAllocator* allocator = allocator_of(one.id);
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabState state = slabs_[slab].state;
+    const bool is_mine = slabs_[slab].owner == one.id;
+    if (is_mine && is_held(state)) ++held;
+    if (is_mine && state == SlabState::kQuarantined) ++quarantined;
+    if (allocator == nullptr) continue;
+    SlabUse due = SlabUse::kAbsent;
+    if (is_mine) {
+      due = state == SlabState::kRevoking      ? SlabUse::kClosed
+            : state == SlabState::kQuarantined ? SlabUse::kQuarantined
+                                               : SlabUse::kOpen;
+    }
+    const std::string name = "slab " + std::to_string(slab);
+    ROSE_CHECK(allocator->map().use(slab) == due,
+               name + " is not to the allocator of '" + one.name + "' what it is to the arbiter");
+    if (!is_mine) continue;
+    ROSE_CHECK(allocator->map().generation(slab) == slabs_[slab].generation,
+               name + " has two generations");
+    ROSE_CHECK(due == SlabUse::kOpen || !is_idle(slab), name + " is idle and was not handed over");
+  }
+  ROSE_CHECK(held == one.held && quarantined == one.quarantined,
+             "'" + one.name + "' holds another number of slabs than is counted");
+  ROSE_CHECK(held + quarantined <= one.limit_slabs, "'" + one.name + "' is over its limit");
+  ROSE_CHECK(one.is_live || held == 0, "'" + one.name + "' was dropped and still holds slabs");
+  return allocator == nullptr ? Status{} : allocator->audit();
+}
+
+Status Arbiter::audit_loans() const noexcept {
+  std::unordered_map<LeaseId, std::int32_t> granted;
+  std::unordered_map<LeaseId, std::int32_t> revoking;
+  std::unordered_map<RevocationId, std::int32_t> pending;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    const bool is_revoking = record.state == SlabState::kRevoking;
+    const RevocationId by = revoked_by_[static_cast<std::size_t>(slab)];
+    ROSE_CHECK((by != 0) == is_revoking, "a revocation without a slab, or the other way round");
+    if (is_revoking) ++pending[by];
+    if (!is_revoking && record.state != SlabState::kGranted) continue;
+    const LeaseId lease_id = slabs_.lease_of(slab);
+    const auto lease = leases_.find(lease_id);
+    ROSE_CHECK(lease != leases_.end() && lease->second.partition == record.owner &&
+                   lease->second.lease_epoch == record.lease_epoch,
+               "slab " + std::to_string(slab) + " is lent under no lease of its owner");
+    ++(is_revoking ? revoking : granted)[lease_id];
+  }
+  for (const auto& [id, lease] : leases_) {
+    ROSE_CHECK(granted[id] == lease.granted && revoking[id] == lease.revoking &&
+                   lease.granted + lease.revoking > 0,
+               "lease " + std::to_string(id) + " has another number of slabs than is counted");
+  }
+  for (const auto& [id, revocation] : revocations_) {
+    ROSE_CHECK(pending[id] == revocation.progress.pending,
+               "revocation " + std::to_string(id) + " has another number pending than is counted");
+  }
+  return {};
+}
+
+}  // namespace rose::memory

@@ -1,0 +1,50 @@
+// A back end that fails on purpose, around one that works: for tests of what is left behind.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "memory/page_backend.h"
+
+namespace rose::memory {
+
+// What shall fail, and what is alive.
+struct FaultPlan {
+  std::int64_t fail_call{0};  // counted from 1; 0 fails nothing
+  Status failure{Status::out_of_memory("this call fails on purpose")};
+
+  std::int64_t calls{0};  // of those that can fail
+  std::int64_t live_ranges{0};
+  std::int64_t live_objects{0};
+  std::int64_t live_mappings{0};
+
+  bool is_clean() const noexcept {
+    return live_ranges == 0 && live_objects == 0 && live_mappings == 0;
+  }
+};
+
+// Invariant: a call that fails on purpose never reaches the inner back end.
+class FaultyBackend final : public PageBackend {
+ public:
+  // The test keeps the plan too, to look at it when the back end is gone.
+  FaultyBackend(std::unique_ptr<PageBackend> inner, std::shared_ptr<FaultPlan> plan) noexcept
+      : inner_{std::move(inner)}, plan_{std::move(plan)} {}
+
+  Result<VaRange> reserve(std::size_t size_bytes) noexcept override;
+  void release_range(VaRange range) noexcept override;
+  Result<PageHandle> create(std::size_t size_bytes) noexcept override;
+  void release(PageHandle handle) noexcept override;
+  Status map(std::byte* at, PageHandle handle) noexcept override;
+  void unmap(VaRange range) noexcept override;
+  Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
+  Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
+
+ private:
+  Status next_call() noexcept;
+
+  std::unique_ptr<PageBackend> inner_;
+  std::shared_ptr<FaultPlan> plan_;
+};
+
+}  // namespace rose::memory

@@ -1,0 +1,73 @@
+#include "memory/host_memfd.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+namespace rose::memory {
+
+Result<VaRange> HostMemfd::reserve(std::size_t size_bytes) noexcept {
+  void* base =
+      ::mmap(nullptr, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return from_errno("mmap(reserve)", errno);
+  return VaRange{static_cast<std::byte*>(base), size_bytes};
+}
+
+void HostMemfd::release_range(VaRange range) noexcept { ::munmap(range.base, range.size_bytes); }
+
+Result<PageHandle> HostMemfd::create(std::size_t size_bytes) noexcept {
+  Result<FileDescriptor> fd = create_memfd("rose-pool", size_bytes);
+  if (!fd.ok()) return fd.status();
+  return keep(fd.take(), size_bytes);
+}
+
+void HostMemfd::release(PageHandle handle) noexcept {
+  if (find(handle) != nullptr) objects_[handle.value - 1] = FileDescriptor{};
+}
+
+Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
+  const FileDescriptor* fd = find(handle);
+  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  void* mapped =
+      ::mmap(at, handle.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd->get(), 0);
+  if (mapped == MAP_FAILED) return from_errno("mmap(memory)", errno);
+  return {};
+}
+
+void HostMemfd::unmap(VaRange range) noexcept {
+  // Back to reserved, not to free: nobody else may be given these addresses in between.
+  ::mmap(range.base, range.size_bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
+  const FileDescriptor* fd = find(handle);
+  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  return fd->duplicate();
+}
+
+Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept {
+  struct stat about{};
+  if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
+  if (about.st_size != static_cast<off_t>(size_bytes)) {
+    return Status::invalid_argument("the descriptor holds " + std::to_string(about.st_size) +
+                                    " bytes, not " + std::to_string(size_bytes));
+  }
+  return keep(std::move(fd), size_bytes);
+}
+
+PageHandle HostMemfd::keep(FileDescriptor fd, std::size_t size_bytes) noexcept {
+  objects_.push_back(std::move(fd));
+  return PageHandle{objects_.size(), size_bytes};
+}
+
+const FileDescriptor* HostMemfd::find(PageHandle handle) const noexcept {
+  if (handle.value == 0 || handle.value > objects_.size()) return nullptr;
+  const FileDescriptor& fd = objects_[handle.value - 1];
+  return fd.is_open() ? &fd : nullptr;
+}
+
+}  // namespace rose::memory

@@ -1,0 +1,52 @@
+// The bytes of one device, mapped once and for good: leases move ownership, never mappings.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "memory/page_backend.h"
+#include "memory/shape.h"
+
+namespace rose::memory {
+
+// Owns the back end, the memory objects and the address range they are mapped in.
+//
+// Invariants:
+//   1. All slabs, header first, are contiguous in address space.
+//   2. An address inside the pool stays valid and keeps its bytes until the pool ends.
+class Pool {
+ public:
+  // Reserves, creates and maps everything; on error nothing is left. One memory object holds up to
+  // `object_bytes_max` (at least one slab), because each may cost a file descriptor for as long as
+  // the pool lives.
+  static Result<Pool> create(std::unique_ptr<PageBackend> backend, PoolShape shape,
+                             std::size_t object_bytes_max = kObjectBytesMax) noexcept;
+
+  Pool(Pool&& other) noexcept = default;
+  Pool& operator=(Pool&&) = delete;
+  ~Pool();
+
+  const PoolShape& shape() const noexcept { return shape_; }
+  std::byte* data() const noexcept { return range_.base; }
+  std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
+
+  // 140 GiB in 1 GiB objects are 140 descriptors; the usual limit of a process is 1,024.
+  static constexpr std::size_t kObjectBytesMax = std::size_t{1} << 30;
+
+ private:
+  struct Mapped {
+    VaRange range;
+    PageHandle handle;
+  };
+
+  Pool(std::unique_ptr<PageBackend> backend, PoolShape shape) noexcept
+      : backend_{std::move(backend)}, shape_{shape} {}
+  Status map_next(std::size_t offset, std::size_t size_bytes) noexcept;
+
+  std::unique_ptr<PageBackend> backend_;  // null after a move
+  PoolShape shape_;
+  VaRange range_;
+  std::vector<Mapped> objects_;
+};
+
+}  // namespace rose::memory

@@ -1,0 +1,302 @@
+// How loans come home: revoke, hand over, fence, quarantine, prove.
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/futex.h"
+#include "memory/arbiter.h"
+
+namespace rose::memory {
+
+namespace {
+
+constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
+// A deadline on a clock that stands still must not turn wait() into a spin.
+constexpr Nanoseconds kNapMin = 20'000;
+// "For ever", without overflowing a clock.
+constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
+
+}  // namespace
+
+// ---- choosing
+
+Result<std::vector<Candidate>> Arbiter::candidates(PartitionId id) const noexcept {
+  const std::lock_guard lock{books_};
+  ROSE_TRY(check_live(id));
+  std::vector<Candidate> found;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    if (record.owner == id && record.state == SlabState::kGranted) found.push_back(candidate(slab));
+  }
+  return found;
+}
+
+Result<std::vector<SlabId>> Arbiter::leaving(PartitionId id) const noexcept {
+  const std::lock_guard lock{books_};
+  ROSE_TRY(check_known(id));
+  std::vector<SlabId> found;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    const bool is_late = record.state == SlabState::kQuarantined;
+    if (record.owner == id && (is_late || record.state == SlabState::kRevoking)) {
+      found.push_back(slab);
+    }
+  }
+  return found;
+}
+
+// Leaves up to n lent slabs of `from` in victims_, in the order promised by revoke().
+Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
+                               std::span<const SlabId> preferred) noexcept {
+  for (const SlabId slab : preferred) {
+    if (slab >= 0 && slab < slabs_.size()) continue;
+    return Status::invalid_argument("no slab " + std::to_string(slab) + " to prefer");
+  }
+  victims_.clear();
+  busy_.clear();
+  const auto most = static_cast<std::size_t>(n);
+  for (SlabId slab = 0; slab < slabs_.size() && victims_.size() < most; ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    if (record.owner != from || record.state != SlabState::kGranted) continue;
+    if (is_idle(slab)) {
+      victims_.push_back(slab);
+    } else {
+      busy_.push_back({kUnranked, candidate(slab).used, slab});
+      ranks_[static_cast<std::size_t>(slab)] = kUnranked;
+    }
+  }
+  if (victims_.size() == most) return {};
+  for (std::size_t rank = preferred.size(); rank-- > 0;) {
+    ranks_[static_cast<std::size_t>(preferred[rank])] = static_cast<std::int32_t>(rank);
+  }
+  for (Busy& one : busy_) one.rank = ranks_[static_cast<std::size_t>(one.slab)];
+  std::ranges::sort(busy_);
+  for (const Busy& one : busy_) {
+    if (victims_.size() == most) break;
+    victims_.push_back(one.slab);
+  }
+  return {};
+}
+
+// ---- revoking
+
+Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanoseconds deadline_ns,
+                                     PartitionId taker,
+                                     std::span<const SlabId> preferred) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_live(from));
+  if (taker != kNobody) ROSE_TRY(check_live(taker));
+  if (taker == from) return Status::invalid_argument("a partition cannot revoke from itself");
+  if (n < 1) return Status::invalid_argument("cannot revoke " + std::to_string(n) + " slabs");
+  ROSE_TRY(choose_victims(from, n, preferred));
+  const RevocationId id = open_revocation(from, taker, deadline_ns, n);
+  ROSE_TRY(revoke_victims(id));
+  return id;
+}
+
+RevocationId Arbiter::open_revocation(PartitionId from, PartitionId taker, Nanoseconds deadline_ns,
+                                      std::int32_t wanted) noexcept {
+  forget_revocations();
+  const RevocationId id = next_revocation_++;
+  revocations_.emplace(id, Revocation{from, taker, deadline_ns, {wanted}});
+  return id;
+}
+
+Status Arbiter::revoke_victims(RevocationId id) noexcept {
+  Revocation& revocation = revocations_.at(id);
+  for (const SlabId slab : victims_) {
+    ROSE_TRY(slabs_.move(slab, SlabState::kRevoking));
+    revoked_by_[static_cast<std::size_t>(slab)] = id;
+    ++revocation.progress.pending;
+    Lease& lease = leases_.at(slabs_.lease_of(slab));
+    --lease.granted;
+    ++lease.revoking;
+    BlockAllocator* allocator = allocator_of(revocation.partition);
+    if (allocator != nullptr) ROSE_TRY(allocator->close_slab(slab));
+    if (is_idle(slab)) ROSE_TRY(bring_home(slab));
+  }
+  return {};
+}
+
+Status Arbiter::on_slab_idle(SlabId slab) noexcept {
+  const SlabState state = slabs_[slab].state;
+  Status done;
+  if (state == SlabState::kRevoking) done = bring_home(slab);
+  if (state == SlabState::kQuarantined) done = release_quarantined(slab);
+  slabs_.publish(epoch_);
+  return done;
+}
+
+// REVOKING, without a block in use or a pin, changes hands.
+Status Arbiter::bring_home(SlabId slab) noexcept {
+  const PartitionId from = slabs_[slab].owner;
+  const LeaseId lease_id = slabs_.lease_of(slab);
+  Revocation& revocation =
+      revocations_.at(std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0));
+  ROSE_TRY(slabs_.move(slab, SlabState::kQuiesced));
+  if (allocator_of(from) != nullptr) allocator_of(from)->remove_slab(slab);
+  ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
+  --partition(from).held;
+  leave_lease(lease_id, false);
+  --revocation.progress.pending;
+  ++revocation.progress.returned;
+  // RETURNED is not counted as unowned yet, and the slab may be what fills the old owner's floor.
+  const PartitionId taker = revocation.taker;
+  const bool goes_to_taker = taker != kNobody && partition(taker).headroom() > 0 &&
+                             memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;
+  if (goes_to_taker) {
+    ROSE_TRY(hand_out(slab, SlabState::kOwned, Hold{taker}));
+  } else {
+    ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
+  }
+  announce({MoveKind::kReturn, from, goes_to_taker ? taker : kNobody, 1, lease_id});
+  changes_.fetch_add(1);
+  if (waiters_ > 0) futex_wake_all(changes_);
+  return {};
+}
+
+void Arbiter::leave_lease(LeaseId id, bool is_fenced) noexcept {
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) return;
+  Lease& lease = found->second;
+  lease.is_fenced |= is_fenced;
+  if (--lease.revoking == 0 && lease.granted == 0) leases_.erase(found);
+}
+
+// ---- waiting
+
+Result<RevocationProgress> Arbiter::poll(RevocationId revocation) noexcept {
+  const Turn turn{*this};
+  return poll_locked(revocation);
+}
+
+Result<RevocationProgress> Arbiter::poll_locked(RevocationId id) noexcept {
+  const auto found = revocations_.find(id);
+  if (found == revocations_.end()) {
+    return Status::invalid_argument("revocation " + std::to_string(id) +
+                                    " never was or is long over");
+  }
+  const Revocation& revocation = found->second;
+  if (revocation.progress.pending > 0 && revocation.deadline_ns <= clock_->now_ns()) {
+    ROSE_TRY(fence(id));
+  }
+  return revocation.progress;
+}
+
+Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds timeout_ns) noexcept {
+  const BootClock real;
+  const Nanoseconds end_ns = real.now_ns() + std::min(timeout_ns, kTimeoutMax);
+  bool is_waiter = false;
+  while (true) {
+    std::uint32_t seen = 0;
+    Nanoseconds nap_ns = 0;
+    {
+      const Turn turn{*this};
+      if (std::exchange(is_waiter, false)) --waiters_;
+      seen = changes_.load();
+      const Result<RevocationProgress> progress = poll_locked(revocation);
+      const Nanoseconds left_ns = end_ns - real.now_ns();
+      if (!progress.ok() || progress.value().pending == 0 || left_ns <= 0) return progress;
+      const Nanoseconds deadline_ns = revocations_.at(revocation).deadline_ns;
+      nap_ns = std::min(left_ns, std::max(deadline_ns - clock_->now_ns(), kNapMin));
+      ++waiters_;
+      is_waiter = true;
+    }
+    futex_wait(changes_, seen, nap_ns);
+  }
+}
+
+void Arbiter::forget_revocations() noexcept {
+  for (auto at = revocations_.begin();
+       at != revocations_.end() && revocations_.size() >= kRevocationsKept;) {
+    at = at->second.progress.pending > 0 ? std::next(at) : revocations_.erase(at);
+  }
+}
+
+// ---- late slabs
+
+Status Arbiter::fence(RevocationId id) noexcept {
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (revoked_by_[static_cast<std::size_t>(slab)] != id) continue;
+    ROSE_TRY(quarantine(slab));
+  }
+  return {};
+}
+
+// A held slab that is not idle goes, by FENCED, where nobody may use it.
+Status Arbiter::quarantine(SlabId slab) noexcept {
+  const PartitionId from = slabs_[slab].owner;
+  const LeaseId lease_id = slabs_.lease_of(slab);
+  const RevocationId id = std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0);
+  ROSE_TRY(slabs_.move(slab, SlabState::kFenced));
+  ROSE_TRY(slabs_.move(slab, SlabState::kQuarantined));
+  --partition(from).held;
+  ++partition(from).quarantined;
+  if (allocator_of(from) != nullptr) allocator_of(from)->quarantine_slab(slab);
+  if (id != 0) {
+    leave_lease(lease_id, true);
+    --revocations_.at(id).progress.pending;
+    ++revocations_.at(id).progress.fenced;
+  }
+  announce({MoveKind::kQuarantine, from, kInQuarantine, 1, lease_id});
+  changes_.fetch_add(1);
+  if (waiters_ > 0) futex_wake_all(changes_);
+  return {};
+}
+
+Status Arbiter::release_quarantined(SlabId slab) noexcept {
+  const PartitionId from = slabs_[slab].owner;
+  if (allocator_of(from) != nullptr) allocator_of(from)->remove_slab(slab);
+  ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
+  ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
+  --partition(from).quarantined;
+  announce({MoveKind::kProve, kInQuarantine, kNobody, 1});
+  return {};
+}
+
+Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_known(id));
+  std::int32_t released = 0;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    if (record.owner != id || record.state != SlabState::kQuarantined) continue;
+    ROSE_TRY(release_quarantined(slab));
+    ++released;
+  }
+  return released;
+}
+
+// Everything lent is revoked with a deadline that has passed; what is its own has no lease.
+Status Arbiter::drop_partition(PartitionId id) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_known(id));
+  if (!partition(id).is_live) return {};
+  ROSE_TRY(choose_victims(id, slabs_.size(), {}));
+  if (!victims_.empty()) {
+    ROSE_TRY(revoke_victims(open_revocation(id, kNobody, clock_->now_ns(),
+                                            static_cast<std::int32_t>(victims_.size()))));
+  }
+  BlockAllocator* allocator = allocator_of(id);
+  std::int32_t given = 0;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].owner != id || !is_held(slabs_[slab].state)) continue;
+    if (slabs_[slab].state == SlabState::kOwned && allocator != nullptr) {
+      ROSE_TRY(allocator->close_slab(slab));
+    }
+    if (!is_idle(slab)) {
+      ROSE_TRY(quarantine(slab));
+      continue;
+    }
+    if (allocator != nullptr) allocator->remove_slab(slab);
+    ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
+    --partition(id).held;
+    ++given;
+  }
+  partition(id).is_live = false;
+  if (given > 0) announce({MoveKind::kGiveBack, id, kNobody, given});
+  return {};
+}
+
+}  // namespace rose::memory

@@ -1,0 +1,29 @@
+// The shape of a pool: [ header slabs, never lent | slab 0 | slab 1 | ... ], all of one size.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rose::memory {
+
+// Numbers the lendable slabs from 0; header slabs have none.
+using SlabId = std::int32_t;
+inline constexpr SlabId kNoSlab = -1;
+
+struct PoolShape {
+  std::size_t slab_bytes{0};
+  std::int32_t slab_count{0};
+  // One for each tenant: it holds that tenant's own null (trash) blocks.
+  std::int32_t header_slabs{0};
+
+  std::size_t header_bytes() const noexcept {
+    return static_cast<std::size_t>(header_slabs) * slab_bytes;
+  }
+  // Where a lendable slab starts, counted from the first byte of the pool.
+  std::size_t slab_base(SlabId slab) const noexcept {
+    return header_bytes() + static_cast<std::size_t>(slab) * slab_bytes;
+  }
+  std::size_t total_bytes() const noexcept { return slab_base(slab_count); }
+};
+
+}  // namespace rose::memory

@@ -1,0 +1,86 @@
+#include "memory/slab_table.h"
+
+#include <string>
+#include <utility>
+
+namespace rose::memory {
+
+Result<SlabTable> SlabTable::create(PoolShape shape) noexcept {
+  Result<Ledger> ledger = Ledger::create(shape);
+  if (!ledger.ok()) return ledger.status();
+  return SlabTable{ledger.take(), shape.slab_count};
+}
+
+SlabTable::SlabTable(Ledger ledger, std::int32_t slab_count) noexcept
+    : records_(at(slab_count)),
+      lease_ids_(at(slab_count), 0),
+      unowned_{at(slab_count)},
+      ledger_{std::move(ledger)},
+      is_changed_{at(slab_count)} {
+  for (SlabId slab = 0; slab < slab_count; ++slab) unowned_.set(at(slab));
+  counts_.free = static_cast<std::uint32_t>(slab_count);
+  changed_.reserve(at(slab_count));
+}
+
+Status SlabTable::move(SlabId slab, SlabState to) noexcept {
+  const SlabRecord& now = records_[at(slab)];
+  return move(slab, to, Hold{now.owner, lease_ids_[at(slab)], now.lease_epoch});
+}
+
+Status SlabTable::move(SlabId slab, SlabState to, Hold hold) noexcept {
+  SlabRecord& record = records_[at(slab)];
+  ROSE_CHECK(is_move(record.state, to), "slab " + std::to_string(slab) + ": no move from state " +
+                                            std::to_string(static_cast<int>(record.state)) +
+                                            " to " + std::to_string(static_cast<int>(to)));
+  count(record.state, -1u);
+  count(to, 1);
+  if (record.state == SlabState::kUnowned) unowned_.clear(at(slab));
+  record.state = to;
+  if (to == SlabState::kReturned) ++record.generation;
+  if (to == SlabState::kUnowned || to == SlabState::kReturned) hold = {};
+  if (to == SlabState::kUnowned) unowned_.set(at(slab));
+  if (to == SlabState::kQuarantined) hold.lease_epoch = hold.lease_id = 0;
+  record.owner = hold.owner;
+  record.lease_epoch = hold.lease_epoch;
+  lease_ids_[at(slab)] = hold.lease_id;
+  if (!is_changed_.test(at(slab))) {
+    is_changed_.set(at(slab));
+    changed_.push_back(slab);
+  }
+  return {};
+}
+
+void SlabTable::count(SlabState state, std::uint32_t by) noexcept {
+  if (state == SlabState::kUnowned) counts_.free += by;
+  if (is_held(state)) counts_.owned += by;
+  if (state == SlabState::kQuarantined) counts_.quarantined += by;
+}
+
+void SlabTable::publish(std::uint64_t epoch) noexcept {
+  if (changed_.empty()) return;
+  ledger_.publish(records_, changed_, counts_, epoch);
+  for (const SlabId slab : changed_) is_changed_.clear(at(slab));
+  changed_.clear();
+}
+
+Status SlabTable::audit() const noexcept {
+  Result<FileDescriptor> fd = ledger_.share();
+  if (!fd.ok()) return fd.status();
+  Result<LedgerView> view = LedgerView::open(fd.value());
+  if (!view.ok()) return view.status();
+  ROSE_TRY(view.value().audit());
+  Result<LedgerView::Moment> moment = view.value().read();
+  if (!moment.ok()) return moment.status();
+  for (SlabId slab = 0; slab < size(); ++slab) {
+    const SlabRecord& mine = records_[at(slab)];
+    const SlabRecord& shown = moment.value().slabs[at(slab)];
+    ROSE_CHECK(mine.owner == shown.owner && mine.state == shown.state &&
+                   mine.lease_epoch == shown.lease_epoch && mine.generation == shown.generation,
+               "the ledger shows another slab " + std::to_string(slab) + " than the book");
+    ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
+               "slab " + std::to_string(slab) + " is wrongly in or out of the unowned set");
+  }
+  return {};
+}
+
+}  // namespace rose::memory

@@ -1,0 +1,69 @@
+// The arbiter's book of slabs, and the one door through which a slab changes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "memory/bit_set.h"
+#include "memory/ledger.h"
+#include "memory/partition.h"
+#include "memory/slab_state.h"
+
+namespace rose::memory {
+
+// What a slab is held under; zeros when nothing.
+struct Hold {
+  PartitionId owner{kNobody};
+  std::uint64_t lease_id{0};
+  std::uint64_t lease_epoch{0};
+};
+
+// Thread rule: the arbiter's mutex.
+//
+// Invariants:
+//   1. A slab has one record, hence at most one owner.
+//   2. Every change of state is in the table of moves; RETURNED moves the generation on.
+//   3. free + owned + quarantined = all, after every move() that ends at rest.
+class SlabTable {
+ public:
+  static Result<SlabTable> create(PoolShape shape) noexcept;
+
+  const SlabRecord& operator[](SlabId slab) const noexcept { return records_[at(slab)]; }
+  std::uint64_t lease_of(SlabId slab) const noexcept { return lease_ids_[at(slab)]; }
+  std::int32_t size() const noexcept { return static_cast<std::int32_t>(records_.size()); }
+  std::int32_t unowned() const noexcept { return static_cast<std::int32_t>(counts_.free); }
+  std::int32_t quarantined() const noexcept {
+    return static_cast<std::int32_t>(counts_.quarantined);
+  }
+  // The unowned slab with the smallest id >= from, or size().
+  SlabId find_unowned(SlabId from) const noexcept {
+    return static_cast<SlabId>(unowned_.find(at(from)));
+  }
+
+  // Goes on to `to` with holder and lease unchanged.
+  Status move(SlabId slab, SlabState to) noexcept;
+  // Goes on to OWNED or GRANTED under `hold`.
+  Status move(SlabId slab, SlabState to, Hold hold) noexcept;
+
+  // Shows in the ledger what has changed since the last time.
+  void publish(std::uint64_t epoch) noexcept;
+  Result<FileDescriptor> share() const noexcept { return ledger_.share(); }
+  // Every record at rest and legal, every count right, the ledger the same.
+  Status audit() const noexcept;
+
+ private:
+  SlabTable(Ledger ledger, std::int32_t slab_count) noexcept;
+  static std::size_t at(SlabId slab) noexcept { return static_cast<std::size_t>(slab); }
+  void count(SlabState state, std::uint32_t by) noexcept;
+
+  std::vector<SlabRecord> records_;
+  std::vector<std::uint64_t> lease_ids_;
+  BitSet unowned_;
+  LedgerCounts counts_;
+  Ledger ledger_;
+  std::vector<SlabId> changed_;  // since the last publish(), each once
+  BitSet is_changed_;
+};
+
+}  // namespace rose::memory

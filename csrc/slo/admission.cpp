@@ -1,0 +1,119 @@
+#include "slo/admission.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace rose::slo {
+
+namespace {
+
+// Rates and horizons beyond this are mistakes; below it token counts fit 64 bits easily.
+constexpr double kRateMax = 1e9;
+constexpr double kHorizonMaxMs = 1e7;
+// More slabs than any machine has; products of two such counts stay far from 2^63.
+constexpr std::uint32_t kSlabsMax = 1U << 24;
+
+bool is_within(double value, double max) noexcept {
+  return std::isfinite(value) && value >= 0 && value <= max;
+}
+
+std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) noexcept {
+  return (value + by - 1) / by;
+}
+
+std::uint64_t tokens_within(double horizon_ms, double tokens_per_s) noexcept {
+  return static_cast<std::uint64_t>(std::floor(horizon_ms * tokens_per_s / 1000.0));
+}
+
+// supply without the slabs that are not owned.
+std::int64_t slack_before_unowned(const AdmissionTerms& terms,
+                                  std::uint64_t demand_blocks) noexcept {
+  return static_cast<std::int64_t>(terms.free_serving_blocks) +
+         static_cast<std::int64_t>(terms.revocable_blocks) -
+         static_cast<std::int64_t>(demand_blocks);
+}
+
+}  // namespace
+
+Status check(const AdmissionTerms& terms) noexcept {
+  if (terms.block_tokens == 0 || terms.blocks_per_slab == 0) {
+    return Status::invalid_argument("block_tokens and blocks_per_slab must be > 0");
+  }
+  if (!is_within(terms.horizon_ms, kHorizonMaxMs)) {
+    return Status::invalid_argument("horizon_ms must lie in 0..1e7");
+  }
+  if (!is_within(terms.decode_tokens_per_s, kRateMax) ||
+      !is_within(terms.prefill_tokens_per_s, kRateMax)) {
+    return Status::invalid_argument("tokens per second must lie in 0..1e9");
+  }
+  if (terms.unowned_slabs > kSlabsMax || terms.blocks_per_slab > kSlabsMax) {
+    return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216");
+  }
+  if (terms.running_requests > 1'000'000 || terms.burst_requests > 1'000'000) {
+    return Status::invalid_argument("running_requests and burst_requests must be <= 1000000");
+  }
+  return {};
+}
+
+AdmissionBalance balance(const AdmissionTerms& terms) noexcept {
+  const std::uint64_t growth = 1 + tokens_within(terms.horizon_ms, terms.decode_tokens_per_s);
+  const std::uint64_t prefill =
+      terms.max_batch_tokens + tokens_within(terms.horizon_ms, terms.prefill_tokens_per_s);
+  const std::uint64_t request = std::min<std::uint64_t>(terms.max_request_tokens, prefill);
+  AdmissionBalance out;
+  out.growth_blocks = terms.running_requests * ceil_div(growth, terms.block_tokens);
+  out.request_blocks = ceil_div(request, terms.block_tokens);
+  out.burst_blocks = std::uint64_t{terms.burst_requests} *
+                     ceil_div(terms.burst_request_tokens, terms.block_tokens);
+  out.demand_blocks = out.growth_blocks + out.request_blocks + out.burst_blocks;
+  const std::uint64_t left_slabs =
+      terms.slabs <= terms.unowned_slabs ? terms.unowned_slabs - terms.slabs : 0;
+  const std::uint64_t left_blocks = left_slabs * terms.blocks_per_slab;
+  out.supply_blocks = terms.free_serving_blocks + left_blocks + terms.revocable_blocks;
+  out.slack_blocks =
+      slack_before_unowned(terms, out.demand_blocks) + static_cast<std::int64_t>(left_blocks);
+  return out;
+}
+
+std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept {
+  const std::int64_t needed = -slack_before_unowned(terms, balance(terms).demand_blocks);
+  if (needed <= 0) return terms.unowned_slabs;
+  const std::uint64_t kept = ceil_div(static_cast<std::uint64_t>(needed), terms.blocks_per_slab);
+  return kept >= terms.unowned_slabs ? 0 : terms.unowned_slabs - static_cast<std::uint32_t>(kept);
+}
+
+Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTerms& terms,
+                                                              CertificateLog* log) noexcept {
+  ROSE_TRY(check(terms));
+  const AdmissionBalance sums = balance(terms);
+  if (terms.slabs == 0 || terms.slabs > terms.unowned_slabs || sums.slack_blocks < 0 ||
+      sums.demand_blocks > std::numeric_limits<std::uint32_t>::max()) {
+    return std::optional<AdmissionBalance>{};
+  }
+  const Admission record{
+      .epoch = terms.epoch,
+      .horizon_ms = terms.horizon_ms,
+      .decode_tokens_per_s = terms.decode_tokens_per_s,
+      .prefill_tokens_per_s = terms.prefill_tokens_per_s,
+      .slack_blocks = sums.slack_blocks,
+      .slabs = terms.slabs,
+      .blocks_per_slab = terms.blocks_per_slab,
+      .block_tokens = terms.block_tokens,
+      .free_serving_blocks = terms.free_serving_blocks,
+      .unowned_slabs = terms.unowned_slabs,
+      .revocable_blocks = terms.revocable_blocks,
+      .running_requests = terms.running_requests,
+      .max_request_tokens = terms.max_request_tokens,
+      .max_batch_tokens = terms.max_batch_tokens,
+      .burst_requests = terms.burst_requests,
+      .burst_request_tokens = terms.burst_request_tokens,
+      .demand_blocks = static_cast<std::uint32_t>(sums.demand_blocks),
+      .to_partition = terms.to_partition,
+      .zero = 0,
+  };
+  if (log != nullptr && !log->append(record)) return std::optional<AdmissionBalance>{};
+  return std::optional<AdmissionBalance>{sums};
+}
+
+}  // namespace rose::slo

@@ -1,0 +1,207 @@
+#include "slo/certificate_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <system_error>
+
+#include "base/futex.h"
+#include "slo/crc32.h"
+
+namespace rose::slo {
+
+static_assert(std::endian::native == std::endian::little, "records are written as they lie");
+
+namespace {
+
+// Short enough that a killed process loses little, long enough to cost nothing.
+constexpr Nanoseconds kFlushEveryNs = 50'000'000;
+constexpr std::size_t kCrcAt = CertificateLog::kRecordBytes - sizeof(std::uint32_t);
+
+template <typename T>
+void put_at(std::byte* record, std::size_t offset, const T& value) noexcept {
+  std::memcpy(record + offset, &value, sizeof value);
+}
+
+Nanoseconds wall_time_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<Nanoseconds>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+Status write_all(int fd, const std::byte* bytes, std::size_t count) noexcept {
+  while (count > 0) {
+    const ssize_t wrote = ::write(fd, bytes, count);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return from_errno("writing the certificate log", errno);
+    bytes += wrote;
+    count -= static_cast<std::size_t>(wrote);
+  }
+  return {};
+}
+
+}  // namespace
+
+CertificateLog::CertificateLog(FileDescriptor file, LogHeader header,
+                               std::shared_ptr<const Clock> clock) noexcept
+    : file_{std::move(file)}, header_{header}, clock_{std::move(clock)} {}
+
+Result<std::unique_ptr<CertificateLog>> CertificateLog::create(const std::string& path,
+                                                               LogHeader header,
+                                                               std::shared_ptr<const Clock> clock) {
+  FileDescriptor file;
+  if (!path.empty()) {
+    file = FileDescriptor{::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+    if (!file.is_open()) return from_errno(("opening " + path).c_str(), errno);
+  }
+  header.started_ns = clock->now_ns();
+  std::unique_ptr<CertificateLog> log{
+      new CertificateLog{std::move(file), header, std::move(clock)}};
+  if (log->file_.is_open()) {
+    log->ring_ = std::make_unique<std::byte[]>(kRingRecords * kRecordBytes);
+  }
+  log->put_header();
+  log->append(Start{.wall_time_ns = wall_time_ns()});
+  if (!log->file_.is_open()) return log;
+  ROSE_TRY(log->flush());
+  try {
+    log->thread_ = std::thread{[raw = log.get()] { raw->run(); }};
+  } catch (const std::system_error& error) {
+    return from_errno("starting the log's thread", error.code().value());
+  }
+  return log;
+}
+
+CertificateLog::~CertificateLog() { (void)close(); }
+
+void CertificateLog::put_header() noexcept {
+  std::array<std::byte, kRecordBytes> record{};
+  std::memcpy(record.data(), "ROSELOG1", 8);
+  put_at(record.data(), 8, std::uint32_t{1});
+  put_at(record.data(), 12, static_cast<std::uint32_t>(kRecordBytes));
+  put_at(record.data(), 16, header_.ttft_ms);
+  put_at(record.data(), 24, header_.tpot_ms);
+  put_at(record.data(), 32, header_.epsilon);
+  put_at(record.data(), 40, header_.signal_ms);
+  put_at(record.data(), 48, header_.blocking_ms);
+  put_at(record.data(), 56, header_.heartbeat_ttl_ns);
+  put_at(record.data(), 64, header_.started_ns);
+  put_at(record.data(), 72, header_.max_segments);
+  put_at(record.data(), 76, header_.slabs);
+  put_at(record.data(), 80, header_.partitions);
+  put_at(record.data(), 84, header_.blocks_per_slab);
+  const std::scoped_lock lock{mutex_};
+  last_time_ns_ = header_.started_ns;
+  crc_ = crc32(record.data(), kCrcAt, 0);
+  put_at(record.data(), kCrcAt, crc_);
+  put_locked(record.data());
+}
+
+bool CertificateLog::append_locked(Kind kind, const void* payload,
+                                   std::size_t payload_bytes) noexcept {
+  if (closed_ || !is_healthy()) return false;
+  last_time_ns_ = std::max(last_time_ns_, clock_->now_ns());
+  const std::uint64_t sequence = records_.load() + 1;
+  std::array<std::byte, kRecordBytes> record{};
+  put_at(record.data(), 0, kind);
+  put_at(record.data(), 8, sequence);
+  put_at(record.data(), 16, last_time_ns_);
+  std::memcpy(record.data() + 24, payload, payload_bytes);
+  const std::uint32_t crc = crc32(record.data(), kCrcAt, crc_);
+  put_at(record.data(), kCrcAt, crc);
+  if (!put_locked(record.data())) return false;
+  crc_ = crc;
+  records_.store(sequence);
+  counts_[static_cast<std::size_t>(kind)].fetch_add(1);
+  return true;
+}
+
+bool CertificateLog::put_locked(const std::byte* record) noexcept {
+  if (ring_ == nullptr) return true;
+  if (put_ - written_ == kRingRecords) {
+    healthy_.store(false);
+    return false;
+  }
+  std::memcpy(ring_.get() + (put_ % kRingRecords) * kRecordBytes, record, kRecordBytes);
+  ++put_;
+  return true;
+}
+
+bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
+                                 std::uint64_t epoch, std::uint32_t move_kind) noexcept {
+  return append(Move{.lease_id = lease_id,
+                     .epoch = epoch,
+                     .from = from,
+                     .to = to,
+                     .slabs = slabs,
+                     .move_kind = move_kind});
+}
+
+bool CertificateLog::append_gave_back(std::string_view reason) noexcept {
+  GaveBack payload{};
+  reason = reason.substr(0, payload.reason.size());
+  std::copy(reason.begin(), reason.end(), payload.reason.begin());
+  return append(payload);
+}
+
+Status CertificateLog::flush() noexcept {
+  const std::scoped_lock one_writer{flush_mutex_};
+  if (!file_.is_open() || !failure_.ok()) return failure_;
+  std::uint64_t from = 0;
+  std::uint64_t to = 0;
+  {
+    const std::scoped_lock lock{mutex_};
+    from = written_;
+    to = put_;
+  }
+  // Appends leave the slots [from, to) alone until written_ moves on, so the disk is waited for
+  // outside the decision mutex.
+  while (from < to) {
+    const std::uint64_t slot = from % kRingRecords;
+    const std::uint64_t count = std::min(to - from, kRingRecords - slot);
+    failure_ = write_all(file_.get(), ring_.get() + slot * kRecordBytes, count * kRecordBytes);
+    if (!failure_.ok()) {
+      healthy_.store(false);
+      return failure_;
+    }
+    from += count;
+    const std::scoped_lock lock{mutex_};
+    written_ = from;
+  }
+  return {};
+}
+
+Status CertificateLog::close() noexcept {
+  {
+    Section section{*this};
+    if (!closed_) section.append(End{.records = records_.load() + 1});
+    closed_ = true;
+  }
+  if (thread_.joinable()) {
+    stopping_.store(1);
+    futex_wake_all(stopping_);
+    thread_.join();
+  }
+  const Status status = flush();
+  const std::scoped_lock one_writer{flush_mutex_};
+  file_ = FileDescriptor{};
+  if (status.ok() && !is_healthy()) {
+    return Status::unavailable("the certificate log lost records: its disk could not keep up");
+  }
+  return status;
+}
+
+void CertificateLog::run() noexcept {
+  while (stopping_.load() == 0) {
+    // A failed write makes the log unhealthy; there is nobody here to tell.
+    (void)flush();
+    futex_wait(stopping_, 0, kFlushEveryNs);
+  }
+}
+
+}  // namespace rose::slo

@@ -1,0 +1,277 @@
+// The append-only record of why rose lent what it lent, in the order in which it was decided.
+//
+// A file is a header and then records, 128 bytes each, little-endian, nothing between them.
+//
+//   header   offset  type     field
+//                 0  char[8]  magic "ROSELOG1"
+//                 8  u32      version, 1
+//                12  u32      record_bytes, 128
+//                16  f64      ttft_ms, tpot_ms          the user's targets
+//                32  f64      epsilon                   error rate the latency model is asked for
+//                40  f64      signal_ms                 from a close to its being seen
+//                48  f64      blocking_ms               most a quantum may delay serving
+//                56  i64      heartbeat_ttl_ns
+//                64  i64      started_ns                CLOCK_BOOTTIME, as all times below
+//                72  u32      max_segments, slabs, partitions, blocks_per_slab
+//                88  zeros
+//               124  u32      crc32 of bytes 0..123
+//
+//   record   offset  type     field
+//                 0  u32      kind
+//                 4  u32      zero
+//                 8  u64      sequence, 1 for the first record
+//                16  i64      time_ns, never less than in the record before
+//                24  96 B     payload by kind, zeros after its last field
+//               120  u32      zero
+//               124  u32      crc32 of bytes 0..123, continued from the crc32 of the record before
+//
+//   kind             payload, from offset 24
+//    1 START         i64 wall_time_ns
+//    2 ARRIVED       u64 tokens
+//    3 FINISHED      (nothing)
+//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, signal_ms, step_upper_ms, chunk_upper_ms,
+//                    ttft_ms, blocking_ms; i64 heartbeat_age_ns; u32 segments, outstanding, passed,
+//                    close_epoch, pending
+//    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s;
+//                    i64 slack_blocks; u32 slabs, blocks_per_slab, block_tokens,
+//                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
+//                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
+//                    demand_blocks, to_partition
+//    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
+//    7 REVOKE_BEGUN  u64 lease_id; i64 deadline_ns; u32 slabs
+//    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
+//                    prefill_tokens
+//    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
+//   10 END           u64 records (this one included)
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/memfd.h"
+#include "base/status.h"
+
+namespace rose::slo {
+
+enum class Kind : std::uint32_t {
+  kStart = 1,
+  kArrived,
+  kFinished,
+  kQuantum,
+  kAdmission,
+  kMove,
+  kRevokeBegun,
+  kStep,
+  kGaveBack,
+  kEnd,
+};
+inline constexpr std::size_t kKinds = 11;  // 0 is no kind
+
+struct LogHeader {
+  double ttft_ms{0};
+  double tpot_ms{0};
+  double epsilon{0};
+  double signal_ms{0};
+  double blocking_ms{0};
+  std::int64_t heartbeat_ttl_ns{0};
+  std::int64_t started_ns{0};  // filled by create()
+  std::uint32_t max_segments{0};
+  std::uint32_t slabs{0};
+  std::uint32_t partitions{0};
+  std::uint32_t blocks_per_slab{0};
+};
+
+struct Start {
+  static constexpr Kind kKind = Kind::kStart;
+  std::int64_t wall_time_ns;
+};
+
+struct Arrived {
+  static constexpr Kind kKind = Kind::kArrived;
+  std::uint64_t tokens;
+};
+
+struct Finished {
+  static constexpr Kind kKind = Kind::kFinished;
+  std::uint64_t zero;
+};
+
+struct Quantum {
+  static constexpr Kind kKind = Kind::kQuantum;
+  double segment_upper_ms;
+  double quantum_ms;
+  double signal_ms;
+  double step_upper_ms;
+  double chunk_upper_ms;
+  double ttft_ms;
+  double blocking_ms;
+  std::int64_t heartbeat_age_ns;
+  std::uint32_t segments;
+  std::uint32_t outstanding;
+  std::uint32_t passed;
+  std::uint32_t close_epoch;
+  std::uint32_t pending;
+  std::uint32_t zero;
+};
+
+struct Admission {
+  static constexpr Kind kKind = Kind::kAdmission;
+  std::uint64_t epoch;  // of the arbiter, before the grant
+  double horizon_ms;
+  double decode_tokens_per_s;
+  double prefill_tokens_per_s;
+  std::int64_t slack_blocks;
+  std::uint32_t slabs;
+  std::uint32_t blocks_per_slab;
+  std::uint32_t block_tokens;
+  std::uint32_t free_serving_blocks;
+  std::uint32_t unowned_slabs;
+  std::uint32_t revocable_blocks;
+  std::uint32_t running_requests;
+  std::uint32_t max_request_tokens;
+  std::uint32_t max_batch_tokens;
+  std::uint32_t burst_requests;
+  std::uint32_t burst_request_tokens;
+  std::uint32_t demand_blocks;
+  std::uint32_t to_partition;
+  std::uint32_t zero;
+};
+
+// `from` and `to` are partitions, or -1 for the unowned slabs and -2 for quarantine.
+struct Move {
+  static constexpr Kind kKind = Kind::kMove;
+  std::uint64_t lease_id;
+  std::uint64_t epoch;  // of the arbiter, after the move
+  std::int32_t from;
+  std::int32_t to;
+  std::uint32_t slabs;
+  std::uint32_t move_kind;
+};
+
+struct RevokeBegun {
+  static constexpr Kind kKind = Kind::kRevokeBegun;
+  std::uint64_t lease_id;
+  std::int64_t deadline_ns;
+  std::uint32_t slabs;
+  std::uint32_t zero;
+};
+
+struct Step {
+  static constexpr Kind kKind = Kind::kStep;
+  double predicted_ms;
+  double upper_ms;
+  double actual_ms;
+  double decode_sequences;
+  double context_tokens;
+  double prefill_tokens;
+};
+
+struct GaveBack {
+  static constexpr Kind kKind = Kind::kGaveBack;
+  std::array<char, 96> reason;
+};
+
+struct End {
+  static constexpr Kind kKind = Kind::kEnd;
+  std::uint64_t records;
+};
+
+// 1. The order of the records is the order of the decisions: a decision holds a Section from before
+//    it looks at the state until its record is in.
+// 2. Nothing is granted that is not recorded: once a record was lost (ring full, disk full), the
+//    log is not healthy, every append says false, and the deciders refuse.
+// 3. An append never waits for the disk: a thread of the log's writes the ring out. With an empty
+//    path nothing is written and records are only counted.
+//
+// Any thread may append. close() or the destructor joins the thread.
+class CertificateLog {
+ public:
+  static constexpr std::size_t kRecordBytes = 128;
+  static constexpr std::size_t kPayloadBytes = 96;
+  static constexpr std::size_t kRingRecords = 8192;
+
+  // Creates the file or empties it. On error nothing is left running.
+  static Result<std::unique_ptr<CertificateLog>> create(const std::string& path, LogHeader header,
+                                                        std::shared_ptr<const Clock> clock);
+  ~CertificateLog();
+  CertificateLog(const CertificateLog&) = delete;
+  CertificateLog& operator=(const CertificateLog&) = delete;
+
+  // Holds the decision mutex.
+  class Section {
+   public:
+    explicit Section(CertificateLog& log) noexcept : log_{log}, lock_{log.mutex_} {}
+    template <typename Payload>
+    bool append(const Payload& payload) noexcept {
+      static_assert(sizeof(Payload) <= kPayloadBytes);
+      return log_.append_locked(Payload::kKind, &payload, sizeof payload);
+    }
+
+   private:
+    CertificateLog& log_;
+    std::scoped_lock<std::mutex> lock_;
+  };
+
+  // True when the record is in.
+  template <typename Payload>
+  bool append(const Payload& payload) noexcept {
+    return Section{*this}.append(payload);
+  }
+  // The shape of the memory room's move observer.
+  bool append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
+                   std::uint64_t epoch, std::uint32_t move_kind) noexcept;
+  bool append_gave_back(std::string_view reason) noexcept;
+
+  // Writes out what was appended before the call.
+  Status flush() noexcept;
+  // Appends END, writes everything out and closes the file. Later appends say false.
+  Status close() noexcept;
+
+  bool is_healthy() const noexcept { return healthy_.load(); }
+  std::uint64_t records() const noexcept { return records_.load(); }
+  std::uint64_t count(Kind kind) const noexcept {
+    return counts_[static_cast<std::size_t>(kind)].load();
+  }
+  const LogHeader& header() const noexcept { return header_; }
+  Nanoseconds now_ns() const noexcept { return clock_->now_ns(); }
+
+ private:
+  CertificateLog(FileDescriptor file, LogHeader header,
+                 std::shared_ptr<const Clock> clock) noexcept;
+
+  void put_header() noexcept;
+  bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
+  bool put_locked(const std::byte* record) noexcept;
+  void run() noexcept;
+
+  FileDescriptor file_;
+  LogHeader header_;
+  std::shared_ptr<const Clock> clock_;
+  std::unique_ptr<std::byte[]> ring_;  // none without a file
+
+  std::mutex mutex_;          // the decision mutex: guards all until flush_mutex_
+  std::uint64_t put_{0};      // ring slots ever filled
+  std::uint64_t written_{0};  // ring slots ever written out
+  std::uint32_t crc_{0};
+  std::int64_t last_time_ns_{0};
+  bool closed_{false};
+
+  std::mutex flush_mutex_;  // one writer of the file at a time; taken before mutex_
+  Status failure_;          // the first failed write; guarded by flush_mutex_
+
+  std::atomic<bool> healthy_{true};
+  std::atomic<std::uint64_t> records_{0};
+  std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
+  std::atomic<std::uint32_t> stopping_{0};  // futex word of the thread
+  std::thread thread_;
+};
+
+}  // namespace rose::slo

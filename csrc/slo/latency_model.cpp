@@ -1,0 +1,182 @@
+#include "slo/latency_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace rose::slo {
+
+namespace {
+
+// Brings every term near 1 for ordinary steps, so one ridge suits all.
+constexpr std::array<double, 5> kScales{1.0, 32.0, 8192.0, 512.0, 512.0 * 4096.0};
+// Below the resolution of a step's timing; keeps ratios finite.
+constexpr double kFloorMs = 1e-3;
+// Beyond any engine; keeps products and squares finite.
+constexpr double kFeatureMax = 1e9;
+constexpr double kActualMaxMs = 1e9;
+// A prior of kActualMaxMs per token pair, scaled.
+constexpr double kWeightMax = 1e16;
+// The prior counts as much as one observation with an error of its own size.
+constexpr double kPriorVariance = 1.0;
+// Forgetting stops here: directions that no step excites must not blow up.
+constexpr double kTraceMax = 1e4;
+// What is added where the level asks for more than the window has seen.
+constexpr double kBeyondWindow = 1.5;
+constexpr double kLevelMin = -0.1;
+constexpr double kLevelMax = 0.5;
+
+bool is_feature(double value) noexcept {
+  return std::isfinite(value) && value >= 0 && value <= kFeatureMax;
+}
+
+Status check(const Features& features) noexcept {
+  if (is_feature(features.decode_sequences) && is_feature(features.context_tokens) &&
+      is_feature(features.prefill_tokens)) {
+    return {};
+  }
+  return Status::invalid_argument("features of a step must lie in 0..1e9");
+}
+
+}  // namespace
+
+LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
+    : config_{config}, level_{config.epsilon}, margin_{config.cold_margin} {
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    weights_[i] = config.prior_ms[i] * kScales[i];
+  }
+  reset_covariance_locked();
+}
+
+Result<std::unique_ptr<LatencyModel>> LatencyModel::create(const LatencyConfig& config) {
+  for (const double weight : config.prior_ms) {
+    if (!std::isfinite(weight) || weight < 0 || weight > kActualMaxMs) {
+      return Status::invalid_argument("prior_ms must hold five finite values >= 0");
+    }
+  }
+  if (!(config.epsilon > 0 && config.epsilon < 0.5)) {
+    return Status::invalid_argument("epsilon must lie between 0 and 0.5");
+  }
+  if (!(config.forgetting > 0.5 && config.forgetting <= 1)) {
+    return Status::invalid_argument("forgetting must lie in (0.5, 1]");
+  }
+  if (!(config.adaptation >= 0 && config.adaptation <= 1)) {
+    return Status::invalid_argument("adaptation must lie in [0, 1]");
+  }
+  if (!(config.cold_margin >= 1 && config.cold_margin <= 1e6)) {
+    return Status::invalid_argument("cold_margin must lie in [1, 1e6]");
+  }
+  if (config.window == 0 || config.window > kWindowMax) {
+    return Status::invalid_argument("window must lie in 1..1024");
+  }
+  return std::unique_ptr<LatencyModel>{new LatencyModel{config}};
+}
+
+LatencyModel::Vector LatencyModel::terms_of(const Features& features) noexcept {
+  Vector terms{1.0, features.decode_sequences, features.context_tokens, features.prefill_tokens,
+               features.prefill_tokens * features.context_tokens};
+  for (std::size_t i = 0; i < kTerms; ++i) terms[i] /= kScales[i];
+  return terms;
+}
+
+Forecast LatencyModel::forecast_locked(const Vector& terms) const noexcept {
+  double predicted_ms = 0;
+  for (std::size_t i = 0; i < kTerms; ++i) predicted_ms += weights_[i] * terms[i];
+  predicted_ms = std::clamp(predicted_ms, kFloorMs, kActualMaxMs);
+  return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * margin_};
+}
+
+// The ceil((n + 1)(1 - level))-th smallest score; at least 1, so that upper >= predicted.
+double LatencyModel::margin_locked() const noexcept {
+  const auto count =
+      static_cast<std::size_t>(std::min<std::uint64_t>(observations_, config_.window));
+  if (count == 0) return config_.cold_margin;
+  const double rank = std::ceil((static_cast<double>(count) + 1) * (1 - level_));
+  const auto end = scores_.begin() + static_cast<std::ptrdiff_t>(count);
+  if (rank > static_cast<double>(count)) {
+    return kBeyondWindow * std::max(1.0, *std::max_element(scores_.begin(), end));
+  }
+  std::array<double, kWindowMax> sorted;
+  std::copy(scores_.begin(), end, sorted.begin());
+  const auto nth = sorted.begin() + static_cast<std::ptrdiff_t>(std::max(rank, 1.0)) - 1;
+  std::nth_element(sorted.begin(), nth, sorted.begin() + static_cast<std::ptrdiff_t>(count));
+  return std::max(1.0, *nth);
+}
+
+// One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and one
+// wild step counts as an error of at most four.
+void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
+                                double actual_ms) noexcept {
+  const double scale = std::max(predicted_ms, actual_ms / 4);
+  Vector x;
+  double raw_ms = 0;
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    x[i] = terms[i] / scale;
+    raw_ms += weights_[i] * terms[i];
+  }
+  Vector gain{};
+  double denominator = config_.forgetting;
+  double trace = 0;
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    for (std::size_t j = 0; j < kTerms; ++j) gain[i] += covariance_[i][j] * x[j];
+    denominator += x[i] * gain[i];
+    trace += covariance_[i][i];
+  }
+  const double error = std::clamp((actual_ms - raw_ms) / scale, -4.0, 4.0);
+  const double keep = trace > kTraceMax ? 1.0 : config_.forgetting;
+  bool sound = denominator > 0;
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    const double weight = weights_[i] + gain[i] * error / denominator;
+    if (std::abs(weight) <= kWeightMax) weights_[i] = weight;
+    for (std::size_t j = 0; j <= i; ++j) {
+      covariance_[i][j] = (covariance_[i][j] - gain[i] * gain[j] / denominator) / keep;
+      covariance_[j][i] = covariance_[i][j];
+      sound = sound && std::isfinite(covariance_[i][j]);
+    }
+    sound = sound && covariance_[i][i] > 0;
+  }
+  // Features twelve orders apart can use up the precision: what was learned stays, trust does not.
+  if (!sound) reset_covariance_locked();
+}
+
+void LatencyModel::reset_covariance_locked() noexcept {
+  covariance_ = {};
+  for (std::size_t i = 0; i < kTerms; ++i) covariance_[i][i] = kPriorVariance;
+}
+
+Result<Forecast> LatencyModel::forecast(const Features& features) const noexcept {
+  ROSE_TRY(check(features));
+  const std::scoped_lock lock{mutex_};
+  return forecast_locked(terms_of(features));
+}
+
+Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms) noexcept {
+  ROSE_TRY(check(features));
+  if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
+    return Status::invalid_argument("a step's milliseconds must lie in 0..1e9");
+  }
+  const Vector terms = terms_of(features);
+  const std::scoped_lock lock{mutex_};
+  const Forecast before = forecast_locked(terms);
+  const bool missed = actual_ms > before.upper_ms;
+  scores_[observations_ % config_.window] = actual_ms / before.predicted_ms;
+  ++observations_;
+  misses_ += missed ? 1 : 0;
+  level_ += config_.adaptation * (config_.epsilon - (missed ? 1.0 : 0.0));
+  level_ = std::clamp(level_, kLevelMin, kLevelMax);
+  margin_ = margin_locked();
+  learn_locked(terms, before.predicted_ms, actual_ms);
+  return before;
+}
+
+std::uint64_t LatencyModel::observations() const noexcept {
+  const std::scoped_lock lock{mutex_};
+  return observations_;
+}
+
+double LatencyModel::coverage() const noexcept {
+  const std::scoped_lock lock{mutex_};
+  if (observations_ == 0) return 1.0;
+  return 1.0 - static_cast<double>(misses_) / static_cast<double>(observations_);
+}
+
+}  // namespace rose::slo

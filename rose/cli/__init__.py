@@ -1,0 +1,1 @@
+"""The command line: `rose demo`, `rose doctor`, `rose verify`."""

@@ -1,0 +1,294 @@
+"""The four arms of the demo: the same traffic without rollouts, with rollouts, and under rose."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.cli.record import ARMS, Revocation, WindowRecord
+from rose.cli.workload import OpenLoop, RolloutFeeder
+from rose.clock import Clock
+from rose.engines.torch import run_on_cores
+from rose.engines.transformers import (
+    Engine,
+    EngineConfig,
+    Model,
+    kv_geometry,
+    rollout_engine,
+    serving_engine,
+    stock_engine,
+)
+from rose.errors import InvalidArgument, Unavailable
+from rose.executor import CoServing
+from rose.memory import choose_slab_bytes
+from rose.slo import SLO, Policy
+from rose.traces import Trace
+from rose.units import NS_PER_S
+
+# Requests of the calibration, all at once: the device's capacity is what it makes of them.
+_CALIBRATION_REQUESTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What the two engines of the demo are built with; sizes in bytes and tokens.
+
+    Args:
+        device: "cpu".
+        cores: the cores that are the device.
+        pool_bytes: KV memory both share.
+        reserve_bytes: what serving can always have.
+        slo: of serving.
+        policy: the knobs of rose.
+        layers_per_segment: decoder layers of a rollout between two gates.
+        rollouts: generations in flight.
+        rollout_prompt_tokens: length of each.
+        rollout_output_tokens: length of each.
+        request_tokens: longest prompt serving accepts.
+        log_path: where the certificates go.
+        seed: of prompts.
+    """
+
+    device: str
+    cores: frozenset[int]
+    pool_bytes: int
+    reserve_bytes: int
+    slo: SLO
+    policy: Policy
+    layers_per_segment: int
+    rollouts: int
+    rollout_prompt_tokens: int
+    rollout_output_tokens: int
+    request_tokens: int
+    log_path: Path
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """What serving felt of the rollouts under rose.
+
+    Args:
+        blocked_ms: for each serving step that found a segment running, how long it waited.
+        segment_ms: length of each segment.
+        pauses: how often a closed gate stopped rollouts.
+        revocations: in the order of time.
+        gave_back: why rose stopped lending, if it did.
+    """
+
+    blocked_ms: tuple[float, ...]
+    segment_ms: tuple[float, ...]
+    pauses: int
+    revocations: tuple[Revocation, ...]
+    gave_back: str | None
+
+
+class Bench:
+    """Both models, with and without rose, ready to run one window of one arm at a time."""
+
+    def __init__(
+        self,
+        serving_model: Model,
+        rollout_model: Model,
+        settings: BenchSettings,
+        clock: Clock,
+    ) -> None:
+        """Build four engines; `close` must follow. See `bench` for a context manager."""
+        self._clock = clock
+        self._settings = settings
+        self._vocabulary = serving_model.config.vocab_size
+        plain = EngineConfig(
+            cores=settings.cores if settings.device == "cpu" else None, clock=clock
+        )
+        borrower = EngineConfig(
+            cores=plain.cores, clock=clock, prefix_cache=True, max_batch_tokens=32
+        )
+        serving_kv = kv_geometry(serving_model, plain)
+        rollout_kv = kv_geometry(rollout_model, borrower)
+        self.device = CoServing.open(
+            settings.device,
+            pool_bytes=settings.pool_bytes,
+            slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
+            log_path=settings.log_path,
+            policy=settings.policy,
+            clock=clock,
+        )
+        self.serving_lane = self.device.serving(
+            serving_kv,
+            slo=settings.slo,
+            reserve_bytes=settings.reserve_bytes,
+            step_tokens=plain.max_batch_tokens,
+            request_tokens=settings.request_tokens,
+        )
+        self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=settings.pool_bytes)
+        stock_serving = stock_engine(
+            serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
+        )
+        stock_rollout = stock_engine(
+            rollout_model, borrower, cache_blocks=settings.pool_bytes // rollout_kv.block_bytes
+        )
+        rose_serving = serving_engine(serving_model, self.serving_lane, plain)
+        rose_rollout = rollout_engine(
+            rollout_model,
+            self.rollout_lane,
+            borrower,
+            layers_per_segment=settings.layers_per_segment,
+        )
+        self._serving = dict.fromkeys(ARMS, stock_serving) | {"rose": rose_serving}
+        self._feeders = {
+            "share_all": self._feeder(stock_rollout, rollout_model),
+            "rose": self._feeder(rose_rollout, rollout_model),
+        }
+        self._engines = [stock_serving, rose_serving, stock_rollout, rose_rollout]
+
+    def _feeder(self, engine: Engine, model: Model) -> RolloutFeeder:
+        return RolloutFeeder(
+            engine,
+            concurrency=self._settings.rollouts,
+            prompt_tokens=self._settings.rollout_prompt_tokens,
+            output_tokens=self._settings.rollout_output_tokens,
+            vocabulary=model.config.vocab_size,
+            seed=self._settings.seed,
+        )
+
+    def start(self) -> None:
+        """Start all engine threads; rollouts are paused."""
+        for engine in {self._serving["alone"], self._serving["rose"]}:
+            engine.start()
+        for feeder in self._feeders.values():
+            feeder.start()
+
+    def capacity_rps(self, trace: Trace) -> float:
+        """Measure what serving alone answers at saturation, in requests per second."""
+        burst = trace.head(_CALIBRATION_REQUESTS).rescaled(rate_rps=1e6)
+        record = self._window(burst, arm="alone", window=-1)
+        return len(burst) / (record.end_s - record.start_s)
+
+    def rollouts_alone(self, duration_s: float) -> float:
+        """Measure rollouts with the device to themselves, without rose, in tokens per second."""
+        feeder = self._feeders["share_all"]
+        with self._running(feeder):
+            before, began_ns = feeder.tokens, self._clock.now_ns()
+            self._clock.sleep(duration_s)
+            tokens, elapsed_ns = feeder.tokens - before, self._clock.now_ns() - began_ns
+        return tokens * NS_PER_S / elapsed_ns
+
+    def run(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
+        """Replay `trace` under `arm`.
+
+        Raises:
+            Unavailable: an engine died or a request did not finish.
+        """
+        feeder = self._feeders.get(arm)
+        if feeder is None:
+            return self._window(trace, arm=arm, window=window)
+        with self._running(feeder):
+            record = self._window(trace, arm=arm, window=window)
+        if feeder.failures or feeder.engine.error is not None:
+            raise Unavailable(
+                f"rollouts of arm {arm} failed: {feeder.failures or feeder.engine.error}"
+            )
+        return record
+
+    @contextmanager
+    def _running(self, feeder: RolloutFeeder) -> Iterator[None]:
+        feeder.resume()
+        try:
+            yield
+        finally:
+            feeder.pause()
+
+    def _window(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
+        engine = self._serving[arm]
+        feeder = self._feeders.get(arm)
+        loop = OpenLoop(
+            engine=engine,
+            lane=self.serving_lane if arm == "rose" else None,
+            clock=self._clock,
+            vocabulary=self._vocabulary,
+        )
+        tokens, busy_ns, began_ns = (
+            feeder.tokens if feeder else 0,
+            engine.busy_ns,
+            self._clock.now_ns(),
+        )
+        # The same lengths and times in every arm, other token ids: no arm profits from the last.
+        seed = hash((self._settings.seed, window, ARMS.index(arm))) & 0xFFFFFFFF
+        timings = loop.replay(trace, arm=arm, window=window, seed=seed)
+        return WindowRecord(
+            arm=arm,
+            window=window,
+            start_s=began_ns / NS_PER_S,
+            end_s=self._clock.now_ns() / NS_PER_S,
+            requests=tuple(timings),
+            serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
+            rollout_tokens=(feeder.tokens if feeder else 0) - tokens,
+        )
+
+    def felt(self) -> Felt:
+        """Say what rollouts did to serving, over all windows of the arm `rose` so far."""
+        stats = self.device.gate.stats()
+        return Felt(
+            blocked_ms=tuple(self.serving_lane.blocked_ms),
+            segment_ms=tuple(self.device.gate.drain_segments_ms()),
+            pauses=stats.pauses,
+            revocations=tuple(
+                Revocation(
+                    at_s=one.asked_ns / NS_PER_S,
+                    slabs=one.slabs_returned,
+                    latency_ms=one.latency_ms,
+                    aborted_steps=one.aborted_steps,
+                )
+                for one in self.device.lender.history
+            ),
+            gave_back=self.device.gave_back,
+        )
+
+    def close(self) -> None:
+        """Stop every engine and give everything back."""
+        for feeder in self._feeders.values():
+            if feeder.engine.is_running:
+                feeder.resume()
+        for engine in self._engines:
+            engine.stop()
+        self.device.close()
+
+
+def choose_cores(count: int) -> frozenset[int]:
+    """Choose the cores that are the device: the last ones this process may use.
+
+    Raises:
+        InvalidArgument: there is none left for the load generator.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if not 0 < count < len(usable):
+        raise InvalidArgument(
+            f"--cores {count} is not possible with {len(usable)} usable cores: "
+            "the device takes at least one, and one must be left for the load generator"
+        )
+    return frozenset(usable[-count:])
+
+
+@contextmanager
+def bench(
+    serving_model: Model,
+    rollout_model: Model,
+    settings: BenchSettings,
+    clock: Clock,
+) -> Iterator[Bench]:
+    """Build a `Bench`, start it, and close it whatever happens."""
+    run_on_cores(len(settings.cores))
+    usable = os.sched_getaffinity(0)
+    # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the
+    # engines' threads then move to the device.
+    os.sched_setaffinity(0, usable - settings.cores)
+    try:
+        built = Bench(serving_model, rollout_model, settings, clock)
+        try:
+            built.start()
+            yield built
+        finally:
+            built.close()
+    finally:
+        os.sched_setaffinity(0, usable)

@@ -1,0 +1,188 @@
+"""`rose doctor`: which parts of rose are active on this machine, and why."""
+
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rose import __version__
+
+EXIT_BROKEN: Final = 1
+
+_DISTRIBUTION: Final = "rose-rl"
+# Not in Python's fcntl; Linux 5.1 and later: no new writable mappings, the old ones stay.
+_F_SEAL_FUTURE_WRITE: Final = 0x10
+_SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAKE: Final = 1
+
+
+class State(Enum):
+    """What the doctor says about a part; the value is the colour of the word."""
+
+    ACTIVE = "green"
+    ABSENT = "yellow"
+    BROKEN = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row.
+
+    Args:
+        part: of rose, or of what it stands on.
+        state: `ABSENT` parts are optional, `BROKEN` ones are needed.
+        why: what was found, and the mend if something is missing.
+    """
+
+    part: str
+    state: State
+    why: str
+
+
+@click.command()
+@click.pass_context
+def doctor(ctx: click.Context) -> None:
+    """Say which parts of rose are active here, and why.
+
+    The exit status is 1 when a part that rose cannot do without is broken.
+    """
+    findings = examine()
+    table = Table("part", "state", "why")
+    for finding in findings:
+        state = Text(finding.state.name.lower(), style=finding.state.value)
+        table.add_row(finding.part, state, Text(finding.why))
+    Console(highlight=False).print(table)
+    if any(finding.state is State.BROKEN for finding in findings):
+        ctx.exit(EXIT_BROKEN)
+
+
+def examine() -> tuple[Finding, ...]:
+    """Look at this process and machine; imports neither torch nor an engine, opens no device."""
+    return (
+        Finding("python", State.ACTIVE, f"{platform.python_version()} at {sys.executable}"),
+        Finding("rose", State.ACTIVE, __version__),
+        _core(),
+        _cores(),
+        _probed("memory", "KV pool on a sealed memfd", _seal_memfd, "Linux 5.1 or later"),
+        _probed("gate", "HOST gate on a futex", _wake_futex, "Linux, and a sandbox that allows it"),
+        _package("torch"),
+        _package("transformers"),
+        Finding("gpu", State.ABSENT, "not looked for: the CUDA back end is not in this version"),
+    )
+
+
+def _core() -> Finding:
+    try:
+        core = import_module("rose._core")
+    except ImportError as error:
+        return Finding(
+            "C++ core",
+            State.BROKEN,
+            f"cannot be loaded ({error}); install rose again, with a C++20 compiler",
+        )
+    compiler = getattr(core, "__compiler__", None)
+    isa = getattr(core, "__isa__", None)
+    facts = [f"built with {compiler}" if compiler else "loaded", str(isa or platform.machine())]
+    return Finding("C++ core", State.ACTIVE, ", ".join(facts))
+
+
+def _cores() -> Finding:
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count()
+    return Finding("cpu", State.ACTIVE, f"{usable} of {present} cores may be used by this process")
+
+
+def _probed(part: str, active: str, probe: Callable[[], None], needs: str) -> Finding:
+    try:
+        probe()
+    except (OSError, AttributeError) as error:
+        return Finding(part, State.BROKEN, f"{active} does not work ({error}); it needs {needs}")
+    return Finding(part, State.ACTIVE, active)
+
+
+def _seal_memfd() -> None:
+    """Raise unless this kernel can make the memory that the ledger needs."""
+    descriptor = os.memfd_create("rose-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    finally:
+        os.close(descriptor)
+
+
+def _wake_futex() -> None:
+    """Raise unless the system call is allowed; waking the sleepers of a private word does it."""
+    number = _SYS_FUTEX.get(platform.machine())
+    if number is None:
+        if not sys.platform.startswith("linux"):
+            raise OSError(f"{sys.platform} has no futex")
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    word = ctypes.c_uint32(0)
+    if libc.syscall(ctypes.c_long(number), ctypes.byref(word), _FUTEX_WAKE, 1) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _package(name: str) -> Finding:
+    supported = supported_range(name)
+    mend = f"install {_DISTRIBUTION}[transformers]"
+    if find_spec(name) is None:
+        return Finding(name, State.ABSENT, f"not installed; for the demo {mend}")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, State.ABSENT, f"found, but without a version; {mend}")
+    if not is_in_range(version, supported):
+        why = f"{version} is not supported, rose takes {supported}; {mend}"
+        return Finding(name, State.ABSENT, why)
+    return Finding(name, State.ACTIVE, f"{version} ({supported or 'any version'} is supported)")
+
+
+def supported_range(name: str) -> str:
+    """Return what the extras of rose require of a package, such as `>=5.23,<5.24`.
+
+    It is read from the metadata of the installed rose, so it is written once: in pyproject.toml.
+    """
+    for requirement in metadata.requires(_DISTRIBUTION) or ():
+        match = re.match(r"([\w.-]+)\s*\(?([<>=!~\d.,\s]*)", requirement)
+        if match and match[1] == name:
+            bounds = [bound.strip() for bound in match[2].split(",") if bound.strip()]
+            return ",".join(sorted(bounds, reverse=True))
+    return ""
+
+
+def is_in_range(version: str, bounds: str) -> bool:
+    """Compare the numbers of a release with bounds that use >=, <, == and >; others hold."""
+    release = _release(version)
+    holds: dict[str, Callable[[tuple[int, ...]], bool]] = {
+        ">=": lambda bound: release >= bound,
+        "<": lambda bound: release < bound,
+        "==": lambda bound: release == bound,
+        ">": lambda bound: release > bound,
+    }
+    for bound in filter(None, bounds.split(",")):
+        match = re.fullmatch(r"(>=|==|<|>)\s*([\d.]+)", bound)
+        if match and not holds[match[1]](_release(match[2])):
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the leading numbers without trailing zeros: 2.13.0+cpu is (2, 13)."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(number) for number in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

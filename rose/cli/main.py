@@ -1,0 +1,110 @@
+"""The `rose` command: finds subcommands on demand, and turns failures into exit statuses.
+
+Status 0 is success, 1 a negative answer of the command, 2 a mistake that the user can mend, 130
+an interrupt.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+
+from rose import __version__
+from rose.errors import InternalError, RoseError
+
+EXIT_MENDABLE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+# Name: (where it is, its line in the help). The help imports none of them, so it is quick and
+# works when a package that one of them needs is not installed.
+_COMMANDS: Final = {
+    "demo": (
+        "rose.cli.demo:demo",
+        "Run serving and rollouts on one device, and report what serving noticed.",
+    ),
+    "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
+    "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """Return the names in the order of the help."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return one subcommand."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name][0].split(":")
+        command = getattr(import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise InternalError(f"{module}:{name} is not a command")
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 (click's signature)
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """List the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True)
+@click.version_option(__version__, prog_name="rose", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Lend idle memory and compute of serving to RL rollouts, and take it back in time."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    A bug in rose keeps its traceback: that is what a report of it needs.
+
+    Args:
+        arguments: without the name of the program; those of the process if None.
+    """
+    try:
+        status = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="rose",
+            standalone_mode=False,
+        )
+    except InternalError:
+        raise
+    except RoseError as error:
+        return _refuse(str(error))
+    except click.ClickException as error:
+        return _refuse(_usage_sentence(error))
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, EOFError):  # click takes any end of file for an interrupt.
+            raise abort.__cause__ from None
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"rose: {' '.join(sentence.split())}", file=sys.stderr)
+    return EXIT_MENDABLE
+
+
+def _usage_sentence(error: click.ClickException) -> str:
+    sentence = error.format_message().rstrip(".")
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{sentence}; see '{error.ctx.command_path} --help'."
+    return f"{sentence}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""What a run of the demo measured, in full; `rose.cli.report` turns it into numbers and pages."""
+
+from dataclasses import dataclass
+from typing import Final
+
+ARMS: Final = ("alone", "alone_again", "share_all", "rose")
+"""In the order of the report. `alone_again` repeats `alone`: the A/A control."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """One serving request that was answered.
+
+    Args:
+        arm: one of `ARMS`.
+        window: the arms of one window replay the same requests.
+        arrival_s: on the clock of the run.
+        ttft_ms: from arrival to the first token.
+        tpot_ms: mean time of each later token; None when the output has one token.
+        output_tokens: tokens generated.
+    """
+
+    arm: str
+    window: int
+    arrival_s: float
+    ttft_ms: float
+    tpot_ms: float | None
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """One arm in one window.
+
+    Args:
+        arm: one of `ARMS`.
+        window: pairs the arms.
+        start_s: on the clock of the run.
+        end_s: when the last request of the window was answered, or the window was cut.
+        requests: those answered.
+        serving_busy_s: time in which a serving step ran.
+        rollout_tokens: tokens that rollouts generated.
+    """
+
+    arm: str
+    window: int
+    start_s: float
+    end_s: float
+    requests: tuple[RequestTiming, ...]
+    serving_busy_s: float
+    rollout_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """Slabs taken back from rollouts under pressure.
+
+    Args:
+        at_s: on the clock of the run.
+        slabs: how many came back.
+        latency_ms: from the demand to the last slab.
+        aborted_steps: rollout steps that were aborted at their gate for it.
+    """
+
+    at_s: float
+    slabs: int
+    latency_ms: float
+    aborted_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened in one window of the arm `rose`; all times in seconds on one clock.
+
+    Args:
+        gate_open: (from, to) of each interval in which rollouts could run.
+        arrivals_s: serving requests.
+        slabs: (time, slabs of serving, of rollouts, of nobody), after each change.
+    """
+
+    gate_open: tuple[tuple[float, float], ...]
+    arrivals_s: tuple[float, ...]
+    slabs: tuple[tuple[float, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A whole run, or as much of it as there was before it was interrupted.
+
+    Args:
+        windows: every arm of every window.
+        rollout_alone_tokens_per_s: rate of the rollouts with the device to themselves.
+        slo_ttft_ms: target of the time to the first token.
+        slo_tpot_ms: target of the time per later token.
+        blocked_by_rollout_ms: for each serving step that was ready, how long rollouts held it up.
+        segment_ms: length of each rollout segment (the work between two gates).
+        certificates_granted: grants in the log, of memory and of compute.
+        certificates_verified: those that the second implementation accepts.
+        certificate_violations: those that it rejects.
+        revocations: in the order of time.
+        pauses: how often a closed gate stopped rollouts.
+        timeline: of one window of the arm `rose`.
+        machine: what ran it.
+        settings: what it was asked for.
+        seed: of traffic, prompts and sampling.
+        command: the command line that repeats it.
+        complete: False when it was interrupted.
+    """
+
+    windows: tuple[WindowRecord, ...]
+    rollout_alone_tokens_per_s: float
+    slo_ttft_ms: float
+    slo_tpot_ms: float
+    blocked_by_rollout_ms: tuple[float, ...]
+    segment_ms: tuple[float, ...]
+    certificates_granted: int
+    certificates_verified: int
+    certificate_violations: int
+    revocations: tuple[Revocation, ...]
+    pauses: int
+    timeline: Timeline
+    machine: dict[str, object]
+    settings: dict[str, object]
+    seed: int
+    command: str
+    complete: bool

@@ -1,0 +1,69 @@
+"""The timeline of one window, read from the certificate log: nothing is sampled while it runs."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rose.cli.record import Timeline, WindowRecord
+from rose.slo.verify import LogRecord, read_log
+from rose.units import NS_PER_S
+
+_NOBODY: Final = -1
+_SERVING: Final = 0
+_ROLLOUT: Final = 1
+_EMPTY: Final = Timeline(gate_open=(), arrivals_s=(), slabs=())
+
+
+def read_timeline(log_path: Path, windows: Sequence[WindowRecord]) -> Timeline:
+    """Return what happened in the last recorded window of the arm `rose`.
+
+    Args:
+        log_path: the certificates of the run.
+        windows: of all arms; without one of `rose` the timeline is empty.
+    """
+    ours = [window for window in windows if window.arm == "rose"]
+    if not ours:
+        return _EMPTY
+    slabs, records = read_log(log_path)
+    return window_timeline(records, slabs=slabs, start_s=ours[-1].start_s, end_s=ours[-1].end_s)
+
+
+def window_timeline(
+    records: Iterable[LogRecord], *, slabs: int, start_s: float, end_s: float
+) -> Timeline:
+    """Replay `records` and keep what falls between `start_s` and `end_s`."""
+    held: Counter[int] = Counter({_NOBODY: slabs})
+    opened_s: float | None = None
+    gate_open: list[tuple[float, float]] = []
+    arrivals_s: list[float] = []
+    holdings: list[tuple[float, int, int, int]] = []
+
+    def note(at_s: float) -> None:
+        holdings.append((at_s, held[_SERVING], held[_ROLLOUT], held[_NOBODY]))
+
+    for record in records:
+        at_s = record.time_ns / NS_PER_S
+        if at_s > end_s:
+            break
+        if at_s >= start_s and not holdings:
+            note(start_s)
+        match record.kind:
+            case "MOVE":
+                held[record.fields["from"]] -= record.fields["slabs"]
+                held[record.fields["to"]] += record.fields["slabs"]
+                if at_s >= start_s:
+                    note(at_s)
+            case "QUANTUM" if opened_s is None:
+                opened_s = max(at_s, start_s)
+            case "QUANTUM":
+                pass
+            case "ARRIVED":
+                if opened_s is not None and at_s >= start_s:
+                    gate_open.append((opened_s, at_s))
+                opened_s = None
+                if at_s >= start_s:
+                    arrivals_s.append(at_s)
+    if opened_s is not None:
+        gate_open.append((opened_s, end_s))
+    return Timeline(gate_open=tuple(gate_open), arrivals_s=tuple(arrivals_s), slabs=tuple(holdings))

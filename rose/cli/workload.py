@@ -1,0 +1,173 @@
+"""The two loads of the demo: serving requests that never wait, rollouts that never run out."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose.cli.record import RequestTiming
+from rose.clock import Clock
+from rose.engines.transformers import Engine, Output
+from rose.errors import Unavailable
+from rose.executor import ServingLane
+from rose.traces import Trace
+from rose.units import NS_PER_MS, NS_PER_S
+
+# A request that takes longer than this after the last arrival will not come any more.
+_DRAIN_S = 60.0
+
+
+class _Flight:
+    """One serving request between its planned arrival and its last token."""
+
+    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "tokens")
+
+    def __init__(self, arrived_ns: int) -> None:
+        self.arrived_ns = arrived_ns
+        self.first_ns = 0
+        self.last_ns = 0
+        self.tokens = 0
+        self.error: str | None = None
+        self.finished = threading.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Replays a trace against one engine: arrivals follow the plan, whatever the system does.
+
+    Args:
+        engine: the serving engine.
+        lane: told of every arrival and end; None for an engine without rose.
+        clock: where time comes from.
+        vocabulary: token ids are drawn below this.
+    """
+
+    engine: Engine
+    lane: ServingLane | None
+    clock: Clock
+    vocabulary: int
+
+    def replay(self, trace: Trace, *, arm: str, window: int, seed: int) -> list[RequestTiming]:
+        """Send every request of `trace` at its time and wait until all have finished.
+
+        Raises:
+            Unavailable: the engine died or requests did not finish.
+        """
+        tokens = np.random.default_rng(seed)
+        flights: list[_Flight] = []
+        began_ns = self.clock.now_ns()
+        for number in range(len(trace)):
+            due_ns = began_ns + int(trace.arrival_s[number] * NS_PER_S)
+            prompt = tokens.integers(self.vocabulary, size=int(trace.prompt_tokens[number]))
+            request_id = f"{arm}-{window}-{number}"
+            wait_s = (due_ns - self.clock.now_ns()) / NS_PER_S
+            if wait_s > 0:
+                self.clock.sleep(wait_s)
+            flights.append(flight := _Flight(due_ns))
+            self._send(request_id, prompt.tolist(), int(trace.output_tokens[number]), flight)
+        for flight in flights:
+            if not flight.finished.wait(timeout=_DRAIN_S) or flight.error is not None:
+                raise Unavailable(
+                    f"a serving request of arm {arm} did not finish: "
+                    f"{flight.error or self.engine.error or f'nothing for {_DRAIN_S:g} s'}"
+                )
+        return [_timing(flight, began_ns, arm, window) for flight in flights]
+
+    def _send(self, request_id: str, prompt: list[int], outputs: int, flight: _Flight) -> None:
+        lane = self.lane
+
+        def on_output(output: Output) -> None:
+            flight.last_ns = self.clock.now_ns()
+            flight.first_ns = flight.first_ns or flight.last_ns
+            flight.tokens = len(output.generated_tokens)
+            if lane is not None:
+                lane.emitted(request_id)
+            if output.is_finished():
+                if lane is not None:
+                    lane.finished(request_id)
+                flight.error = output.error
+                flight.finished.set()
+
+        if lane is not None:
+            lane.arrived(request_id, prompt_tokens=len(prompt))
+        self.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
+
+
+def _timing(flight: _Flight, began_ns: int, arm: str, window: int) -> RequestTiming:
+    tpot_ms = None
+    if flight.tokens > 1:
+        tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
+    return RequestTiming(
+        arm=arm,
+        window=window,
+        arrival_s=(flight.arrived_ns - began_ns) / NS_PER_S,
+        ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
+        tpot_ms=tpot_ms,
+        output_tokens=flight.tokens,
+    )
+
+
+class RolloutFeeder:
+    """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        concurrency: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        vocabulary: int,
+        seed: int,
+    ) -> None:
+        """Prepare the prompt set; nothing runs before `start`.
+
+        Args:
+            engine: the borrower.
+            concurrency: generations in flight.
+            prompt_tokens: length of each prompt.
+            output_tokens: length of each generation.
+            vocabulary: token ids are drawn below this.
+            seed: of the prompt set.
+        """
+        rng = np.random.default_rng(seed)
+        self.engine = engine
+        self.tokens = 0
+        self.failures: list[str] = []
+        self._concurrency = concurrency
+        self._output_tokens = output_tokens
+        self._prompts = rng.integers(vocabulary, size=(4 * concurrency, prompt_tokens)).tolist()
+        self._next = 0
+
+    def start(self) -> None:
+        """Start the engine and fill it; it stays paused until `resume`."""
+        self.engine.start()
+        self.engine.pause()
+        for _ in range(self._concurrency):
+            self._submit()
+
+    def _submit(self) -> None:
+        number = self._next
+        self._next += 1
+        self.engine.submit(
+            f"rollout-{number}",
+            self._prompts[number % len(self._prompts)],
+            max_new_tokens=self._output_tokens,
+            on_output=self._on_output,
+        )
+
+    def _on_output(self, output: Output) -> None:
+        self.tokens += 1
+        if output.is_finished():
+            if output.error is not None:
+                self.failures.append(output.error)
+            elif self.engine.is_accepting:
+                self._submit()
+
+    def resume(self) -> None:
+        """Let the borrower run."""
+        self.engine.resume()
+
+    def pause(self) -> None:
+        """Stop the borrower at a step boundary; its requests and their KV stay."""
+        self.engine.pause()

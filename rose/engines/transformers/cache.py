@@ -1,0 +1,197 @@
+"""The KV cache of continuous batching, laid over slabs of rose's pool.
+
+A cache of transformers is one flat tensor that is addressed by sector ids only. A tenant's tensor
+is a view of the pool, and its `CachePool` hands out sectors from rose's block allocator, so a slab
+changes owner without a byte being moved: one rose block is one sector.
+"""
+
+import copy
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators.cache_pool import (
+    CachePool,
+    RegularTrees,
+)
+from transformers.generation.continuous_batching.distributed import DistributedHelper
+from transformers.generation.continuous_batching.requests import RequestState
+
+from rose.errors import InternalError, check
+from rose.memory import KVGeometry, KVSpace, Layout
+
+
+class KVLane(Protocol):
+    """What the cache needs of a lane: its space, and a way to ask for more blocks."""
+
+    @property
+    def kv(self) -> KVSpace:
+        """The tenant's view of the pool."""
+        ...
+
+    def ensure(self, blocks: int) -> bool:
+        """Try to have `blocks` free blocks now."""
+        ...
+
+
+def sector_geometry(
+    config: PreTrainedConfig, *, dtype: torch.dtype, cb_config: ContinuousBatchingConfig
+) -> KVGeometry:
+    """Return the geometry of a model's KV in sectors, the unit transformers allocates.
+
+    Found by building a cache of one block and asking it, so it follows transformers' own rules.
+
+    Args:
+        config: of the model; several attention types are allowed.
+        dtype: of the cache.
+        cb_config: a resolved continuous-batching configuration; gives the page size.
+    """
+    one_block = copy.copy(cb_config)
+    one_block.num_blocks = 1
+    cache = PagedAttentionCache(
+        config=config,
+        continuous_batching_config=one_block,
+        device="cpu",
+        distributed_helper=DistributedHelper(None, cpu_group_timeout=None, tp_plan={}),
+        dtype=dtype,
+        model_supports_logits_to_keep=True,
+    )
+    tokens = min(
+        cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
+        for allocator in cache.cache_allocators.values()
+    )
+    return KVGeometry(
+        layers=config.num_hidden_layers,
+        block_tokens=tokens,
+        bytes_per_token=cache.bytes_per_sector // tokens,
+        layout=Layout.BLOCK_MAJOR,
+    )
+
+
+class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
+    """A `CachePool` whose free sectors are the free blocks of rose's allocator."""
+
+    def __init__(self, space: KVSpace, num_sectors: int, num_allocators: int) -> None:
+        """Start with no sector; they come and go with the slabs of `space`."""
+        self.space = space
+        super().__init__(num_sectors, num_allocators)
+
+    def reset(self) -> None:
+        """Give every free sector back to rose; sectors with live blocks stay with their owner."""
+        if hasattr(self, "_free_blocks"):
+            self.try_to_free_sectors()
+        self._free_blocks = [RegularTrees(count) for count in self.blocks_per_sector]
+
+    @property
+    def free_sectors(self) -> range:
+        """The number of free sectors, in the form stock code takes the length of."""
+        return range(self.space.allocator.free_blocks)
+
+    @property
+    def num_free_sectors(self) -> int:
+        """How many sectors the tenant's slabs have left."""
+        return int(self.space.allocator.free_blocks)
+
+    def allocate_sector(self, index: int) -> None:
+        """Take one sector, from the fullest slab, for the allocator `index`."""
+        sectors = self.space.allocator.alloc(1)
+        if sectors is None:
+            raise InternalError("a sector was asked for that the caller had not counted")
+        self._free_blocks[index].add_tree(sectors[0])
+
+    def try_to_free_sectors(self) -> None:
+        """Hand sectors without a live block back; an emptied slab on revocation leaves at once."""
+        for trees in self._free_blocks:
+            roots = trees.delete_full_trees()
+            if roots:
+                self.space.allocator.free(roots)
+
+
+class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
+    """A `PagedAttentionCache` over the slabs of one tenant."""
+
+    def __init__(
+        self,
+        lane: KVLane,
+        *,
+        config: PreTrainedConfig,
+        continuous_batching_config: ContinuousBatchingConfig,
+        **kwargs: Any,
+    ) -> None:
+        """Build the stock cache with one throw-away block, then lay it over `lane.kv`."""
+        one_block = copy.copy(continuous_batching_config)
+        one_block.num_blocks = 1
+        super().__init__(config=config, continuous_batching_config=one_block, **kwargs)
+        self.lane = lane
+        space = lane.kv
+        sector_bytes = self.bytes_per_sector
+        check(
+            sector_bytes == space.geometry.block_bytes,
+            f"the cache has sectors of {sector_bytes} bytes, the lane {space.geometry.block_bytes}",
+        )
+        self.cache_tensor = torch.from_numpy(space.flat())
+        self.num_sectors = self.cache_tensor.numel() // sector_bytes - 2
+        self.pool = SlabPool(space, self.num_sectors, len(self.cache_allocators))
+        for allocator in self.cache_allocators.values():
+            allocator.register_cache_tensor(
+                sector_bytes, self.num_sectors * sector_bytes, self.cache_tensor, self.pool
+            )
+        # Sized for the largest possible holding and constant: IO tensors depend on it.
+        sectors = space.lendable_bytes // sector_bytes
+        self.num_blocks = space.lendable_bytes // sum(
+            allocator.bytes_per_block for allocator in self.cache_allocators.values()
+        )
+        self.max_tokens_read = max(
+            allocator.tokens_per_page * allocator.blocks_per_sector * sectors
+            for allocator in self.cache_allocators.values()
+        )
+
+    def compute_free_capacity(self, relative: bool = True) -> int | float:
+        """Return free bytes, or their share of what the tenant owns (stock: of the whole view)."""
+        free_bytes = super().compute_free_capacity(relative=False)
+        if not relative:
+            return int(free_bytes)
+        own_bytes = self.lane.kv.allocator.capacity_blocks * self.bytes_per_sector
+        return free_bytes / own_bytes if own_bytes else 0.0
+
+    def can_store_request_tokens(
+        self, state: RequestState, request_len: int, dry_run: bool = False
+    ) -> bool:
+        """Ask rose for more blocks before saying no."""
+        if super().can_store_request_tokens(state, request_len, dry_run):
+            return True
+        if dry_run:
+            return False
+        needed = sum(
+            allocator.needs_new_sectors(state.request_id, state.current_len(), request_len)
+            for allocator in self.cache_allocators.values()
+        )
+        if not self.lane.ensure(needed):
+            return False
+        return bool(super().can_store_request_tokens(state, request_len))
+
+    def sectors_of(self, request_id: str) -> list[int]:
+        """Return the sectors in which `request_id` has blocks, with repetitions."""
+        return [
+            block // allocator.blocks_per_sector
+            for allocator in self.cache_allocators.values()
+            for block in allocator.block_table.get(request_id, ())
+        ]
+
+    def drop_cached_in(self, slabs: frozenset[int]) -> None:
+        """Forget prefix blocks that no request uses and that lie in `slabs`."""
+        slab_of = self.lane.kv.allocator.slab_of
+        for allocator in self.cache_allocators.values():
+            ledger = allocator.ledger
+            leaving = [
+                block
+                for block in ledger.cached_blocks
+                if slab_of(block // allocator.blocks_per_sector) in slabs
+            ]
+            for block in leaving:
+                ledger.cached_blocks.pop(block)
+                ledger.hash_to_block.pop(ledger.block_to_hash.pop(block))
+            if leaving:
+                self.pool.free_blocks(allocator.index, leaving)

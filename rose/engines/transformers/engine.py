@@ -1,0 +1,312 @@
+"""Build engines of transformers' continuous batching: stock, serving under rose, borrower."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import SLIDING_ATTENTION
+from transformers.generation.continuous_batching.continuous_api import (
+    ContinuousBatchingManager,
+    OutputRouter,
+)
+from transformers.generation.continuous_batching.initialization import (
+    update_cb_config_after_cache_creation,
+)
+from transformers.generation.continuous_batching.requests import GenerationOutput
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
+from rose.clock import BootClock, Clock
+from rose.engines.torch import gate_layers
+from rose.engines.transformers.cache import SlabCache, sector_geometry
+from rose.engines.transformers.guard import check_version
+from rose.engines.transformers.processor import (
+    DeviceProcessor,
+    RolloutProcessor,
+    ServingProcessor,
+)
+from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.errors import Unavailable, check
+from rose.executor import RolloutLane, ServingLane
+from rose.memory import KVGeometry
+
+Model: TypeAlias = PreTrainedModel
+Output: TypeAlias = GenerationOutput
+OnOutput = Callable[[Output], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is built with.
+
+    Args:
+        page_tokens: tokens in one page of the cache.
+        max_batch_tokens: most tokens in one step; bounds a prefill chunk and so a step's length.
+        max_requests_per_batch: most requests in one step.
+        prefix_cache: keep full blocks of finished requests for reuse.
+        cores: the CPU cores that are the device; None leaves threads where they are.
+        clock: where time comes from.
+    """
+
+    page_tokens: int = 16
+    max_batch_tokens: int = 256
+    max_requests_per_batch: int = 64
+    prefix_cache: bool = False
+    cores: frozenset[int] | None = None
+    clock: Clock = field(default_factory=BootClock)
+
+
+class CallbackRouter(OutputRouter):  # type: ignore[misc]  # transformers ships no types
+    """Hands each output to the callback of its request, in the loop thread."""
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        super().__init__()
+        self.callbacks: dict[str, OnOutput] = {}
+
+    def deliver(self, output: GenerationOutput) -> None:
+        """Call the owner of the request; forget it when this was its last output."""
+        callback = self.callbacks.get(output.request_id)
+        if callback is None:
+            return
+        if output.is_finished():
+            self.callbacks.pop(output.request_id, None)
+        callback(output)
+
+    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
+        """Deliver one by one."""
+        for output in outputs:
+            self.deliver(output)
+
+
+class Engine:
+    """One model behind one generation thread."""
+
+    def __init__(
+        self, manager: ContinuousBatchingManager, processor: DeviceProcessor, router: CallbackRouter
+    ) -> None:
+        """Own a manager whose processor and router are ours."""
+        self.manager = manager
+        self.processor = processor
+        self._router = router
+        self._on_stop: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Start the generation thread."""
+        self.manager.start()
+
+    def submit(
+        self, request_id: str, prompt: list[int], *, max_new_tokens: int, on_output: OnOutput
+    ) -> None:
+        """Queue a request; `on_output` is called in the loop thread for every token.
+
+        Args:
+            request_id: unique among live requests.
+            prompt: token ids.
+            max_new_tokens: tokens to generate, > 0.
+            on_output: gets the request's output so far; its `is_finished()` tells the last one.
+
+        Raises:
+            Unavailable: the generation thread is stopping or has died.
+        """
+        status = self.manager.background_thread_status
+        refusal = status.can_accept_new_requests()
+        if refusal is not None:
+            raise Unavailable(f"{refusal} ({status.fatal_error})") from status.fatal_error
+        self._router.callbacks[request_id] = on_output
+        self.manager.add_request(
+            prompt, request_id=request_id, max_new_tokens=max_new_tokens, streaming=True
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; its callback gets what was generated, marked failed."""
+        self.manager.cancel_request(request_id)
+
+    def pause(self) -> None:
+        """Stop at the next step boundary; returns when no step runs. Pairs with `resume`."""
+        self.manager.background_thread_status.acquire_pause(self.manager._wake_up_loop)
+
+    def resume(self) -> None:
+        """Let the engine run on with the requests it has."""
+        self.manager.background_thread_status.release_pause()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the generation thread lives."""
+        return bool(self.manager.is_running())
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether `submit` would take a request."""
+        return self.manager.background_thread_status.can_accept_new_requests() is None
+
+    @property
+    def busy_ns(self) -> int:
+        """Time in which a step ran, in nanoseconds, since the start."""
+        return self.processor.busy_ns
+
+    @property
+    def error(self) -> BaseException | None:
+        """What killed the generation thread, if anything did."""
+        error: BaseException | None = self.manager.background_thread_status.fatal_error
+        return error
+
+    def on_stop(self, action: Callable[[], None]) -> None:
+        """Run `action` when the engine is stopped."""
+        self._on_stop.append(action)
+
+    def stop(self) -> None:
+        """Stop the thread at the next step boundary; requests that are left fail."""
+        if self.manager.is_running():
+            self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
+        for action in reversed(self._on_stop):
+            action()
+        self._on_stop.clear()
+
+
+def _manager(model: PreTrainedModel, config: EngineConfig) -> ContinuousBatchingManager:
+    check_version()
+    manager = model.init_continuous_batching(
+        generation_config=GenerationConfig(
+            do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=config.page_tokens,
+            max_batch_tokens=config.max_batch_tokens,
+            max_requests_per_batch=config.max_requests_per_batch,
+            allow_block_sharing=config.prefix_cache,
+            safety_margin=0.0,
+            use_async_batching=False,
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,
+            seed=0,
+        ),
+    )
+    manager.output_router = CallbackRouter()
+    return manager
+
+
+def _engine(
+    manager: ContinuousBatchingManager,
+    cache: PagedAttentionCache,
+    scheduler_class: type[FIFOScheduler],
+    processor_class: Callable[..., DeviceProcessor],
+    config: EngineConfig,
+) -> Engine:
+    """Put cache, scheduler and processor into `manager` the way it would have made its own."""
+    cb_config = manager.continuous_batching_config
+    manager._use_prefix_sharing = cache.use_prefix_sharing
+    update_cb_config_after_cache_creation(
+        cb_config=cb_config, num_blocks=cache.num_blocks, max_batch_tokens=cache.max_batch_tokens
+    )
+    if SLIDING_ATTENTION in cache.cache_allocators:
+        cb_config.max_blocks_per_request = 0
+    scheduler = scheduler_class(
+        cache=cache,
+        safety_margin=cb_config.safety_margin,
+        max_requests_per_batch=cb_config.max_requests_per_batch,
+    )
+    processor = processor_class(
+        clock=config.clock,
+        cores=config.cores,
+        cache=cache,
+        config=manager.model.config.get_text_config(),
+        generation_config=manager.generation_config,
+        continuous_batching_config=cb_config,
+        logit_processor=manager.logit_processor,
+        input_queue=manager.input_queue,
+        cancel_queue=manager.cancel_queue,
+        output_router=manager.output_router,
+        background_thread_status=manager.background_thread_status,
+        model_device=manager.model.device,
+        model_dtype=manager.model.dtype,
+        scheduler=scheduler,
+        distributed_helper=manager.distributed_helper,
+    )
+    manager.batch_processor = processor
+    check(
+        manager._create_batch_processor() is processor,
+        "the manager would build a stock processor of its own",
+    )
+    return Engine(manager, processor, manager.output_router)
+
+
+def _cache_arguments(manager: ContinuousBatchingManager) -> dict[str, Any]:
+    model = manager.model
+    return {
+        "config": model.config.get_text_config(),
+        "continuous_batching_config": manager.continuous_batching_config,
+        "device": model.device,
+        "distributed_helper": manager.distributed_helper,
+        "dtype": model.dtype,
+        "model_supports_logits_to_keep": bool(model._supports_logits_to_keep()),
+    }
+
+
+def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
+    """Return the geometry an engine of `model` needs from its lane.
+
+    Raises:
+        Unavailable: this version of transformers is not supported.
+    """
+    manager = _manager(model, config)
+    return sector_geometry(
+        model.config.get_text_config(),
+        dtype=model.dtype,
+        cb_config=manager.continuous_batching_config,
+    )
+
+
+def stock_engine(model: PreTrainedModel, config: EngineConfig, *, cache_blocks: int) -> Engine:
+    """Build an engine with transformers' own cache and scheduler: the baseline.
+
+    Args:
+        model: a causal language model.
+        config: as for the other engines.
+        cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
+    """
+    manager = _manager(model, config)
+    manager.continuous_batching_config.num_blocks = cache_blocks
+    cache = PagedAttentionCache(**_cache_arguments(manager))
+    return _engine(manager, cache, FIFOScheduler, DeviceProcessor, config)
+
+
+def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConfig) -> Engine:
+    """Build an engine whose steps `lane` protects and whose KV lies in rose's pool."""
+    manager = _manager(model, config)
+    cache = SlabCache(lane, **_cache_arguments(manager))
+
+    def processor(**kwargs: Any) -> ServingProcessor:
+        return ServingProcessor(lane, **kwargs)
+
+    return _engine(manager, cache, PreemptingScheduler, processor, config)
+
+
+def rollout_engine(
+    model: PreTrainedModel, lane: RolloutLane, config: EngineConfig, *, layers_per_segment: int
+) -> Engine:
+    """Build a borrower: gated every few layers, preempted at the token when serving needs slabs.
+
+    Args:
+        model: a causal language model, not the serving one.
+        lane: made with `kv_geometry(model, config)`.
+        config: as for the other engines.
+        layers_per_segment: decoder layers between two gates, > 0.
+    """
+    manager = _manager(model, config)
+    cache = SlabCache(lane, **_cache_arguments(manager))
+    wake: threading.Event = manager._wake_up_loop
+
+    def processor(**kwargs: Any) -> RolloutProcessor:
+        return RolloutProcessor(lane, wake, **kwargs)
+
+    engine = _engine(manager, cache, PreemptingScheduler, processor, config)
+    borrower = engine.processor
+    check(isinstance(borrower, RolloutProcessor), "the borrower has a processor of another kind")
+    lane.on_revoke = borrower.give_up_slabs
+    lane.on_room = wake.set
+    engine.on_stop(gate_layers(lane, model, every=layers_per_segment))
+    return engine

@@ -1,0 +1,90 @@
+"""The version guard: rose substitutes internals of transformers, so it checks them first."""
+
+import inspect
+from importlib.metadata import version
+from typing import Any, Final
+
+import transformers.generation.continuous_batching.cache as cache_module
+import transformers.generation.continuous_batching.cache_allocators.cache_pool as pool_module
+import transformers.generation.continuous_batching.continuous_api as api_module
+import transformers.generation.continuous_batching.scheduler as scheduler_module
+
+from rose.errors import Unavailable
+
+SUPPORTED: Final = "5.23"
+
+# The constructors and methods that the connector calls or overrides, with their parameters.
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
+    "PagedAttentionCache.__init__": (
+        cache_module.PagedAttentionCache.__init__,
+        (
+            "self",
+            "config",
+            "continuous_batching_config",
+            "device",
+            "distributed_helper",
+            "dtype",
+            "model_supports_logits_to_keep",
+        ),
+    ),
+    "ContinuousBatchProcessor.__init__": (
+        api_module.ContinuousBatchProcessor.__init__,
+        (
+            "self",
+            "cache",
+            "config",
+            "generation_config",
+            "continuous_batching_config",
+            "logit_processor",
+            "input_queue",
+            "cancel_queue",
+            "output_router",
+            "background_thread_status",
+            "model_device",
+            "model_dtype",
+            "scheduler",
+            "distributed_helper",
+        ),
+    ),
+    "Scheduler.__init__": (
+        scheduler_module.Scheduler.__init__,
+        ("self", "cache", "safety_margin", "max_requests_per_batch"),
+    ),
+    "CachePool.__init__": (
+        pool_module.CachePool.__init__,
+        ("self", "num_sectors", "num_allocators", "num_reserved_sectors"),
+    ),
+    "CacheAllocator.register_cache_tensor": (
+        cache_module.CacheAllocator.register_cache_tensor,
+        ("self", "bytes_per_sector", "non_trash_bytes", "cache_tensor", "pool"),
+    ),
+    "ContinuousBatchProcessor.prepare_next_batch": (
+        api_module.ContinuousBatchProcessor.prepare_next_batch,
+        ("self",),
+    ),
+    "ContinuousBatchProcessor._generation_step": (
+        api_module.ContinuousBatchProcessor._generation_step,
+        ("self", "model"),
+    ),
+}
+
+
+def check_version() -> None:
+    """Refuse a transformers whose continuous batching is not the one rose was tested with.
+
+    Raises:
+        Unavailable: the version, or a signature that rose relies on, differs.
+    """
+    found = version("transformers")
+    if not found.startswith(f"{SUPPORTED}."):
+        raise Unavailable(
+            f"transformers {found} is not supported: rose drives the continuous batching of "
+            f"{SUPPORTED}.x (pip install 'transformers=={SUPPORTED}.*')"
+        )
+    for name, (function, expected) in _SIGNATURES.items():
+        actual = tuple(inspect.signature(function).parameters)
+        if actual != expected:
+            raise Unavailable(
+                f"transformers {found} changed {name}: rose expects the parameters "
+                f"{', '.join(expected)}, not {', '.join(actual)}"
+            )

@@ -1,0 +1,236 @@
+"""The step loops: serving's protected step, and the borrower's gated, abortable one.
+
+Both run in the generation thread of a transformers manager, which calls, once per step,
+`prepare_next_batch` → `_generation_step` → `update_batch`.
+"""
+
+import os
+import threading
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+
+from rose.clock import Clock
+from rose.engines.transformers.cache import SlabCache
+from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.errors import StepAborted
+from rose.events import Reason, Refusal
+from rose.executor import Quantum, Revocation, RolloutLane, ServingLane, StepBatch
+
+# How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
+_LOOK_UP_MS = 50.0
+
+
+class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no types in transformers
+    """A stock processor whose thread stays on the device's cores and whose busy time is counted.
+
+    On a CPU the device is a fixed set of cores; on a GPU `cores` is None.
+    """
+
+    def __init__(self, *, clock: Clock, cores: frozenset[int] | None, **kwargs: Any) -> None:
+        """Build the stock processor; the thread is moved at its first step."""
+        super().__init__(**kwargs)
+        self.clock = clock
+        self.cores = cores
+        self.busy_ns = 0
+        self._step_began_ns = 0
+
+    def prepare_next_batch(self) -> bool:
+        """Prepare as stock does."""
+        if self.cores is not None:
+            os.sched_setaffinity(0, self.cores)
+            self.cores = None
+        self._step_began_ns = self.clock.now_ns()
+        return bool(super().prepare_next_batch())
+
+    def update_batch(self) -> None:
+        """Update as stock does and count the step as busy time."""
+        super().update_batch()
+        self.busy_ns += self.clock.now_ns() - self._step_began_ns
+
+
+class ServingProcessor(DeviceProcessor):
+    """Serving's loop: every step is protected by the lane."""
+
+    def __init__(self, lane: ServingLane, **kwargs: Any) -> None:
+        """Bind the loop to `lane`."""
+        super().__init__(**kwargs)
+        self.lane = lane
+
+    def prepare_next_batch(self) -> bool:
+        """Wait (bounded) until the borrower's segment has ended, then prepare."""
+        if not self.scheduler.has_pending_requests() and self.input_queue.empty():
+            return super().prepare_next_batch()
+        step = self.lane.step()
+        step.__enter__()
+        is_ready = super().prepare_next_batch()
+        if not is_ready:
+            step.__exit__(None, None, None)
+            return False
+        io = self.inputs_and_outputs
+        decoding = sum(future.query_length == 1 for future in io.requests_in_batch)
+        step.batch = StepBatch(
+            decode_sequences=decoding,
+            context_tokens=sum(future.state.current_len() for future in io.requests_in_batch),
+            prefill_tokens=int(io.total_seqlen_q) - decoding,
+        )
+        self._step = step
+        return True
+
+    def update_batch(self) -> None:
+        """Update, let the lane learn how long the step took, and offer what is free."""
+        super().update_batch()
+        self._step.__exit__(None, None, None)
+        if not self.scheduler.active_requests:
+            self.cache.pool.try_to_free_sectors()
+            self.lane.settle()
+
+
+class RolloutProcessor(DeviceProcessor):
+    """The borrower's loop: a step runs under a quantum, pins its slabs, and can be aborted.
+
+    `lock` guards the books (scheduler, cache, pool): the loop thread holds it while it prepares and
+    updates, never in the forward pass, so serving can take slabs while a step is parked.
+    """
+
+    scheduler: PreemptingScheduler
+    cache: SlabCache
+
+    def __init__(self, lane: RolloutLane, wake: threading.Event, **kwargs: Any) -> None:
+        """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
+        super().__init__(**kwargs)
+        self.lane = lane
+        self.wake = wake
+        self.lock = threading.Lock()
+        self.aborted_steps = 0
+        self._holds_lock = False
+        self._quantum: Quantum | None = None
+        self._pin: int | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._was_aborted = False
+
+    # ---- the loop thread ------------------------------------------------------------------------
+
+    def prepare_next_batch(self) -> bool:
+        """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        # Requests, cancellations, pauses and stops are taken in first, without a quantum: a paused
+        # borrower must not look like one that is inside a segment.
+        if super()._update_tp_group_state() or not self.scheduler.has_pending_requests():
+            return False
+        match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
+            case Refusal(reason=reason):
+                if reason is not Reason.CLOSED:
+                    self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
+                return False
+            case quantum:
+                self._quantum = quantum
+        is_ready = False
+        try:
+            is_ready = super().prepare_next_batch()
+            if is_ready:
+                self._pin_batch()
+        finally:
+            self._release_lock()
+            if not is_ready:
+                self._end_quantum()
+        return is_ready
+
+    def _update_tp_group_state(self) -> bool:
+        # Called by stock `prepare_next_batch` just before it touches the books; the intake is done.
+        self.lock.acquire()
+        self._holds_lock = True
+        # A lease that ran out, or slabs that were late: nobody asked this thread, so it looks.
+        self._evacuate(self.lane.leaving())
+        return False
+
+    def _release_lock(self) -> None:
+        if self._holds_lock:
+            self._holds_lock = False
+            self.lock.release()
+
+    def _pin_batch(self) -> None:
+        batch = self.inputs_and_outputs.requests_in_batch
+        self._in_flight = frozenset(future.state.request_id for future in batch)
+        sectors = {s for request in self._in_flight for s in self.cache.sectors_of(request)}
+        self._pin = self.lane.pin(sectors)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _generation_step(self, model: torch.nn.Module) -> None:
+        try:
+            super()._generation_step(model)
+        except StepAborted:
+            self._was_aborted = True
+
+    def update_batch(self) -> None:
+        """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
+        with self.lock:
+            if self._was_aborted:
+                self._was_aborted = False
+                self.aborted_steps += 1
+                self.scheduler.roll_back()
+            else:
+                super().update_batch()
+            self._in_flight = frozenset()
+            if self._pin is not None:
+                self.lane.unpin(self._pin)
+                self._pin = None
+            self._evacuate(self.lane.leaving())
+        self._end_quantum()
+
+    def _end_quantum(self) -> None:
+        if self._quantum is not None:
+            self._quantum.__exit__(None, None, None)
+            self._quantum = None
+
+    # ---- any thread -----------------------------------------------------------------------------
+
+    def give_up_slabs(self, revocation: Revocation) -> None:
+        """Choose slabs for `revocation` and empty those that no step in flight needs.
+
+        Called by serving's thread. What is pinned leaves when the step ends or is aborted.
+        """
+        if not self.lock.acquire(timeout=revocation.remaining_s()):
+            return
+        try:
+            revocation.begin(self._cheapest_slabs(revocation.slabs))
+            self._evacuate(self.lane.leaving())
+        finally:
+            self.lock.release()
+
+    def _slabs_of(self, request_id: str) -> frozenset[int]:
+        slab_of = self.lane.kv.allocator.slab_of
+        return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
+
+    def _cheapest_slabs(self, count: int) -> list[int]:
+        """Pick slabs greedily: unpinned, then few new victims, then little progress lost."""
+        length = {name: state.current_len() for name, state in self._active().items()}
+        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
+        for request_id in length:
+            for slab in self._slabs_of(request_id):
+                users.setdefault(slab, set()).add(request_id)
+        victims: set[str] = set()
+        chosen: list[int] = []
+
+        def cost(slab: int) -> tuple[bool, int, int]:
+            fresh = users[slab] - victims
+            return bool(fresh & self._in_flight), len(fresh), sum(length[name] for name in fresh)
+
+        while users and len(chosen) < count:
+            slab = min(users, key=cost)
+            victims |= users.pop(slab)
+            chosen.append(slab)
+        return chosen
+
+    def _active(self) -> dict[str, Any]:
+        return dict(self.scheduler.active_requests)
+
+    def _evacuate(self, leaving: frozenset[int]) -> None:
+        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`."""
+        if not leaving:
+            return
+        for request_id, state in self._active().items():
+            if request_id not in self._in_flight and self._slabs_of(request_id) & leaving:
+                self.scheduler.preempt(state)
+        self.cache.drop_cached_in(leaving)
+        self.cache.pool.try_to_free_sectors()

@@ -1,0 +1,116 @@
+"""FIFO scheduling that survives a pool that shrinks: preempt at the token, or idle."""
+
+from dataclasses import dataclass
+
+from transformers.generation.continuous_batching.requests import (
+    FutureRequestState,
+    RequestState,
+    RequestStatus,
+)
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A request as it was just before its batch was prepared: what a rollback restores."""
+
+    state: RequestState
+    position: int
+    tokens: list[int]
+    was_decoding: bool
+
+
+class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
+    """A FIFO scheduler that requeues requests at the token when memory is short.
+
+    All methods run under the tenant's lock (see `processor.TenantLock`).
+    """
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        super().reset()
+        self.scheduled: list[Scheduled] = []
+        self.preempted_tokens = 0
+
+    def schedule_batch(
+        self, token_budget: int, cache_budget: int
+    ) -> tuple[list[FutureRequestState], bool, int, int]:
+        """Schedule as FIFO does; when nothing fits, preempt the youngest, at last idle.
+
+        Stock code returns None there, and a processor with nothing to offload then kills the loop
+        and every request.
+        """
+        was_decoding = {
+            request_id
+            for request_id, state in self.active_requests.items()
+            if state.status == RequestStatus.DECODING
+        }
+        while True:
+            batch, fast, query, read = super().schedule_batch(token_budget, cache_budget)
+            if batch is not None or not self._make_room():
+                break
+        # Starved requests keep their blocks and come first in the next batch.
+        self.starved_requests: list[tuple[RequestState, int]] = []
+        self.scheduled = [
+            Scheduled(
+                state=future.state,
+                position=future.state.position_offset,
+                tokens=list(future.state.tokens_to_process),
+                was_decoding=future.state.request_id in was_decoding,
+            )
+            for future in batch or ()
+        ]
+        return batch or [], fast, query, read
+
+    def _make_room(self) -> bool:
+        if self.cache.evict_cached_blocks():
+            self.cache.pool.try_to_free_sectors()
+            return True
+        if len(self.active_requests) < 2:
+            return False
+        youngest = max(self.active_requests.values(), key=lambda state: state.created_time)
+        self.preempt(youngest, no_cache=True)
+        self.block_new_requests = True
+        self.cache.pool.try_to_free_sectors()
+        return True
+
+    def preempt(self, state: RequestState, *, no_cache: bool = False) -> None:
+        """Take the blocks of `state` away and requeue it in front with every token it has.
+
+        Only for a request that is not in the batch in flight.
+
+        Args:
+            state: an active request.
+            no_cache: free its full blocks too, instead of keeping them as prefix cache.
+        """
+        self.preempted_tokens += state.current_len()
+        self.cache.free_blocks(state.request_id, no_cache=no_cache)
+        self.active_requests.pop(state.request_id)
+        again = state.create_equivalent_initial_request()
+        # Stock resets these, which would falsify latencies.
+        again.created_time, again._timestamps = state.created_time, state._timestamps
+        # The private field: the property's setter would stamp the end of the lifespan.
+        state._status = RequestStatus.FINISHED
+        self.waiting_requests[again.request_id] = again
+        self.waiting_requests_order.appendleft(again.request_id)
+        if not self.active_requests:
+            self.block_new_requests = False
+
+    def roll_back(self) -> None:
+        """Undo `schedule_batch` after a step that was aborted; its KV will be overwritten."""
+        for scheduled in self.scheduled:
+            state = scheduled.state
+            state.position_offset = scheduled.position
+            if scheduled.was_decoding:
+                state.tokens_to_process = scheduled.tokens
+            else:
+                state.remaining_prefill_tokens = scheduled.tokens + state.remaining_prefill_tokens
+                state.tokens_to_process = []
+                state._status = RequestStatus.PREFILLING
+        self.scheduled = []
+        self._requests_to_fork.clear()
+
+    def clear_cancelled_requests(self) -> list[RequestState]:
+        """Remove cancelled requests; the processor tells their owners (stock code does not)."""
+        self.cancelled = list(super().clear_cancelled_requests())
+        return self.cancelled

@@ -1,0 +1,336 @@
+"""`CoServing`: one device that serving shares with a borrower."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Self
+
+from rose._core import (
+    Arbiter,
+    CertificateLog,
+    CloseReason,
+    Creditor,
+    HostGate,
+    LatencyModel,
+    MoveLog,
+    ServingState,
+)
+from rose.clock import BootClock, Clock
+from rose.errors import InvalidArgument, check
+from rose.executor.keeper import Keeper
+from rose.executor.lender import Borrower, Lender, OnRevoke, ServingLimits
+from rose.executor.revocation import Revocation
+from rose.executor.rollout import RolloutLane
+from rose.executor.safety import Safety
+from rose.executor.serving import ServingLane
+from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
+from rose.slo import SLO, Policy
+from rose.units import MIB, ceil_div
+
+_SERVING: Final = 0
+_TENANTS: Final = 2
+
+
+class CoServing:
+    """Owns the memory, the gate and the certificates of one device.
+
+    Its life: `open` → `serving` → `rollout` → … → `close`. Made once per device; the lanes are for
+    any thread. When anything inside rose fails, the device gives everything back (`gave_back` says
+    why) and serving goes on alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool_bytes: int,
+        slab_bytes: int | None,
+        log_path: str,
+        policy: Policy,
+        clock: Clock,
+    ) -> None:
+        """Use `open`."""
+        self._pool_bytes = pool_bytes
+        self._slab_bytes = slab_bytes
+        self._log_path = log_path
+        self._policy = policy
+        self._clock = clock
+        self._serving: ServingLane | None = None
+        self._rollout: RolloutLane | None = None
+        self._creditor: Creditor | None = None
+        self._is_closed = False
+        self.safety = Safety(self._give_back)
+
+    @classmethod
+    def open(
+        cls,
+        device: str,
+        *,
+        pool_bytes: int,
+        slab_bytes: int | None = None,
+        log_path: str | Path = "",
+        policy: Policy | None = None,
+        clock: Clock | None = None,
+    ) -> "CoServing":
+        """Open a device for co-serving.
+
+        Args:
+            device: "cpu".
+            pool_bytes: KV memory of both tenants together.
+            slab_bytes: the unit of ownership; by default the smallest that suits serving's
+                geometry. Use `choose_slab_bytes` when the borrower's is known too.
+            log_path: file of the certificates; "" keeps only counts.
+            policy: the knobs.
+            clock: where time comes from.
+
+        Raises:
+            InvalidArgument: an unknown device, or a pool without room for one slab.
+        """
+        if device != "cpu":
+            raise InvalidArgument(
+                f"device '{device}' is not supported in this version: use 'cpu' "
+                "(the CUDA back end is listed under Limits in the README)"
+            )
+        if pool_bytes <= 0:
+            raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
+        return cls(
+            pool_bytes=pool_bytes,
+            slab_bytes=slab_bytes,
+            log_path=str(log_path),
+            policy=policy or Policy(),
+            clock=clock or BootClock(),
+        )
+
+    # ---- tenants --------------------------------------------------------------------------------
+
+    def serving(
+        self,
+        geometry: KVGeometry,
+        *,
+        slo: SLO,
+        reserve_bytes: int,
+        step_tokens: int = 8192,
+        request_tokens: int = 32768,
+    ) -> ServingLane:
+        """Add the serving engine; lays the pool out.
+
+        Args:
+            geometry: of its KV.
+            slo: its targets.
+            reserve_bytes: what it can always have, rounded up to slabs.
+            step_tokens: most tokens of one engine step.
+            request_tokens: longest prompt it accepts.
+
+        Raises:
+            InvalidArgument: called twice, or a pool or a reserve that does not fit.
+        """
+        if self._serving is not None:
+            raise InvalidArgument("this device has a serving engine already: open one per device")
+        policy = self._policy
+        slab_bytes = self._slab_bytes or choose_slab_bytes(geometry)
+        self._slab_bytes = slab_bytes
+        slabs = self._pool_bytes // slab_bytes - _TENANTS
+        if slabs < 1:
+            raise InvalidArgument(
+                f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
+                f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
+            )
+        self._log = CertificateLog(
+            self._log_path,
+            ttft_ms=slo.ttft_ms,
+            tpot_ms=slo.tpot_ms,
+            epsilon=policy.epsilon,
+            signal_ms=policy.signal_ms,
+            blocking_ms=policy.blocking_ms,
+            heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
+            max_segments=policy.max_segments,
+            slabs=slabs,
+            partitions=_TENANTS,
+            blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
+        )
+        self._arbiter = Arbiter.create(
+            slab_bytes=slab_bytes,
+            slab_count=slabs,
+            header_slabs=_TENANTS,
+            observer=MoveLog(self._log),
+        )
+        reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
+        partition = self._arbiter.add_partition(
+            "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
+        )
+        check(partition == _SERVING, "serving must be the first partition")
+        kv = KVSpace(self._arbiter, partition, geometry, header_index=_SERVING)
+        self._arbiter.take(partition, reserve_slabs)
+        self._gate = HostGate()
+        self._state = ServingState(self._log, gate=self._gate)
+        self._model = LatencyModel(
+            prior_ms=policy.latency_prior_ms,
+            epsilon=policy.epsilon,
+            forgetting=policy.forgetting,
+            adaptation=policy.adaptation,
+            cold_margin=policy.cold_margin,
+            window=policy.residual_window,
+        )
+        self._limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
+        self._lender = Lender(
+            arbiter=self._arbiter,
+            serving=partition,
+            serving_kv=kv,
+            running=lambda: int(self._state.pending),
+            limits=self._limits,
+            model=self._model,
+            log=self._log,
+            policy=policy,
+            clock=self._clock,
+        )
+        self._serving = ServingLane(
+            kv=kv,
+            gate=self._gate,
+            state=self._state,
+            model=self._model,
+            log=self._log,
+            lender=self._lender,
+            safety=self.safety,
+            policy=policy,
+            clock=self._clock,
+        )
+        self._keeper = Keeper(self._tend, every_ms=policy.tend_every_ms)
+        return self._serving
+
+    def rollout(
+        self, geometry: KVGeometry, *, limit_bytes: int, on_revoke: OnRevoke | None = None
+    ) -> RolloutLane:
+        """Add the borrower; from now on the device lends.
+
+        Args:
+            geometry: of its KV.
+            limit_bytes: the most it may borrow, rounded down to slabs.
+            on_revoke: frees blocks when serving wants slabs; engines set it themselves.
+
+        Raises:
+            InvalidArgument: before `serving`, called twice, or a geometry that wastes too much.
+        """
+        if self._serving is None or self._slab_bytes is None:
+            raise InvalidArgument("add the serving engine before the borrower")
+        if self._rollout is not None:
+            raise InvalidArgument("this device has a borrower already: one per device")
+        suited = choose_slab_bytes(self._serving.kv.geometry, geometry)
+        if self._slab_bytes % suited and geometry.waste(self._slab_bytes) > self._policy.waste_max:
+            raise InvalidArgument(
+                f"slabs of {self._slab_bytes / MIB:g} MiB waste "
+                f"{geometry.waste(self._slab_bytes):.0%} of the borrower's memory: "
+                f"open the device with slab_bytes={suited}"
+            )
+        partition = self._arbiter.add_partition(
+            "rollout", reserve_slabs=0, limit_slabs=limit_bytes // self._slab_bytes
+        )
+        lane = RolloutLane(
+            kv=KVSpace(self._arbiter, partition, geometry, header_index=partition),
+            gate=self._gate,
+            lender=self._lender,
+            clock=self._clock,
+            on_revoke=on_revoke or _begin_at_once,
+        )
+        self._rollout = lane
+        self._lender.lend_to(
+            Borrower(
+                partition=partition,
+                kv=lane.kv,
+                gate=self._gate,
+                # The engine sets these two later, so they are looked up at each call.
+                on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
+                on_room=lambda: lane.on_room(),  # noqa: PLW0108
+            )
+        )
+        context = float(self._limits.request_tokens)
+        self._creditor = Creditor(
+            self._gate,
+            self._state,
+            self._model,
+            self._log,
+            largest_step=(1.0, context, 0.0),
+            largest_chunk=(0.0, context, float(self._limits.step_tokens)),
+            segment_prior_ms=self._policy.segment_prior_ms,
+            segment_share=self._policy.segment_share,
+            poll_ms=self._policy.poll_ms,
+            retry_ms=self._policy.retry_ms,
+        )
+        self._state.beat()
+        self._creditor.start()
+        self._keeper.start()
+        return lane
+
+    # ---- the device itself ----------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        with self.safety:
+            self._state.beat()
+            self._lender.tend()
+
+    @property
+    def gave_back(self) -> str | None:
+        """Why the device stopped lending; None while all is well."""
+        cause = self.safety.cause
+        return None if cause is None else f"{type(cause).__name__}: {cause}"
+
+    @property
+    def lender(self) -> Lender:
+        """The memory policy, for reports."""
+        return self._lender
+
+    @property
+    def arbiter(self) -> Arbiter:
+        """The books, for reports and tests."""
+        return self._arbiter
+
+    @property
+    def gate(self) -> HostGate:
+        """The gate, for reports."""
+        return self._gate
+
+    def _give_back(self, cause: BaseException) -> None:
+        """Stop launches, wait with a deadline, then reclaim; the mapping stays in place."""
+        self._log.append_gave_back(f"{type(cause).__name__}: {cause}")
+        self._stop_lending()
+
+    def _stop_lending(self) -> None:
+        if self._creditor is None:
+            return
+        self._gate.close(CloseReason.GAVE_BACK)
+        self._creditor.stop()
+        self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
+        self._lender.close()
+        self._gate.shut_down()
+
+    def close(self) -> None:
+        """Stop lending, take everything back, and write the certificates out. Idempotent.
+
+        Stop the engines first; views of the pool stay valid as long as someone holds them.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._serving is None:
+            return
+        self._keeper.stop()
+        if self.safety.cause is None:
+            self._stop_lending()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        """Use the device in a `with` block."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Close the device."""
+        self.close()
+
+
+def _begin_at_once(revocation: Revocation) -> None:
+    """Take what the arbiter picks: a borrower without an opinion."""
+    revocation.begin(())

@@ -1,0 +1,338 @@
+"""Moves slabs between serving and the borrower: every grant certified, every revocation timed."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rose._core import (
+    AdmissionTerms,
+    Arbiter,
+    CertificateLog,
+    Grant,
+    GrantRefusal,
+    HostGate,
+    LatencyModel,
+    RenewAnswer,
+    Snapshot,
+    admission_balance,
+    admission_certificate,
+    largest_grant,
+)
+from rose.clock import Clock
+from rose.events import Reason, Refusal
+from rose.executor.revocation import Revocation
+from rose.memory import KVSpace
+from rose.slo import Policy
+from rose.units import NS_PER_MS, ceil_div
+
+# A grant whose epoch was overtaken is computed again; so often, then the answer is "later".
+_TRIES: Final = 4
+# Settled revocations are kept for reports.
+_HISTORY: Final = 4096
+
+_MS_PER_S: Final = 1e3
+_REASONS: Final = {
+    GrantRefusal.POOL_EMPTY: Reason.POOL_EMPTY,
+    GrantRefusal.OVER_LIMIT: Reason.OVER_LIMIT,
+    GrantRefusal.FLOOR: Reason.RESERVE_AT_RISK,
+}
+_LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
+
+OnRevoke = Callable[[Revocation], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Slabs on loan under one certificate."""
+
+    lease_id: int
+    lease_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """The most serving can ask for at once.
+
+    Args:
+        step_tokens: of one engine step; all prefills of a step share it.
+        request_tokens: of one prompt.
+    """
+
+    step_tokens: int
+    request_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Borrower:
+    """The other side of the loans."""
+
+    partition: int
+    kv: KVSpace
+    gate: HostGate
+    on_revoke: OnRevoke
+    on_room: Callable[[], None]
+
+
+class Lender:
+    """The memory policy of one device; the arbiter holds the books.
+
+    Serving calls `reclaim`, `recheck` and `offer_surplus`; the borrower `grow`, `renew` and
+    `step_ended`; the keeper `tend`. Any thread: what is not the arbiter's is under `_lock`, which
+    is never held while slabs are waited for or the borrower is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        arbiter: Arbiter,
+        serving: int,
+        serving_kv: KVSpace,
+        running: Callable[[], int],
+        limits: ServingLimits,
+        model: LatencyModel,
+        log: CertificateLog,
+        policy: Policy,
+        clock: Clock,
+    ) -> None:
+        """Made by `CoServing`.
+
+        Args:
+            arbiter: of the device.
+            serving: serving's partition.
+            serving_kv: its view.
+            running: how many serving requests there are.
+            limits: what one step and one request of serving can be.
+            model: of serving's steps.
+            log: where certificates go.
+            policy: the knobs.
+            clock: of the device.
+        """
+        self._arbiter = arbiter
+        self._serving = serving
+        self._kv = serving_kv
+        self._running = running
+        self._limits = limits
+        self._model = model
+        self._log = log
+        self._policy = policy
+        self._clock = clock
+        self._blocks_per_slab = serving_kv.geometry.blocks_per_slab(arbiter.slab_bytes)
+        self._borrower: Borrower | None = None
+        self._lock = threading.Lock()  # Guards all below.
+        self._leases: list[Lease] = []
+        self._open: list[Revocation] = []
+        self._no_growth_before_ns = 0
+        self._renewed_ns = 0
+        self._is_closed = False
+        self.history: deque[Revocation] = deque(maxlen=_HISTORY)
+
+    def lend_to(self, borrower: Borrower) -> None:
+        """Begin to lend."""
+        self._borrower = borrower
+
+    # ---- what serving could need ----------------------------------------------------------------
+
+    def _terms(self, snapshot: Snapshot, *, slabs: int) -> AdmissionTerms:
+        """Say what is known for a grant of `slabs`; blocks are serving's, whole ones.
+
+        No loan counts as revocable: a slab that no step pins now can be pinned before serving asks.
+        """
+        step_ms = self._model.forecast(
+            decode_sequences=1, context_tokens=0, prefill_tokens=0
+        ).predicted_ms
+        chunk_ms = self._model.forecast(
+            decode_sequences=0, context_tokens=0, prefill_tokens=self._limits.step_tokens
+        ).predicted_ms
+        return AdmissionTerms(
+            epoch=snapshot.epoch,
+            to_partition=self._borrower.partition if self._borrower else 0,
+            slabs=slabs,
+            blocks_per_slab=self._blocks_per_slab,
+            block_tokens=self._kv.geometry.block_tokens,
+            free_serving_blocks=snapshot.partitions[self._serving].free_blocks,
+            unowned_slabs=snapshot.unowned,
+            revocable_blocks=0,
+            horizon_ms=self._policy.revoke_ms,
+            running_requests=self._running(),
+            decode_tokens_per_s=_MS_PER_S / step_ms,
+            prefill_tokens_per_s=self._limits.step_tokens * _MS_PER_S / chunk_ms,
+            max_request_tokens=self._limits.request_tokens,
+            max_batch_tokens=self._limits.step_tokens,
+            burst_requests=self._policy.burst_requests,
+            burst_request_tokens=self._kv.geometry.block_tokens,
+        )
+
+    # ---- serving's side -------------------------------------------------------------------------
+
+    def reclaim(self, blocks: int) -> None:
+        """Get serving `blocks` more free blocks: unowned slabs first, then from the borrower.
+
+        Waits for pinned slabs, at most T_revoke.
+        """
+        allocator = self._kv.allocator
+        wanted = allocator.free_blocks + blocks
+        self._arbiter.take(self._serving, ceil_div(blocks, self._blocks_per_slab))
+        missing = wanted - allocator.free_blocks
+        if missing <= 0:
+            return
+        revocation = self._revoke(ceil_div(missing, self._blocks_per_slab))
+        if revocation is not None:
+            revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
+            self._collect()
+
+    def recheck(self) -> None:
+        """Begin to take slabs back before serving's supply falls under what it could need."""
+        snapshot = self._arbiter.snapshot()
+        balance = admission_balance(self._terms(snapshot, slabs=0))
+        lent = snapshot.partitions[self._borrower.partition] if self._borrower else None
+        if lent is None or lent.held == 0:
+            return
+        coming = lent.in_revocation * self._blocks_per_slab
+        missing = -balance.slack_blocks - coming
+        if missing > 0:
+            self._revoke(ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs)
+
+    def _revoke(self, slabs: int) -> Revocation | None:
+        borrower = self._borrower
+        if borrower is None:
+            return None
+        revocation = self._revocation(slabs=slabs)
+        self._log.append_revoke_begun(lease_id=0, deadline_ns=revocation.deadline_ns, slabs=slabs)
+        borrower.on_revoke(revocation)
+        if not revocation.is_begun:
+            revocation.begin(())
+        if revocation.slabs_pending() > 0 and borrower.gate.abort_step():
+            revocation.aborted_steps = 1
+        with self._lock:
+            # Slabs that come and go abort step after step: after a revocation growth waits.
+            regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
+            self._no_growth_before_ns = revocation.asked_ns + regrow_ns
+            self._open.append(revocation)
+        self._collect()
+        return revocation
+
+    def _revocation(self, *, slabs: int) -> Revocation:
+        now_ns = self._clock.now_ns()
+        return Revocation(
+            slabs=slabs,
+            deadline_ns=now_ns + int(self._policy.revoke_ms * NS_PER_MS),
+            asked_ns=now_ns,
+            arbiter=self._arbiter,
+            borrower=self._borrower.partition if self._borrower else 0,
+            taker=self._serving,
+            clock=self._clock,
+        )
+
+    def offer_surplus(self) -> None:
+        """Give slabs that serving could not need soon back to nobody, and tell the borrower."""
+        snapshot = self._arbiter.snapshot()
+        balance = admission_balance(self._terms(snapshot, slabs=0))
+        own_free = snapshot.partitions[self._serving].free_blocks
+        surplus = min(own_free, balance.slack_blocks) // self._blocks_per_slab
+        if surplus > 0 and self._arbiter.give_back(self._serving, surplus) and self._borrower:
+            self._borrower.on_room()
+
+    # ---- the borrower's side --------------------------------------------------------------------
+
+    def grow(self, blocks: int) -> Lease | Refusal:
+        """Lend the borrower slabs for up to `blocks` more blocks, under a certificate.
+
+        A grant counts only when no slab changed hands since its terms were read.
+        """
+        borrower = self._borrower
+        if borrower is None or self._is_closed:
+            return Refusal(Reason.CLOSED)
+        wait_ms = self.retry_after_ms()
+        if wait_ms > 0:
+            return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=wait_ms)
+        wanted = ceil_div(blocks, borrower.kv.geometry.blocks_per_slab(self._arbiter.slab_bytes))
+        for _ in range(_TRIES):
+            snapshot = self._arbiter.snapshot()
+            terms = self._terms(snapshot, slabs=0)
+            terms.slabs = min(wanted, largest_grant(terms))
+            if terms.slabs == 0 or admission_certificate(terms, log=self._log) is None:
+                return Refusal(Reason.RESERVE_AT_RISK)
+            answer = self._arbiter.grant(
+                borrower.partition,
+                terms.slabs,
+                ttl_ns=int(self._policy.lease_ttl_ms * NS_PER_MS),
+                expected_epoch=snapshot.epoch,
+            )
+            if isinstance(answer, Grant):
+                lease = Lease(answer.lease_id, answer.lease_epoch)
+                with self._lock:
+                    self._leases.append(lease)
+                return lease
+            if answer != GrantRefusal.STALE_EPOCH:
+                return Refusal(_REASONS[answer])
+        return Refusal(Reason.RESERVE_AT_RISK)
+
+    def retry_after_ms(self) -> float:
+        """How long growth is held off after a revocation, in milliseconds."""
+        return max(0.0, (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS)
+
+    def renew(self) -> None:
+        """Say that the borrower lives; its leases last another TTL. Cheap when called often."""
+        now_ns = self._clock.now_ns()
+        ttl_ns = int(self._policy.lease_ttl_ms * NS_PER_MS)
+        if now_ns - self._renewed_ns < ttl_ns // 4:
+            return
+        self._renewed_ns = now_ns
+        with self._lock:
+            self._leases = [
+                lease
+                for lease in self._leases
+                if self._arbiter.renew(lease.lease_id, lease_epoch=lease.lease_epoch, ttl_ns=ttl_ns)
+                not in _LEASE_IS_OVER
+            ]
+
+    def step_ended(self) -> None:
+        """Note what a step gave back when it ended."""
+        if self._open:
+            self._collect()
+
+    def lent_slabs(self) -> list[int]:
+        """The slabs on loan that are not being taken back."""
+        borrower = self._borrower
+        if borrower is None:
+            return []
+        return [candidate.slab for candidate in self._arbiter.candidates(borrower.partition)]
+
+    def leaving_slabs(self) -> frozenset[int]:
+        """The slabs to be emptied: those being taken back, and those that are late already."""
+        if self._borrower is None:
+            return frozenset()
+        return frozenset(self._arbiter.leaving(self._borrower.partition))
+
+    # ---- the keeper's side ----------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked."""
+        grace_ns = int(self._policy.revoke_ms * NS_PER_MS)
+        for revocation_id in self._arbiter.expire(grace_ns=grace_ns):
+            # The borrower has not come by for a whole TTL, so it is not asked: only told.
+            with self._lock:
+                self._open.append(self._revocation(slabs=0).adopt(revocation_id))
+        self._collect()
+
+    def _collect(self) -> None:
+        """Move settled revocations into the history; past their deadline they settle by fencing."""
+        with self._lock:
+            settled = [one for one in self._open if one.slabs_pending() == 0]
+            self._open = [one for one in self._open if one not in settled]
+            self.history.extend(settled)
+
+    def close(self) -> None:
+        """Lend no more, and take back all that is lent, by the deadline."""
+        self._is_closed = True
+        borrower = self._borrower
+        if borrower is None:
+            return
+        held = self._arbiter.snapshot().partitions[borrower.partition].held
+        if held:
+            revocation = self._revoke(held)
+            if revocation is not None:
+                revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
+        self._collect()

@@ -1,0 +1,93 @@
+"""A revocation as the borrower sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rose._core import Arbiter
+from rose.clock import Clock
+from rose.units import NS_PER_MS, NS_PER_S
+
+
+@dataclass(slots=True)
+class Revocation:
+    """Serving wants slabs back by a deadline.
+
+    Its life: made → `begin` (the slabs are chosen, idle ones change hands) → the borrower frees
+    blocks and drops pins, and each slab leaves in the call that empties it → settled, or fenced
+    at the deadline.
+
+    Args:
+        slabs: how many are wanted.
+        deadline_ns: on the device's clock.
+        asked_ns: when serving asked.
+    """
+
+    slabs: int
+    deadline_ns: int
+    asked_ns: int
+    arbiter: Arbiter
+    borrower: int
+    taker: int
+    clock: Clock
+    aborted_steps: int = 0
+    settled_ns: int = field(default=0, init=False)
+    _id: int | None = field(default=None, init=False)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._id is not None
+
+    def begin(self, preferred: Sequence[int]) -> None:
+        """Start it: idle slabs leave at once, then `preferred` in its order, then the emptiest.
+
+        A borrower calls this once, under the lock that guards its own books; if it does not, the
+        executor does.
+        """
+        self._id = self.arbiter.revoke(
+            self.borrower,
+            self.slabs,
+            deadline_ns=self.deadline_ns,
+            taker=self.taker,
+            preferred=list(preferred),
+        )
+        self.slabs_pending()
+
+    def adopt(self, revocation_id: int) -> "Revocation":
+        """Follow a revocation that the arbiter began by itself, for a lease past its TTL."""
+        self._id = revocation_id
+        return self
+
+    def slabs_pending(self) -> int:
+        """Return how many slabs are still to come; past the deadline this fences them."""
+        if self._id is None:
+            return self.slabs
+        pending = int(self.arbiter.poll(self._id).pending)
+        if pending == 0 and self.settled_ns == 0:
+            self.settled_ns = self.clock.now_ns()
+        return pending
+
+    def wait(self, timeout_ns: int) -> None:
+        """Sleep until nothing is pending, for at most `timeout_ns`."""
+        if self._id is not None:
+            self.arbiter.wait(self._id, timeout_ns=timeout_ns)
+            self.slabs_pending()
+
+    @property
+    def slabs_returned(self) -> int:
+        """How many slabs came back."""
+        return int(self.arbiter.poll(self._id).returned) if self._id is not None else 0
+
+    @property
+    def slabs_fenced(self) -> int:
+        """How many slabs missed the deadline and are quarantined."""
+        return int(self.arbiter.poll(self._id).fenced) if self._id is not None else 0
+
+    @property
+    def latency_ms(self) -> float:
+        """From the demand to the last slab; only meaningful when settled."""
+        return (self.settled_ns - self.asked_ns) / NS_PER_MS
+
+    def remaining_s(self) -> float:
+        """Seconds to the deadline, at least 0."""
+        return max(0.0, (self.deadline_ns - self.clock.now_ns()) / NS_PER_S)

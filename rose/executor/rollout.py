@@ -1,0 +1,155 @@
+"""The borrower's lane: leased memory, quanta of compute, and the way to give both back."""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+from typing_extensions import Self
+
+from rose._core import HostGate, Verdict
+from rose.clock import Clock
+from rose.errors import StepAborted, Unavailable
+from rose.events import Reason, Refusal
+from rose.executor.lender import Lender
+from rose.executor.revocation import Revocation
+from rose.executor.ticket import Ticket
+from rose.memory import KVSpace
+
+# A parked borrower looks up this often, to renew its leases; waking it earlier costs a futex.
+_LOOK_UP_MS: Final = 50.0
+
+OnRevoke = Callable[[Revocation], None]
+
+
+@dataclass(slots=True)
+class Quantum:
+    """The right to run one step, segment by segment. Ends with the `with` block.
+
+    Within it, `RolloutLane.gate` must be called between segments; `StepAborted` raised there
+    must reach the engine, which rolls the step back.
+    """
+
+    lane: "RolloutLane"
+
+    def __enter__(self) -> Self:
+        """Run the step."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """End the last segment and the step."""
+        self.lane.end_step()
+
+
+class RolloutLane:
+    """What a borrower calls. One thread runs its steps; the other methods are for any thread.
+
+    The life of a step: `try_step` → `pin` → `gate`, `gate`, … → `unpin` → end of the quantum.
+    A refusal is a value. `StepAborted` is the one exception that is part of the protocol.
+    """
+
+    def __init__(
+        self, *, kv: KVSpace, gate: HostGate, lender: Lender, clock: Clock, on_revoke: OnRevoke
+    ) -> None:
+        """Made by `CoServing.rollout`."""
+        self.kv = kv
+        self.on_revoke = on_revoke
+        self.on_room: Callable[[], None] = lambda: None
+        self.step_thread = 0
+        self._gate = gate
+        self._lender = lender
+        self._clock = clock
+
+    # ---- compute --------------------------------------------------------------------------------
+
+    def try_step(self, batch: Any = None, *, timeout_ms: float = 0.0) -> Quantum | Refusal:
+        """Ask to run one step.
+
+        Args:
+            batch: what will run; kept for the borrower's own use.
+            timeout_ms: how long to sleep at a closed gate before the answer is a refusal.
+        """
+        del batch  # In idle mode a certificate depends on serving's load only.
+        self._lender.renew()
+        self._gate.begin_step()
+        verdict = self._gate.pass_(timeout_ms=timeout_ms)
+        if verdict == Verdict.PASSED:
+            self.step_thread = threading.get_ident()
+            return Quantum(self)
+        self._gate.end_step()
+        if verdict == Verdict.SHUT_DOWN:
+            return Refusal(Reason.CLOSED)
+        return Refusal(Reason.SERVING_BUSY)
+
+    def gate(self) -> None:
+        """End a segment, and wait until the next may start.
+
+        Raises:
+            StepAborted: serving needs slabs that this step pins; roll it back.
+            Unavailable: the device was closed.
+        """
+        while True:
+            verdict = self._gate.pass_(timeout_ms=_LOOK_UP_MS)
+            if verdict == Verdict.PASSED:
+                return
+            if verdict == Verdict.ABORTED:
+                raise StepAborted("serving took the slabs of this step back")
+            if verdict == Verdict.SHUT_DOWN:
+                raise Unavailable("the device was closed while a step was at its gate")
+            self._lender.renew()
+
+    def end_step(self) -> None:
+        """End the step; called by the quantum."""
+        self.step_thread = 0
+        self._gate.leave()
+        self._gate.end_step()
+        self._lender.step_ended()
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def ensure(self, blocks: int) -> bool:
+        """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
+        missing = blocks - self.kv.allocator.free_blocks
+        if missing <= 0:
+            return True
+        self._lender.grow(missing)
+        return bool(self.kv.allocator.free_blocks >= blocks)
+
+    def reserve(self, tokens: int) -> Ticket | Refusal:
+        """Set blocks for `tokens` tokens aside.
+
+        Args:
+            tokens: of one sequence, > 0.
+
+        Returns:
+            A ticket whose `commit` gives block ids, or why not.
+        """
+        blocks = self.kv.geometry.blocks_for(tokens)
+        if not self.ensure(blocks):
+            return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=self._lender.retry_after_ms())
+        reservation = self.kv.allocator.reserve(blocks)
+        if reservation is None:
+            return Refusal(Reason.POOL_EMPTY, retry_after_ms=self._lender.retry_after_ms())
+        return Ticket(self.kv.allocator, reservation)
+
+    def pin(self, blocks: Iterable[int]) -> int:
+        """Hold the slabs of `blocks` for a step, from its preparation to its completion."""
+        return int(self.kv.allocator.pin(list(blocks)))
+
+    def unpin(self, pin: int) -> None:
+        """Let go; slabs on revocation that are empty leave inside this call."""
+        self.kv.allocator.unpin(pin)
+
+    def slabs(self) -> list[int]:
+        """The slabs on loan that are not being taken back."""
+        return self._lender.lent_slabs()
+
+    def leaving(self) -> frozenset[int]:
+        """The slabs to be emptied: those being taken back, and those that are late already."""
+        return self._lender.leaving_slabs()

@@ -1,0 +1,178 @@
+"""Serving's lane: nothing in here raises, waits without a bound, or holds serving up."""
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from typing_extensions import Self
+
+from rose._core import CertificateLog, HostGate, LatencyModel, ServingState
+from rose.clock import Clock
+from rose.errors import check
+from rose.events import Reason, Refusal
+from rose.executor.lender import Lender
+from rose.executor.safety import Safety
+from rose.executor.ticket import Ticket
+from rose.memory import KVSpace
+from rose.slo import Policy
+from rose.units import NS_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What a serving step does: the features of the latency model.
+
+    Args:
+        decode_sequences: sequences that get one token.
+        context_tokens: KV tokens that are read, over all sequences.
+        prefill_tokens: prompt tokens that are processed.
+    """
+
+    decode_sequences: int
+    context_tokens: int
+    prefill_tokens: int
+
+
+class ServingStep:
+    """Protected work: entered when the borrower is parked, left when the step has ended."""
+
+    __slots__ = ("_began_ns", "_lane", "batch")
+
+    def __init__(self, lane: "ServingLane", batch: StepBatch | None) -> None:
+        """Made by `ServingLane.step`; `batch` may be set later, before the step ends."""
+        self._lane = lane
+        self._began_ns = 0
+        self.batch = batch
+
+    def __enter__(self) -> Self:
+        """Wait, for a bounded time, until no rollout segment runs."""
+        self._began_ns = self._lane.begin_step()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Learn how long the step took, and check that serving's memory is safe."""
+        if failure is None and self.batch is not None:
+            self._lane.end_step(self.batch, self._began_ns)
+
+
+class ServingLane:
+    """What a serving engine calls. Any thread may call any method.
+
+    When rose fails, every method turns into the answer of a device without borrowers.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv: KVSpace,
+        gate: HostGate,
+        state: ServingState,
+        model: LatencyModel,
+        log: CertificateLog,
+        lender: Lender,
+        safety: Safety,
+        policy: Policy,
+        clock: Clock,
+    ) -> None:
+        """Made by `CoServing.serving`."""
+        self.kv = kv
+        self.blocked_ms: list[float] = []
+        self._live: set[str] = set()
+        self._gate = gate
+        self._state = state
+        self._model = model
+        self._log = log
+        self._lender = lender
+        self._safety = safety
+        self._policy = policy
+        self._clock = clock
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
+        """Say that a request is here, as early as possible: this closes the gate.
+
+        Args:
+            request_id: unique among live requests.
+            prompt_tokens: length of its prompt.
+        """
+        with self._safety:
+            if request_id not in self._live:
+                self._live.add(request_id)
+                self._state.arrived(tokens=prompt_tokens)
+
+    def emitted(self, request_id: str) -> None:
+        """Say that a token of the request went out: serving's host is alive.
+
+        Args:
+            request_id: a request that has arrived.
+        """
+        with self._safety:
+            if request_id in self._live:
+                self._state.beat()
+
+    def finished(self, request_id: str) -> None:
+        """Say that the request is over; the last one opens the gate.
+
+        An id that is not live is passed over, so an engine may say it twice.
+        """
+        with self._safety:
+            if request_id in self._live:
+                self._live.discard(request_id)
+                check(self._state.finished(), "serving has fewer requests than live ids")
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def step(self, batch: StepBatch | None = None) -> ServingStep:
+        """Protect one engine step: `with serving.step(batch): run()`."""
+        return ServingStep(self, batch)
+
+    def begin_step(self) -> int:
+        """Make sure that the device is serving's; returns when the step began, in nanoseconds."""
+        with self._safety:
+            if self._gate.is_running():
+                blocked_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
+                self.blocked_ms.append(
+                    self._policy.park_wait_ms if blocked_ms is None else blocked_ms
+                )
+        return self._clock.now_ns()
+
+    def end_step(self, batch: StepBatch, began_ns: int) -> None:
+        """Feed the latency model and re-check serving's memory."""
+        with self._safety:
+            actual_ms = (self._clock.now_ns() - began_ns) / NS_PER_MS
+            features = {
+                "decode_sequences": batch.decode_sequences,
+                "context_tokens": batch.context_tokens,
+                "prefill_tokens": batch.prefill_tokens,
+            }
+            forecast = self._model.observe(actual_ms, **features)
+            self._log.append_step(forecast, actual_ms=actual_ms, **features)
+            self._lender.recheck()
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def ensure(self, blocks: int) -> bool:
+        """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
+        missing = blocks - self.kv.allocator.free_blocks
+        if missing > 0:
+            with self._safety:
+                self._lender.reclaim(missing)
+        return bool(self.kv.allocator.free_blocks >= blocks)
+
+    def reserve(self, tokens: int) -> Ticket | Refusal:
+        """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
+        blocks = self.kv.geometry.blocks_for(tokens)
+        reservation = self.kv.allocator.reserve(blocks) if self.ensure(blocks) else None
+        if reservation is None:
+            return Refusal(Reason.POOL_EMPTY)
+        return Ticket(self.kv.allocator, reservation)
+
+    def settle(self) -> None:
+        """Offer slabs that serving does not need now; call it when blocks were freed."""
+        with self._safety:
+            self._lender.offer_surplus()

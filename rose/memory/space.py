@@ -1,0 +1,105 @@
+"""The KV space of one tenant: its block ids, its allocator and its views of the shared pool."""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose._core import Arbiter
+from rose.errors import InvalidArgument
+from rose.memory.geometry import KVGeometry, Layout
+
+NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
+
+
+class KVSpace:
+    """One tenant's window on the pool.
+
+    Block ids count from the tenant's own header slab, so the first ids are its private null
+    blocks: they are never lent, and no other tenant's ids reach them. All views share the bytes of
+    the pool and keep it alive.
+
+    Args:
+        arbiter: of the pool.
+        partition: the tenant's.
+        geometry: of its model.
+        header_index: which header slab is the tenant's own; each tenant needs another.
+
+    Raises:
+        InvalidArgument: the geometry does not fit the slabs, or there is no such header slab.
+    """
+
+    def __init__(
+        self, arbiter: Arbiter, partition: int, geometry: KVGeometry, *, header_index: int
+    ) -> None:
+        slab_bytes = arbiter.slab_bytes
+        if not 0 <= header_index < arbiter.header_slabs:
+            raise InvalidArgument(
+                f"header_index {header_index}: the pool has {arbiter.header_slabs} header slabs"
+            )
+        blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
+        if blocks_per_slab < NULL_BLOCKS_MIN:
+            raise InvalidArgument(
+                f"slab_bytes {slab_bytes}: {geometry} has blocks of {geometry.block_bytes} bytes, "
+                f"and {NULL_BLOCKS_MIN} must fit a slab"
+            )
+        layer_major = geometry.layout is Layout.LAYER_MAJOR
+        self._arbiter = arbiter
+        self.partition = partition
+        self.geometry = geometry
+        self.origin_bytes = header_index * slab_bytes
+        self.blocks_per_slab = blocks_per_slab
+        self.null_blocks = range(blocks_per_slab)
+        self.allocator = arbiter.allocator(
+            partition,
+            block_bytes=geometry.id_bytes,
+            origin_bytes=self.origin_bytes,
+            blocks_per_slab_max=blocks_per_slab if layer_major else 0,
+        )
+
+    @property
+    def null_block(self) -> int:
+        """Return the id of the block that is read where there is nothing."""
+        return self.null_blocks[0]
+
+    @property
+    def lendable_bytes(self) -> int:
+        """Return the bytes of all slabs a tenant could ever hold."""
+        return self._arbiter.slab_count * self._arbiter.slab_bytes
+
+    def flat(self) -> npt.NDArray[np.uint8]:
+        """Return all bytes from id 0 on, cut to whole ids."""
+        window = self._arbiter.pool_view()[self.origin_bytes :]
+        return window[: len(window) // self.geometry.id_bytes * self.geometry.id_bytes]
+
+    def views(self, dtype: npt.DTypeLike = np.uint8) -> list[npt.NDArray[Any]]:
+        """Return one array per layer; row `id` of each is block `id` in that layer.
+
+        The rows overlap with those of other layers for ids that this tenant never gets; ids from
+        its allocator, and its null blocks, never leave their slab.
+
+        Args:
+            dtype: of the elements; its size divides a layer's block.
+
+        Returns:
+            `layers` arrays of shape (ids, elements in a layer's block), all of one shape.
+
+        Raises:
+            InvalidArgument: the layout has no layer views, or the dtype does not divide a block.
+        """
+        if self.geometry.layout is not Layout.LAYER_MAJOR:
+            raise InvalidArgument(f"layout {self.geometry.layout.value} has no view per layer")
+        stride = self.geometry.layer_block_bytes
+        itemsize = np.dtype(dtype).itemsize
+        if stride % itemsize:
+            raise InvalidArgument(
+                f"elements of {itemsize} bytes do not divide a layer's block of {stride} bytes"
+            )
+        window = self._arbiter.pool_view()[self.origin_bytes :]
+        layer_bytes = self.blocks_per_slab * stride
+        ids = (len(window) - (self.geometry.layers - 1) * layer_bytes) // stride
+        starts = [layer * layer_bytes for layer in range(self.geometry.layers)]
+        return [
+            window[start : start + ids * stride].view(dtype).reshape(ids, stride // itemsize)
+            for start in starts
+        ]

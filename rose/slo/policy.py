@@ -1,0 +1,99 @@
+"""Every knob of rose's promises, with its unit and the reason for its default."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from rose.errors import InvalidArgument
+
+# Zero means "none of it" for these; every other knob must be above 0.
+_MAY_BE_ZERO: Final = frozenset(
+    {"burst_requests", "revoke_ahead_slabs", "regrow_after_ms", "adaptation"}
+)
+_SHARES: Final = ("epsilon", "segment_share", "forgetting", "adaptation", "waste_max")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the executor may do, and when it must refuse.
+
+    Args:
+        max_segments: the quantum: segments the borrower may be ahead of serving's word. Two would
+            do; eight let the creditor be late by several segments on a busy machine.
+        heartbeat_ttl_ms: a serving host silent for longer counts as frozen. Longer than its longest
+            step and than a pause of Python's garbage collector.
+        signal_ms: from a close to the borrower's seeing it. On a CPU one store; the default covers
+            a thread that lost its core for a moment.
+        blocking_ms: the most a whole quantum may delay serving, should a close go unseen.
+        segment_prior_ms: what a segment takes before any was measured.
+        segment_share: the estimate of a segment is what this share of recent ones did not exceed.
+        poll_ms: the creditor looks this often when nobody rings. A missed ring costs this much.
+        retry_ms: how soon it asks again after a refusal; serving's becoming idle rings at once.
+        park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
+            after it, whatever the borrower does.
+        epsilon: share of serving steps that may exceed the upper estimate of their time.
+        latency_prior_ms: milliseconds per step, per decoding sequence, per context token, per
+            prefill token, and per prefill token times context token, before any was measured.
+        forgetting: weight of a measured step after one more; 0.998 is a memory of 500 steps,
+            seconds of serving.
+        adaptation: how far one miss moves the level of the upper estimate. Larger follows drift
+            faster and is noisier.
+        cold_margin: upper estimate over prediction before the first measured step.
+        residual_window: residuals kept; at least 1 / epsilon, or the quantile does not exist.
+        revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
+            thread that lost its core.
+        revoke_ahead_slabs: slabs taken back beyond what is missing, so that the next request does
+            not start another revocation.
+        regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
+            step after step.
+        lease_ttl_ms: a loan that is not renewed for so long is taken back.
+        burst_requests: requests that may arrive within T besides the largest one.
+        waste_max: share of the borrower's slabs that may be lost to rounding.
+        tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
+    """
+
+    max_segments: int = 8
+    heartbeat_ttl_ms: float = 250.0
+    signal_ms: float = 1.0
+    blocking_ms: float = 100.0
+    segment_prior_ms: float = 5.0
+    segment_share: float = 0.99
+    poll_ms: float = 5.0
+    retry_ms: float = 2.0
+    park_wait_ms: float = 1000.0
+
+    epsilon: float = 0.01
+    latency_prior_ms: tuple[float, float, float, float, float] = (5.0, 0.1, 0.0, 0.05, 0.0)
+    forgetting: float = 0.998
+    adaptation: float = 0.005
+    cold_margin: float = 2.0
+    residual_window: int = 512
+
+    revoke_ms: float = 50.0
+    revoke_ahead_slabs: int = 1
+    regrow_after_ms: float = 100.0
+    lease_ttl_ms: float = 2000.0
+    burst_requests: int = 1
+    waste_max: float = 0.0625
+    tend_every_ms: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning.
+
+        Raises:
+            InvalidArgument: a knob is out of its range; the sentence names it.
+        """
+        for field in fields(self):
+            if not _is_in_range(field.name, getattr(self, field.name)):
+                raise InvalidArgument(
+                    f"Policy({field.name}={getattr(self, field.name)}) is out of range"
+                )
+
+
+def _is_in_range(name: str, value: Any) -> bool:
+    """Return whether `value` means something as the knob `name`."""
+    if name == "latency_prior_ms":
+        return len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
+    if not math.isfinite(value) or (name in _SHARES and value > 1):
+        return False
+    return bool(value >= 0 if name in _MAY_BE_ZERO else value > 0)

@@ -1,0 +1,418 @@
+"""An independent second opinion on a certificate log.
+
+Nothing here is shared with the code that writes logs: the layout is restated as numpy types, the
+sums are done again from the terms, and what the state was is replayed from the records alone.
+"""
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.units import ceil_div
+
+_MAGIC: Final = b"ROSELOG1"
+_VERSION: Final = 1
+_SIZE: Final = 128
+_PAYLOAD_AT: Final = 24
+_PAYLOAD_SIZE: Final = 96
+_CRC_AT: Final = 124
+_NOBODY: Final = -1
+_QUARANTINE: Final = -2
+_WRAP: Final = 1 << 32
+
+_HEADER: Final = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("record_bytes", "<u4"),
+        ("ttft_ms", "<f8"),
+        ("tpot_ms", "<f8"),
+        ("epsilon", "<f8"),
+        ("signal_ms", "<f8"),
+        ("blocking_ms", "<f8"),
+        ("heartbeat_ttl_ns", "<i8"),
+        ("started_ns", "<i8"),
+        ("max_segments", "<u4"),
+        ("slabs", "<u4"),
+        ("partitions", "<u4"),
+        ("blocks_per_slab", "<u4"),
+    ]
+)
+_ADMISSION_RANGES: Final = (
+    ("horizon_ms", 1e7),
+    ("decode_tokens_per_s", 1e9),
+    ("prefill_tokens_per_s", 1e9),
+)
+_NAMES: Final = (
+    "START",
+    "ARRIVED",
+    "FINISHED",
+    "QUANTUM",
+    "ADMISSION",
+    "MOVE",
+    "REVOKE_BEGUN",
+    "STEP",
+    "GAVE_BACK",
+    "END",
+)
+_PAYLOADS: Final[dict[str, Any]] = {
+    "START": [("wall_time_ns", "<i8")],
+    "ARRIVED": [("tokens", "<u8")],
+    "FINISHED": [],
+    "QUANTUM": [
+        ("segment_upper_ms", "<f8"),
+        ("quantum_ms", "<f8"),
+        ("signal_ms", "<f8"),
+        ("step_upper_ms", "<f8"),
+        ("chunk_upper_ms", "<f8"),
+        ("ttft_ms", "<f8"),
+        ("blocking_ms", "<f8"),
+        ("heartbeat_age_ns", "<i8"),
+        ("segments", "<u4"),
+        ("outstanding", "<u4"),
+        ("passed", "<u4"),
+        ("close_epoch", "<u4"),
+        ("pending", "<u4"),
+    ],
+    "ADMISSION": [
+        ("epoch", "<u8"),
+        ("horizon_ms", "<f8"),
+        ("decode_tokens_per_s", "<f8"),
+        ("prefill_tokens_per_s", "<f8"),
+        ("slack_blocks", "<i8"),
+        ("slabs", "<u4"),
+        ("blocks_per_slab", "<u4"),
+        ("block_tokens", "<u4"),
+        ("free_serving_blocks", "<u4"),
+        ("unowned_slabs", "<u4"),
+        ("revocable_blocks", "<u4"),
+        ("running_requests", "<u4"),
+        ("max_request_tokens", "<u4"),
+        ("max_batch_tokens", "<u4"),
+        ("burst_requests", "<u4"),
+        ("burst_request_tokens", "<u4"),
+        ("demand_blocks", "<u4"),
+        ("to_partition", "<u4"),
+    ],
+    "MOVE": [
+        ("lease_id", "<u8"),
+        ("epoch", "<u8"),
+        ("from", "<i4"),
+        ("to", "<i4"),
+        ("slabs", "<u4"),
+        ("move_kind", "<u4"),
+    ],
+    "REVOKE_BEGUN": [("lease_id", "<u8"), ("deadline_ns", "<i8"), ("slabs", "<u4")],
+    "STEP": [
+        ("predicted_ms", "<f8"),
+        ("upper_ms", "<f8"),
+        ("actual_ms", "<f8"),
+        ("decode_sequences", "<f8"),
+        ("context_tokens", "<f8"),
+        ("prefill_tokens", "<f8"),
+    ],
+    "GAVE_BACK": [("reason", "S96")],
+    "END": [("records", "<u8")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a log says when nobody's word is taken for it.
+
+    Args:
+        records: records in the log, the header not counted.
+        granted: certificates: quanta and admissions.
+        verified: those of them in which nothing is wrong.
+        violations: one sentence for each thing that is wrong, in the order of the log.
+        kinds: records by kind.
+        coverage: share of serving steps that took at most their upper estimate; None without any.
+        epsilon: the share of steps that was allowed to take longer.
+        is_complete: the log ends with END.
+    """
+
+    records: int
+    granted: int
+    verified: int
+    violations: list[str]
+    kinds: dict[str, int]
+    coverage: float | None
+    epsilon: float
+    is_complete: bool
+
+
+@dataclass(slots=True)
+class _Replay:
+    """The state as the records tell it."""
+
+    header: dict[str, Any]
+    pending: int = 0
+    credited: tuple[int, int] | None = None  # passed and segments of the last quantum
+    held: Counter[int] = field(default_factory=Counter)
+    move_epoch: int = 0
+    admissions: list[dict[str, Any]] = field(default_factory=list)  # since the last move
+    steps: int = 0
+    steps_within: int = 0
+
+    def arrived(self, _record: dict[str, Any]) -> list[str]:
+        self.pending += 1
+        return []
+
+    def finished(self, _record: dict[str, Any]) -> list[str]:
+        self.pending -= 1
+        return ["a request finished that had not arrived"] if self.pending < 0 else []
+
+    def quantum(self, record: dict[str, Any]) -> list[str]:
+        """Check one grant of credit against the targets, the heartbeat and the replayed state."""
+        header, quantum = self.header, record["segments"]
+        quantum_ms = quantum * record["segment_upper_ms"]
+        delay_ms = quantum_ms + header["signal_ms"]
+        next_ms = max(record["step_upper_ms"], record["chunk_upper_ms"])
+        age_ns, ttl_ns = record["heartbeat_age_ns"], header["heartbeat_ttl_ns"]
+        passed, credit = self.credited or (record["passed"], 0)
+        started = (record["passed"] - passed) % _WRAP
+        self.credited = (record["passed"], quantum)
+        return _broken(
+            (self.pending == 0, f"granted while {self.pending} requests were pending"),
+            (record["pending"] == 0, f"says that {record['pending']} requests were pending"),
+            *(
+                (record[name] == header[name], f"{name} differs from the header's {header[name]}")
+                for name in ("signal_ms", "ttft_ms", "blocking_ms")
+            ),
+            (0 <= age_ns <= ttl_ns, f"the heartbeat was {age_ns} ns old, {ttl_ns} are allowed"),
+            (
+                1 <= quantum <= header["max_segments"],
+                f"{quantum} segments, {header['max_segments']} are allowed",
+            ),
+            (record["outstanding"] < quantum, "all of its segments were outstanding already"),
+            (started <= credit, f"{started} segments started on a credit of {credit}"),
+            (record["segment_upper_ms"] > 0, "a segment of no length"),
+            (record["quantum_ms"] == quantum_ms, f"quantum_ms is not {quantum_ms}"),
+            (
+                delay_ms <= header["blocking_ms"],
+                f"delays serving by {delay_ms} ms, {header['blocking_ms']} are allowed",
+            ),
+            (record["step_upper_ms"] > 0, "a decode step of no length"),
+            (record["chunk_upper_ms"] > 0, "a prefill chunk of no length"),
+            (
+                delay_ms + next_ms <= header["ttft_ms"],
+                f"a next request takes {delay_ms + next_ms} ms, {header['ttft_ms']} are allowed",
+            ),
+        )
+
+    def admission(self, record: dict[str, Any]) -> list[str]:
+        """Do the sum again from its terms."""
+        self.admissions.append(record)
+        if record["block_tokens"] == 0 or record["blocks_per_slab"] == 0:
+            return ["a block or a slab of size 0"]
+        if not all(0 <= record[name] <= most for name, most in _ADMISSION_RANGES):
+            return ["a horizon or a rate out of range"]
+        lent, unowned, slabs = record["slabs"], record["unowned_slabs"], self.header["slabs"]
+        demand = _demand_blocks(record)
+        kept = (unowned - lent) * record["blocks_per_slab"]
+        supply = record["free_serving_blocks"] + kept + record["revocable_blocks"]
+        return _broken(
+            (
+                record["blocks_per_slab"] == self.header["blocks_per_slab"],
+                f"blocks_per_slab differs from the header's {self.header['blocks_per_slab']}",
+            ),
+            (
+                1 <= lent <= unowned <= slabs,
+                f"{lent} of {unowned} unowned slabs, of {slabs} in all",
+            ),
+            (demand == record["demand_blocks"], f"demand_blocks is not {demand}"),
+            (supply >= demand, f"{supply} blocks are left for a demand of {demand}"),
+            (supply - demand == record["slack_blocks"], f"slack_blocks is not {supply - demand}"),
+        )
+
+    def move(self, record: dict[str, Any]) -> list[str]:
+        """Follow the slabs; a loan needs the admission it was decided by."""
+        source, target, slabs = record["from"], record["to"], record["slabs"]
+        tenants = range(_QUARANTINE, self.header["partitions"])
+        wrong = _broken(
+            (source in tenants, f"partition {source} does not exist"),
+            (target in tenants, f"partition {target} does not exist"),
+            (slabs > 0 and source != target, f"moves {slabs} slabs from {source} to {target}"),
+            (record["epoch"] > self.move_epoch, f"epoch {record['epoch']} after {self.move_epoch}"),
+            (self.held[source] >= slabs, f"{source} gives {slabs} slabs, has {self.held[source]}"),
+        )
+        if source == _NOBODY and target >= 0 and record["lease_id"] != 0:
+            wrong += self._loan(record)
+        self.move_epoch = max(self.move_epoch, record["epoch"])
+        self.admissions.clear()  # they were for the epoch that is over
+        self.held[source] -= slabs
+        self.held[target] += slabs
+        return wrong
+
+    def _loan(self, record: dict[str, Any]) -> list[str]:
+        """Find the admission of a loan: same epoch, same borrower, same number of slabs."""
+        timely = [one for one in self.admissions if one["epoch"] + 1 == record["epoch"]]
+        if not timely:
+            return ["a loan without an admission at the epoch before"]
+        wanted = (record["to"], record["slabs"])
+        exact = [one for one in timely if (one["to_partition"], one["slabs"]) == wanted]
+        if not exact:
+            admitted = ", ".join(f"{one['slabs']} to {one['to_partition']}" for one in timely)
+            return [f"lends {wanted[1]} slabs to {wanted[0]}, admitted were {admitted}"]
+        claimed, there = exact[-1]["unowned_slabs"], self.held[_NOBODY]
+        return (
+            [f"admitted with {claimed} unowned slabs, {there} existed"] if claimed > there else []
+        )
+
+    def step(self, record: dict[str, Any]) -> list[str]:
+        self.steps += 1
+        self.steps_within += record["actual_ms"] <= record["upper_ms"]
+        return _broken(
+            (
+                0 < record["predicted_ms"] <= record["upper_ms"],
+                f"upper_ms {record['upper_ms']} under predicted_ms {record['predicted_ms']}",
+            )
+        )
+
+
+def _broken(*claims: tuple[bool, str]) -> list[str]:
+    """Return the sentences of the claims that do not hold; a comparison with NaN does not."""
+    return [sentence for holds, sentence in claims if not holds]
+
+
+def _demand_blocks(record: dict[str, Any]) -> int:
+    """Return what serving can take within the horizon, from the terms of an ADMISSION."""
+    per_block = record["block_tokens"]
+    decoded = int(record["horizon_ms"] * record["decode_tokens_per_s"] / 1000.0)
+    prefilled = int(record["horizon_ms"] * record["prefill_tokens_per_s"] / 1000.0)
+    largest = min(record["max_request_tokens"], record["max_batch_tokens"] + prefilled)
+    return int(
+        record["running_requests"] * ceil_div(decoded + 1, per_block)
+        + ceil_div(largest, per_block)
+        + record["burst_requests"] * ceil_div(record["burst_request_tokens"], per_block)
+    )
+
+
+def _fields(dtype: Any, content: bytes, offset: int) -> dict[str, Any]:
+    """Return the named fields at `offset` as plain Python numbers."""
+    if not dtype:
+        return {}
+    row = np.frombuffer(content, np.dtype(dtype), count=1, offset=offset)[0]
+    return dict(zip(row.dtype.names, row.item(), strict=True))
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the file and its header, once that is known to be one."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the log {path}: {error.strerror}") from error
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise InvalidArgument(f"{path} is not a certificate log of rose")
+    if len(content) < _SIZE:
+        raise CorruptData(f"{path}: the header is cut off at byte {len(content)}")
+    if zlib.crc32(content[:_CRC_AT]) != int.from_bytes(content[_CRC_AT:_SIZE], "little"):
+        raise CorruptData(f"{path}: the checksum of the header, at byte {_CRC_AT}, differs")
+    header = _fields(_HEADER, content, 0)
+    if header["version"] != _VERSION or header["record_bytes"] != _SIZE:
+        raise InvalidArgument(
+            f"{path} has version {header['version']} with records of {header['record_bytes']} "
+            f"bytes; this rose reads version {_VERSION} with {_SIZE}"
+        )
+    return content, header
+
+
+def _records(path: Path, content: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Return kind and payload of every record, after the checks that find damage."""
+    out = []
+    chain = int.from_bytes(content[_CRC_AT:_SIZE], "little")
+    time_ns = 0
+    for start in range(_SIZE, len(content), _SIZE):
+        number = start // _SIZE
+        where = f"{path}: record {number} at byte {start}"
+        if start + _SIZE > len(content):
+            raise CorruptData(f"{where} is cut off after {len(content) - start} bytes")
+        row = content[start : start + _SIZE]
+        chain = zlib.crc32(row[:_CRC_AT], chain)
+        if chain != int.from_bytes(row[_CRC_AT:], "little"):
+            raise CorruptData(f"{where}: its checksum, at byte {start + _CRC_AT}, differs")
+        kind = int.from_bytes(row[0:4], "little")
+        sequence = int.from_bytes(row[8:16], "little")
+        stamp = int.from_bytes(row[16:24], "little", signed=True)
+        if not 1 <= kind <= len(_NAMES):
+            raise CorruptData(f"{where} has the unknown kind {kind}")
+        if sequence != number:
+            raise CorruptData(f"{where} has the sequence number {sequence}")
+        if stamp < time_ns:
+            raise CorruptData(f"{where} is earlier than the record before it")
+        time_ns = stamp
+        name = _NAMES[kind - 1]
+        used = _PAYLOAD_AT + np.dtype(_PAYLOADS[name]).itemsize
+        if any(row[4:8]) or any(row[used:_CRC_AT]):
+            raise CorruptData(f"{where} has bytes other than 0 where nothing is stored")
+        out.append((name, _fields(_PAYLOADS[name], content, start + _PAYLOAD_AT)))
+    return out
+
+
+def _frame(names: list[str]) -> list[str]:
+    """Return what is wrong with where START and END are."""
+    wrong = []
+    if names[:1] != ["START"]:
+        wrong.append("record 1: the log does not begin with START")
+    wrong += [
+        f"record {number}: {name} in the middle of the log"
+        for number, name in enumerate(names, start=1)
+        if (name == "START" and number > 1) or (name == "END" and number < len(names))
+    ]
+    return wrong
+
+
+def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
+    """Check every certificate of a log again.
+
+    Args:
+        path: the file.
+        allow_open: accept a log without END, as a process that was killed leaves it.
+
+    Raises:
+        InvalidArgument: there is no such file, or it is not a log.
+        CorruptData: the bytes are not those that were written; the sentence names the record.
+    """
+    path = Path(path)
+    content, header = _read(path)
+    records = _records(path, content)
+    names = [name for name, _ in records]
+    is_complete = names[-1:] == ["END"] and records[-1][1]["records"] == len(records)
+    if not is_complete and not allow_open:
+        raise CorruptData(
+            f"{path} stops after record {len(records)} at byte {len(content)} without END: "
+            "it was cut off, or its writer was killed"
+        )
+    violations = _frame(names)
+    replay = _Replay(header)
+    replay.held[_NOBODY] = header["slabs"]
+    rules = {
+        "ARRIVED": replay.arrived,
+        "FINISHED": replay.finished,
+        "QUANTUM": replay.quantum,
+        "ADMISSION": replay.admission,
+        "MOVE": replay.move,
+        "STEP": replay.step,
+    }
+    granted = verified = 0
+    for number, (name, record) in enumerate(records, start=1):
+        wrong = rules[name](record) if name in rules else []
+        violations += [f"record {number}: {name}: {one}" for one in wrong]
+        if name in ("QUANTUM", "ADMISSION"):
+            granted += 1
+            verified += not wrong
+    return Verification(
+        records=len(records),
+        granted=granted,
+        verified=verified,
+        violations=violations,
+        kinds=dict(Counter(names)),
+        coverage=replay.steps_within / replay.steps if replay.steps else None,
+        epsilon=header["epsilon"],
+        is_complete=is_complete,
+    )

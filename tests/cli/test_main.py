@@ -1,0 +1,261 @@
+import os
+import subprocess
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+
+import click
+import pytest
+
+import rose
+from rose.cli import doctor, verify
+from rose.cli import main as main_module
+from rose.cli.main import main
+from rose.errors import CorruptData, InternalError, InvalidArgument
+
+
+def run(capsys, *arguments):
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def add_command(monkeypatch, function):
+    """Make `rose probe` run `function`."""
+    command = click.command("probe")(function)
+    monkeypatch.setattr(main_module.LazyGroup, "get_command", lambda *_: command)
+
+
+def raising(error):
+    def command():
+        raise error
+
+    return command
+
+
+def python(code):
+    """Return what a fresh interpreter prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"rose {rose.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_help_names_every_command(capsys, arguments):
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0
+    for name in ("demo", "doctor", "verify"):
+        assert f"\n  {name} " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("bogus",), "'bogus'"),
+        (("--bogus",), "--bogus"),
+        (("verify",), "LOG"),
+        (("doctor", "--bogus"), "see 'rose doctor --help'."),
+        (("doctor", "extra"), "extra"),
+    ],
+)
+def test_usage_error_is_one_sentence_and_status_2(capsys, arguments, says):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("rose: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("load is 7;\n give less"), CorruptData("bad")])
+def test_failure_is_one_sentence_and_status_2(capsys, monkeypatch, error):
+    add_command(monkeypatch, raising(error))
+    sentence = " ".join(str(error).split())
+    assert run(capsys, "probe") == (2, "", f"rose: {sentence}\n")
+
+
+def test_interrupt_is_130(capsys, monkeypatch):
+    add_command(monkeypatch, raising(KeyboardInterrupt()))
+    assert run(capsys, "probe")[0] == 130
+
+
+def test_command_may_handle_its_interrupt(capsys, monkeypatch):
+    def command():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            click.echo("what there is")
+
+    add_command(monkeypatch, command)
+    assert run(capsys, "probe") == (0, "what there is\n", "")
+
+
+@pytest.mark.parametrize("error", [InternalError("two owners"), EOFError("pipe"), KeyError("k")])
+def test_bug_keeps_its_traceback(monkeypatch, error):
+    add_command(monkeypatch, raising(error))
+    with pytest.raises(type(error)):
+        main(["probe"])
+
+
+def test_command_line_starts_without_torch_or_engines():
+    code = (
+        "import sys, rose.cli.main; rose.cli.main.main(['--help']);"
+        "print(sorted({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_program_returns_the_status_to_the_shell():
+    command = [sys.executable, "-m", "rose.cli.main", "bogus"]
+    assert subprocess.run(command, capture_output=True).returncode == 2
+
+
+# --- doctor ---
+
+
+def findings():
+    return {finding.part: finding for finding in doctor.examine()}
+
+
+def test_doctor_prints_every_part(capsys):
+    status, out, err = run(capsys, "doctor")
+    broken = any(finding.state is doctor.State.BROKEN for finding in findings().values())
+    assert (status, err) == (int(broken), "")
+    for part in ("python", "rose", "C++ core", "cpu", "memory", "gate", "torch", "gpu"):
+        assert f" {part} " in out
+
+
+def test_doctor_imports_no_torch():
+    code = (
+        "import sys, rose.cli.doctor as d; d.examine();"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_doctor_says_that_there_is_no_cuda_back_end():
+    assert "CUDA back end is not in this version" in findings()["gpu"].why
+
+
+def test_doctor_finds_what_the_kernel_offers():
+    assert findings()["memory"].state is doctor.State.ACTIVE
+    assert findings()["gate"].state is doctor.State.ACTIVE
+
+
+def test_missing_kernel_support_is_broken(capsys, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert findings()["memory"].state is doctor.State.BROKEN
+    status, out, _ = run(capsys, "doctor")
+    assert status == 1
+    assert "Operation not permitted" in " ".join(out.split())
+
+
+def packages(monkeypatch, **versions):
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    requires = [
+        "numpy>=1.26",
+        'torch>=2.6; extra == "transformers"',
+        'transformers<5.24,>=5.23; python_version >= "3.11" and extra == "transformers"',
+    ]
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda _: requires)
+    monkeypatch.setattr(doctor, "find_spec", versions.get)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("5.23.0", doctor.State.ACTIVE),
+        ("5.23.9.dev0", doctor.State.ACTIVE),
+        ("5.24.0", doctor.State.ABSENT),
+        ("4.57.1", doctor.State.ABSENT),
+    ],
+)
+def test_version_of_transformers_is_judged(monkeypatch, version, state):
+    packages(monkeypatch, transformers=version, torch="2.13.0+cpu")
+    found = findings()
+    assert found["transformers"].state is state
+    assert version in found["transformers"].why
+    assert ">=5.23,<5.24" in found["transformers"].why
+    assert found["torch"].state is doctor.State.ACTIVE
+
+
+def test_missing_package_is_absent_with_the_mend(monkeypatch):
+    packages(monkeypatch)
+    assert findings()["torch"].state is doctor.State.ABSENT
+    assert "install rose-rl[transformers]" in findings()["torch"].why
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "holds"),
+    [
+        ("2.6", ">=2.6.0", True),
+        ("2.5.9", ">=2.6", False),
+        ("2.10", ">=2.6", True),
+        ("5.24", "<5.24", False),
+        ("1.0", "", True),
+        ("1.0", "==1", True),
+        ("1.0.1", ">1", True),
+    ],
+)
+def test_ranges(version, bounds, holds):
+    assert doctor.is_in_range(version, bounds) is holds
+
+
+# --- verify ---
+
+
+def with_verification(monkeypatch, violations):
+    result = SimpleNamespace(
+        records=12, granted=9, violations=violations, kinds={"memory": 5, "compute": 7}
+    )
+    monkeypatch.setattr(verify, "verify_log", lambda _: result)
+
+
+def test_sound_log_is_status_0(capsys, monkeypatch):
+    with_verification(monkeypatch, [])
+    status, out, err = run(capsys, "verify", "some.log")
+    assert (status, err) == (0, "")
+    assert "Every certificate holds." in out
+    for word in ("some.log", "memory", "compute", "12", "9"):
+        assert word in out
+
+
+def test_violations_are_listed_with_status_1(capsys, monkeypatch):
+    sentences = ["Record 3 grants 4 slabs, but [D(T)] allows 2. " + "x" * 200, "Record 5 is late."]
+    with_verification(monkeypatch, sentences)
+    status, out, _ = run(capsys, "verify", "some.log")
+    assert status == 1
+    for sentence in sentences:
+        assert f"- {sentence}\n" in out
+    assert "Every certificate holds" not in out
+
+
+def test_missing_log_is_status_2(capsys, tmp_path):
+    status, out, err = run(capsys, "verify", str(tmp_path / "none.log"))
+    assert (status, out) == (2, "")
+    assert err.startswith("rose: ")
+    assert "none.log" in err
+
+
+@pytest.mark.parametrize("data", [b"\0" * 100, bytes(range(256)) * 16])
+def test_damaged_log_is_no_success(capsys, tmp_path, data):
+    (tmp_path / "bad.log").write_bytes(data)
+    status, _, err = run(capsys, "verify", str(tmp_path / "bad.log"))
+    assert status == 2
+    assert "bad.log" in err

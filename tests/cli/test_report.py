@@ -1,0 +1,322 @@
+import builtins
+import dataclasses
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rose.cli.record import ARMS, RequestTiming, Timeline
+from rose.cli.report import print_table, render_html, summarise, write_report
+from rose.errors import InvalidArgument, Unavailable
+from tests.cli.records import tiny_record
+
+
+def table_of(report, width=100):
+    out = io.StringIO()
+    print_table(report, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def check_of(report, name):
+    (found,) = [c for c in report["verdict"]["checks"] if c["name"] == name]
+    return found
+
+
+def test_numbers_of_an_arm():
+    rose = summarise(tiny_record())["arms"]["rose"]
+    # All six: 10, 20, 30, 100, 210, 300.
+    assert rose["ttft_ms_p50"] == 65.0
+    assert rose["ttft_ms_p90"] == 255.0
+    assert rose["ttft_ms_p99"] == pytest.approx(295.5)
+    # The four that have one: 10, 12, 12, 20.
+    assert rose["tpot_ms_p50"] == 12.0
+    assert rose["tpot_ms_p90"] == pytest.approx(17.6)
+    # Of six, only (300, 20) misses.
+    assert rose["slo_attainment"] == pytest.approx(5 / 6)
+    assert rose["busy_share"] == 0.4
+    assert rose["rollout_tokens_per_s"] == 30.0
+    assert rose["harvested_share"] == 0.5
+    assert rose["requests"] == 6
+
+
+def test_ratios_are_paired_by_window():
+    ratios = summarise(tiny_record())["ratios"]
+    # Median TTFT is 204/200 and 20/20.
+    assert ratios["aa"]["ttft_p50"] == pytest.approx(1.01)
+    assert ratios["aa"]["tpot_p50"] == 1.0
+    # 400/200 and 80/20; 45/15 and 40/10.
+    assert ratios["share_all"]["ttft_p50"] == 3.0
+    assert ratios["share_all"]["tpot_p50"] == 3.5
+    # 210/200 and 20/20; 15/15 and 12/10. P90 TPOT: 19/19 and 12/10.
+    assert ratios["rose"]["ttft_p50"] == pytest.approx(1.025)
+    assert ratios["rose"]["tpot_p50"] == pytest.approx(1.1)
+    assert ratios["rose"]["tpot_p90"] == pytest.approx(1.1)
+
+
+def test_windows_given_in_pieces_are_one_window():
+    whole = tiny_record()
+    pieces = []
+    for window in whole.windows:
+        half = window.end_s - 5
+        first = {"end_s": half, "requests": window.requests[:1], "rollout_tokens": 0}
+        pieces.append(dataclasses.replace(window, serving_busy_s=0.0, **first))
+        pieces.append(dataclasses.replace(window, start_s=half, requests=window.requests[1:]))
+    assert summarise(tiny_record(windows=tuple(pieces))) == summarise(whole)
+
+
+def test_keys_are_those_that_were_promised():
+    report = summarise(tiny_record())
+    assert tuple(report["arms"]) == ARMS
+    arm = {f"{name}_ms_p{p}" for name in ("ttft", "tpot") for p in (50, 90, 99)}
+    arm |= {"slo_attainment", "busy_share", "rollout_tokens_per_s", "harvested_share", "requests"}
+    assert all(set(numbers) == arm for numbers in report["arms"].values())
+    assert set(report["ratios"]) == {"aa", "share_all", "rose"}
+    ratio = {"ttft_p50", "tpot_p50", "ttft_p90", "tpot_p90"}
+    assert all(set(ratios) == ratio for ratios in report["ratios"].values())
+    assert report["certificates"] == {"granted": 40, "verified": 40, "violations": 0}
+    assert report["revocations"] == {
+        "count": 2,
+        "latency_ms_p50": 2.0,
+        "latency_ms_p99": pytest.approx(2.98),
+        "aborted_steps": 3,
+    }
+    assert report["blocked_by_rollout_ms_p99"] == 1.0
+    assert report["segment_ms_p99"] == 2.0
+    assert (report["pauses"], report["seed"], report["command"]) == (7, 7, "rose demo --quick")
+    assert report["machine"] == {"cpu": "<Acme & Sons>", "cores": 2}
+    assert report["settings"] == {"quick": True, "load": 0.5}
+    assert report["complete"] is True
+    assert set(report["verdict"]) == {"void", "sentence", "checks"}
+    assert all(set(c) == {"name", "value", "bar", "ok"} for c in report["verdict"]["checks"])
+
+
+def test_verdict_when_all_is_well():
+    report = summarise(tiny_record())
+    verdict = report["verdict"]
+    assert verdict["void"] is False
+    assert verdict["sentence"].startswith("All 9 bars are met")
+    assert len(verdict["checks"]) == 10  # Quick: the number of requests is not judged.
+    # Harvest 0.5 of an idle share of 0.6.
+    harvest = check_of(report, "rose harvest / idle share of alone")
+    assert harvest["value"] == pytest.approx(0.5 / 0.6)
+    assert check_of(report, "requests of an arm")["ok"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [
+        ({"blocked_by_rollout_ms": (2.3,)}, "blocked by rollouts P99 / segment P99", 1.15),
+        ({"rollout_alone_tokens_per_s": 100.0}, "rose harvest / idle share of alone", 0.5),
+        ({"certificate_violations": 1}, "certificates not verified", 1),
+        ({"certificates_verified": 38}, "certificates not verified", 2),
+        ({"revocations": ()}, "revocations", 0),
+        ({"settings": {}}, "requests of an arm", 6),
+    ],
+)
+def test_missed_bar_is_named(change, name, value):
+    report = summarise(tiny_record(**change))
+    missed = check_of(report, name)
+    assert missed["ok"] is False
+    assert missed["value"] == pytest.approx(value)
+    assert [c["name"] for c in report["verdict"]["checks"] if c["ok"] is False] == [name]
+    assert f"{name} is" in report["verdict"]["sentence"]
+    assert not report["verdict"]["void"]
+
+
+def slowed(record, arm, factor):
+    def slow(r):
+        tpot_ms = None if r.tpot_ms is None else r.tpot_ms * factor
+        return dataclasses.replace(r, ttft_ms=r.ttft_ms * factor, tpot_ms=tpot_ms)
+
+    windows = tuple(
+        dataclasses.replace(w, requests=tuple(slow(r) for r in w.requests)) if w.arm == arm else w
+        for w in record.windows
+    )
+    return dataclasses.replace(record, windows=windows)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+def test_control_outside_its_range_voids_the_run(factor):
+    verdict = summarise(slowed(tiny_record(), "alone_again", factor))["verdict"]
+    assert verdict["void"] is True
+    assert "Void" in verdict["sentence"]
+    assert "A/A TTFT P50" in verdict["sentence"]
+
+
+def test_slow_serving_and_harmless_sharing_miss_their_bars():
+    report = summarise(slowed(tiny_record(), "rose", 1.2))
+    assert check_of(report, "rose TTFT P50 / alone")["ok"] is False
+    assert check_of(report, "rose TPOT P50 / alone")["ok"] is False
+    report = summarise(slowed(tiny_record(), "share_all", 0.4))
+    assert check_of(report, "share_all TPOT P50 / alone")["value"] == pytest.approx(1.4)
+    assert check_of(report, "share_all TPOT P50 / alone")["ok"] is False
+
+
+def empty_record():
+    return tiny_record(
+        windows=(),
+        rollout_alone_tokens_per_s=0.0,
+        blocked_by_rollout_ms=(),
+        segment_ms=(),
+        certificates_granted=0,
+        certificates_verified=0,
+        revocations=(),
+        timeline=Timeline((), (), ()),
+        complete=False,
+    )
+
+
+def first_windows(n):
+    return dataclasses.replace(tiny_record(), windows=tiny_record().windows[:n], complete=False)
+
+
+@pytest.mark.parametrize("record", [empty_record(), *(first_windows(n) for n in range(9))])
+def test_interrupted_run_is_reported(record, tmp_path):
+    report = summarise(record)
+    assert report["complete"] is False
+    assert report["verdict"]["sentence"].startswith("The run was stopped early.")
+    assert "alone again" in table_of(report)
+    write_report(record, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_number_that_is_not_there_is_null():
+    report = summarise(empty_record())
+    assert report["arms"]["rose"]["ttft_ms_p50"] is None
+    assert report["arms"]["rose"]["harvested_share"] is None
+    assert report["arms"]["rose"]["requests"] == 0
+    assert report["ratios"]["aa"]["ttft_p50"] is None
+    assert report["revocations"]["latency_ms_p99"] is None
+    assert not any(check["ok"] for check in report["verdict"]["checks"])
+    assert "Nothing could be judged" in report["verdict"]["sentence"]
+    assert summarise(first_windows(1))["arms"]["alone"]["ttft_ms_p50"] == 200.0
+
+
+def test_json_is_strict_whatever_the_record_holds(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    window = tiny_record().windows[0]
+    odd = (RequestTiming("alone", 0, 0.0, nan, inf, 3), *window.requests)
+    record = tiny_record(
+        windows=(dataclasses.replace(window, requests=odd),),
+        blocked_by_rollout_ms=(nan,),
+        slo_ttft_ms=inf,
+        machine={"ghz": nan, "cores": np.int64(2), "load": np.float64("inf"), "at": (1, tmp_path)},
+    )
+    write_report(record, tmp_path)
+
+    def forbid(constant):
+        raise AssertionError(constant)
+
+    report = json.loads((tmp_path / "report.json").read_text(), parse_constant=forbid)
+    assert report["machine"] == {"ghz": None, "cores": 2, "load": None, "at": [1, str(tmp_path)]}
+    # The request without a time counts as missed, and in no percentile.
+    assert report["arms"]["alone"]["ttft_ms_p50"] == 200.0
+    assert report["arms"]["alone"]["requests"] == 4
+    assert report["arms"]["alone"]["slo_attainment"] == 0.5
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_table_fits_and_nothing_is_cut(width):
+    report = summarise(tiny_record())
+    for arm in report["arms"].values():
+        arm |= {f"ttft_ms_p{p}": 12345.6 for p in (50, 90, 99)}
+    text = table_of(report, width)
+    assert "…" not in text
+    assert "12346/12346/12346" in text
+    rows = [line for line in text.splitlines() if "/" in line and "bars" not in line]
+    assert max(len(row) for row in rows) <= max(width, 100)
+    for cell in ("share all", "3.00/3.50", "83 %", "40 %", "50 %", "harvest", "tokens/s"):
+        assert cell in text
+    assert "All 9 bars are met" in text
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        names = ("href", "src", "xlink:href", "data", "srcset", "action")
+        self.links += [value for name, value in attrs if name in names]
+
+
+@pytest.mark.parametrize("record", [tiny_record(), empty_record()])
+def test_page_needs_nothing_else(record):
+    page = render_html(record, summarise(record))
+    links = Links()
+    links.feed(page)
+    assert not links.tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    assert all(link.startswith("#") for link in links.links)
+    assert "@import" not in page
+    assert all(url.startswith("#") for url in re.findall(r"url\(['\"]?([^)]*)", page))
+    addresses = set(re.findall(r"https?://[^\s\"'<>]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert page.count("<svg") == 2
+
+
+def test_ids_of_the_figures_do_not_collide():
+    page = render_html(tiny_record(), summarise(tiny_record()))
+    latencies, timeline = page.split("One window under rose")
+    clips = [set(re.findall(r'clipPath id="([^"]+)"', part)) for part in (latencies, timeline)]
+    assert all(clips)
+    assert not clips[0] & clips[1]
+
+
+def test_page_says_what_the_run_said():
+    record = tiny_record()
+    report = summarise(record)
+    page = render_html(record, report)
+    assert report["verdict"]["sentence"] in page
+    assert "&lt;Acme &amp; Sons&gt;" in page
+    for text in ("share of requests", "TTFT (ms, log scale)", "time in the window (s)", "slabs"):
+        assert text in page
+    assert "currentColor" in page
+    assert "#010203" not in page
+
+
+def test_files_are_whole_and_alone(tmp_path):
+    out = tmp_path / "a" / "b"
+    write_report(tiny_record(), out)
+    write_report(tiny_record(seed=8), out)
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.json"]
+    assert json.loads((out / "report.json").read_text())["seed"] == 8
+    assert (out / "report.html").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_file_in_the_way_is_named(tmp_path, below):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InvalidArgument, match=r"out.*; name a directory$"):
+        write_report(tiny_record(), tmp_path / "out" / below)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_directory_that_cannot_be_written_is_named():
+    with pytest.raises(InvalidArgument, match=r"report to /proc/rose: .*; name a directory that"):
+        write_report(tiny_record(), "/proc/rose")
+
+
+def test_failed_rename_leaves_nothing_behind(tmp_path):
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(InvalidArgument, match="Is a directory"):
+        write_report(tiny_record(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_without_jinja_there_is_json_and_a_sentence(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "jinja2":
+            raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(Unavailable, match=r"needs jinja2.*install rose-rl\[demo\]"):
+        write_report(tiny_record(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

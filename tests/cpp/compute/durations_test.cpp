@@ -1,0 +1,71 @@
+#include "compute/durations.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include "check.h"
+
+using namespace rose;
+using namespace rose::compute;
+
+TEST(a_quantile_is_never_below_the_truth_and_at_most_a_32nd_above) {
+  std::mt19937_64 random{7};
+  for (const int bits : {4, 5, 6, 10, 20, 31, 40, 62}) {
+    const auto histogram = std::make_unique<Histogram>();
+    std::vector<Nanoseconds> all;
+    for (int i = 0; i < 1000; ++i) {
+      const auto value = static_cast<Nanoseconds>(random() >> (64 - bits));
+      all.push_back(value);
+      histogram->record(value);
+    }
+    std::sort(all.begin(), all.end());
+    const Quantiles got = histogram->quantiles();
+    CHECK_EQ(got.count, 1000);
+    CHECK_EQ(got.max_ns, all.back());
+    CHECK(got.p50_ns >= all[499] && got.p50_ns <= all[499] + all[499] / 32);
+    CHECK(got.p99_ns >= all[989] && got.p99_ns <= all[989] + all[989] / 32);
+  }
+}
+
+TEST(an_empty_histogram_says_zero_and_a_negative_duration_counts_as_zero) {
+  const auto histogram = std::make_unique<Histogram>();
+  CHECK_EQ(histogram->quantiles().count, 0);
+  CHECK_EQ(histogram->quantiles().p99_ns, 0);
+  histogram->record(-5);
+  CHECK_EQ(histogram->quantiles().max_ns, 0);
+  CHECK_EQ(histogram->quantiles().count, 1);
+}
+
+TEST(the_largest_duration_has_a_bucket) {
+  const auto histogram = std::make_unique<Histogram>();
+  histogram->record(std::numeric_limits<Nanoseconds>::max());
+  CHECK_EQ(histogram->quantiles().p50_ns, std::numeric_limits<Nanoseconds>::max());
+}
+
+TEST(a_recent_quantile_forgets_what_is_older_than_its_window) {
+  const auto ring = std::make_unique<DurationRing>();
+  CHECK_EQ(ring->recent_quantile(0.99), 0);
+  ring->record(1'000'000);
+  CHECK_EQ(ring->recent_quantile(0.01), 1'000'000);
+  for (std::size_t i = 1; i <= DurationRing::kRecent; ++i) {
+    ring->record(static_cast<Nanoseconds>(i));
+  }
+  CHECK_EQ(ring->recent_quantile(1.0), DurationRing::kRecent);
+  CHECK_EQ(ring->recent_quantile(0.5), DurationRing::kRecent / 2);
+}
+
+TEST(a_drain_gives_each_duration_once_and_the_newest_when_there_are_too_many) {
+  const auto ring = std::make_unique<DurationRing>();
+  for (Nanoseconds i = 0; i < 100; ++i) ring->record(i);
+  CHECK_EQ(ring->drain().size(), 100);
+  CHECK(ring->drain().empty());
+  const auto many = static_cast<Nanoseconds>(3 * DurationRing::kCapacity);
+  for (Nanoseconds i = 0; i < many; ++i) ring->record(i);
+  const auto got = ring->drain();
+  CHECK_EQ(got.size(), DurationRing::kCapacity / 4 * 3);
+  CHECK_EQ(got.back(), many - 1);
+  CHECK(std::is_sorted(got.begin(), got.end()));
+}
+
+TEST_MAIN()

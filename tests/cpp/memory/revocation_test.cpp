@@ -1,0 +1,135 @@
+// Two threads: an engine that works and frees, and serving that takes back and waits.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "memory/arbiter.h"
+#include "memory/host_memfd.h"
+
+using rose::BootClock;
+using rose::Nanoseconds;
+using rose::memory::Arbiter;
+using rose::memory::BlockAllocator;
+using rose::memory::BlockId;
+using rose::memory::Grant;
+using rose::memory::GrantAnswer;
+using rose::memory::HostMemfd;
+using rose::memory::LedgerView;
+using rose::memory::PartitionId;
+using rose::memory::PinId;
+using rose::memory::Pool;
+using rose::memory::RevocationId;
+using rose::memory::RevocationProgress;
+
+namespace {
+
+constexpr std::size_t kSlab = 4096;
+constexpr Nanoseconds kSecond = 1'000'000'000;
+
+struct Device {
+  std::shared_ptr<const BootClock> clock = std::make_shared<BootClock>();
+  std::unique_ptr<Arbiter> arbiter =
+      Arbiter::create(Pool::create(std::make_unique<HostMemfd>(), {kSlab, 8, 2}).take(), clock,
+                      nullptr)
+          .take();
+  PartitionId serving = arbiter->add_partition("serving", 2, 8).take();
+  PartitionId rollout = arbiter->add_partition("rollout", 0, 6).take();
+  BlockAllocator* blocks = arbiter->add_allocator(rollout, {kSlab / 4, kSlab, 0}).take();
+
+  Grant grant(std::int32_t n) {
+    return arbiter->grant(rollout, n, 60 * kSecond, arbiter->epoch()).take().grant;
+  }
+  RevocationId revoke(std::int32_t n, Nanoseconds within_ns) {
+    return arbiter->revoke(rollout, n, clock->now_ns() + within_ns, serving, {}).take();
+  }
+};
+
+}  // namespace
+
+TEST(free_in_one_thread_ends_the_wait_in_the_other) {
+  Device device;
+  device.grant(2);
+  std::vector<BlockId> ids(8);
+  CHECK(device.blocks->alloc(ids));
+  const PinId pin = device.blocks->pin_blocks(std::span{ids}.first(1)).take();
+  const RevocationId id = device.revoke(2, 60 * kSecond);
+  std::thread engine{[&] {
+    CHECK(device.blocks->free(ids).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds{2});
+    CHECK(device.blocks->unpin(pin).ok());
+  }};
+  const RevocationProgress progress = device.arbiter->wait(id, 60 * kSecond).take();
+  engine.join();
+  CHECK_EQ(progress.returned, 2);
+  CHECK_EQ(progress.pending, 0);
+  CHECK(device.arbiter->check_invariants().ok());
+}
+
+TEST(wait_ends_at_the_timeout) {
+  Device device;
+  device.grant(1);
+  std::vector<BlockId> ids(1);
+  CHECK(device.blocks->alloc(ids));
+  const RevocationId id = device.revoke(1, 60 * kSecond);
+  CHECK_EQ(device.arbiter->wait(id, kSecond / 500).take().pending, 1);
+  CHECK_EQ(device.arbiter->wait(id, -1).take().pending, 1);
+}
+
+TEST(wait_fences_at_the_deadline) {
+  Device device;
+  device.grant(1);
+  std::vector<BlockId> ids(1);
+  CHECK(device.blocks->alloc(ids));
+  const RevocationId id = device.revoke(1, kSecond / 500);
+  CHECK_EQ(device.arbiter->wait(id, INT64_MAX).take().fenced, 1);
+  CHECK_EQ(device.arbiter->snapshot().quarantined, 1);
+}
+
+// The engine allocates, pins, frees and unpins; serving grants, revokes, waits and gives back; a
+// third thread reads the ledger and the numbers. The books must balance at every look.
+TEST(books_balance_under_three_threads) {
+  Device device;
+  constexpr int kRounds = 300;
+  std::atomic<bool> is_done{false};
+  std::thread engine{[&] {
+    while (!is_done.load()) {
+      std::vector<BlockId> ids(3);
+      if (!device.blocks->alloc(ids)) {
+        std::this_thread::yield();
+        continue;
+      }
+      const PinId pin = device.blocks->pin_blocks(ids).take();
+      CHECK(device.blocks->free(ids).ok());
+      const auto ticket = device.blocks->reserve(2);
+      CHECK(device.blocks->unpin(pin).ok());
+      if (ticket.has_value()) CHECK(device.blocks->cancel(*ticket).ok());
+    }
+  }};
+  std::thread reader{[&] {
+    const LedgerView view = LedgerView::open(device.arbiter->share_ledger().take()).take();
+    while (!is_done.load()) {
+      const rose::Status status = view.audit();
+      CHECK(status.ok() || status.code() == rose::Code::kUnavailable);
+      CHECK(device.arbiter->check_invariants().ok());
+      std::this_thread::yield();
+    }
+  }};
+  for (int round = 0; round < kRounds; ++round) {
+    const GrantAnswer answer =
+        device.arbiter->grant(device.rollout, 3, 60 * kSecond, device.arbiter->epoch()).take();
+    CHECK(!answer.refusal.has_value());  // only this thread moves slabs to the rollout
+    std::this_thread::yield();
+    const RevocationId id = device.revoke(3, 60 * kSecond);
+    CHECK_EQ(device.arbiter->wait(id, 60 * kSecond).take().returned, 3);
+    CHECK_EQ(device.arbiter->give_back(device.serving, 3).take(), round == 0 ? 1 : 3);
+  }
+  is_done.store(true);
+  engine.join();
+  reader.join();
+  CHECK(device.arbiter->check_invariants().ok());
+}
+
+TEST_MAIN()

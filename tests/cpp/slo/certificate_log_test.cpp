@@ -1,0 +1,147 @@
+#include "slo/certificate_log.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "slo/crc32.h"
+
+using namespace rose;
+using namespace rose::slo;
+
+namespace {
+
+std::unique_ptr<CertificateLog> make_log(const std::string& path) {
+  auto log = CertificateLog::create(path, {.ttft_ms = 500, .max_segments = 8, .slabs = 4},
+                                    std::make_shared<BootClock>());
+  CHECK(log.ok());
+  return log.take();
+}
+
+// A path to the memfd: the test leaves nothing behind.
+class MemoryFile {
+ public:
+  MemoryFile() : fd_{::memfd_create("log", MFD_CLOEXEC)} { CHECK(fd_.is_open()); }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_.get()); }
+  std::vector<std::byte> content() const {
+    struct stat file{};
+    CHECK_EQ(::fstat(fd_.get(), &file), 0);
+    std::vector<std::byte> bytes(static_cast<std::size_t>(file.st_size));
+    CHECK_EQ(::pread(fd_.get(), bytes.data(), bytes.size(), 0), file.st_size);
+    return bytes;
+  }
+
+ private:
+  FileDescriptor fd_;
+};
+
+template <typename T>
+T at(const std::vector<std::byte>& bytes, std::size_t record, std::size_t offset) {
+  T value{};
+  std::memcpy(&value, bytes.data() + record * CertificateLog::kRecordBytes + offset, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+TEST(the_checksum_is_that_of_zlib) {
+  const char* text = "123456789";
+  const auto* bytes = reinterpret_cast<const std::byte*>(text);
+  CHECK_EQ(crc32(bytes, 9, 0), 0xCBF43926U);
+  CHECK_EQ(crc32(bytes + 4, 5, crc32(bytes, 4, 0)), 0xCBF43926U);
+}
+
+TEST(records_lie_where_the_table_says) {
+  const MemoryFile file;
+  const auto log = make_log(file.path());
+  CHECK(log->append(Arrived{.tokens = 77}));
+  CHECK(log->append_move(-1, 1, 3, 9, 12, 2));
+  CHECK(log->append_gave_back(std::string(200, 'x')));
+  CHECK(log->close().ok());
+  const auto bytes = file.content();
+  CHECK_EQ(bytes.size(), 6 * CertificateLog::kRecordBytes);
+  CHECK_EQ(std::memcmp(bytes.data(), "ROSELOG1", 8), 0);
+  CHECK_EQ(at<double>(bytes, 0, 16), 500.0);
+  CHECK_EQ(at<std::uint32_t>(bytes, 0, 72), 8);
+  CHECK_EQ(at<std::uint32_t>(bytes, 1, 0), 1);
+  CHECK_EQ(at<std::uint64_t>(bytes, 2, 8), 2);
+  CHECK_EQ(at<std::uint64_t>(bytes, 2, 24), 77);
+  CHECK_EQ(at<std::uint64_t>(bytes, 3, 24), 9);
+  CHECK_EQ(at<std::uint64_t>(bytes, 3, 32), 12);
+  CHECK_EQ(at<std::int32_t>(bytes, 3, 40), -1);
+  CHECK_EQ(at<std::int32_t>(bytes, 3, 44), 1);
+  CHECK_EQ(at<std::uint32_t>(bytes, 3, 48), 3);
+  CHECK_EQ(at<std::uint32_t>(bytes, 4, 120), 0);
+  CHECK_EQ(at<std::uint64_t>(bytes, 5, 24), 5);
+  std::uint32_t chain = 0;
+  for (std::size_t record = 0; record < 6; ++record) {
+    chain = crc32(bytes.data() + record * CertificateLog::kRecordBytes, 124, chain);
+    CHECK_EQ(at<std::uint32_t>(bytes, record, 124), chain);
+  }
+}
+
+TEST(appends_from_many_threads_and_flushes_lose_nothing) {
+  const MemoryFile file;
+  const auto log = make_log(file.path());
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) CHECK(log->append(Arrived{.tokens = 1}));
+    });
+  }
+  for (int i = 0; i < 50; ++i) CHECK(log->flush().ok());
+  for (auto& thread : threads) thread.join();
+  CHECK(log->close().ok());
+  CHECK_EQ(log->count(Kind::kArrived), 3000);
+  const auto bytes = file.content();
+  CHECK_EQ(bytes.size(), 3003 * CertificateLog::kRecordBytes);
+  for (std::size_t record = 1; record <= 3002; ++record) {
+    CHECK_EQ(at<std::uint64_t>(bytes, record, 8), record);
+    CHECK(record == 1 ||
+          at<std::int64_t>(bytes, record, 16) >= at<std::int64_t>(bytes, record - 1, 16));
+  }
+}
+
+TEST(a_full_disk_makes_the_log_refuse_and_says_so) {
+  CHECK_EQ(CertificateLog::create("/dev/full", {}, std::make_shared<BootClock>()).status().code(),
+           Code::kOutOfMemory);
+  CHECK(!CertificateLog::create("/nonexistent/log", {}, std::make_shared<BootClock>()).ok());
+}
+
+TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
+  int ends[2];
+  CHECK_EQ(::pipe(ends), 0);  // nobody reads: the writer of the log gets stuck
+  const auto log = make_log("/proc/self/fd/" + std::to_string(ends[1]));
+  while (log->append(Arrived{.tokens = 1})) {
+  }
+  CHECK(!log->is_healthy());
+  CHECK(log->records() >= CertificateLog::kRingRecords);
+  CHECK(!log->append(Finished{}));
+  std::thread reader{[&] {
+    char buffer[1 << 16];
+    while (::read(ends[0], buffer, sizeof buffer) > 0) {
+    }
+  }};
+  ::close(ends[1]);  // the log's own descriptor is the last one
+  CHECK_EQ(log->close().code(), Code::kUnavailable);
+  reader.join();
+  ::close(ends[0]);
+}
+
+TEST(a_log_without_a_path_counts) {
+  const auto log = make_log("");
+  for (std::size_t i = 0; i < 2 * CertificateLog::kRingRecords; ++i) CHECK(log->append(Finished{}));
+  CHECK_EQ(log->count(Kind::kFinished), 2 * CertificateLog::kRingRecords);
+  CHECK(log->flush().ok());
+  CHECK(log->close().ok());
+  CHECK(log->close().ok());
+  CHECK(!log->append(Finished{}));
+}
+
+TEST_MAIN()

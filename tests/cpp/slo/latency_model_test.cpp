@@ -1,0 +1,150 @@
+#include "slo/latency_model.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "check.h"
+
+using namespace rose;
+using namespace rose::slo;
+
+namespace {
+
+std::unique_ptr<LatencyModel> make_model(const LatencyConfig& config = {}) {
+  auto model = LatencyModel::create(config);
+  CHECK(model.ok());
+  return model.take();
+}
+
+Features random_step(std::mt19937& random) {
+  std::uniform_real_distribution<double> uniform{0, 1};
+  return {.decode_sequences = std::floor(uniform(random) * 32),
+          .context_tokens = std::floor(uniform(random) * 8000),
+          .prefill_tokens = uniform(random) < 0.3 ? std::floor(uniform(random) * 512) : 0};
+}
+
+double true_ms(const Features& f) {
+  return 2 + 0.05 * f.decode_sequences + 2e-4 * f.context_tokens + 0.02 * f.prefill_tokens +
+         1e-6 * f.prefill_tokens * f.context_tokens;
+}
+
+}  // namespace
+
+TEST(a_model_that_saw_nothing_says_its_prior_with_the_cold_margin) {
+  const auto model = make_model({.prior_ms = {1, 0.5, 0.25, 0.125, 0}, .cold_margin = 3});
+  const auto got = model->forecast({2, 4, 8});
+  CHECK(got.ok());
+  CHECK_EQ(got.value().predicted_ms, 4.0);
+  CHECK_EQ(got.value().upper_ms, 12.0);
+  CHECK_EQ(model->coverage(), 1.0);
+}
+
+TEST(the_model_learns_what_steps_cost) {
+  const auto model = make_model();
+  std::mt19937 random{5};
+  for (int i = 0; i < 3000; ++i) {
+    const Features step = random_step(random);
+    CHECK(model->observe(step, true_ms(step)).ok());
+  }
+  for (int i = 0; i < 200; ++i) {
+    const Features step = random_step(random);
+    const double got = model->forecast(step).value().predicted_ms;
+    CHECK(std::abs(got - true_ms(step)) < 0.05 * true_ms(step));
+  }
+}
+
+TEST(coverage_holds_while_the_machine_drifts) {
+  for (const double epsilon : {0.02, 0.1}) {
+    const auto model = make_model({.epsilon = epsilon, .adaptation = 0.02});
+    std::mt19937 random{17};
+    std::lognormal_distribution<double> noise{0, 0.15};
+    int misses = 0;
+    constexpr int kSteps = 6000;
+    for (int i = 0; i < kSteps; ++i) {
+      const Features step = random_step(random);
+      const double drift = i < 2000 ? 1.0 : 1.0 + (i - 2000) / 2000.0;  // three times slower
+      const double actual = true_ms(step) * drift * noise(random);
+      const auto before = model->observe(step, actual);
+      CHECK(before.ok());
+      misses += actual > before.value().upper_ms ? 1 : 0;
+    }
+    // The bound of arXiv 2106.00170, proposition 4.1: (alpha + gamma) / (gamma * steps) = 0.01.
+    CHECK(misses < (epsilon + 0.015) * kSteps);
+    CHECK(misses > (epsilon - 0.015) * kSteps);
+    CHECK(std::abs(model->coverage() - (1 - misses / static_cast<double>(kSteps))) < 1e-9);
+  }
+}
+
+TEST(the_window_alone_covers_a_machine_that_stays_the_same) {
+  const auto model = make_model({.epsilon = 0.1, .adaptation = 0});
+  std::mt19937 random{37};
+  std::lognormal_distribution<double> noise{0, 0.15};
+  for (int i = 0; i < 4000; ++i) {
+    const Features step = random_step(random);
+    CHECK(model->observe(step, true_ms(step) * noise(random)).ok());
+  }
+  CHECK(model->coverage() > 0.88 && model->coverage() < 0.92);
+}
+
+TEST(the_level_follows_a_machine_that_gets_slower_with_every_step) {
+  // No forgetting: the regression stays behind, so each ratio is above all in the window.
+  const auto model = make_model({.epsilon = 0.1, .forgetting = 1, .adaptation = 0.02});
+  for (int i = 0; i < 4000; ++i) CHECK(model->observe({1, 100, 0}, 2.0 + i * 0.05).ok());
+  CHECK(model->coverage() > 0.88);
+}
+
+TEST(bad_input_is_refused_and_changes_nothing) {
+  const auto model = make_model();
+  const Features good{1, 1, 1};
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double inf = std::numeric_limits<double>::infinity();
+  const double before = model->forecast(good).value().upper_ms;
+  for (const double bad : {nan, inf, -inf, -1.0, 1e10}) {
+    CHECK_EQ(model->observe({bad, 0, 0}, 1).status().code(), Code::kInvalidArgument);
+    CHECK_EQ(model->observe({0, bad, 0}, 1).status().code(), Code::kInvalidArgument);
+    CHECK_EQ(model->forecast({0, 0, bad}).status().code(), Code::kInvalidArgument);
+    CHECK_EQ(model->observe(good, bad).status().code(), Code::kInvalidArgument);
+  }
+  const double after = model->forecast(good).value().upper_ms;
+  CHECK_EQ(after, before);
+  CHECK_EQ(model->observations(), 0);
+
+  for (const LatencyConfig& bad :
+       {LatencyConfig{.prior_ms = {nan, 0, 0, 0, 0}}, LatencyConfig{.prior_ms = {-1, 0, 0, 0, 0}},
+        LatencyConfig{.epsilon = 0}, LatencyConfig{.epsilon = nan}, LatencyConfig{.forgetting = 0},
+        LatencyConfig{.adaptation = -1}, LatencyConfig{.cold_margin = 0.5},
+        LatencyConfig{.window = 0}, LatencyConfig{.window = 5000}}) {
+    CHECK_EQ(LatencyModel::create(bad).status().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(forecasts_stay_finite_and_ordered_whatever_is_observed) {
+  std::mt19937 random{23};
+  std::uniform_real_distribution<double> exponent{-3, 9};
+  for (int run = 0; run < 20; ++run) {
+    const auto model = make_model({.forgetting = run % 2 == 0 ? 0.9 : 0.998});
+    for (int i = 0; i < 500; ++i) {
+      const auto wild = [&] {
+        return random() % 4 == 0 ? 0.0 : std::min(1e9, std::pow(10, exponent(random)));
+      };
+      CHECK(model->observe({wild(), wild(), wild()}, wild()).ok());
+      const Forecast got = model->forecast({wild(), wild(), wild()}).value();
+      CHECK(std::isfinite(got.predicted_ms) && got.predicted_ms > 0);
+      CHECK(std::isfinite(got.upper_ms) && got.upper_ms >= got.predicted_ms);
+    }
+  }
+}
+
+TEST(one_thread_observes_while_another_asks) {
+  const auto model = make_model();
+  std::thread serving{[&] {
+    for (int i = 0; i < 2000; ++i) CHECK(model->observe({1, 10, 0}, 3).ok());
+  }};
+  for (int i = 0; i < 2000; ++i) CHECK(model->forecast({0, 0, 512}).value().upper_ms > 0);
+  serving.join();
+  CHECK_EQ(model->observations(), 2000);
+}
+
+TEST_MAIN()

@@ -1,0 +1,108 @@
+"""A small honest log with every kind of record."""
+
+from pathlib import Path
+
+import pytest
+
+from rose._core import (
+    AdmissionTerms,
+    CertificateLog,
+    Creditor,
+    HostGate,
+    LatencyModel,
+    ManualClock,
+    ServingState,
+    admission_certificate,
+)
+
+STEP = {"decode_sequences": 1.0, "context_tokens": 64.0, "prefill_tokens": 0.0}
+
+
+def write_log(path: Path) -> None:
+    """Let a device live for a moment: requests, quanta, a loan, a revocation, the end."""
+    clock = ManualClock()
+    log = CertificateLog(
+        str(path),
+        ttft_ms=500,
+        tpot_ms=50,
+        epsilon=0.05,
+        signal_ms=1,
+        blocking_ms=100,
+        heartbeat_ttl_ms=100,
+        max_segments=4,
+        slabs=10,
+        partitions=2,
+        blocks_per_slab=8,
+        clock=clock,
+    )
+    model = LatencyModel(
+        prior_ms=(5, 0, 0, 0.1, 0),
+        epsilon=0.05,
+        forgetting=1,
+        adaptation=0.01,
+        cold_margin=2,
+        window=64,
+    )
+    gate = HostGate(clock=clock)
+    state = ServingState(log, gate=gate)
+    creditor = Creditor(
+        gate,
+        state,
+        model,
+        log,
+        largest_step=(1, 64, 0),
+        largest_chunk=(0, 0, 256),
+        segment_prior_ms=5,
+        segment_share=0.99,
+        poll_ms=1,
+        retry_ms=1,
+        clock=clock,
+    )
+    log.append_move(from_partition=-1, to_partition=0, slabs=4, lease_id=0, epoch=2, move_kind=0)
+    state.beat()
+    creditor.start()
+    for _ in range(2):
+        gate.begin_step()
+        gate.pass_(timeout_ms=10_000)
+        clock.advance(2_000_000)
+        gate.end_step()
+        state.arrived(tokens=64)
+        clock.advance(1_000_000)
+        log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP)
+        state.finished()
+        state.beat()
+    creditor.stop()
+    terms = AdmissionTerms(
+        epoch=2,
+        to_partition=1,
+        slabs=3,
+        blocks_per_slab=8,
+        block_tokens=16,
+        free_serving_blocks=32,
+        unowned_slabs=6,
+        revocable_blocks=0,
+        horizon_ms=50,
+        running_requests=1,
+        decode_tokens_per_s=100,
+        prefill_tokens_per_s=1000,
+        max_request_tokens=256,
+        max_batch_tokens=128,
+        burst_requests=1,
+        burst_request_tokens=64,
+    )
+    assert admission_certificate(terms, log=log) is not None
+    log.append_move(from_partition=-1, to_partition=1, slabs=3, lease_id=1, epoch=3, move_kind=2)
+    log.append_revoke_begun(lease_id=1, deadline_ns=10**9, slabs=2)
+    log.append_move(from_partition=1, to_partition=0, slabs=2, lease_id=1, epoch=4, move_kind=3)
+    log.append_move(from_partition=1, to_partition=-2, slabs=1, lease_id=1, epoch=5, move_kind=4)
+    log.append_move(from_partition=-2, to_partition=-1, slabs=1, lease_id=1, epoch=6, move_kind=5)
+    log.append_gave_back("the test is over")
+    log.close()
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    """Return the path of an honest log."""
+    path = tmp_path / "certificates.log"
+    write_log(path)
+    return path

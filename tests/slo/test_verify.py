@@ -1,0 +1,293 @@
+"""The second opinion: honest logs pass, damage is found, forgeries are named."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rose._core import CertificateLog, RecordKind
+from rose.errors import CorruptData, InvalidArgument
+from rose.slo.verify import verify_log
+from tests.reference.slo import RECORD, reseal
+
+KINDS = "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END".split()
+ARRIVED, QUANTUM, ADMISSION, MOVE, STEP = 2, 4, 5, 6, 8
+
+
+def split(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    return [content[at : at + RECORD] for at in range(0, len(content), RECORD)]
+
+
+def kind_of(record: bytes) -> int:
+    return int.from_bytes(record[:4], "little")
+
+
+def first(records: list[bytes], kind: int, *, skip: int = 0) -> int:
+    return [i for i, one in enumerate(records) if i > 0 and kind_of(one) == kind][skip]
+
+
+def put(record: bytes, offset: int, form: str, *values: float) -> bytes:
+    new = struct.pack("<" + form, *values)
+    return record[:offset] + new + record[offset + len(new) :]
+
+
+def test_an_honest_log_verifies(log_path: Path) -> None:
+    verification = verify_log(str(log_path))
+    assert verification.violations == []
+    assert verification.is_complete
+    assert set(verification.kinds) == set(KINDS)
+    assert verification.records == sum(verification.kinds.values())
+    assert verification.granted == verification.verified
+    assert verification.granted == (verification.kinds["QUANTUM"] + verification.kinds["ADMISSION"])
+    assert verification.coverage == 1.0
+    assert verification.epsilon == 0.05
+
+
+def test_every_flipped_byte_is_found(log_path: Path) -> None:
+    content = log_path.read_bytes()
+    for at in range(len(content)):
+        for mask in (0x01, 0x80, 0xFF):
+            damaged = bytearray(content)
+            damaged[at] ^= mask
+            log_path.write_bytes(damaged)
+            with pytest.raises((CorruptData, InvalidArgument)) as caught:
+                verify_log(log_path)
+            if at >= RECORD:
+                assert caught.type is CorruptData
+                assert f"record {at // RECORD} at byte {at // RECORD * RECORD}" in str(caught.value)
+
+
+def test_every_truncation_is_found(log_path: Path) -> None:
+    content = log_path.read_bytes()
+    for length in range(len(content)):
+        log_path.write_bytes(content[:length])
+        with pytest.raises((CorruptData, InvalidArgument)):
+            verify_log(log_path)
+        if length >= RECORD and length % RECORD:
+            with pytest.raises(CorruptData, match="cut off"):
+                verify_log(log_path, allow_open=True)
+    log_path.write_bytes(content[: 4 * RECORD])
+    assert not verify_log(log_path, allow_open=True).is_complete
+
+
+def test_a_missing_or_foreign_file_is_an_invalid_argument(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        verify_log(tmp_path / "none")
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        verify_log(tmp_path)
+    for content in (b"", b"hello", b"\0" * 1000):
+        (tmp_path / "other").write_bytes(content)
+        with pytest.raises(InvalidArgument, match="not a certificate log"):
+            verify_log(tmp_path / "other")
+
+
+def test_exchanged_and_missing_records_are_found(log_path: Path) -> None:
+    records = split(log_path)
+    for forged in (
+        [*records[:2], *records[3:]],
+        [records[0], records[2], records[1], *records[3:]],
+    ):
+        log_path.write_bytes(b"".join(forged))
+        with pytest.raises(CorruptData):
+            verify_log(log_path)
+
+
+def forge(log_path: Path, records: list[bytes]) -> list[str]:
+    log_path.write_bytes(reseal(records))
+    verification = verify_log(log_path, allow_open=True)
+    if any("QUANTUM" in one or "ADMISSION" in one for one in verification.violations):
+        assert verification.verified < verification.granted
+    return verification.violations
+
+
+def test_a_quantum_while_a_request_is_pending_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    arrived, quantum = first(records, ARRIVED), first(records, QUANTUM, skip=1)
+    late = [*records[: arrived + 1], records[quantum], *records[arrived + 1 :]]
+    stamp = records[arrived][16:24]
+    late[arrived + 1] = late[arrived + 1][:16] + stamp + late[arrived + 1][24:]
+    assert any("1 requests were pending" in one for one in forge(log_path, late))
+
+
+def test_an_end_without_an_arrival_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    del records[first(records, ARRIVED)]
+    assert any("had not arrived" in one for one in forge(log_path, records))
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "values", "says"),
+    [
+        (24, "dd", (40.0, 160.0), "delays serving"),
+        (24, "d", (0.0,), "no length"),
+        (24, "d", (float("nan"),), "delays serving"),
+        (32, "d", (1.0,), "quantum_ms is not"),
+        (40, "d", (0.5,), "signal_ms differs"),
+        (48, "d", (499.0,), "a next request takes"),
+        (56, "d", (499.0,), "a next request takes"),
+        (48, "d", (float("nan"),), "a decode step of no length"),
+        (56, "d", (float("nan"),), "a prefill chunk of no length"),
+        (64, "d", (1e9,), "ttft_ms differs"),
+        (72, "d", (1e9,), "blocking_ms differs"),
+        (80, "q", (100_000_001,), "heartbeat"),
+        (80, "q", (-1,), "heartbeat"),
+        (88, "I", (5,), "5 segments, 4 are allowed"),
+        (92, "I", (4,), "outstanding already"),
+        (104, "I", (2,), "2 requests were pending"),
+    ],
+)
+def test_a_forged_quantum_is_a_violation(log_path: Path, offset, form, values, says) -> None:
+    records = split(log_path)
+    quantum = first(records, QUANTUM)
+    records[quantum] = put(records[quantum], offset, form, *values)
+    assert any(says in one for one in forge(log_path, records))
+
+
+def test_more_segments_than_were_credited_are_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    quantum = first(records, QUANTUM, skip=1)
+    records[quantum] = put(records[quantum], 96, "I", 5)
+    assert any("5 segments started on a credit of 4" in one for one in forge(log_path, records))
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "says"),
+    [
+        (32, "d", 5000.0, "demand_blocks is not"),
+        (32, "d", float("nan"), "out of range"),
+        (56, "q", 7, "slack_blocks is not"),
+        (64, "I", 7, "7 of 6 unowned"),
+        (68, "I", 80, "blocks_per_slab differs"),
+        (72, "I", 0, "size 0"),
+        (76, "I", 0, "slack_blocks is not"),
+        (80, "I", 9, "admitted with 9 unowned slabs"),
+        (88, "I", 90, "blocks are left for a demand"),
+        (108, "I", 1, "demand_blocks is not"),
+        (112, "I", 0, "admitted were 3 to 0"),
+        (24, "Q", 1, "without an admission"),
+        (64, "I", 2, "admitted were 2 to 1"),
+    ],
+)
+def test_a_forged_admission_is_a_violation(log_path: Path, offset, form, value, says) -> None:
+    records = split(log_path)
+    at = first(records, ADMISSION)
+    records[at] = put(records[at], offset, form, value)
+    assert any(says in one for one in forge(log_path, records))
+
+
+def test_a_loan_without_an_admission_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    del records[first(records, ADMISSION)]
+    assert any("without an admission" in one for one in forge(log_path, records))
+
+
+@pytest.mark.parametrize(
+    ("skip", "field", "says"),
+    [
+        (0, (48, "I", 11), "gives 11 slabs, has 10"),
+        (2, (48, "I", 4), "gives 4 slabs, has 3"),
+        (0, (44, "i", 2), "partition 2 does not exist"),
+        (0, (40, "i", -3), "partition -3 does not exist"),
+        (2, (32, "Q", 3), "epoch 3 after 3"),
+        (2, (48, "I", 0), "moves 0 slabs"),
+    ],
+)
+def test_slabs_out_of_nowhere_are_a_violation(log_path: Path, skip, field, says) -> None:
+    records = split(log_path)
+    at = first(records, MOVE, skip=skip)
+    records[at] = put(records[at], *field)
+    assert any(says in one for one in forge(log_path, records))
+
+
+def test_an_upper_estimate_under_the_prediction_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, STEP)
+    records[at] = put(records[at], 32, "d", 1.0)
+    assert any("upper_ms 1.0 under" in one for one in forge(log_path, records))
+
+
+def test_coverage_is_the_share_of_steps_within_their_estimate(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, STEP)
+    records[at] = put(records[at], 40, "d", 1e6)
+    log_path.write_bytes(reseal(records))
+    assert verify_log(log_path).coverage == 0.5
+
+
+def test_two_borrowers_may_be_admitted_in_one_epoch_and_one_gets_it(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, ADMISSION)
+    other = put(
+        put(records[at], 64, "I", 2), 56, "q", 8 + struct.unpack_from("<q", records[at], 56)[0]
+    )
+    assert forge(log_path, [*records[: at + 1], other, *records[at + 1 :]]) == []
+
+
+def test_start_and_end_are_where_they_belong(log_path: Path) -> None:
+    records = split(log_path)
+    assert any("begin with START" in one for one in forge(log_path, [records[0], *records[2:]]))
+    middle = [*records[:3], put(records[-1], 16, "q", 0), *records[3:]]
+    middle[3] = middle[3][:16] + records[2][16:24] + middle[3][24:]
+    assert any("END in the middle" in one for one in forge(log_path, middle))
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("move"), st.integers(-2, 3), st.integers(-2, 3), st.integers(0, 2**32 - 1)
+        ),
+        st.tuples(st.just("revoke"), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)),
+        st.tuples(st.just("gave_back"), st.text(max_size=200)),
+    ),
+    max_size=20,
+)
+
+
+@given(events=EVENTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_what_is_appended_is_what_is_read(tmp_path: Path, events) -> None:
+    path = tmp_path / "round_trip.log"
+    log = CertificateLog(
+        str(path),
+        ttft_ms=1,
+        tpot_ms=1,
+        epsilon=0.1,
+        signal_ms=0,
+        blocking_ms=1,
+        heartbeat_ttl_ms=1,
+        max_segments=1,
+        slabs=1,
+        partitions=4,
+        blocks_per_slab=1,
+    )
+    for event in events:
+        match event:
+            case ("move", source, target, slabs):
+                assert log.append_move(
+                    from_partition=source,
+                    to_partition=target,
+                    slabs=slabs,
+                    lease_id=1,
+                    epoch=2,
+                    move_kind=3,
+                )
+            case ("revoke", lease_id, deadline_ns):
+                assert log.append_revoke_begun(lease_id=lease_id, deadline_ns=deadline_ns, slabs=1)
+            case ("gave_back", reason):
+                assert log.append_gave_back(reason)
+    log.close()
+    assert log.count(RecordKind.MOVE) == sum(event[0] == "move" for event in events)
+    records = split(path)
+    assert len(records) == len(events) + 3 == log.records + 1
+    for event, record in zip(events, records[2:-1], strict=True):
+        match event:
+            case ("move", source, target, slabs):
+                assert struct.unpack_from("<QQiiII", record, 24) == (1, 2, source, target, slabs, 3)
+            case ("revoke", lease_id, deadline_ns):
+                assert struct.unpack_from("<QqI", record, 24) == (lease_id, deadline_ns, 1)
+            case ("gave_back", reason):
+                assert record[24:120] == reason.encode()[:96].ljust(96, b"\0")
+    verify_log(path)  # whatever it says, it can be read
