@@ -48,10 +48,8 @@ class CertifiedPolicy final : public compute::CreditPolicy {
       : gate_{std::move(gate)}, certifier_{std::move(certifier)}, config_{config} {}
 
   compute::Decision decide(const compute::CreditRequest& request) noexcept override {
-    const std::uint32_t segments = certifier_->decide({.close_epoch = request.close_epoch,
-                                                       .passed = request.passed,
-                                                       .outstanding = request.outstanding,
-                                                       .segment_upper_ms = segment_upper_ms()});
+    std::uint32_t segments = ask(request, segment_upper_ms());
+    if (segments == 0 && is_starved(request)) segments = ask(request, config_.segment_prior_ms);
     return {.segments = segments, .retry_after_ns = config_.retry_ns};
   }
 
@@ -61,6 +59,20 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   }
 
  private:
+  std::uint32_t ask(const compute::CreditRequest& request, double segment_ms) noexcept {
+    return certifier_->decide({.close_epoch = request.close_epoch,
+                               .passed = request.passed,
+                               .outstanding = request.outstanding,
+                               .segment_upper_ms = segment_ms});
+  }
+
+  // Segments that were too long for the targets are never followed by others that could show
+  // they were an exception. After a while the prior counts again.
+  bool is_starved(const compute::CreditRequest& request) const noexcept {
+    return request.outstanding == 0 && certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&
+           gate_->since_segment_ns() > compute::DurationRing::kRecentNs;
+  }
+
   std::shared_ptr<const HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
   PolicyConfig config_;

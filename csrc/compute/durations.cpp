@@ -46,20 +46,24 @@ Quantiles Histogram::quantiles() const noexcept {
   return out;
 }
 
-void DurationRing::record(Nanoseconds duration_ns) noexcept {
+void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept {
   const std::uint64_t at = recorded_.load(std::memory_order_relaxed);
   slots_[at % kCapacity].store(duration_ns, std::memory_order_relaxed);
+  ended_ns_[at % kRecent].store(ended_ns, std::memory_order_relaxed);
+  newest_ns_.store(ended_ns, std::memory_order_relaxed);
   recorded_.store(at + 1, std::memory_order_release);
 }
 
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
-  const std::size_t count = std::min<std::uint64_t>(end, kRecent);
-  if (count == 0) return 0;
+  const Nanoseconds oldest_ns = newest_ns() - kRecentNs;
   std::array<Nanoseconds, kRecent> recent;
-  for (std::size_t i = 0; i < count; ++i) {
-    recent[i] = slots_[(end - count + i) % kCapacity].load(std::memory_order_relaxed);
+  std::size_t count = 0;
+  for (std::uint64_t at = end - std::min<std::uint64_t>(end, kRecent); at < end; ++at) {
+    if (ended_ns_[at % kRecent].load(std::memory_order_relaxed) < oldest_ns) continue;
+    recent[count++] = slots_[at % kCapacity].load(std::memory_order_relaxed);
   }
+  if (count == 0) return 0;
   const double rank = std::ceil(share * static_cast<double>(count));
   const auto nth = std::clamp<std::size_t>(static_cast<std::size_t>(rank), 1, count) - 1;
   std::nth_element(recent.begin(), recent.begin() + static_cast<std::ptrdiff_t>(nth),

@@ -137,7 +137,7 @@ void HostGate::end_segment() noexcept {
   }
   const Nanoseconds now_ns = clock_->now_ns();
   segment_histogram_.record(now_ns - started_ns_);
-  recent_.record(now_ns - started_ns_);
+  recent_.record(now_ns - started_ns_, now_ns);
   const Nanoseconds closed_at_ns = word_->closed_at_ns.load();
   if (!is_open() && closed_at_ns >= started_ns_) pause_histogram_.record(now_ns - closed_at_ns);
 }

@@ -118,6 +118,8 @@ class HostGate {
   Nanoseconds recent_segment_ns(double share) const noexcept {
     return recent_.recent_quantile(share);
   }
+  // Since the newest segment ended; the time since the clock's zero when there was none.
+  Nanoseconds since_segment_ns() const noexcept { return clock_->now_ns() - recent_.newest_ns(); }
   // Segment durations since the last call, oldest first; the oldest are lost beyond 24,576.
   std::vector<Nanoseconds> drain_segments();
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from rose.cli.record import Timeline, WindowRecord
-from rose.slo.verify import LogRecord, read_log
+from rose.slo.log_file import LogRecord, read_log
 from rose.units import NS_PER_S
 
 _NOBODY: Final = -1
@@ -25,8 +25,9 @@ def read_timeline(log_path: Path, windows: Sequence[WindowRecord]) -> Timeline:
     ours = [window for window in windows if window.arm == "rose"]
     if not ours:
         return _EMPTY
-    slabs, records = read_log(log_path)
-    return window_timeline(records, slabs=slabs, start_s=ours[-1].start_s, end_s=ours[-1].end_s)
+    header, records = read_log(log_path)
+    last = ours[-1]
+    return window_timeline(records, slabs=header["slabs"], start_s=last.start_s, end_s=last.end_s)
 
 
 def window_timeline(

@@ -1,124 +1,26 @@
 """An independent second opinion on a certificate log.
 
-Nothing here is shared with the code that writes logs: the layout is restated as numpy types, the
-sums are done again from the terms, and what the state was is replayed from the records alone.
+Nothing here is shared with the code that writes logs: the sums are done again from the terms, and
+what the state was is replayed from the records alone.
 """
 
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from rose.errors import CorruptData, InvalidArgument
+from rose.errors import CorruptData
+from rose.slo.log_file import read_log
 from rose.units import ceil_div
 
-_MAGIC: Final = b"ROSELOG1"
-_VERSION: Final = 1
-_SIZE: Final = 128
-_PAYLOAD_AT: Final = 24
-_PAYLOAD_SIZE: Final = 96
-_CRC_AT: Final = 124
 _NOBODY: Final = -1
 _QUARANTINE: Final = -2
 _WRAP: Final = 1 << 32
-
-_HEADER: Final = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("record_bytes", "<u4"),
-        ("ttft_ms", "<f8"),
-        ("tpot_ms", "<f8"),
-        ("epsilon", "<f8"),
-        ("signal_ms", "<f8"),
-        ("blocking_ms", "<f8"),
-        ("heartbeat_ttl_ns", "<i8"),
-        ("started_ns", "<i8"),
-        ("max_segments", "<u4"),
-        ("slabs", "<u4"),
-        ("partitions", "<u4"),
-        ("blocks_per_slab", "<u4"),
-    ]
-)
 _ADMISSION_RANGES: Final = (
     ("horizon_ms", 1e7),
     ("decode_tokens_per_s", 1e9),
     ("prefill_tokens_per_s", 1e9),
 )
-_NAMES: Final = (
-    "START",
-    "ARRIVED",
-    "FINISHED",
-    "QUANTUM",
-    "ADMISSION",
-    "MOVE",
-    "REVOKE_BEGUN",
-    "STEP",
-    "GAVE_BACK",
-    "END",
-)
-_PAYLOADS: Final[dict[str, Any]] = {
-    "START": [("wall_time_ns", "<i8")],
-    "ARRIVED": [("tokens", "<u8")],
-    "FINISHED": [],
-    "QUANTUM": [
-        ("segment_upper_ms", "<f8"),
-        ("quantum_ms", "<f8"),
-        ("signal_ms", "<f8"),
-        ("step_upper_ms", "<f8"),
-        ("chunk_upper_ms", "<f8"),
-        ("ttft_ms", "<f8"),
-        ("blocking_ms", "<f8"),
-        ("heartbeat_age_ns", "<i8"),
-        ("segments", "<u4"),
-        ("outstanding", "<u4"),
-        ("passed", "<u4"),
-        ("close_epoch", "<u4"),
-        ("pending", "<u4"),
-    ],
-    "ADMISSION": [
-        ("epoch", "<u8"),
-        ("horizon_ms", "<f8"),
-        ("decode_tokens_per_s", "<f8"),
-        ("prefill_tokens_per_s", "<f8"),
-        ("slack_blocks", "<i8"),
-        ("slabs", "<u4"),
-        ("blocks_per_slab", "<u4"),
-        ("block_tokens", "<u4"),
-        ("free_serving_blocks", "<u4"),
-        ("unowned_slabs", "<u4"),
-        ("revocable_blocks", "<u4"),
-        ("running_requests", "<u4"),
-        ("max_request_tokens", "<u4"),
-        ("max_batch_tokens", "<u4"),
-        ("burst_requests", "<u4"),
-        ("burst_request_tokens", "<u4"),
-        ("demand_blocks", "<u4"),
-        ("to_partition", "<u4"),
-    ],
-    "MOVE": [
-        ("lease_id", "<u8"),
-        ("epoch", "<u8"),
-        ("from", "<i4"),
-        ("to", "<i4"),
-        ("slabs", "<u4"),
-        ("move_kind", "<u4"),
-    ],
-    "REVOKE_BEGUN": [("lease_id", "<u8"), ("deadline_ns", "<i8"), ("slabs", "<u4")],
-    "STEP": [
-        ("predicted_ms", "<f8"),
-        ("upper_ms", "<f8"),
-        ("actual_ms", "<f8"),
-        ("decode_sequences", "<f8"),
-        ("context_tokens", "<f8"),
-        ("prefill_tokens", "<f8"),
-    ],
-    "GAVE_BACK": [("reason", "S96")],
-    "END": [("records", "<u8")],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,67 +195,6 @@ def _demand_blocks(record: dict[str, Any]) -> int:
     )
 
 
-def _fields(dtype: Any, content: bytes, offset: int) -> dict[str, Any]:
-    """Return the named fields at `offset` as plain Python numbers."""
-    if not dtype:
-        return {}
-    row = np.frombuffer(content, np.dtype(dtype), count=1, offset=offset)[0]
-    return dict(zip(row.dtype.names, row.item(), strict=True))
-
-
-def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the file and its header, once that is known to be one."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read the log {path}: {error.strerror}") from error
-    if content[: len(_MAGIC)] != _MAGIC:
-        raise InvalidArgument(f"{path} is not a certificate log of rose")
-    if len(content) < _SIZE:
-        raise CorruptData(f"{path}: the header is cut off at byte {len(content)}")
-    if zlib.crc32(content[:_CRC_AT]) != int.from_bytes(content[_CRC_AT:_SIZE], "little"):
-        raise CorruptData(f"{path}: the checksum of the header, at byte {_CRC_AT}, differs")
-    header = _fields(_HEADER, content, 0)
-    if header["version"] != _VERSION or header["record_bytes"] != _SIZE:
-        raise InvalidArgument(
-            f"{path} has version {header['version']} with records of {header['record_bytes']} "
-            f"bytes; this rose reads version {_VERSION} with {_SIZE}"
-        )
-    return content, header
-
-
-def _records(path: Path, content: bytes) -> list[tuple[str, dict[str, Any]]]:
-    """Return kind and payload of every record, after the checks that find damage."""
-    out = []
-    chain = int.from_bytes(content[_CRC_AT:_SIZE], "little")
-    time_ns = 0
-    for start in range(_SIZE, len(content), _SIZE):
-        number = start // _SIZE
-        where = f"{path}: record {number} at byte {start}"
-        if start + _SIZE > len(content):
-            raise CorruptData(f"{where} is cut off after {len(content) - start} bytes")
-        row = content[start : start + _SIZE]
-        chain = zlib.crc32(row[:_CRC_AT], chain)
-        if chain != int.from_bytes(row[_CRC_AT:], "little"):
-            raise CorruptData(f"{where}: its checksum, at byte {start + _CRC_AT}, differs")
-        kind = int.from_bytes(row[0:4], "little")
-        sequence = int.from_bytes(row[8:16], "little")
-        stamp = int.from_bytes(row[16:24], "little", signed=True)
-        if not 1 <= kind <= len(_NAMES):
-            raise CorruptData(f"{where} has the unknown kind {kind}")
-        if sequence != number:
-            raise CorruptData(f"{where} has the sequence number {sequence}")
-        if stamp < time_ns:
-            raise CorruptData(f"{where} is earlier than the record before it")
-        time_ns = stamp
-        name = _NAMES[kind - 1]
-        used = _PAYLOAD_AT + np.dtype(_PAYLOADS[name]).itemsize
-        if any(row[4:8]) or any(row[used:_CRC_AT]):
-            raise CorruptData(f"{where} has bytes other than 0 where nothing is stored")
-        out.append((name, _fields(_PAYLOADS[name], content, start + _PAYLOAD_AT)))
-    return out
-
-
 def _frame(names: list[str]) -> list[str]:
     """Return what is wrong with where START and END are."""
     wrong = []
@@ -379,13 +220,12 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         CorruptData: the bytes are not those that were written; the sentence names the record.
     """
     path = Path(path)
-    content, header = _read(path)
-    records = _records(path, content)
-    names = [name for name, _ in records]
-    is_complete = names[-1:] == ["END"] and records[-1][1]["records"] == len(records)
+    header, records = read_log(path)
+    names = [record.kind for record in records]
+    is_complete = names[-1:] == ["END"] and records[-1].fields["records"] == len(records)
     if not is_complete and not allow_open:
         raise CorruptData(
-            f"{path} stops after record {len(records)} at byte {len(content)} without END: "
+            f"{path} stops after record {len(records)} without END: "
             "it was cut off, or its writer was killed"
         )
     violations = _frame(names)
@@ -400,10 +240,10 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         "STEP": replay.step,
     }
     granted = verified = 0
-    for number, (name, record) in enumerate(records, start=1):
-        wrong = rules[name](record) if name in rules else []
-        violations += [f"record {number}: {name}: {one}" for one in wrong]
-        if name in ("QUANTUM", "ADMISSION"):
+    for number, record in enumerate(records, start=1):
+        wrong = rules[record.kind](record.fields) if record.kind in rules else []
+        violations += [f"record {number}: {record.kind}: {one}" for one in wrong]
+        if record.kind in ("QUANTUM", "ADMISSION"):
             granted += 1
             verified += not wrong
     return Verification(

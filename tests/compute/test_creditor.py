@@ -51,7 +51,7 @@ class Device:
             cold_margin=2,
             window=64,
         )
-        self.gate = HostGate()
+        self.gate = HostGate(clock=clock)
         self.state = ServingState(self.log, gate=self.gate)
         self.creditor = Creditor(
             self.gate,
@@ -64,6 +64,7 @@ class Device:
             segment_share=0.99,
             poll_ms=1,
             retry_ms=1,
+            clock=clock,
         )
 
     def wait_for(self, why: QuantumRefusal) -> None:
@@ -159,6 +160,33 @@ def test_a_target_that_leaves_no_room_lends_nothing(tmp_path: Path) -> None:
     assert device.gate.pass_(timeout_ms=5) is Verdict.TIMED_OUT
     device.close()
     assert device.log.count(RecordKind.QUANTUM) == 0
+
+
+def test_one_wild_segment_does_not_end_lending_for_ever(tmp_path: Path) -> None:
+    clock = ManualClock()
+    device = Device(tmp_path / "log", clock=clock)
+    device.state.beat()
+    device.creditor.start()
+    device.gate.begin_step()
+    assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
+    clock.advance(10**9)  # a second: more than blocking_ms allows for any quantum
+    device.state.arrived(tokens=1)
+    device.gate.leave()
+    device.state.beat()
+    device.state.finished()
+    device.wait_for(QuantumRefusal.SLO_AT_RISK)
+    assert device.creditor.segment_upper_ms == 1000
+    assert device.gate.pass_(timeout_ms=5) is Verdict.TIMED_OUT
+    clock.advance(5 * 10**9 + 1)
+    device.state.beat()
+    for _ in range(MAX_SEGMENTS + 1):
+        assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
+        clock.advance(10**6)
+        device.state.beat()
+    assert device.creditor.segment_upper_ms < 5
+    device.gate.end_step()
+    device.close()
+    assert verify_log(device.path).violations == []
 
 
 def test_every_quantum_of_a_busy_device_verifies(tmp_path: Path) -> None:

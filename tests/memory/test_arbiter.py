@@ -107,6 +107,18 @@ def test_returned_lease_is_final(device: Device) -> None:
     assert device.renew(lease) is RenewAnswer.OVER
 
 
+def test_fenced_lease_never_comes_back(device: Device) -> None:
+    lease = device.grant(2)
+    device.blocks.alloc(5)
+    revocation = device.arbiter.revoke(device.rollout, 1, deadline_ns=device.arbiter.now_ns())
+    assert device.arbiter.poll(revocation).fenced == 1
+    # One slab is still on loan and in time, but its holder was late with the other.
+    assert device.held(device.rollout) == 1
+    assert device.renew(lease) is RenewAnswer.OVER
+    device.arbiter.prove_completion(device.rollout)
+    assert device.renew(lease) is RenewAnswer.OVER
+
+
 def test_lease_past_its_ttl_is_revoked(device: Device) -> None:
     lease = device.grant(2)
     device.clock.advance(TTL)
@@ -159,6 +171,24 @@ def test_preferred_victims_come_first(device: Device) -> None:
         device.rollout, 1, deadline_ns=TTL, taker=device.serving, preferred=[by_used[1].slab]
     )
     assert device.arbiter.leaving(device.rollout) == [by_used[1].slab]
+
+
+def test_taker_at_its_ceiling_gets_nothing(device: Device) -> None:
+    small = device.arbiter.add_partition("small", reserve_slabs=0, limit_slabs=1)
+    device.grant(3)
+    device.arbiter.revoke(device.rollout, 3, deadline_ns=TTL, taker=small)
+    assert device.held(small) == 1
+    assert device.arbiter.snapshot().unowned == 7
+
+
+def test_slab_needed_for_the_floor_goes_to_nobody(device: Device) -> None:
+    arbiter = device.arbiter
+    arbiter.take(device.serving, 3)
+    third = arbiter.add_partition("third", reserve_slabs=2, limit_slabs=8)
+    arbiter.grant(third, 5, ttl_ns=TTL, expected_epoch=arbiter.epoch)
+    arbiter.revoke(third, 5, deadline_ns=TTL, taker=device.rollout)
+    assert device.held(device.rollout) == 3
+    assert arbiter.snapshot().unowned == 2
 
 
 def test_late_slab_is_quarantined_until_proven(device: Device) -> None:
@@ -250,6 +280,15 @@ def test_ticket_sets_blocks_aside(device: Device) -> None:
     assert device.blocks.used_blocks == 2
     with pytest.raises(InvalidArgument, match="is over"):
         device.blocks.cancel(ticket)
+
+
+def test_ticket_does_not_delay_a_revocation(device: Device) -> None:
+    device.grant(1)
+    ticket = device.blocks.reserve(3)
+    assert ticket is not None
+    assert device.arbiter.poll(device.revoke(1)).returned == 1
+    assert device.blocks.commit(ticket, 1) is None
+    device.blocks.cancel(ticket)
 
 
 def test_alloc_into_fills_a_row_of_a_block_table(device: Device) -> None:

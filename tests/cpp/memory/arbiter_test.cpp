@@ -10,6 +10,7 @@
 
 using rose::Code;
 using rose::ManualClock;
+using rose::Nanoseconds;
 using rose::Result;
 using rose::Status;
 using rose::memory::Arbiter;
@@ -38,7 +39,7 @@ using rose::memory::TicketId;
 namespace {
 
 constexpr std::size_t kSlab = 4096;
-constexpr rose::Nanoseconds kTtl = 1'000'000;
+constexpr Nanoseconds kTtl = 1'000'000;
 
 struct Recorder final : MoveObserver {
   void on_move(const Move& move) noexcept override { moves.push_back(move); }
@@ -182,16 +183,12 @@ TEST(taker_at_its_ceiling_gets_nothing) {
 TEST(slab_needed_for_the_floor_goes_to_nobody) {
   Device device;
   CHECK(device.arbiter->take(device.serving, 3).ok());
-  const PartitionId third = device.arbiter->add_partition("third", 1, 8).take();
-  device.grant(4);
-  CHECK_EQ(device.arbiter->take(third, 1).take().size(), 1);
-  CHECK(device.arbiter->drop_partition(third).ok());
-  const PartitionId fourth = device.arbiter->add_partition("fourth", 1, 8).take();
-  const PartitionId fifth = device.arbiter->add_partition("fifth", 0, 8).take();
-  CHECK(device.arbiter->revoke(device.rollout, 2, 0, fifth, {}).ok());
-  CHECK_EQ(device.held(fifth), 2);  // one unowned slab stays for the fourth
-  CHECK_EQ(device.arbiter->snapshot().unowned, 1);
-  CHECK_EQ(device.arbiter->take(fourth, 1).take().size(), 1);
+  const PartitionId third = device.arbiter->add_partition("third", 2, 8).take();
+  CHECK_EQ(device.arbiter->grant(third, 5, kTtl, device.arbiter->epoch()).take().grant.slabs.size(),
+           5);
+  CHECK(device.arbiter->revoke(third, 5, 0, device.rollout, {}).ok());
+  CHECK_EQ(device.held(device.rollout), 3);
+  CHECK_EQ(device.arbiter->snapshot().unowned, 2);  // the reserve of the third
 }
 
 TEST(revoking_slab_gives_no_new_blocks) {
@@ -277,18 +274,15 @@ TEST(ticket_does_not_delay_a_revocation) {
   CHECK(device.blocks->cancel(ticket).ok());
 }
 
-TEST(stale_generation_is_caught) {
+TEST(stale_id_is_caught) {
   Device device;
   device.grant(1);
   const std::vector<BlockId> ids = device.alloc(1);
-  const SlabId slab = device.blocks->grid().slab_at(ids[0]);
   device.revoke(1);
   CHECK(device.blocks->free(ids).ok());
-  CHECK(device.blocks->free(ids).message().find("is stale") != std::string::npos);
-  CHECK_EQ(device.arbiter->give_back(device.serving, 1).take(), 0);  // its reserve
-  device.grant(5);
-  CHECK(device.arbiter->prove_completion(device.rollout).ok());
-  CHECK(slab == 0);
+  const Status again = device.blocks->free(ids);
+  CHECK(again.code() == Code::kInvalidArgument);
+  CHECK(again.message().find("is stale") != std::string::npos);
 }
 
 TEST(generation_moves_on_when_a_slab_comes_back) {
@@ -349,6 +343,18 @@ TEST(returned_lease_is_final) {
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch + 1, kTtl).take() ==
         RenewAnswer::kStaleEpoch);
   device.revoke(1);
+  CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
+        RenewAnswer::kOver);
+}
+
+TEST(fenced_lease_never_comes_back) {
+  Device device;
+  const Grant grant = device.grant(2);
+  device.alloc(5);
+  const Nanoseconds now = device.clock->now_ns();
+  const RevocationId id = device.arbiter->revoke(device.rollout, 1, now, kNobody, {}).take();
+  CHECK_EQ(device.poll(id).fenced, 1);
+  CHECK_EQ(device.held(device.rollout), 1);  // in time, but its holder was late with the other
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
         RenewAnswer::kOver);
 }
