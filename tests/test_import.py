@@ -23,7 +23,6 @@ ROOMS = [
     "rose",
     "rose._core",
     "rose.cli.main",
-    "rose.compute",
     "rose.engines",
     "rose.executor",
     "rose.memory",

@@ -22,8 +22,7 @@ class MoveLog final : public memory::MoveObserver {
     // A record that is lost makes the log unhealthy, and then nothing is granted any more.
     static_cast<void>(log_->append_move(move.from_partition, move.to_partition,
                                         static_cast<std::uint32_t>(move.slabs), move.lease_id,
-                                        move.epoch,
-                                        static_cast<std::uint32_t>(move.kind)));
+                                        move.epoch, static_cast<std::uint32_t>(move.kind)));
   }
 
  private:

@@ -78,7 +78,10 @@ std::optional<Verdict> HostGate::try_pass() noexcept {
 
 Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
   if (const auto verdict = try_pass()) return *verdict;
-  if (!is_open()) pauses_.fetch_add(1, std::memory_order_relaxed);
+  if (!is_open() && paused_after_ != passed()) {
+    paused_after_ = passed();
+    pauses_.fetch_add(1, std::memory_order_relaxed);
+  }
   const Nanoseconds from_ns = real_now_ns();
   Verdict verdict = Verdict::kTimedOut;
   for (Nanoseconds left_ns = timeout_ns; left_ns > 0;

@@ -31,7 +31,7 @@ struct GateStats {
   Quantiles segments;
   // From a close to the end of the segment it caught. Closes that caught none are not in it.
   Quantiles pause_latency;
-  std::uint64_t pauses{0};  // gates at which the borrower found `closed`
+  std::uint64_t pauses{0};  // gates at which the borrower found `closed`, however often it looked
   std::uint64_t aborts{0};
   Nanoseconds blocked_ns{0};  // time the borrower spent waiting at gates
 };
@@ -143,6 +143,7 @@ class HostGate {
   // The borrower's own; no other thread reads them.
   bool in_segment_{false};
   Nanoseconds started_ns_{0};
+  std::optional<std::uint32_t> paused_after_;  // the last segment before the last pause
 
   Histogram segment_histogram_;
   Histogram pause_histogram_;

@@ -133,6 +133,7 @@ Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept
     const SlabRecord& record = slabs_[slab];
     if (record.owner != id || record.state != SlabState::kOwned || !is_idle(slab)) continue;
     if (allocator_of(id) != nullptr) allocator_of(id)->remove_slab(slab);
+    ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
     ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
     --partition(id).held;
     ++given;

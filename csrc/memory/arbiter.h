@@ -100,12 +100,13 @@ struct Snapshot {
 
 // Lends slabs and takes them back. The life of a slab is the table in slab_state.h; in one line:
 //
-//   own memory   UNOWNED -> OWNED -> UNOWNED
+//   own memory   UNOWNED -> OWNED -> RETURNED -> UNOWNED
 //   a loan       UNOWNED -> GRANTED -> REVOKING -> QUIESCED -> RETURNED -> OWNED by the taker
 //   a late one   ... REVOKING -> FENCED -> QUARANTINED -> RETURNED -> UNOWNED
 //
 // Thread rule: any thread. One mutex guards the books, the allocators of all partitions included;
-// it is held for microseconds, never over a system call except the wake of a waiter.
+// it is held for microseconds, and over no system call but the wake of a waiter (and, in
+// check_invariants, a mapping of the ledger).
 //
 // Invariants:
 //   1. No slab has two owners; free + owned + quarantined = all.
@@ -151,8 +152,9 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n or a refusal. Refused as stale when ownership has changed since `expected_epoch`: what
-  // the caller reckoned with is no longer so.
+  // All n or a refusal. Refused as stale when a slab has changed hands since `expected_epoch`.
+  // Blocks that tenants take in slabs they own do not move the epoch: whoever reckons with free
+  // blocks looks again after the grant.
   Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
                             std::uint64_t expected_epoch) noexcept;
   // The lease lasts `ttl_ns` from now.

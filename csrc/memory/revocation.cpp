@@ -290,6 +290,7 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
       continue;
     }
     if (allocator != nullptr) allocator->remove_slab(slab);
+    ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
     ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
     --partition(id).held;
     ++given;

@@ -34,7 +34,7 @@ constexpr bool is_move(SlabState from, SlabState to) noexcept {
     case kUnowned:
       return to == kOwned || to == kGranted;
     case kOwned:
-      return to == kUnowned || to == kFenced;
+      return to == kReturned || to == kFenced;
     case kGranted:
       return to == kRevoking;
     case kRevoking:

@@ -29,7 +29,7 @@ class ServingListener {
 //    inside the log's decision mutex, the records before that point say 0 too: an arrival counts
 //    before it is recorded, an end is recorded before it counts.
 //
-// Any thread. A heartbeat is a word of the serving loop itself; without a first one, none is fresh.
+// Any thread. A heartbeat is a word of the serving host; without a first one, none is fresh.
 class ServingState {
  public:
   ServingState(std::shared_ptr<CertificateLog> log, std::shared_ptr<ServingListener> listener)

@@ -41,7 +41,7 @@ class BenchSettings:
         reserve_bytes: what serving can always have.
         slo: of serving.
         policy: the knobs of rose.
-        layers_per_segment: decoder layers of a rollout between two gates.
+        layers_per_segment: decoder layers of a rollout between two gates; 0.5 is possible.
         rollouts: generations in flight.
         rollout_prompt_tokens: length of each.
         rollout_output_tokens: length of each.
@@ -56,7 +56,7 @@ class BenchSettings:
     reserve_bytes: int
     slo: SLO
     policy: Policy
-    layers_per_segment: int
+    layers_per_segment: float
     rollouts: int
     rollout_prompt_tokens: int
     rollout_output_tokens: int
@@ -71,7 +71,7 @@ class Felt:
 
     Args:
         blocked_ms: for each serving step that found a segment running, how long it waited.
-        segment_ms: length of each segment.
+        segment_ms: length of each segment; the warm-up counts in neither.
         pauses: how often a closed gate stopped rollouts.
         revocations: in the order of time.
         gave_back: why rose stopped lending, if it did.
@@ -102,7 +102,7 @@ class Bench:
             cores=settings.cores if settings.device == "cpu" else None, clock=clock
         )
         borrower = EngineConfig(
-            cores=plain.cores, clock=clock, prefix_cache=True, max_batch_tokens=32
+            cores=plain.cores, clock=clock, prefix_cache=True, max_batch_tokens=32, spare_share=0.1
         )
         serving_kv = kv_geometry(serving_model, plain)
         rollout_kv = kv_geometry(rollout_model, borrower)
@@ -140,6 +140,8 @@ class Bench:
             "share_all": self._feeder(stock_rollout, rollout_model),
             "rose": self._feeder(rose_rollout, rollout_model),
         }
+        self._segment_ms: list[float] = []
+        self._blocked_ms: list[float] = []
         self._engines = [stock_serving, rose_serving, stock_rollout, rose_rollout]
 
     def _feeder(self, engine: Engine, model: Model) -> RolloutFeeder:
@@ -185,11 +187,21 @@ class Bench:
             return self._window(trace, arm=arm, window=window)
         with self._running(feeder):
             record = self._window(trace, arm=arm, window=window)
+        if arm == "rose":
+            self._note_felt(is_measured=window >= 0)
         if feeder.failures or feeder.engine.error is not None:
             raise Unavailable(
                 f"rollouts of arm {arm} failed: {feeder.failures or feeder.engine.error}"
             )
         return record
+
+    def _note_felt(self, *, is_measured: bool) -> None:
+        segment_ms = self.device.gate.drain_segments_ms()
+        blocked_ms = list(self.serving_lane.blocked_ms)
+        self.serving_lane.blocked_ms.clear()
+        if is_measured:
+            self._segment_ms += segment_ms
+            self._blocked_ms += blocked_ms
 
     @contextmanager
     def _running(self, feeder: RolloutFeeder) -> Iterator[None]:
@@ -230,8 +242,8 @@ class Bench:
         """Say what rollouts did to serving, over all windows of the arm `rose` so far."""
         stats = self.device.gate.stats()
         return Felt(
-            blocked_ms=tuple(self.serving_lane.blocked_ms),
-            segment_ms=tuple(self.device.gate.drain_segments_ms()),
+            blocked_ms=tuple(self._blocked_ms),
+            segment_ms=tuple(self._segment_ms),
             pauses=stats.pauses,
             revocations=tuple(
                 Revocation(

@@ -145,11 +145,11 @@ def _measure(
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
 @click.option("--rollout-model", default="tiny-qwen3", show_default=True, help="Preset or folder.")
 @click.option("--rollouts", default=8, show_default=True, help="Generations in flight.")
-@click.option("--pool-mib", default=96, show_default=True, help="KV memory both engines share.")
+@click.option("--pool-mib", default=64, show_default=True, help="KV memory both engines share.")
 @click.option("--reserve-mib", default=8, show_default=True, help="What serving always has.")
 @click.option("--ttft-ms", default=200.0, show_default=True, help="Serving's target.")
 @click.option("--tpot-ms", default=50.0, show_default=True, help="Serving's target.")
-@click.option("--layers-per-segment", default=1, show_default=True, help="Between two gates.")
+@click.option("--layers-per-segment", default=0.5, show_default=True, help="Between two gates.")
 @click.option("--device", default="cpu", show_default=True, help="The device both share.")
 @click.option("--cores", default=1, show_default=True, help="Cores that are the device (cpu).")
 @click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and weights.")
@@ -169,7 +169,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     reserve_mib: int,
     ttft_ms: float,
     tpot_ms: float,
-    layers_per_segment: int,
+    layers_per_segment: float,
     device: str,
     cores: int,
     seed: int,
@@ -204,7 +204,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         layers_per_segment=layers_per_segment,
         rollouts=rollouts,
         rollout_prompt_tokens=64,
-        rollout_output_tokens=192,
+        rollout_output_tokens=128,
         request_tokens=_PROMPT_TOKENS_MAX,
         log_path=out / "certificates.log",
         seed=seed,

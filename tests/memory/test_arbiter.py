@@ -261,6 +261,19 @@ def test_stale_id_is_caught(device: Device) -> None:
     device.blocks.free_checked(ids[0], generation=generation + 1)
 
 
+def test_stale_id_of_own_memory_is_caught(device: Device) -> None:
+    assert device.arbiter.take(device.rollout, 1) == [0]
+    ids = device.blocks.alloc(1)
+    assert ids is not None
+    generation = device.blocks.generation(0)
+    device.blocks.free(ids)
+    assert device.arbiter.give_back(device.rollout, 1) == 1
+    assert device.arbiter.take(device.rollout, 1) == [0]
+    assert device.blocks.alloc(1) == ids
+    with pytest.raises(InvalidArgument, match="is stale"):
+        device.blocks.free_checked(ids[0], generation=generation)
+
+
 @pytest.mark.parametrize("block", [-1, 0, 3, 36, 1 << 30, 1 << 40])
 def test_id_out_of_range_is_caught(device: Device, block: int) -> None:
     device.grant(5)

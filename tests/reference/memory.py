@@ -143,7 +143,7 @@ class MemoryModel:
         idle = [slab for slab in self.of(partition, "OWNED") if slab.is_idle]
         given = idle[::-1][: max(n, 0)]
         for slab in given:
-            slab.owner, slab.state = NOBODY, "UNOWNED"
+            self.clear(slab)
         self.epoch += bool(given)
         return len(given)
 
@@ -284,7 +284,7 @@ class MemoryModel:
                 self.revocations[slab.revocation].fenced += 1
                 self.leases[slab.lease].is_fenced = True
             if slab.is_idle:
-                slab.owner, slab.state = NOBODY, "UNOWNED"
+                self.clear(slab)
                 given += 1
             else:
                 self.quarantine(slab)
