@@ -1,0 +1,392 @@
+"""The gate, its certificates and the latency model: what they cost, and how soon work stops."""
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.busy import busy_work
+from bench.conftest import Report
+from bench.paired import quantile
+from bench.rows import Bar, Peer
+from rose._core import (
+    AdmissionTerms,
+    Arbiter,
+    CertificateLog,
+    CloseReason,
+    Creditor,
+    Grant,
+    HostGate,
+    LatencyModel,
+    MoveLog,
+    RecordKind,
+    ServingState,
+    Verdict,
+    admission_certificate,
+)
+from rose.errors import check
+from rose.slo import Policy
+from rose.slo.verify import verify_log
+
+POLICY = Policy()
+LONG_MS = 60_000.0
+GATES = 256
+CREDIT_MAX = 1 << 30
+SPINS_MAX = 10_000_000  # a second or so, for what takes microseconds
+SEGMENTS_PER_STEP = 4
+LENGTHS_MS = (0.3, 1.3, 5.0)
+DEPTHS = (1, 8, 64)
+SLABS, BLOCKS_PER_SLAB = 64, 128
+
+
+def open_with(gate: HostGate, segments: int) -> None:
+    gate.grant(segments)
+    check(gate.open(gate.close_epoch), "nobody else closes this gate")
+
+
+def latency_model() -> LatencyModel:
+    return LatencyModel(
+        prior_ms=POLICY.latency_prior_ms,
+        epsilon=POLICY.epsilon,
+        forgetting=POLICY.forgetting,
+        adaptation=POLICY.adaptation,
+        cold_margin=POLICY.cold_margin,
+        window=POLICY.residual_window,
+    )
+
+
+def certificate_log(path: Path) -> CertificateLog:
+    return CertificateLog(
+        str(path),
+        ttft_ms=1000.0,
+        tpot_ms=100.0,
+        epsilon=POLICY.epsilon,
+        signal_ms=POLICY.signal_ms,
+        blocking_ms=POLICY.blocking_ms,
+        heartbeat_ttl_ms=LONG_MS,
+        max_segments=POLICY.max_segments,
+        slabs=SLABS,
+        partitions=2,
+        blocks_per_slab=BLOCKS_PER_SLAB,
+    )
+
+
+# ---- the gate's own calls
+
+
+def test_gate_pass_open_ns(report: Report) -> None:
+    gate = HostGate()
+    open_with(gate, CREDIT_MAX)
+
+    def passes(count: int) -> None:
+        pass_ = gate.pass_
+        for _ in range(count):
+            pass_(timeout_ms=LONG_MS)
+
+    report.add("gate_pass_open_ns", report.loop(passes, rounds=200, calls=5000), "ns")
+
+
+def test_close_ns(report: Report) -> None:
+    gates = [HostGate() for _ in range(GATES)]
+
+    def open_all() -> None:
+        for gate in gates:
+            open_with(gate, 1)
+
+    def close_all(_count: int) -> None:
+        for gate in gates:
+            gate.close(CloseReason.ARRIVAL)
+
+    open_all()
+    close_ns = report.loop(close_all, rounds=200, calls=GATES, undo=open_all)
+    report.add("close_ns", close_ns, "ns")
+
+
+# ---- a borrower that is stopped at random
+
+
+class Borrower:
+    """A thread with steps waiting, credit for all of them, and a gate before each segment."""
+
+    def __init__(self, length_ms: float, *, steps_in_flight: int) -> None:
+        self.gate = HostGate()
+        self.ended = 0  # segments, counted by the borrower itself
+        self._work = busy_work(length_ms)
+        self._credit = steps_in_flight * SEGMENTS_PER_STEP
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while True:
+            self.gate.begin_step()
+            for _ in range(SEGMENTS_PER_STEP):
+                if self.gate.pass_(timeout_ms=LONG_MS) is not Verdict.PASSED:
+                    self.gate.end_step()
+                    return
+                self._work()
+                self.ended += 1
+            self.gate.end_step()
+
+    def resume(self) -> None:
+        open_with(self.gate, self._credit)
+
+    def stop(self) -> None:
+        self.gate.shut_down()
+        self._thread.join()
+
+    @classmethod
+    @contextmanager
+    def running(cls, length_ms: float, *, steps_in_flight: int = 8) -> "Iterator[Borrower]":
+        borrower = cls(length_ms, steps_in_flight=steps_in_flight)
+        borrower._thread.start()
+        try:
+            yield borrower
+        finally:
+            borrower.stop()
+
+
+def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> int:
+    """Close at a random moment; returns how many segments ended after that."""
+    borrower.resume()
+    # Between one and two segments on: it runs, and it has more to run.
+    time.sleep(rng.uniform(1.0, 2.0) * length_ms * 1e-3)
+    borrower.gate.close(CloseReason.ARRIVAL)
+    before = borrower.ended
+    parked = borrower.gate.wait_parked(timeout_ms=LONG_MS)
+    check(parked is not None, "a segment ends")
+    time.sleep(length_ms * 1e-3)  # room for one that should not have started
+    return borrower.ended - before
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_segments_after_close_max(report: Report, depth: int) -> None:
+    rng = random.Random(11)
+    after: list[int] = []
+
+    def closes(borrower: Borrower, length_ms: float) -> None:
+        after.append(interrupt(borrower, length_ms, rng))
+
+    short_ms, long_ms = LENGTHS_MS[:2]
+    with (
+        Borrower.running(short_ms, steps_in_flight=depth) as short,
+        Borrower.running(long_ms, steps_in_flight=depth) as long,
+    ):
+
+        def both() -> None:
+            closes(short, short_ms)
+            closes(long, long_ms)
+
+        report.repeat(both, 400)
+    # The one that ran when the gate closed.
+    name = f"segments_after_close_max_{depth}_steps_in_flight"
+    report.add(name, max(after), "segments", bar=Bar(at_most=1))
+
+
+@pytest.mark.parametrize("length_ms", LENGTHS_MS)
+def test_pause_p99_over_segment(report: Report, length_ms: float) -> None:
+    rng = random.Random(13)
+    with Borrower.running(length_ms) as borrower:
+        report.repeat(lambda: interrupt(borrower, length_ms, rng), 600)
+        stats = borrower.gate.stats()
+    report.add(
+        f"pause_p99_over_segment_{length_ms}ms",
+        stats.pause_ms_p99 / stats.segment_ms_p99,
+        "ratio",
+        peer=Peer("the segments themselves, p99", stats.segment_ms_p99, "ms"),
+        bar=Bar(at_most=1.1),
+    )
+
+
+# ---- certificates
+
+
+class Certifier:
+    """A creditor with all it reads, and a borrower that always wants more."""
+
+    def __init__(self, path: Path) -> None:
+        self.gate = HostGate()
+        self.log = certificate_log(path)
+        self.state = ServingState(self.log, gate=self.gate)
+        self.model = latency_model()
+        self.creditor = Creditor(
+            self.gate,
+            self.state,
+            self.model,
+            self.log,
+            largest_step=(1.0, 1000.0, 0.0),
+            largest_chunk=(0.0, 1000.0, 512.0),
+            segment_prior_ms=1.0,
+            segment_share=POLICY.segment_share,
+            poll_ms=POLICY.poll_ms,
+            retry_ms=POLICY.retry_ms,
+        )
+
+    def interrupt(self) -> None:
+        """Let a request arrive: the gate is closed and its credit is void."""
+        self.state.arrived(tokens=1)
+
+    def certify(self) -> None:
+        """Let it finish; returns when the certified quantum is there."""
+        self.state.finished()
+        is_open = self.gate.is_open
+        for _ in range(SPINS_MAX):
+            if is_open():
+                return
+        check(False, f"no quantum was certified: {self.creditor.last_refusal}")
+
+    @classmethod
+    @contextmanager
+    def running(cls, path: Path) -> "Iterator[Certifier]":
+        one = cls(path)
+        one.state.beat()
+        one.gate.begin_step()
+        one.creditor.start()
+        one.interrupt()
+        try:
+            yield one
+        finally:
+            one.creditor.stop()
+            one.log.close()
+
+
+def test_certified_quantum_us(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Certifier.running(path) as one:
+        samples = report.each(one.certify, 50, undo=one.interrupt, rest=one.log.flush)
+        quanta = one.log.count(RecordKind.QUANTUM)
+    check(quanta == len(samples), "every opening has its certificate")
+    # From serving's last word: the wake of the creditor's thread is most of it.
+    report.add("certified_quantum_us", quantile(samples, 0.5) * 1e-3, "us")
+    report.add("certified_quantum_us_p99", quantile(samples, 0.99) * 1e-3, "us")
+
+
+def test_log_append_ns(report: Report, tmp_path: Path) -> None:
+    log = certificate_log(tmp_path / "log")
+
+    def appends(count: int) -> None:
+        append = log.append_revoke_begun
+        for _ in range(count):
+            append(lease_id=1, deadline_ns=1, slabs=1)
+
+    # Fewer than the ring holds: a full ring refuses, and that is not what is measured.
+    append_ns = report.loop(appends, rounds=200, calls=2000, undo=log.flush)
+    check(log.is_healthy, "the ring was never full")
+    log.close()
+    report.add("log_append_ns", append_ns, "ns")
+
+
+def steps_of(count: int) -> list[tuple[float, float, float, float]]:
+    """Return steps: how long, and what they worked on."""
+    rng = random.Random(17)
+    steps: list[tuple[float, float, float, float]] = []
+    for _ in range(count):
+        sequences, context = rng.randint(1, 64), rng.randint(0, 50_000)
+        prefill = rng.choice((0, 0, 0, 512))
+        expected_ms = 5 + 0.1 * sequences + 1e-4 * context + 0.05 * prefill
+        steps.append((expected_ms * rng.uniform(0.95, 1.2), sequences, context, prefill))
+    return steps
+
+
+def test_latency_model_us(report: Report) -> None:
+    model = latency_model()
+    steps = steps_of(500)
+    forecasts_us: list[float] = []
+
+    def observe_all(_count: int) -> None:
+        observe = model.observe
+        for actual_ms, sequences, context, prefill in steps:
+            observe(
+                actual_ms,
+                decode_sequences=sequences,
+                context_tokens=context,
+                prefill_tokens=prefill,
+            )
+
+    def forecast_all() -> None:
+        forecast = model.forecast
+        began_ns = time.perf_counter_ns()
+        for _, sequences, context, prefill in steps:
+            forecast(decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill)
+        forecasts_us.append((time.perf_counter_ns() - began_ns) * 1e-3 / len(steps))
+
+    observe_ns = report.loop(observe_all, rounds=100, calls=len(steps), undo=forecast_all)
+    report.add("latency_model_observe_us", observe_ns * 1e-3, "us")
+    report.add("latency_model_forecast_us", statistics.median(forecasts_us), "us")
+
+
+# ---- the second opinion
+
+
+def lend_and_return(log: CertificateLog) -> Callable[[], None]:
+    """Return a loan under a certificate, there and back."""
+    arbiter = Arbiter.create(
+        slab_bytes=1 << 21, slab_count=SLABS, header_slabs=2, observer=MoveLog(log)
+    )
+    arbiter.add_partition("serving", reserve_slabs=0, limit_slabs=SLABS)
+    rollout = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
+
+    def once() -> None:
+        snapshot = arbiter.snapshot()
+        terms = AdmissionTerms(
+            epoch=snapshot.epoch,
+            to_partition=rollout,
+            slabs=2,
+            blocks_per_slab=BLOCKS_PER_SLAB,
+            block_tokens=16,
+            free_serving_blocks=0,
+            unowned_slabs=snapshot.unowned,
+            revocable_blocks=0,
+            horizon_ms=50.0,
+            running_requests=1,
+            decode_tokens_per_s=100.0,
+            prefill_tokens_per_s=1000.0,
+            max_request_tokens=1024,
+            max_batch_tokens=512,
+            burst_requests=1,
+            burst_request_tokens=16,
+        )
+        check(admission_certificate(terms, log=log) is not None, "there is room for two slabs")
+        loan = arbiter.grant(rollout, 2, ttl_ns=10**12, expected_epoch=snapshot.epoch)
+        check(isinstance(loan, Grant), "nobody else takes slabs")
+        arbiter.revoke(rollout, 2, deadline_ns=arbiter.now_ns() + 10**9)
+
+    return once
+
+
+def write_log(path: Path, cycles: int) -> int:
+    """Write a log with every kind of certificate; returns how many records it has."""
+    with Certifier.running(path) as one:
+        lend = lend_and_return(one.log)
+        for number, (actual_ms, sequences, context, prefill) in enumerate(steps_of(cycles)):
+            if number % 100 == 0:
+                one.log.flush()  # no engine is as fast as this loop: the ring would fill up
+            one.certify()
+            lend()
+            features = {
+                "decode_sequences": sequences,
+                "context_tokens": context,
+                "prefill_tokens": prefill,
+            }
+            forecast = one.model.forecast(**features)
+            one.log.append_step(forecast, actual_ms=actual_ms, **features)
+            one.interrupt()
+        one.log.flush()
+    check(one.log.is_healthy, "every record went to the disk")
+    return int(one.log.records)
+
+
+def test_verify_records_per_s(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    records = write_log(path, report.count(4000))
+
+    def verify(_count: int) -> None:
+        answer = verify_log(path)
+        check(not answer.violations, "\n".join(answer.violations[:3]))
+        check(answer.records == records, f"{records} records, of which it saw {answer.records}")
+
+    record_ns = report.loop(verify, rounds=7, calls=records)
+    report.add("verify_records_per_s", 1e9 / record_ns, "records/s")

@@ -1,0 +1,135 @@
+"""What a suite says: rows, and the one document that every suite writes.
+
+A document is `{"machine", "commit", "suite", "rows"}`, and a row has exactly these keys:
+
+    name    what was measured; the statistic and the unit are its last words
+    value   a finite number
+    unit    of the value; "ratio" is the subject's figure over the peer's
+    peer    {"name", "value", "unit"}: the peer's own figure in the same run; null without one
+    bar     {"at_most": x}, {"at_least": x}, or both; null without one
+    ok      whether the value meets the bar; null without a bar, and null for a row that is void
+
+A ratio `name` travels with its A/A control `aa_name`, the subject over itself. When the control is
+out of its bar, the machine was not quiet enough and the ratio is void. `ok` null beside a bar
+always means that.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+CONTROL: Final = "aa_"
+_DOCUMENT_KEYS: Final = {"machine", "commit", "suite", "rows"}
+_ROW_KEYS: Final = {"name", "value", "unit", "peer", "bar", "ok"}
+_PEER_KEYS: Final = {"name", "value", "unit"}
+_DIRECTIONS: Final = ("at_least", "at_most")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How good is good enough."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        low = -math.inf if self.at_least is None else self.at_least
+        return low <= value <= (math.inf if self.at_most is None else self.at_most)
+
+    def as_json(self) -> dict[str, float]:
+        sides = {name: getattr(self, name) for name in _DIRECTIONS}
+        return {name: float(side) for name, side in sides.items() if side is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What the subject was held against, and how it did."""
+
+    name: str
+    value: float
+    unit: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "value": rounded(self.value), "unit": self.unit}
+
+
+# What an A/A control may say before it voids the ratio beside it.
+CONTROL_BAR: Final = Bar(at_least=0.9, at_most=1.1)
+
+
+def rounded(value: float) -> float:
+    """Return six digits: more are noise."""
+    return float(f"{value:.6g}")
+
+
+def row(
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    peer: Peer | None = None,
+    bar: Bar | None = None,
+    is_void: bool = False,
+) -> dict[str, Any]:
+    """Return a row as JSON has it."""
+    return {
+        "name": name,
+        "value": rounded(value),
+        "unit": unit,
+        "peer": None if peer is None else peer.as_json(),
+        "bar": None if bar is None else bar.as_json(),
+        "ok": None if bar is None or is_void else bar.is_met(value),
+    }
+
+
+def void_reason(one: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a row says nothing, or None when it does."""
+    for control in rows:
+        if control["name"] == CONTROL + one["name"] and control["ok"] is False:
+            return f"void: {control['name']} is {control['value']:.3g}"
+    return None
+
+
+def faults(document: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a document, one sentence each; nothing for a sound one."""
+    if set(document) != _DOCUMENT_KEYS:
+        return [f"the document has the keys {sorted(document)}, not {sorted(_DOCUMENT_KEYS)}"]
+    if not (document["machine"] and isinstance(document["machine"], dict)):
+        return ["there is no machine card"]
+    rows = document["rows"]
+    names = [one.get("name") for one in rows]
+    wrong = [] if rows else ["there are no rows"]
+    wrong += [f"two rows are called {name}" for name in set(names) if names.count(name) > 1]
+    for one in rows:
+        wrong += _row_faults(one)
+    return wrong
+
+
+def _row_faults(one: Mapping[str, Any]) -> list[str]:
+    if set(one) != _ROW_KEYS:
+        return [f"row {one.get('name')} has the keys {sorted(one)}, not {sorted(_ROW_KEYS)}"]
+    name, bar, peer = one["name"], one["bar"], one["peer"]
+    if not _is_number(one["value"]):
+        return [f"{name}: {one['value']} is not a finite number"]
+    wrong = []
+    if not one["unit"]:
+        wrong.append(f"{name} has no unit")
+    if peer is not None and not (set(peer) == _PEER_KEYS and _is_number(peer["value"])):
+        wrong.append(f"{name}: {peer} is not a peer")
+    if bar is None:
+        return wrong + [f"{name} is judged without a bar"] * (one["ok"] is not None)
+    if not (
+        isinstance(bar, dict)
+        and bar
+        and set(bar) <= set(_DIRECTIONS)
+        and all(map(_is_number, bar.values()))
+    ):
+        return [*wrong, f"{name}: {bar} is not a bar"]
+    if one["ok"] not in (None, Bar(**bar).is_met(one["value"])):
+        wrong.append(f"{name}: ok is {one['ok']}, but the value is {one['value']}")
+    return wrong
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,180 @@
+"""The bench: its document, its arithmetic, its manners. No figure is judged here."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.paired import PairedRatio, Pairs, paired_ratio, quantile
+from bench.rows import CONTROL_BAR, Bar, Peer, faults, row, void_reason
+
+
+def bench(repo: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(repo / "bench" / "run.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
+
+
+# ---- the command
+
+
+def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "compute.json"
+    done = bench(repo, "--suite", "compute", "--json", path, "--quick")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(path.read_text())
+    assert faults(document) == []
+    assert document["suite"] == "compute"
+    names = {one["name"] for one in document["rows"]}
+    assert {
+        "gate_pass_open_ns",
+        "close_ns",
+        "segments_after_close_max_8_steps_in_flight",
+        "pause_p99_over_segment_1.3ms",
+        "certified_quantum_us",
+        "log_append_ns",
+        "latency_model_observe_us",
+        "verify_records_per_s",
+    } <= names
+    assert "gate_pass_open_ns" in done.stdout
+
+
+@pytest.mark.parametrize("suite", ["memory", "compute", "executor"])
+def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
+    command = [sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "--collect-only", "-q"]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--suite", "nowhere", "--json", "x.json"], "nowhere"),
+        (["--suite", "memory", "--json", "nowhere/x.json"], "nowhere/x.json"),
+        (["--suite", "memory", "--json", "bench"], "bench"),
+        (["--suite", "memory"], "--json"),
+        (["--suite", "memory", "--json", "x.json", "--slow"], "--slow"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    repo: Path, arguments: list[str], named: str
+) -> None:
+    done = bench(repo, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("bench: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert named in done.stderr
+
+
+# ---- pairs
+
+
+class Scripted:
+    """A measure that answers from a list."""
+
+    def __init__(self, *answers: float) -> None:
+        self._answers = iter(answers)
+
+    def __call__(self) -> float:
+        return next(self._answers)
+
+
+def test_the_ratio_is_the_median_of_the_pairs() -> None:
+    # Rounds of (subject, peer, subject): one wild round changes nothing.
+    subject = Scripted(1.0, 1.0, 1.0, 1.0, 900.0, 1.0)
+    pairs = Pairs(subject, Scripted(2.0, 4.0, 2.0))
+    for _ in range(3):
+        pairs.round()
+    result = pairs.result()
+    assert result.ratio == 0.5
+    assert result.control == 1.0
+    assert not result.is_void
+
+
+def test_drift_cancels_in_the_control() -> None:
+    # Every call takes longer than the one before. In every other round the control comes first.
+    calls = [1.1**number for number in range(12)]
+    pairs = Pairs(Scripted(*calls), Scripted(*[1.0] * 6))
+    for _ in range(6):
+        pairs.round()
+    assert pairs.result().control == pytest.approx(statistics.median([1.1, 1 / 1.1]))
+
+
+def test_a_restless_machine_voids_the_ratio() -> None:
+    assert PairedRatio(ratio=0.5, control=1.11, subject=1.0, peer=2.0).is_void
+    assert PairedRatio(ratio=0.5, control=0.89, subject=1.0, peer=2.0).is_void
+    assert not PairedRatio(ratio=0.5, control=0.9, subject=1.0, peer=2.0).is_void
+
+
+def test_subject_and_peer_take_turns() -> None:
+    calls: list[str] = []
+    result = paired_ratio(lambda: calls.append("s"), lambda: calls.append("p"), rounds=5)
+    assert "".join(calls) == "sps" * 5
+    assert result.subject > 0
+    assert result.peer > 0
+
+
+def test_quantile_is_a_sample() -> None:
+    samples = [float(one) for one in range(1, 101)]
+    assert quantile(samples, 0.99) == 99.0
+    assert quantile(samples, 0.5) == 50.0
+    assert quantile([7.0], 0.99) == 7.0
+
+
+# ---- rows
+
+
+def document_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"machine": {"cpu": "x"}, "commit": "", "suite": "s", "rows": list(rows)}
+
+
+def test_a_bar_has_a_direction() -> None:
+    assert row("x", 0.4, "ratio", bar=Bar(at_most=0.4))["ok"] is True
+    assert row("x", 0.5, "ratio", bar=Bar(at_most=0.4))["ok"] is False
+    assert row("x", 0.95, "ratio", bar=Bar(at_least=0.95))["ok"] is True
+    assert row("x", 0.94, "ratio", bar=Bar(at_least=0.95))["ok"] is False
+    assert row("x", 0.94, "ratio")["ok"] is None
+
+
+def test_a_void_row_says_why() -> None:
+    ratio = row("x", 0.3, "ratio", bar=Bar(at_most=0.4), is_void=True)
+    control = row("aa_x", 1.3, "ratio", bar=CONTROL_BAR)
+    assert ratio["ok"] is None
+    assert void_reason(ratio, [ratio, control]) == "void: aa_x is 1.3"
+    assert void_reason(control, [ratio, control]) is None
+    assert faults(document_of(ratio, control)) == []
+
+
+SOUND = row("x", 1.0, "us", peer=Peer("y", 2.0, "us"), bar=Bar(at_most=2.0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": float("nan")},
+        {"value": "1"},
+        {"unit": ""},
+        {"peer": {"name": "y"}},
+        {"peer": {"name": "y", "value": float("inf"), "unit": "us"}},
+        {"bar": {}},
+        {"bar": 2.0},
+        {"bar": {"under": 2.0}},
+        {"bar": None},
+        {"ok": False},
+        {"note": "more"},
+    ],
+)
+def test_a_faulty_row_is_found(wrong: dict[str, Any]) -> None:
+    assert faults(document_of(SOUND)) == []
+    assert len(faults(document_of(SOUND | wrong))) == 1
+
+
+def test_a_faulty_document_is_found() -> None:
+    assert faults({**document_of(SOUND), "note": ""})
+    assert faults({**document_of(SOUND), "machine": {}})
+    assert faults(document_of())
+    assert faults(document_of(SOUND, SOUND)) == ["two rows are called x"]
