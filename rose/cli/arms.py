@@ -112,7 +112,6 @@ class Bench:
             slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
             log_path=settings.log_path,
             policy=settings.policy,
-            clock=clock,
         )
         self.serving_lane = self.device.serving(
             serving_kv,

@@ -92,7 +92,7 @@ class RunRecord:
         rollout_alone_tokens_per_s: rate of the rollouts with the device to themselves.
         slo_ttft_ms: target of the time to the first token.
         slo_tpot_ms: target of the time per later token.
-        blocked_by_rollout_ms: for each serving step that found a segment running, how long it waited.
+        blocked_by_rollout_ms: for each serving step that found a segment running, its wait.
         segment_ms: length of each rollout segment (the work between two gates) of the windows.
         certificates_granted: grants in the log, of memory and of compute.
         certificates_verified: those that the second implementation accepts.

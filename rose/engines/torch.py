@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import nn
@@ -9,14 +10,18 @@ from torch import nn
 from rose.errors import InvalidArgument
 from rose.executor import RolloutLane
 
+HALF_LAYER: Final = 0.5
+
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the longest `ModuleList` of `model`: its decoder layers.
+    """Return the longest `ModuleList` that lies in no other: the decoder layers of `model`.
 
     Raises:
         InvalidArgument: the model has no list of layers.
     """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    named = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
+    # The experts of a layer are a list too, and may be more than there are layers.
+    lists = [one for name, one in named if not any(name.startswith(f"{up}.") for up, _ in named)]
     if not lists:
         raise InvalidArgument(
             f"{type(model).__name__} has no ModuleList of layers to gate: "
@@ -25,33 +30,47 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return max(lists, key=len)
 
 
-def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: int) -> Callable[[], None]:
-    """Put a gate in front of every `every`-th decoder layer of `model`.
+def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
+    layers = decoder_layers(model)
+    if every == HALF_LAYER:
+        halves = [module for layer in layers for module in (layer, getattr(layer, "mlp", None))]
+        if any(module is None for module in halves):
+            raise InvalidArgument(
+                f"the layers of {type(model).__name__} have no 'mlp' to gate: use every=1"
+            )
+        return [module for module in halves if module is not None]
+    if every < 1 or every != int(every):
+        raise InvalidArgument(
+            f"a segment of {every:g} layers is not possible: every must be 0.5 or a whole number"
+        )
+    return [layers[i] for i in range(0, len(layers), int(every))]
 
-    The gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
+
+def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Callable[[], None]:
+    """Put gates between the decoder layers of `model`.
+
+    A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
     serve `generate` elsewhere. Works for eager modules; hooks do not fire when a CUDA graph is
     replayed.
 
     Args:
         rollout: the lane whose quantum the layers run under.
         model: the module whose layers are gated.
-        every: layers in one segment, > 0.
+        every: layers in one segment, a whole number; 0.5 puts a second gate in front of each
+            layer's `mlp`.
 
     Returns:
         A function that takes the gates out again.
 
     Raises:
-        InvalidArgument: `every` is not positive, or the model has no list of layers.
+        InvalidArgument: another `every`, or a model without such layers.
     """
-    if every <= 0:
-        raise InvalidArgument(f"a segment of {every} layers is not possible: every must be > 0")
 
     def gate(_module: nn.Module, _inputs: object) -> None:
         if rollout.step_thread == threading.get_ident():
             rollout.gate()
 
-    layers = decoder_layers(model)
-    handles = [layers[i].register_forward_pre_hook(gate) for i in range(0, len(layers), every)]
+    handles = [module.register_forward_pre_hook(gate) for module in _gated_modules(model, every)]
 
     def take_out() -> None:
         for handle in handles:

@@ -1,5 +1,6 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -8,7 +9,9 @@ from typing_extensions import Self
 
 from rose._core import (
     Arbiter,
+    BootClock,
     CertificateLog,
+    Clock,
     CloseReason,
     Creditor,
     HostGate,
@@ -16,13 +19,12 @@ from rose._core import (
     MoveLog,
     ServingState,
 )
-from rose.clock import BootClock, Clock
-from rose.errors import InvalidArgument, check
+from rose.errors import InvalidArgument, Unavailable, check
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke, ServingLimits
 from rose.executor.revocation import Revocation
 from rose.executor.rollout import RolloutLane
-from rose.executor.safety import Safety
+from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane
 from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
 from rose.slo import SLO, Policy
@@ -81,7 +83,7 @@ class CoServing:
                 geometry. Use `choose_slab_bytes` when the borrower's is known too.
             log_path: file of the certificates; "" keeps only counts.
             policy: the knobs.
-            clock: where time comes from.
+            clock: where time comes from, for the C++ core too; waits run on real time.
 
         Raises:
             InvalidArgument: an unknown device, or a pool without room for one slab.
@@ -124,18 +126,25 @@ class CoServing:
         Raises:
             InvalidArgument: called twice, or a pool or a reserve that does not fit.
         """
+        if self._is_closed:
+            raise InvalidArgument("this device is closed: open another")
         if self._serving is not None:
             raise InvalidArgument("this device has a serving engine already: open one per device")
         policy = self._policy
         slab_bytes = self._slab_bytes or choose_slab_bytes(geometry)
-        self._slab_bytes = slab_bytes
         slabs = self._pool_bytes // slab_bytes - _TENANTS
         if slabs < 1:
             raise InvalidArgument(
                 f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
                 f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
             )
-        self._log = CertificateLog(
+        reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
+        if not 0 <= reserve_slabs <= slabs:
+            raise InvalidArgument(
+                f"a reserve of {reserve_bytes} bytes does not fit the {slabs * slab_bytes} bytes "
+                f"that a pool of {self._pool_bytes} leaves: lower reserve_bytes or raise pool_bytes"
+            )
+        log = CertificateLog(
             self._log_path,
             ttft_ms=slo.ttft_ms,
             tpot_ms=slo.tpot_ms,
@@ -147,53 +156,58 @@ class CoServing:
             slabs=slabs,
             partitions=_TENANTS,
             blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
-        )
-        self._arbiter = Arbiter.create(
-            slab_bytes=slab_bytes,
-            slab_count=slabs,
-            header_slabs=_TENANTS,
-            observer=MoveLog(self._log),
-        )
-        reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
-        partition = self._arbiter.add_partition(
-            "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
-        )
-        check(partition == _SERVING, "serving must be the first partition")
-        kv = KVSpace(self._arbiter, partition, geometry, header_index=_SERVING)
-        self._arbiter.take(partition, reserve_slabs)
-        self._gate = HostGate()
-        self._state = ServingState(self._log, gate=self._gate)
-        self._model = LatencyModel(
-            prior_ms=policy.latency_prior_ms,
-            epsilon=policy.epsilon,
-            forgetting=policy.forgetting,
-            adaptation=policy.adaptation,
-            cold_margin=policy.cold_margin,
-            window=policy.residual_window,
-        )
-        self._limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
-        self._lender = Lender(
-            arbiter=self._arbiter,
-            serving=partition,
-            serving_kv=kv,
-            running=lambda: int(self._state.pending),
-            limits=self._limits,
-            model=self._model,
-            log=self._log,
-            policy=policy,
             clock=self._clock,
         )
-        self._serving = ServingLane(
-            kv=kv,
-            gate=self._gate,
-            state=self._state,
-            model=self._model,
-            log=self._log,
-            lender=self._lender,
-            safety=self.safety,
-            policy=policy,
-            clock=self._clock,
-        )
+        with ExitStack() as undo:
+            undo.callback(log.close)
+            arbiter = Arbiter.create(
+                slab_bytes=slab_bytes,
+                slab_count=slabs,
+                header_slabs=_TENANTS,
+                clock=self._clock,
+                observer=MoveLog(log),
+            )
+            partition = arbiter.add_partition(
+                "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
+            )
+            check(partition == _SERVING, "serving must be the first partition")
+            kv = KVSpace(arbiter, partition, geometry, header_index=_SERVING)
+            arbiter.take(partition, reserve_slabs)
+            self._gate = HostGate(clock=self._clock)
+            self._state = ServingState(log, gate=self._gate)
+            self._model = LatencyModel(
+                prior_ms=policy.latency_prior_ms,
+                epsilon=policy.epsilon,
+                forgetting=policy.forgetting,
+                adaptation=policy.adaptation,
+                cold_margin=policy.cold_margin,
+                window=policy.residual_window,
+            )
+            self._limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
+            self._lender = Lender(
+                arbiter=arbiter,
+                serving=partition,
+                serving_kv=kv,
+                running=lambda: int(self._state.pending),
+                limits=self._limits,
+                model=self._model,
+                log=log,
+                policy=policy,
+                clock=self._clock,
+            )
+            self._serving = ServingLane(
+                kv=kv,
+                gate=self._gate,
+                state=self._state,
+                model=self._model,
+                log=log,
+                lender=self._lender,
+                safety=self.safety,
+                policy=policy,
+                clock=self._clock,
+            )
+            undo.pop_all()
+        self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
         self._keeper = Keeper(self._tend, every_ms=policy.tend_every_ms)
         return self._serving
 
@@ -209,11 +223,16 @@ class CoServing:
 
         Raises:
             InvalidArgument: before `serving`, called twice, or a geometry that wastes too much.
+            Unavailable: rose has failed on this device and given everything back.
         """
+        if self._is_closed:
+            raise InvalidArgument("this device is closed: open another")
         if self._serving is None or self._slab_bytes is None:
             raise InvalidArgument("add the serving engine before the borrower")
         if self._rollout is not None:
             raise InvalidArgument("this device has a borrower already: one per device")
+        if self.safety.cause is not None:
+            raise Unavailable(f"this device lends no more: {self.gave_back}")
         suited = choose_slab_bytes(self._serving.kv.geometry, geometry)
         if self._slab_bytes % suited and geometry.waste(self._slab_bytes) > self._policy.waste_max:
             raise InvalidArgument(
@@ -228,6 +247,7 @@ class CoServing:
             kv=KVSpace(self._arbiter, partition, geometry, header_index=partition),
             gate=self._gate,
             lender=self._lender,
+            reporting=Reporting(self.safety),
             clock=self._clock,
             on_revoke=on_revoke or _begin_at_once,
         )
@@ -254,6 +274,7 @@ class CoServing:
             segment_share=self._policy.segment_share,
             poll_ms=self._policy.poll_ms,
             retry_ms=self._policy.retry_ms,
+            clock=self._clock,
         )
         self._state.beat()
         self._creditor.start()
@@ -296,11 +317,14 @@ class CoServing:
     def _stop_lending(self) -> None:
         if self._creditor is None:
             return
-        self._gate.close(CloseReason.GAVE_BACK)
-        self._creditor.stop()
-        self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
-        self._lender.close()
-        self._gate.shut_down()
+        # From the last line up, and each even if one before it failed. The creditor first: it could
+        # open the gate again.
+        with ExitStack() as steps:
+            steps.callback(self._gate.shut_down)
+            steps.callback(self._lender.close)
+            steps.callback(self._gate.wait_parked, timeout_ms=self._policy.park_wait_ms)
+            steps.callback(self._gate.close, CloseReason.GAVE_BACK)
+            steps.callback(self._creditor.stop)
 
     def close(self) -> None:
         """Stop lending, take everything back, and write the certificates out. Idempotent.

@@ -10,6 +10,7 @@ from rose._core import (
     AdmissionTerms,
     Arbiter,
     CertificateLog,
+    Clock,
     Grant,
     GrantRefusal,
     HostGate,
@@ -20,7 +21,6 @@ from rose._core import (
     admission_certificate,
     largest_grant,
 )
-from rose.clock import Clock
 from rose.events import Reason, Refusal
 from rose.executor.revocation import Revocation
 from rose.memory import KVSpace
@@ -33,6 +33,9 @@ _TRIES: Final = 4
 _HISTORY: Final = 4096
 
 _MS_PER_S: Final = 1e3
+# The certificate wants the most serving can do, the model knows the mean: steps of the same shape
+# vary by less than this factor.
+_SPEED_MARGIN: Final = 2.0
 _REASONS: Final = {
     GrantRefusal.POOL_EMPTY: Reason.POOL_EMPTY,
     GrantRefusal.OVER_LIMIT: Reason.OVER_LIMIT,
@@ -128,6 +131,11 @@ class Lender:
         self._is_closed = False
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether lending is over."""
+        return self._is_closed
+
     def lend_to(self, borrower: Borrower) -> None:
         """Begin to lend."""
         self._borrower = borrower
@@ -156,9 +164,10 @@ class Lender:
             revocable_blocks=0,
             horizon_ms=self._policy.revoke_ms,
             running_requests=self._running(),
-            decode_tokens_per_s=_MS_PER_S / step_ms,
-            prefill_tokens_per_s=self._limits.step_tokens * _MS_PER_S / chunk_ms,
-            max_request_tokens=self._limits.request_tokens,
+            decode_tokens_per_s=_SPEED_MARGIN * _MS_PER_S / step_ms,
+            prefill_tokens_per_s=_SPEED_MARGIN * self._limits.step_tokens * _MS_PER_S / chunk_ms,
+            # Prompts that wait together share the engine's steps, so they count as one.
+            max_request_tokens=self._limits.request_tokens * (1 + self._policy.burst_requests),
             max_batch_tokens=self._limits.step_tokens,
             burst_requests=self._policy.burst_requests,
             burst_request_tokens=self._kv.geometry.block_tokens,
@@ -169,18 +178,36 @@ class Lender:
     def reclaim(self, blocks: int) -> None:
         """Get serving `blocks` more free blocks: unowned slabs first, then from the borrower.
 
-        Waits for pinned slabs, at most T_revoke.
+        Waits for pinned slabs, those of revocations under way included, at most T_revoke.
         """
-        allocator = self._kv.allocator
-        wanted = allocator.free_blocks + blocks
-        self._arbiter.take(self._serving, ceil_div(blocks, self._blocks_per_slab))
-        missing = wanted - allocator.free_blocks
-        if missing <= 0:
+        wanted = self._kv.allocator.free_blocks + blocks
+        if self._take(wanted) or self._borrower is None:
             return
-        revocation = self._revoke(ceil_div(missing, self._blocks_per_slab))
-        if revocation is not None:
+        lent = self._arbiter.snapshot().partitions[self._borrower.partition]
+        missing = wanted - self._kv.allocator.free_blocks
+        slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
+        if slabs > 0 and lent.held > lent.in_revocation:
+            self._revoke(slabs)
+        self._wait(lambda: self._take(wanted))
+
+    def _take(self, wanted: int) -> bool:
+        """Take unowned slabs for `wanted` free blocks in all; True when serving has them."""
+        missing = wanted - self._kv.allocator.free_blocks
+        if missing > 0:
+            self._arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
+        return bool(self._kv.allocator.free_blocks >= wanted)
+
+    def _wait(self, is_enough: Callable[[], bool]) -> None:
+        """Wait for the open revocations, each until its deadline, or until it is enough."""
+        with self._lock:
+            under_way = list(self._open)
+        for revocation in under_way:
+            if is_enough():
+                break
             revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
-            self._collect()
+        else:
+            is_enough()  # What came home for nobody is there to be taken.
+        self._collect()
 
     def recheck(self) -> None:
         """Begin to take slabs back before serving's supply falls under what it could need."""
@@ -194,24 +221,27 @@ class Lender:
         if missing > 0:
             self._revoke(ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs)
 
-    def _revoke(self, slabs: int) -> Revocation | None:
+    def _revoke(self, slabs: int) -> None:
         borrower = self._borrower
         if borrower is None:
-            return None
+            return
         revocation = self._revocation(slabs=slabs)
-        self._log.append_revoke_begun(lease_id=0, deadline_ns=revocation.deadline_ns, slabs=slabs)
-        borrower.on_revoke(revocation)
-        if not revocation.is_begun:
-            revocation.begin(())
-        if revocation.slabs_pending() > 0 and borrower.gate.abort_step():
-            revocation.aborted_steps = 1
         with self._lock:
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
             self._no_growth_before_ns = revocation.asked_ns + regrow_ns
-            self._open.append(revocation)
-        self._collect()
-        return revocation
+        self._log.append_revoke_begun(lease_id=0, deadline_ns=revocation.deadline_ns, slabs=slabs)
+        try:
+            borrower.on_revoke(revocation)
+        finally:
+            # Whatever the borrower does or raises, the slabs are taken back.
+            if not revocation.is_begun:
+                revocation.begin(())
+            with self._lock:
+                self._open.append(revocation)
+            if revocation.slabs_pending() > 0 and borrower.gate.abort_step():
+                revocation.aborted_steps = 1
+            self._collect()
 
     def _revocation(self, *, slabs: int) -> Revocation:
         now_ns = self._clock.now_ns()
@@ -242,7 +272,7 @@ class Lender:
         A grant counts only when no slab changed hands since its terms were read.
         """
         borrower = self._borrower
-        if borrower is None or self._is_closed:
+        if borrower is None or self.is_closed:
             return Refusal(Reason.CLOSED)
         wait_ms = self.retry_after_ms()
         if wait_ms > 0:
@@ -254,17 +284,19 @@ class Lender:
             terms.slabs = min(wanted, largest_grant(terms))
             if terms.slabs == 0 or admission_certificate(terms, log=self._log) is None:
                 return Refusal(Reason.RESERVE_AT_RISK)
-            answer = self._arbiter.grant(
-                borrower.partition,
-                terms.slabs,
-                ttl_ns=int(self._policy.lease_ttl_ms * NS_PER_MS),
-                expected_epoch=snapshot.epoch,
-            )
-            if isinstance(answer, Grant):
-                lease = Lease(answer.lease_id, answer.lease_epoch)
-                with self._lock:
+            with self._lock:
+                if self._is_closed:  # Or a grant could slip in behind the last revocation.
+                    return Refusal(Reason.CLOSED)
+                answer = self._arbiter.grant(
+                    borrower.partition,
+                    terms.slabs,
+                    ttl_ns=int(self._policy.lease_ttl_ms * NS_PER_MS),
+                    expected_epoch=snapshot.epoch,
+                )
+                if isinstance(answer, Grant):
+                    lease = Lease(answer.lease_id, answer.lease_epoch)
                     self._leases.append(lease)
-                return lease
+                    return lease
             if answer != GrantRefusal.STALE_EPOCH:
                 return Refusal(_REASONS[answer])
         return Refusal(Reason.RESERVE_AT_RISK)
@@ -309,7 +341,13 @@ class Lender:
     # ---- the keeper's side ----------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked."""
+        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked.
+
+        A borrower of this process that is in no step cannot be stuck in one: idle or paused, it
+        keeps its leases. Within a step it must show at its gates that it lives.
+        """
+        if self._borrower is not None and not self._borrower.gate.is_in_step():
+            self.renew()
         grace_ns = int(self._policy.revoke_ms * NS_PER_MS)
         for revocation_id in self._arbiter.expire(grace_ns=grace_ns):
             # The borrower has not come by for a whole TTL, so it is not asked: only told.
@@ -326,13 +364,18 @@ class Lender:
 
     def close(self) -> None:
         """Lend no more, and take back all that is lent, by the deadline."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         borrower = self._borrower
         if borrower is None:
             return
-        held = self._arbiter.snapshot().partitions[borrower.partition].held
-        if held:
-            revocation = self._revoke(held)
-            if revocation is not None:
-                revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
-        self._collect()
+        lent = self._arbiter.snapshot().partitions[borrower.partition]
+        with self._lock:
+            under_way = list(self._open)
+        try:
+            for revocation in under_way:
+                borrower.on_revoke(revocation)  # Again: the first time something may have failed.
+            if lent.held > lent.in_revocation:
+                self._revoke(lent.held - lent.in_revocation)
+        finally:
+            self._wait(lambda: False)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rose._core import Arbiter
-from rose.clock import Clock
+from rose._core import Arbiter, Clock
 from rose.units import NS_PER_MS, NS_PER_S
 
 
@@ -20,6 +19,9 @@ class Revocation:
         slabs: how many are wanted.
         deadline_ns: on the device's clock.
         asked_ns: when serving asked.
+
+    `slabs_returned` came back, `slabs_fenced` missed the deadline and are quarantined: both as of
+    the last look, and final once settled (the arbiter forgets old revocations).
     """
 
     slabs: int
@@ -31,6 +33,8 @@ class Revocation:
     clock: Clock
     aborted_steps: int = 0
     settled_ns: int = field(default=0, init=False)
+    slabs_returned: int = field(default=0, init=False)
+    slabs_fenced: int = field(default=0, init=False)
     _id: int | None = field(default=None, init=False)
 
     @property
@@ -41,9 +45,11 @@ class Revocation:
     def begin(self, preferred: Sequence[int]) -> None:
         """Start it: idle slabs leave at once, then `preferred` in its order, then the emptiest.
 
-        A borrower calls this once, under the lock that guards its own books; if it does not, the
-        executor does.
+        A borrower calls this under the lock that guards its own books; if it does not, the executor
+        does. Only the first call counts: a borrower may be told twice.
         """
+        if self.is_begun:
+            return
         self._id = self.arbiter.revoke(
             self.borrower,
             self.slabs,
@@ -62,26 +68,19 @@ class Revocation:
         """Return how many slabs are still to come; past the deadline this fences them."""
         if self._id is None:
             return self.slabs
-        pending = int(self.arbiter.poll(self._id).pending)
-        if pending == 0 and self.settled_ns == 0:
+        if self.settled_ns != 0:
+            return 0
+        progress = self.arbiter.poll(self._id)
+        self.slabs_returned, self.slabs_fenced = progress.returned, progress.fenced
+        if progress.pending == 0:
             self.settled_ns = self.clock.now_ns()
-        return pending
+        return int(progress.pending)
 
     def wait(self, timeout_ns: int) -> None:
         """Sleep until nothing is pending, for at most `timeout_ns`."""
-        if self._id is not None:
+        if self._id is not None and self.settled_ns == 0:
             self.arbiter.wait(self._id, timeout_ns=timeout_ns)
             self.slabs_pending()
-
-    @property
-    def slabs_returned(self) -> int:
-        """How many slabs came back."""
-        return int(self.arbiter.poll(self._id).returned) if self._id is not None else 0
-
-    @property
-    def slabs_fenced(self) -> int:
-        """How many slabs missed the deadline and are quarantined."""
-        return int(self.arbiter.poll(self._id).fenced) if self._id is not None else 0
 
     @property
     def latency_ms(self) -> float:

@@ -8,15 +8,17 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
-from rose._core import HostGate, Verdict
-from rose.clock import Clock
+from rose._core import Clock, HostGate, Verdict
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.lender import Lender
 from rose.executor.revocation import Revocation
+from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 
+# Longer than the creditor takes to answer, short enough to ask again and again.
+_ASK_MS: Final = 5.0
 # A parked borrower looks up this often, to renew its leases; waking it earlier costs a futex.
 _LOOK_UP_MS: Final = 50.0
 
@@ -55,7 +57,14 @@ class RolloutLane:
     """
 
     def __init__(
-        self, *, kv: KVSpace, gate: HostGate, lender: Lender, clock: Clock, on_revoke: OnRevoke
+        self,
+        *,
+        kv: KVSpace,
+        gate: HostGate,
+        lender: Lender,
+        reporting: Reporting,
+        clock: Clock,
+        on_revoke: OnRevoke,
     ) -> None:
         """Made by `CoServing.rollout`."""
         self.kv = kv
@@ -64,19 +73,21 @@ class RolloutLane:
         self.step_thread = 0
         self._gate = gate
         self._lender = lender
+        self._reporting = reporting
         self._clock = clock
 
     # ---- compute --------------------------------------------------------------------------------
 
-    def try_step(self, batch: Any = None, *, timeout_ms: float = 0.0) -> Quantum | Refusal:
+    def try_step(self, batch: Any = None, *, timeout_ms: float = _ASK_MS) -> Quantum | Refusal:
         """Ask to run one step.
 
         Args:
-            batch: what will run; kept for the borrower's own use.
-            timeout_ms: how long to sleep at a closed gate before the answer is a refusal.
+            batch: what will run; in idle mode a certificate depends on serving's load only.
+            timeout_ms: how long to sleep at a closed gate before the answer is a refusal. Credit is
+                granted only to who waits: with 0 a gate that serving closed may never open.
         """
-        del batch  # In idle mode a certificate depends on serving's load only.
-        self._lender.renew()
+        del batch
+        self._renew()
         self._gate.begin_step()
         verdict = self._gate.pass_(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
@@ -95,6 +106,7 @@ class RolloutLane:
             Unavailable: the device was closed.
         """
         while True:
+            self._renew()
             verdict = self._gate.pass_(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 return
@@ -102,6 +114,9 @@ class RolloutLane:
                 raise StepAborted("serving took the slabs of this step back")
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
+
+    def _renew(self) -> None:
+        with self._reporting:
             self._lender.renew()
 
     def end_step(self) -> None:
@@ -109,17 +124,26 @@ class RolloutLane:
         self.step_thread = 0
         self._gate.leave()
         self._gate.end_step()
-        self._lender.step_ended()
+        with self._reporting:
+            self._lender.step_ended()
 
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
+        return self._grow(blocks) is None
+
+    def _grow(self, blocks: int) -> Refusal | None:
         missing = blocks - self.kv.allocator.free_blocks
         if missing <= 0:
-            return True
-        self._lender.grow(missing)
-        return bool(self.kv.allocator.free_blocks >= blocks)
+            return None
+        with self._reporting:
+            answer = self._lender.grow(missing)
+        if isinstance(answer, Refusal):
+            return answer
+        if self.kv.allocator.free_blocks < blocks:
+            return Refusal(Reason.RESERVE_AT_RISK)
+        return None
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside.
@@ -131,8 +155,9 @@ class RolloutLane:
             A ticket whose `commit` gives block ids, or why not.
         """
         blocks = self.kv.geometry.blocks_for(tokens)
-        if not self.ensure(blocks):
-            return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=self._lender.retry_after_ms())
+        refusal = self._grow(blocks)
+        if refusal is not None:
+            return refusal
         reservation = self.kv.allocator.reserve(blocks)
         if reservation is None:
             return Refusal(Reason.POOL_EMPTY, retry_after_ms=self._lender.retry_after_ms())

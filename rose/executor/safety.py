@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 
@@ -31,7 +32,9 @@ class Safety:
             if self._cause is not None:
                 return
             self._cause = failure
-        self._give_back(failure)
+        # What fails while everything is given back has nobody left to tell: serving goes on.
+        with suppress(Exception):
+            self._give_back(failure)
 
     def __enter__(self) -> None:
         """Begin a protected piece of the serving lane."""
@@ -47,3 +50,27 @@ class Safety:
             return False
         self.report(failure)
         return True
+
+
+class Reporting:
+    """The same in the rollout lane, where a failure inside rose is raised after all is given back.
+
+    Wrap only what is rose's own, not what a caller can get wrong.
+    """
+
+    def __init__(self, safety: Safety) -> None:
+        """Report to `safety`."""
+        self._safety = safety
+
+    def __enter__(self) -> None:
+        """Begin a piece of the rollout lane."""
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Give everything back because of an `Exception`; it goes on to the borrower."""
+        if isinstance(failure, Exception):
+            self._safety.report(failure)

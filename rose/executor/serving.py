@@ -1,12 +1,14 @@
 """Serving's lane: nothing in here raises, waits without a bound, or holds serving up."""
 
+import threading
+from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Final
 
 from typing_extensions import Self
 
-from rose._core import CertificateLog, HostGate, LatencyModel, ServingState
-from rose.clock import Clock
+from rose._core import CertificateLog, Clock, HostGate, LatencyModel, ServingState
 from rose.errors import check
 from rose.events import Reason, Refusal
 from rose.executor.lender import Lender
@@ -15,6 +17,11 @@ from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS
+
+# Waits that are kept for reports.
+_BLOCKED_KEPT: Final = 65_536
+# What a step that no request was announced for runs under: it closes the gate as one would.
+_STEP: Final = "rose: a step without a request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class ServingStep:
         """Learn how long the step took, and check that serving's memory is safe."""
         if failure is None and self.batch is not None:
             self._lane.end_step(self.batch, self._began_ns)
+        self._lane.finished(_STEP)
 
 
 class ServingLane:
@@ -80,8 +88,10 @@ class ServingLane:
     ) -> None:
         """Made by `CoServing.serving`."""
         self.kv = kv
-        self.blocked_ms: list[float] = []
+        self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
+        self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
         self._live: set[str] = set()
+        self._stuck_at: int | None = None
         self._gate = gate
         self._state = state
         self._model = model
@@ -100,7 +110,7 @@ class ServingLane:
             request_id: unique among live requests.
             prompt_tokens: length of its prompt.
         """
-        with self._safety:
+        with self._safety, self._lock:
             if request_id not in self._live:
                 self._live.add(request_id)
                 self._state.arrived(tokens=prompt_tokens)
@@ -116,11 +126,11 @@ class ServingLane:
                 self._state.beat()
 
     def finished(self, request_id: str) -> None:
-        """Say that the request is over; the last one opens the gate.
+        """Say that the request is over; after the last one rollouts may be granted a quantum.
 
         An id that is not live is passed over, so an engine may say it twice.
         """
-        with self._safety:
+        with self._safety, self._lock:
             if request_id in self._live:
                 self._live.discard(request_id)
                 check(self._state.finished(), "serving has fewer requests than live ids")
@@ -132,10 +142,17 @@ class ServingLane:
         return ServingStep(self, batch)
 
     def begin_step(self) -> int:
-        """Make sure that the device is serving's; returns when the step began, in nanoseconds."""
+        """Make sure that the device is serving's; returns when the step began, in nanoseconds.
+
+        A segment that did not end in time is waited for once, not at every step.
+        """
+        if not self._live:
+            self.arrived(_STEP, prompt_tokens=0)
         with self._safety:
-            if self._gate.is_running():
+            segment = self._gate.passed
+            if self._gate.is_running() and segment != self._stuck_at:
                 blocked_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
+                self._stuck_at = segment if blocked_ms is None else None
                 self.blocked_ms.append(
                     self._policy.park_wait_ms if blocked_ms is None else blocked_ms
                 )
@@ -166,11 +183,17 @@ class ServingLane:
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
-        blocks = self.kv.geometry.blocks_for(tokens)
+        blocks = self.kv.geometry.blocks_for(max(tokens, 0))
         reservation = self.kv.allocator.reserve(blocks) if self.ensure(blocks) else None
         if reservation is None:
             return Refusal(Reason.POOL_EMPTY)
+        self.recheck()
         return Ticket(self.kv.allocator, reservation)
+
+    def recheck(self) -> None:
+        """Make sure of memory for what could come; call it when blocks were taken."""
+        with self._safety:
+            self._lender.recheck()
 
     def settle(self) -> None:
         """Offer slabs that serving does not need now; call it when blocks were freed."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rose._core import BlockAllocator
-from rose.errors import InvalidArgument
+from rose.events import Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,16 +13,14 @@ class Ticket:
     allocator: BlockAllocator
     reservation: int
 
-    def commit(self, blocks: int) -> list[int]:
+    def commit(self, blocks: int) -> list[int] | Refusal:
         """Turn `blocks` of the reserved blocks into block ids.
 
-        Raises:
-            InvalidArgument: fewer are left in the ticket.
+        A refusal when fewer are left: they were committed, or their slab was taken back. A ticket
+        holds no data yet, so it never holds up a revocation.
         """
         ids = self.allocator.commit(self.reservation, blocks)
-        if ids is None:
-            raise InvalidArgument(f"the ticket holds fewer than {blocks} blocks")
-        return ids
+        return Refusal(Reason.POOL_EMPTY) if ids is None else ids
 
     def cancel(self) -> None:
         """Give what is left back."""

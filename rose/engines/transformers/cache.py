@@ -6,12 +6,16 @@ changes owner without a byte being moved: one rose block is one sector.
 """
 
 import copy
+import math
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (
+    CacheAllocator,
+)
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import (
     CachePool,
     RegularTrees,
@@ -79,7 +83,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         super().__init__(num_sectors, num_allocators)
 
     def reset(self) -> None:
-        """Give every free sector back to rose; sectors with live blocks stay with their owner."""
+        """Give every free sector back to rose; callers free all requests first."""
         if hasattr(self, "_free_blocks"):
             self.try_to_free_sectors()
         self._free_blocks = [RegularTrees(count) for count in self.blocks_per_sector]
@@ -148,6 +152,11 @@ class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ship
             for allocator in self.cache_allocators.values()
         )
 
+    @property
+    def is_append_only(self) -> bool:
+        """Whether a token's KV stays where it is: not so with a sliding window's ring."""
+        return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
+
     def compute_free_capacity(self, relative: bool = True) -> int | float:
         """Return free bytes, or their share of what the tenant owns (stock: of the whole view)."""
         free_bytes = super().compute_free_capacity(relative=False)
@@ -159,7 +168,7 @@ class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ship
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """Ask rose for more blocks before saying no."""
+        """Ask rose for more blocks, then give up prefix cache, before saying no."""
         if super().can_store_request_tokens(state, request_len, dry_run):
             return True
         if dry_run:
@@ -168,9 +177,31 @@ class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ship
             allocator.needs_new_sectors(state.request_id, state.current_len(), request_len)
             for allocator in self.cache_allocators.values()
         )
-        if not self.lane.ensure(needed):
+        if not self.lane.ensure(needed) and not self._evict_oldest(needed):
             return False
         return bool(super().can_store_request_tokens(state, request_len))
+
+    def make_free(self, share: float) -> bool:
+        """Try to have `share` of what the tenant owns free; grows first, then drops old cache."""
+        wanted = math.ceil(share * self.lane.kv.allocator.capacity_blocks)
+        return self.lane.ensure(wanted) or self._evict_oldest(wanted)
+
+    def _evict_oldest(self, sectors: int) -> bool:
+        """Drop cached prefix blocks, oldest first, until `sectors` are free; False if too few."""
+        for allocator in self.cache_allocators.values():
+            for block in list(allocator.ledger.cached_blocks):
+                if self.pool.num_free_sectors >= sectors:
+                    return True
+                self._forget(allocator, [block])
+                self.pool.try_to_free_sectors()
+        return bool(self.pool.num_free_sectors >= sectors)
+
+    def _forget(self, allocator: CacheAllocator, blocks: list[int]) -> None:
+        ledger = allocator.ledger
+        for block in blocks:
+            ledger.cached_blocks.pop(block)
+            ledger.hash_to_block.pop(ledger.block_to_hash.pop(block))
+        self.pool.free_blocks(allocator.index, blocks)
 
     def sectors_of(self, request_id: str) -> list[int]:
         """Return the sectors in which `request_id` has blocks, with repetitions."""
@@ -184,14 +215,10 @@ class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ship
         """Forget prefix blocks that no request uses and that lie in `slabs`."""
         slab_of = self.lane.kv.allocator.slab_of
         for allocator in self.cache_allocators.values():
-            ledger = allocator.ledger
             leaving = [
                 block
-                for block in ledger.cached_blocks
+                for block in allocator.ledger.cached_blocks
                 if slab_of(block // allocator.blocks_per_sector) in slabs
             ]
-            for block in leaving:
-                ledger.cached_blocks.pop(block)
-                ledger.hash_to_block.pop(ledger.block_to_hash.pop(block))
             if leaving:
-                self.pool.free_blocks(allocator.index, leaving)
+                self._forget(allocator, leaving)

@@ -46,6 +46,8 @@ class EngineConfig:
         page_tokens: tokens in one page of the cache.
         max_batch_tokens: most tokens in one step; bounds a prefill chunk and so a step's length.
         max_requests_per_batch: most requests in one step.
+        spare_share: of its memory, which an engine keeps free for the requests it has before it
+            admits new ones; without it they take blocks from each other and are prefilled again.
         prefix_cache: keep full blocks of finished requests for reuse.
         cores: the CPU cores that are the device; None leaves threads where they are.
         clock: where time comes from.
@@ -54,6 +56,7 @@ class EngineConfig:
     page_tokens: int = 16
     max_batch_tokens: int = 256
     max_requests_per_batch: int = 64
+    spare_share: float = 0.0
     prefix_cache: bool = False
     cores: frozenset[int] | None = None
     clock: Clock = field(default_factory=BootClock)
@@ -178,7 +181,7 @@ def _manager(model: PreTrainedModel, config: EngineConfig) -> ContinuousBatching
             max_batch_tokens=config.max_batch_tokens,
             max_requests_per_batch=config.max_requests_per_batch,
             allow_block_sharing=config.prefix_cache,
-            safety_margin=0.0,
+            safety_margin=config.spare_share,
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=False,
@@ -286,7 +289,7 @@ def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConf
 
 
 def rollout_engine(
-    model: PreTrainedModel, lane: RolloutLane, config: EngineConfig, *, layers_per_segment: int
+    model: PreTrainedModel, lane: RolloutLane, config: EngineConfig, *, layers_per_segment: float
 ) -> Engine:
     """Build a borrower: gated every few layers, preempted at the token when serving needs slabs.
 
@@ -294,7 +297,7 @@ def rollout_engine(
         model: a causal language model, not the serving one.
         lane: made with `kv_geometry(model, config)`.
         config: as for the other engines.
-        layers_per_segment: decoder layers between two gates, > 0.
+        layers_per_segment: decoder layers between two gates; see `gate_layers`.
     """
     manager = _manager(model, config)
     cache = SlabCache(lane, **_cache_arguments(manager))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -78,11 +79,26 @@ def load_model(name: str, *, seed: int) -> PreTrainedModel:
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=config, local_files_only=True, dtype=torch.float32
+        model: PreTrainedModel
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            local_files_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        model.set_attn_implementation("sdpa")
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidArgument(f"the model in '{name}' cannot be loaded: {reason}") from error
-    model.set_attn_implementation("sdpa")
+    if report["missing_keys"]:
+        raise InvalidArgument(
+            f"the model in '{name}' has no weights for {min(report['missing_keys'])} and "
+            f"{len(report['missing_keys']) - 1} others: give a complete causal language model"
+        )
+    if not model._supports_attention_backend or model._is_stateful:
+        raise InvalidArgument(
+            f"the model in '{name}', a {type(model).__name__}, cannot be batched continuously: "
+            "give one whose layers all use the attention interface of transformers"
+        )
     return model.eval()

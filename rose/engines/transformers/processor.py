@@ -14,7 +14,7 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from rose.clock import Clock
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.errors import StepAborted
+from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor import Quantum, Revocation, RolloutLane, ServingLane, StepBatch
 
@@ -37,12 +37,35 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         self._step_began_ns = 0
 
     def prepare_next_batch(self) -> bool:
-        """Prepare as stock does."""
+        """Take in what came, once, then prepare a batch if there is work.
+
+        Stock code takes in and prepares in one go; apart, a paused engine is in no step, and a
+        request that lands in between waits for the next turn instead of running unprotected.
+        """
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
             self.cores = None
+        if super()._update_tp_group_state():
+            return False
+        self._drop_cancelled()
+        if not self.scheduler.has_pending_requests():
+            return False
         self._step_began_ns = self.clock.now_ns()
+        return self._prepare()
+
+    def _update_tp_group_state(self) -> bool:
+        """Called by stock `prepare_next_batch`: the intake is done."""
+        return False
+
+    def _prepare(self) -> bool:
+        """Prepare as stock does."""
         return bool(super().prepare_next_batch())
+
+    def _drop_cancelled(self) -> None:
+        """Remove cancelled requests and give their owners what there is: stock says nothing."""
+        for state in self.scheduler.clear_cancelled_requests():
+            self.offloading_manager.free_request_cpu_cache(state)
+            self.output_router.fail_and_deliver(state, Unavailable("the request was cancelled"))
 
     def update_batch(self) -> None:
         """Update as stock does and count the step as busy time."""
@@ -58,14 +81,11 @@ class ServingProcessor(DeviceProcessor):
         super().__init__(**kwargs)
         self.lane = lane
 
-    def prepare_next_batch(self) -> bool:
+    def _prepare(self) -> bool:
         """Wait (bounded) until the borrower's segment has ended, then prepare."""
-        if not self.scheduler.has_pending_requests() and self.input_queue.empty():
-            return super().prepare_next_batch()
         step = self.lane.step()
         step.__enter__()
-        is_ready = super().prepare_next_batch()
-        if not is_ready:
+        if not super()._prepare():
             step.__exit__(None, None, None)
             return False
         io = self.inputs_and_outputs
@@ -76,6 +96,8 @@ class ServingProcessor(DeviceProcessor):
             prefill_tokens=int(io.total_seqlen_q) - decoding,
         )
         self._step = step
+        # The batch has its blocks: what is left must still do for what could come.
+        self.lane.recheck()
         return True
 
     def update_batch(self) -> None:
@@ -104,7 +126,6 @@ class RolloutProcessor(DeviceProcessor):
         self.wake = wake
         self.lock = threading.Lock()
         self.aborted_steps = 0
-        self._holds_lock = False
         self._quantum: Quantum | None = None
         self._pin: int | None = None
         self._in_flight: frozenset[str] = frozenset()
@@ -112,42 +133,37 @@ class RolloutProcessor(DeviceProcessor):
 
     # ---- the loop thread ------------------------------------------------------------------------
 
-    def prepare_next_batch(self) -> bool:
-        """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
-        # Requests, cancellations, pauses and stops are taken in first, without a quantum: a paused
-        # borrower must not look like one that is inside a segment.
-        if super()._update_tp_group_state() or not self.scheduler.has_pending_requests():
-            return False
+    def _prepare(self) -> bool:
+        """Wait for a quantum, then prepare a batch and pin the slabs it touches.
+
+        Raises:
+            Unavailable: there will be no quantum any more; the manager then fails all requests.
+        """
+        with self.lock:
+            # A lease that ran out, or slabs that were late: nobody asked this thread, so it looks.
+            self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal(reason=reason):
-                if reason is not Reason.CLOSED:
-                    self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
+                if reason is Reason.CLOSED:
+                    raise Unavailable("the device lends no more: it was closed, or rose gave back")
+                self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
                 return False
             case quantum:
                 self._quantum = quantum
         is_ready = False
         try:
-            is_ready = super().prepare_next_batch()
-            if is_ready:
-                self._pin_batch()
+            with self.lock:
+                is_ready = super()._prepare()
+                if is_ready:
+                    self._pin_batch()
         finally:
-            self._release_lock()
             if not is_ready:
                 self._end_quantum()
         return is_ready
 
-    def _update_tp_group_state(self) -> bool:
-        # Called by stock `prepare_next_batch` just before it touches the books; the intake is done.
-        self.lock.acquire()
-        self._holds_lock = True
-        # A lease that ran out, or slabs that were late: nobody asked this thread, so it looks.
-        self._evacuate(self.lane.leaving())
-        return False
-
-    def _release_lock(self) -> None:
-        if self._holds_lock:
-            self._holds_lock = False
-            self.lock.release()
+    def _drop_cancelled(self) -> None:
+        with self.lock:
+            super()._drop_cancelled()
 
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
@@ -158,7 +174,9 @@ class RolloutProcessor(DeviceProcessor):
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
         try:
+            self.lane.gate()  # Between the batch's preparation and the model.
             super()._generation_step(model)
+            self.lane.gate()  # Between the model and the books.
         except StepAborted:
             self._was_aborted = True
 
@@ -207,8 +225,8 @@ class RolloutProcessor(DeviceProcessor):
         length = {name: state.current_len() for name, state in self._active().items()}
         users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
         for request_id in length:
-            for slab in self._slabs_of(request_id):
-                users.setdefault(slab, set()).add(request_id)
+            for slab in self._slabs_of(request_id) & users.keys():
+                users[slab].add(request_id)
         victims: set[str] = set()
         chosen: list[int] = []
 

@@ -23,7 +23,8 @@ class Scheduled:
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
     """A FIFO scheduler that requeues requests at the token when memory is short.
 
-    All methods run under the tenant's lock (see `processor.TenantLock`).
+    What touches the cache runs under the borrower's lock (see `RolloutProcessor`); new requests
+    are queued without it.
     """
 
     def reset(self) -> None:
@@ -61,6 +62,14 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
             for future in batch or ()
         ]
         return batch or [], fast, query, read
+
+    def _try_to_meet_safety_margin(self) -> bool:
+        """Have the margin that new requests are admitted with: grow first, then drop old cache.
+
+        Stock code measures the margin against a pool that never grows, and drops all of the cache.
+        """
+        self.cache.pool.try_to_free_sectors()
+        return bool(self.cache.make_free(self.safety_margin))
 
     def _make_room(self) -> bool:
         if self.cache.evict_cached_blocks():
@@ -100,6 +109,10 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         """Undo `schedule_batch` after a step that was aborted; its KV will be overwritten."""
         for scheduled in self.scheduled:
             state = scheduled.state
+            if len(scheduled.tokens) > 1 and not self.cache.is_append_only:
+                # The layers that ran have overwritten old tokens of their window.
+                self.preempt(state, no_cache=True)
+                continue
             state.position_offset = scheduled.position
             if scheduled.was_decoding:
                 state.tokens_to_process = scheduled.tokens
@@ -109,8 +122,3 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
                 state._status = RequestStatus.PREFILLING
         self.scheduled = []
         self._requests_to_fork.clear()
-
-    def clear_cancelled_requests(self) -> list[RequestState]:
-        """Remove cancelled requests; the processor tells their owners (stock code does not)."""
-        self.cancelled = list(super().clear_cancelled_requests())
-        return self.cancelled

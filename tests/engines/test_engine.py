@@ -1,0 +1,331 @@
+"""The borrower's engine, step by step and with its own thread: no token is lost or invented."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from rose.engines.transformers import Model
+from rose.errors import StepAborted, Unavailable
+from tests.engines.pair import WAIT_S, Client, Pair, generate
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.001)
+
+
+class Stepper:
+    """Drives the borrower's loop by hand, so that a test decides what happens at which gate."""
+
+    def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pair = pair
+        self.engine = pair.rollout
+        self.processor = pair.rollout.processor
+        # As `start` does, without the thread.
+        self.engine.manager.background_thread_status.clear()
+        self.client = Client(pair.rollout, "rollout", 5)
+        self.gates = 0
+        self.abort_at: int | None = None
+        stock = pair.rollout_lane.gate
+
+        def gate() -> None:
+            self.gates += 1
+            if self.gates == self.abort_at:
+                raise StepAborted("planted")
+            stock()
+
+        monkeypatch.setattr(pair.rollout_lane, "gate", gate)
+
+    def prepare(self) -> None:
+        wait_for(self.processor.prepare_next_batch)
+
+    def step(self, *, abort_at: int | None = None) -> None:
+        """Run one step; `abort_at` is the gate at which it is aborted, counted from 1."""
+        self.prepare()
+        self.gates, self.abort_at = 0, abort_at
+        self.processor._generation_step(self.engine.manager.model)
+        self.processor.update_batch()
+        self.abort_at = None
+
+    def finish(self) -> None:
+        while self.client.waiting:
+            self.step()
+
+    def state(self, name: str):
+        return self.processor.scheduler.active_requests[name]
+
+
+@pytest.fixture
+def pair(models: tuple[Model, Model]) -> Iterator[Pair]:
+    made = Pair(models)
+    yield made
+    made.rollout.stop()
+    made.serving.stop()
+    made.device.close()
+    assert made.device.gave_back is None
+    made.device.arbiter.check_invariants()
+
+
+@pytest.fixture
+def stepper(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Stepper:
+    return Stepper(pair, monkeypatch)
+
+
+def books(state) -> tuple:
+    return (
+        state.position_offset,
+        list(state.tokens_to_process),
+        list(state.remaining_prefill_tokens),
+        list(state.generated_tokens),
+    )
+
+
+# ---- aborted steps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", [1, 5, 9])
+def test_aborted_decode_is_rolled_back(stepper: Stepper, gate: int) -> None:
+    name = stepper.client.send(prompt_tokens=20, new_tokens=6)
+    for _ in range(3):
+        stepper.step()
+    before = books(stepper.state(name))
+    assert stepper.state(name).status is RequestStatus.DECODING
+    for _ in range(2):
+        stepper.step(abort_at=gate)
+        assert books(stepper.state(name)) == before
+        assert stepper.state(name).status is RequestStatus.DECODING
+    stepper.finish()
+    assert stepper.processor.aborted_steps == 2
+    assert stepper.client.wrong(stepper.pair.rollout_model) == []
+    assert stepper.client.streamed[name] == [1, 2, 3, 4, 5, 6]
+
+
+def test_aborted_prefill_is_rolled_back(stepper: Stepper) -> None:
+    # 150 tokens are three steps of 64: the first, a middle and the last one are aborted.
+    name = stepper.client.send(prompt_tokens=150, new_tokens=3)
+    for done in (0, 64, 128):
+        stepper.step(abort_at=3)
+        state = stepper.state(name)
+        assert state.status is RequestStatus.PREFILLING
+        assert state.position_offset == done
+        assert len(state.remaining_prefill_tokens) == 150 - done
+        assert state.tokens_to_process == []
+        stepper.step()
+    stepper.finish()
+    assert stepper.processor.aborted_steps == 3
+    assert stepper.client.wrong(stepper.pair.rollout_model) == []
+
+
+def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None:
+    stepper.client.send(prompt_tokens=20, new_tokens=8)
+    stepper.step()
+    stepper.client.send(prompt_tokens=100, new_tokens=4)
+    stepper.client.send(prompt_tokens=5, new_tokens=4)
+    for gate in (2, 4, 6, 8):
+        stepper.step(abort_at=gate)
+        stepper.step()
+    stepper.finish()
+    assert stepper.client.wrong(stepper.pair.rollout_model) == []
+
+
+def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
+    pair = stepper.pair
+    stepper.client.send(prompt_tokens=60, new_tokens=4)
+    stepper.step()
+    stepper.prepare()
+    everything = pair.serving_lane.kv.lendable_bytes // pair.serving_lane.kv.geometry.block_bytes
+    leaving = everything - pair.serving_lane.kv.blocks_per_slab
+    stepper.gates, stepper.abort_at = 0, 4
+    lent = pair.device.arbiter.snapshot().partitions[1].held
+    pair.device.lender._revoke(lent)
+    assert pair.device.arbiter.snapshot().partitions[1].held == lent  # pinned, so they wait
+    stepper.processor._generation_step(stepper.engine.manager.model)
+    stepper.processor.update_batch()
+    assert pair.device.arbiter.snapshot().partitions[1].held == 0
+    assert pair.serving_lane.ensure(leaving)
+    pair.serving_lane.settle()
+    stepper.abort_at = None
+    stepper.finish()
+    assert stepper.client.wrong(pair.rollout_model) == []
+
+
+# ---- preemption ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("no_cache", [False, True])
+def test_preemption_keeps_every_token(stepper: Stepper, no_cache: bool) -> None:
+    name = stepper.client.send(prompt_tokens=40, new_tokens=14)
+    for steps in (3, 1, 4):
+        for _ in range(steps):
+            stepper.step()
+        generated = stepper.client.streamed[name][-1]
+        with stepper.processor.lock:
+            stepper.processor.scheduler.preempt(stepper.state(name), no_cache=no_cache)
+        assert name not in stepper.processor.scheduler.active_requests
+        stepper.step()
+        # The step that reads all again makes the next token.
+        assert stepper.client.streamed[name][-1] == generated + 1
+    stepper.finish()
+    assert stepper.client.wrong(stepper.pair.rollout_model) == []
+    assert stepper.client.streamed[name] == list(range(1, 15))
+    assert stepper.processor.scheduler.preempted_tokens > 0
+
+
+def test_revocation_preempts_at_the_token(pair: Pair) -> None:
+    with pair:
+        client = Client(pair.rollout, "rollout", 6)
+        names = [client.send(prompt_tokens=60, new_tokens=30) for _ in range(4)]
+        for _ in range(6):
+            tokens = sum(len(client.streamed.get(name, [])) for name in names)
+            wait_for(
+                lambda tokens=tokens: (
+                    client.waiting == 0
+                    or sum(len(client.streamed.get(name, [])) for name in names) > tokens
+                )
+            )
+            lent = pair.device.arbiter.snapshot().partitions[1].held
+            if lent:
+                pair.device.lender._revoke(lent)
+        client.wait()
+    assert client.wrong(pair.rollout_model) == []
+    for name in names:
+        assert client.streamed[name] == list(range(1, 31))  # none twice, none missing
+
+
+def test_borrower_without_slabs_idles_and_resumes_on_a_grant(pair: Pair) -> None:
+    lane = pair.serving_lane
+    everything = lane.kv.lendable_bytes // lane.kv.geometry.block_bytes
+    assert lane.ensure(everything - lane.kv.blocks_per_slab)
+    taken = lane.kv.allocator.alloc(lane.kv.allocator.free_blocks)
+    with pair:
+        client = Client(pair.rollout, "rollout", 7)
+        client.send(prompt_tokens=30, new_tokens=4)
+        time.sleep(0.3)
+        assert client.answers == {}
+        assert pair.rollout.is_running
+        assert pair.rollout.error is None
+        lane.kv.allocator.free(taken)
+        lane.settle()
+        client.wait()
+    assert client.wrong(pair.rollout_model) == []
+
+
+# ---- pauses --------------------------------------------------------------------------------------
+
+
+def test_outputs_are_the_same_with_and_without_pauses(pair: Pair) -> None:
+    outputs = []
+    with pair:
+        for is_disturbed in (False, True):
+            client = Client(pair.rollout, f"rollout-{is_disturbed}", 8)
+            for length in (7, 64, 65, 100):
+                client.send(prompt_tokens=length, new_tokens=12)
+            request = 0
+            while is_disturbed and client.waiting:
+                request += 1
+                pair.serving_lane.arrived(f"{request}", prompt_tokens=8)
+                time.sleep(0.005)
+                pair.serving_lane.finished(f"{request}")
+                pair.rollout.pause()
+                pair.rollout.resume()
+                time.sleep(0.005)
+            client.wait()
+            outputs.append([one.generated_tokens for one in client.answers.values()])
+            assert client.wrong(pair.rollout_model) == []
+    assert sorted(outputs[0]) == sorted(outputs[1])
+    assert pair.device.gate.stats().pauses > 0
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+def test_cancelled_request_delivers_what_was_generated(stepper: Stepper) -> None:
+    names = [stepper.client.send(prompt_tokens=20, new_tokens=9) for _ in range(2)]
+    for _ in range(4):
+        stepper.step()
+    stepper.engine.cancel(names[0])
+    stepper.finish()
+    output = stepper.client.answers[names[0]]
+    assert output.status is RequestStatus.FAILED
+    assert output.error == "the request was cancelled"
+    prompt, new_tokens = stepper.client.asked[names[0]]
+    truth = generate(stepper.pair.rollout_model, prompt, new_tokens)
+    assert 0 < len(output.generated_tokens) < 9
+    assert output.generated_tokens == truth[: len(output.generated_tokens)]
+    other = stepper.client.answers[names[1]]
+    assert other.error is None
+    assert len(other.generated_tokens) == 9
+
+
+def test_cancelled_request_that_was_preempted_keeps_its_tokens(stepper: Stepper) -> None:
+    name = stepper.client.send(prompt_tokens=20, new_tokens=9)
+    for _ in range(4):
+        stepper.step()
+    with stepper.processor.lock:
+        stepper.processor.scheduler.preempt(stepper.state(name))
+    stepper.engine.cancel(name)
+    assert not stepper.processor.prepare_next_batch()
+    output = stepper.client.answers[name]
+    prompt, new_tokens = stepper.client.asked[name]
+    assert output.prompt_ids == prompt
+    assert output.generated_tokens == generate(stepper.pair.rollout_model, prompt, new_tokens)[:4]
+
+
+def test_request_can_be_cancelled_while_the_gate_is_closed(pair: Pair) -> None:
+    pair.serving_lane.arrived("a", prompt_tokens=8)
+    with pair:
+        client = Client(pair.rollout, "rollout", 9)
+        name = client.send(prompt_tokens=20, new_tokens=4)
+        pair.rollout.cancel(name)
+        client.wait()
+        assert client.errors() == ["the request was cancelled"]
+        assert not pair.device.gate.is_open()
+        pair.serving_lane.finished("a")
+
+
+def test_serving_request_can_be_cancelled(pair: Pair) -> None:
+    with pair:
+        client = Client(pair.serving, "serving", 10)
+        name = client.send(prompt_tokens=20, new_tokens=400)
+        wait_for(lambda: client.streamed.get(name))
+        pair.serving.cancel(name)
+        client.wait()
+        assert client.errors() == ["the request was cancelled"]
+
+
+def test_stopped_engine_fails_what_is_left(pair: Pair) -> None:
+    with pair:
+        client = Client(pair.rollout, "rollout", 11)
+        for _ in range(3):
+            client.send(prompt_tokens=20, new_tokens=400)
+        wait_for(lambda: client.streamed)
+        pair.rollout.stop()
+        client.wait()
+        assert len(client.errors()) == 3
+        assert not pair.rollout.is_accepting
+        with pytest.raises(Unavailable, match="stopping"):
+            client.send(prompt_tokens=1, new_tokens=1)
+
+
+def test_borrower_fails_its_requests_when_rose_gave_back_and_serving_goes_on(
+    models: tuple[Model, Model],
+) -> None:
+    with Pair(models) as pair:
+        rollout = Client(pair.rollout, "rollout", 12)
+        rollout.send(prompt_tokens=20, new_tokens=400)
+        wait_for(lambda: rollout.streamed)
+        pair.device.safety.report(RuntimeError("planted"))
+        rollout.wait()
+        assert "lends no more" in rollout.errors()[0]
+        assert isinstance(pair.rollout.error, Unavailable)
+        assert pair.device.arbiter.snapshot().partitions[1].held == 0
+        serving = Client(pair.serving, "serving", 13)
+        pair.serving_lane.arrived("a", prompt_tokens=50)
+        serving.send(prompt_tokens=50, new_tokens=8)
+        serving.wait()
+        pair.serving_lane.finished("a")
+    assert serving.wrong(pair.serving_model) == []

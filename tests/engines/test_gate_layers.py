@@ -1,0 +1,93 @@
+"""Gates inside a torch module: where they are, and whom they stop."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from rose.engines.torch import decoder_layers, gate_layers
+from rose.errors import InvalidArgument
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mlp(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(4, 4)])
+        self.layers = nn.ModuleList([Layer() for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Lane:
+    """Stands for a rollout lane: counts its gates."""
+
+    def __init__(self) -> None:
+        self.step_thread = 0
+        self.gates = 0
+
+    def gate(self) -> None:
+        self.gates += 1
+
+
+def gates_of(lane: Lane, model: Model) -> int:
+    lane.gates = 0
+    lane.step_thread = threading.get_ident()
+    model(torch.zeros(1, 4))
+    lane.step_thread = 0
+    return lane.gates
+
+
+def test_the_longest_list_holds_the_layers() -> None:
+    model = Model(7)
+    assert decoder_layers(model) is model.layers
+
+
+@pytest.mark.parametrize(("every", "gates"), [(0.5, 14), (1, 7), (2, 4), (3, 3), (7, 1), (100, 1)])
+def test_a_gate_stands_before_every_nth_layer(every: float, gates: int) -> None:
+    lane, model = Lane(), Model(7)
+    gate_layers(lane, model, every=every)
+    assert gates_of(lane, model) == gates
+
+
+def test_gates_stop_the_thread_of_the_step_only() -> None:
+    lane, model = Lane(), Model(3)
+    gate_layers(lane, model, every=1)
+    model(torch.zeros(1, 4))  # no step at all
+    lane.step_thread = threading.get_ident()
+    other = threading.Thread(target=lambda: model(torch.zeros(1, 4)))
+    other.start()
+    other.join()
+    assert lane.gates == 0
+
+
+def test_gates_can_be_taken_out() -> None:
+    lane, model = Lane(), Model(3)
+    take_out = gate_layers(lane, model, every=1)
+    assert gates_of(lane, model) == 3
+    take_out()
+    take_out()
+    assert gates_of(lane, model) == 0
+
+
+@pytest.mark.parametrize("every", [0, -1, 0.25, 1.5])
+def test_impossible_segment_is_refused(every: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"{every:g} layers"):
+        gate_layers(Lane(), Model(3), every=every)
+
+
+def test_model_without_layers_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"call rollout\.gate\(\) yourself"):
+        gate_layers(Lane(), nn.Linear(4, 4), every=1)

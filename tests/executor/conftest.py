@@ -1,0 +1,162 @@
+"""One device with fake engines: plain threads that call the lanes, on the real core."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rose.errors import StepAborted
+from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
+from rose.slo.verify import verify_log
+
+SLAB = 4096
+SLABS = 16
+HEADERS = 2
+SERVING_KV = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)  # 4 blocks in a slab
+ROLLOUT_KV = KVGeometry(layers=1, block_tokens=8, bytes_per_token=64)  # 8 blocks in a slab
+LONG_S = 30.0
+
+# Deadlines that a busy machine does not miss, targets that leave room for any quantum, and an
+# engine so slow that it takes little within a deadline.
+CALM = {
+    "revoke_ms": 2000.0,
+    "blocking_ms": 5000.0,
+    "heartbeat_ttl_ms": 5000.0,
+    "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
+}
+
+
+def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.0005)
+
+
+class Rig:
+    """A device with both lanes, and what a borrower's engine would remember."""
+
+    def __init__(self, log_path: Path, *, lends: bool = True, reserve_slabs: int = 2, **knobs):
+        self.log_path = log_path
+        self.device = CoServing.open(
+            "cpu",
+            pool_bytes=(SLABS + HEADERS) * SLAB,
+            slab_bytes=SLAB,
+            log_path=log_path,
+            policy=Policy(**{**CALM, **knobs}),
+        )
+        self.serving = self.device.serving(
+            SERVING_KV,
+            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
+            reserve_bytes=reserve_slabs * SLAB,
+            step_tokens=32,
+            request_tokens=64,
+        )
+        self.revocations: list[Revocation] = []
+        if lends:
+            self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+            self.rollout.on_revoke = self.on_revoke
+        self.held: list[int] = []  # the borrower's blocks that no step pins
+        self.threads: list[threading.Thread] = []
+
+    def on_revoke(self, revocation: Revocation) -> None:
+        """Begin, then free whatever lies in a slab that is leaving."""
+        self.revocations.append(revocation)
+        revocation.begin(())
+        self.evacuate()
+
+    def evacuate(self) -> None:
+        leaving = self.rollout.leaving()
+        allocator = self.rollout.kv.allocator
+        gone = [block for block in self.held if allocator.slab_of(block) in leaving]
+        self.held = [block for block in self.held if block not in gone]
+        allocator.free(gone)
+
+    def borrow(self, blocks: int) -> list[int]:
+        """Lend the borrower memory for `blocks` blocks, and take them."""
+        wait_for(lambda: self.rollout.ensure(blocks))
+        return self.rollout.kv.allocator.alloc(blocks)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Slabs: serving's, the borrower's, unowned, quarantined."""
+        now = self.device.arbiter.snapshot()
+        held = [partition.held for partition in now.partitions]
+        return held[0], held[1], now.unowned, now.quarantined
+
+    def start(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return thread
+
+    def step_once(self, body: Callable[[], None]) -> None:
+        """Run one borrower step, whenever it may start."""
+        while True:
+            quantum = self.rollout.try_step(timeout_ms=100)
+            if isinstance(quantum, Quantum):
+                break
+            if quantum.reason is Reason.CLOSED:
+                return
+        with quantum:
+            body()
+
+    def close(self) -> None:
+        self.device.close()
+        for thread in self.threads:
+            thread.join(LONG_S)
+            assert not thread.is_alive()
+        self.device.arbiter.check_invariants()
+        verification = verify_log(self.log_path)
+        assert verification.violations == []
+        assert verification.verified == verification.granted
+
+
+class ParkedStep:
+    """A borrower step that pins `blocks` and stays in its first segment until it may go on."""
+
+    def __init__(self, rig: Rig, blocks: list[int]) -> None:
+        self.rig = rig
+        self.blocks = blocks
+        self.may_go_on = threading.Event()
+        self.in_segment = threading.Event()
+        self.outcome = ""
+        rig.start(self.run)
+        assert self.in_segment.wait(LONG_S)
+
+    def run(self) -> None:
+        self.rig.step_once(self.body)
+
+    def body(self) -> None:
+        pin = self.rig.rollout.pin(self.blocks)
+        try:
+            self.in_segment.set()
+            assert self.may_go_on.wait(LONG_S)
+            self.rig.rollout.gate()
+            self.outcome = "passed"
+        except StepAborted:
+            self.outcome = "aborted"
+        finally:
+            self.rig.rollout.unpin(pin)
+            self.rig.held += self.blocks
+            self.rig.evacuate()
+
+    def park(self) -> None:
+        """Let it run into its gate, which must be closed."""
+        self.may_go_on.set()
+        wait_for(lambda: not self.rig.device.gate.is_running())
+
+
+@pytest.fixture
+def open_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Open rigs; every one of them ends with an audit of its books and of its log."""
+    rigs: list[Rig] = []
+
+    def open_one(**knobs) -> Rig:
+        rigs.append(Rig(tmp_path / f"{len(rigs)}.log", **knobs))
+        return rigs[-1]
+
+    yield open_one
+    for rig in rigs:
+        rig.close()

@@ -1,0 +1,228 @@
+"""Opening and closing a device: wrong arguments are one sentence, and nothing stays behind."""
+
+import contextlib
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+
+from rose._core import Arbiter
+from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
+from rose.executor import SLO, CoServing, KVGeometry, Policy
+from rose.executor import device as device_module
+from rose.slo.verify import verify_log
+from tests.executor.conftest import HEADERS, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, ParkedStep
+
+TARGETS = SLO(ttft_ms=500, tpot_ms=50)
+POOL_BYTES = (SLABS + HEADERS) * SLAB
+
+
+def belongings() -> tuple[list[str], set[threading.Thread], int]:
+    """What this process holds: open files, Python threads, and threads of the core."""
+    gc.collect()
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing itself
+            links.append(str(fd.readlink()))
+    tasks = len(list(Path("/proc/self/task").iterdir()))
+    return sorted(links), set(threading.enumerate()), tasks
+
+
+def open_device(**knobs) -> CoServing:
+    return CoServing.open("cpu", **{"pool_bytes": POOL_BYTES, "slab_bytes": SLAB, **knobs})
+
+
+def use(device: CoServing) -> None:
+    serving = device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=2 * SLAB)
+    rollout = device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+    serving.arrived("a", prompt_tokens=8)
+    with serving.step():
+        pass
+    serving.finished("a")
+    rollout.ensure(4)
+
+
+def test_close_is_idempotent_and_leaves_nothing(tmp_path: Path) -> None:
+    with open_device() as device:
+        use(device)  # loads what is loaded once
+    del device
+    before = belongings()
+    for _ in range(3):
+        with open_device(log_path=tmp_path / "log") as device:
+            use(device)
+            held = belongings()
+            device.close()
+            device.close()
+        assert held != before
+        assert device.arbiter.snapshot().partitions[1].held == 0
+        assert belongings()[1:] == before[1:]  # threads end with the close
+        del device
+        assert belongings() == before
+        assert verify_log(tmp_path / "log").is_complete
+
+
+def test_device_that_was_never_used_closes(tmp_path: Path) -> None:
+    before = belongings()
+    open_device(log_path=tmp_path / "log").close()
+    with open_device() as device:
+        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=0)
+    assert device.gave_back is None
+    del device
+    assert belongings() == before
+
+
+def test_close_takes_back_what_is_lent(open_rig) -> None:
+    rig = open_rig()
+    step = ParkedStep(rig, rig.borrow(60))
+    rig.serving.arrived("a", prompt_tokens=8)
+    step.park()
+    rig.device.close()
+    assert step.outcome == "aborted"
+    assert rig.counts()[1] == 0
+    assert rig.device.gave_back is None
+    # The lanes outlive the device without harm.
+    rig.serving.finished("a")
+    with rig.serving.step():
+        pass
+    assert rig.serving.ensure(64)
+
+
+def test_lane_calls_after_the_close_do_not_raise_in_serving(open_rig) -> None:
+    rig = open_rig()
+    rig.device.close()
+    rig.serving.arrived("a", prompt_tokens=8)
+    rig.serving.emitted("a")
+    rig.serving.finished("a")
+    rig.serving.settle()
+    assert rig.device.gave_back is None
+
+
+class FailingArbiter:
+    """Makes arbiters whose `n`-th call of the back end fails."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def create(self, **arguments: object) -> Arbiter:
+        return Arbiter.create(**arguments, fail_backend_call=self.n)
+
+
+def test_nothing_leaks_when_the_nth_backend_call_of_opening_fails(monkeypatch, tmp_path) -> None:
+    with open_device() as device:
+        use(device)
+    del device
+    before = belongings()
+    failures = 0
+    for n in range(1, 100):
+        monkeypatch.setattr(device_module, "Arbiter", FailingArbiter(n))
+        device = open_device(log_path=tmp_path / "log")
+        try:
+            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB)
+        except (Unavailable, OutOfMemory):
+            failures += 1
+        else:
+            break
+        finally:
+            device.close()
+            del device
+        assert belongings() == before
+    else:
+        pytest.fail("opening never succeeded")
+    assert failures > 2
+
+
+def test_serving_can_be_added_again_after_it_was_refused() -> None:
+    before = belongings()
+    with open_device() as device:
+        with pytest.raises(InvalidArgument):
+            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=1 << 40)
+        use(device)
+        assert device.gave_back is None
+    del device
+    assert belongings() == before
+
+
+def says(call, *words: str) -> None:
+    """Check that `call` raises one sentence with these words: the value, and the mend."""
+    with pytest.raises(InvalidArgument) as caught:
+        call()
+    sentence = str(caught.value)
+    assert isinstance(caught.value, RoseError)
+    assert "\n" not in sentence
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
+    def add(device: CoServing, **knobs) -> object:
+        arguments = {"slo": TARGETS, "reserve_bytes": 0, **knobs}
+        return device.serving(SERVING_KV, **arguments)
+
+    says(lambda: open_device(pool_bytes=0), "0 bytes", "raise pool_bytes")
+    says(lambda: CoServing.open("cuda:7", pool_bytes=1), "cuda:7", "use 'cpu'")
+    says(lambda: add(open_device(pool_bytes=2 * SLAB)), "no room", "raise pool_bytes")
+    with open_device() as device:
+        says(
+            lambda: add(device, reserve_bytes=POOL_BYTES),
+            f"{POOL_BYTES} bytes",
+            "lower reserve_bytes or raise pool_bytes",
+        )
+    with open_device(slab_bytes=5000) as device:
+        says(lambda: add(device), "5000")
+    with open_device(log_path="/nonexistent/folder/log") as device:
+        with pytest.raises(RoseError) as caught:
+            add(device)
+        assert "/nonexistent/folder/log" in str(caught.value)
+
+
+def test_wrong_order_of_calls_is_one_sentence() -> None:
+    with open_device() as device:
+        says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "serving engine before")
+        use(device)
+        says(lambda: use(device), "one per device")
+        says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "one per device")
+    says(lambda: use(device), "closed", "open another")
+    says(lambda: device.rollout(ROLLOUT_KV, limit_bytes=SLAB), "closed", "open another")
+
+
+def test_borrower_that_wastes_too_much_is_refused_with_the_size_that_suits() -> None:
+    wasteful = KVGeometry(layers=1, block_tokens=8, bytes_per_token=200)  # 1600 do not divide 4096
+    with open_device() as device:
+        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB)
+        says(
+            lambda: device.rollout(wasteful, limit_bytes=SLABS * SLAB),
+            f"{wasteful.waste(SLAB):.0%}",
+            "slab_bytes=",
+        )
+        assert device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+
+
+def test_frozen_host_gets_no_fresh_credit(open_rig) -> None:
+    rig = open_rig(heartbeat_ttl_ms=60.0, tend_every_ms=5.0)
+    gate = rig.device.gate
+    with rig.rollout.try_step(timeout_ms=5000):
+        for _ in range(20):
+            rig.rollout.gate()
+        rig.device._keeper.stop()
+        started = 0
+        while gate.pass_(timeout_ms=300).name == "PASSED":
+            started += 1
+            # Slow enough for the heartbeat to grow old before the credit is used up.
+            threading.Event().wait(0.02)
+        # Credit that was there, and what was granted while the last beat was still young.
+        assert started <= 2 * Policy().max_segments + 60 / 20
+        rig.device._tend()
+        assert gate.pass_(timeout_ms=5000).name == "PASSED"
+
+
+def test_borrower_that_only_asks_now_and_then_gets_its_turn(open_rig) -> None:
+    rig = open_rig()
+    for _ in range(5):
+        rig.serving.arrived("a", prompt_tokens=8)
+        rig.serving.finished("a")
+        for _ in range(1000):
+            quantum = rig.rollout.try_step()
+            if quantum:
+                break
+        with quantum:
+            pass

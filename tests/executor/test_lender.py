@@ -1,0 +1,362 @@
+"""Slabs between serving and the borrower: certified when they go, in time when they come back."""
+
+import threading
+
+import pytest
+
+from rose.executor import Lease, Reason, Refusal, StepBatch
+from rose.executor import lender as lender_module
+from rose.slo.verify import verify_log
+from tests.executor.conftest import LONG_S, ParkedStep, Rig, wait_for
+
+# What serving can take within T before any step was measured: a whole request and one block of
+# another (see `Policy.burst_requests`); each running request may grow by what it decodes in T.
+LARGEST_REQUEST_BLOCKS = 4
+
+
+def terms(rig: Rig, slabs: int = 0):
+    lender = rig.device.lender
+    return lender._terms(rig.device.arbiter.snapshot(), slabs=slabs)
+
+
+def demand_blocks(rig: Rig) -> int:
+    return lender_module.admission_balance(terms(rig)).demand_blocks
+
+
+# ---- grants --------------------------------------------------------------------------------------
+
+
+def test_every_grant_has_a_certificate_that_verifies(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=0)
+    grants = 0
+    for round_ in range(20):
+        rig.serving.arrived("a", prompt_tokens=8)
+        taken = rig.serving.kv.allocator.alloc(round_ % 8)
+        while isinstance(rig.device.lender.grow(1 + 5 * round_), Lease):
+            grants += 1
+        rig.serving.ensure(20)
+        with rig.serving.step(StepBatch(1, 8, 8)):
+            pass
+        rig.serving.kv.allocator.free(taken)
+        rig.serving.finished("a")
+        rig.serving.settle()
+    rig.device.close()
+    verification = verify_log(rig.log_path)
+    assert verification.kinds["ADMISSION"] >= grants > 5
+    assert verification.violations == []
+    assert verification.verified == verification.granted
+
+
+@pytest.mark.parametrize("running", [0, 1, 3])
+def test_largest_request_fits_right_after_any_grant(open_rig, running: int) -> None:
+    rig = open_rig(regrow_after_ms=0, revoke_ms=100.0)
+    for name in range(running):
+        rig.serving.arrived(str(name), prompt_tokens=8)
+    used = rig.serving.kv.allocator.alloc(running)
+    for wanted in (1, 8, 9, 30, 1000):
+        if not isinstance(rig.device.lender.grow(wanted), Lease):
+            continue
+        # All that the certificate says serving could need, asked for at once.
+        demand = demand_blocks(rig)
+        assert demand >= LARGEST_REQUEST_BLOCKS + running
+        assert rig.serving.ensure(demand)
+        assert rig.revocations == []
+        blocks = rig.serving.kv.allocator.alloc(demand)
+        rig.serving.kv.allocator.free(blocks)
+        rig.serving.settle()
+    assert rig.counts()[1] > 0
+    rig.serving.kv.allocator.free(used)
+
+
+def test_borrower_gets_no_more_than_its_certificate_leaves(open_rig) -> None:
+    rig = open_rig(reserve_slabs=0)
+    assert rig.rollout.ensure(1)
+    rig.device.lender.grow(10_000)
+    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    assert 0 <= slack < 4  # less than a slab
+    answer = rig.device.lender.grow(1)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.RESERVE_AT_RISK
+
+
+def test_reserve_is_there_whatever_is_lent(open_rig) -> None:
+    rig = open_rig(reserve_slabs=10)
+    rig.device.lender.grow(10_000)
+    assert rig.counts() == (10, 6, 0, 0)
+    assert rig.serving.ensure(40)
+    assert rig.revocations == []
+
+
+def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    stock = lender_module.admission_certificate
+    seen = []
+
+    def overtaken(wanted, *, log):
+        # Serving takes a slab between the certificate and the grant, once.
+        if not seen:
+            rig.device.arbiter.take(0, 9)
+        seen.append((wanted.epoch, wanted.slabs))
+        return stock(wanted, log=log)
+
+    monkeypatch.setattr(lender_module, "admission_certificate", overtaken)
+    assert isinstance(rig.device.lender.grow(10_000), Lease)
+    (first, lent_first), (second, lent) = seen
+    assert second > first
+    assert lent < lent_first
+    assert rig.counts()[1] == lent
+
+
+def test_no_grant_slips_in_behind_the_close(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    stock = lender_module.admission_certificate
+
+    def closed_meanwhile(wanted, *, log):
+        answer = stock(wanted, log=log)
+        rig.device.lender.close()
+        return answer
+
+    monkeypatch.setattr(lender_module, "admission_certificate", closed_meanwhile)
+    answer = rig.device.lender.grow(8)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.CLOSED
+    assert rig.counts()[1] == 0
+
+
+def test_limit_holds_against_the_borrower(open_rig) -> None:
+    rig = open_rig()
+    # Raised by the ceiling, not by a certificate: the pool has room.
+    small = rig.device.arbiter.add_partition("small", reserve_slabs=0, limit_slabs=1)
+    borrower = rig.device.lender._borrower
+    rig.device.lender._borrower = type(borrower)(
+        small, borrower.kv, borrower.gate, borrower.on_revoke, borrower.on_room
+    )
+    answer = rig.device.lender.grow(16)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.OVER_LIMIT
+    rig.device.lender._borrower = borrower
+
+
+# ---- the certificate is checked again ------------------------------------------------------------
+
+
+def test_supply_is_rechecked_and_slabs_are_taken_back_before_it_falls_under_demand(
+    open_rig,
+) -> None:
+    rig = open_rig(revoke_ms=100.0)
+    rig.held = rig.borrow(80)
+    rig.device.lender.grow(10_000)
+    allocator = rig.serving.kv.allocator
+    rig.serving.arrived("a", prompt_tokens=64)
+    taken: list[int] = []
+    for _ in range(20):
+        with rig.serving.step(StepBatch(1, 64, 0)):
+            assert rig.serving.ensure(1)
+            taken += allocator.alloc(1)
+            threading.Event().wait(0.005)  # as long as the prior says: demand is rate times T
+        balance = lender_module.admission_balance(terms(rig))
+        assert balance.slack_blocks >= 0
+        # The next demand of the certificate's size is there, and nobody has to be asked.
+        asked = len(rig.revocations)
+        assert rig.serving.ensure(balance.demand_blocks)
+        assert len(rig.revocations) == asked
+    assert rig.revocations != []
+    allocator.free(taken)
+    rig.serving.finished("a")
+
+
+def test_reserving_serving_blocks_rechecks_too(open_rig) -> None:
+    rig = open_rig()
+    rig.device.lender.grow(10_000)
+    ticket = rig.serving.reserve(64)
+    assert rig.revocations != []
+    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    ticket.cancel()
+
+
+def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
+    rig = open_rig()
+    blocks = rig.borrow(80)
+    rig.device.lender.grow(10_000)
+    rig.serving.arrived("a", prompt_tokens=64)
+    pin = rig.rollout.pin(blocks)
+    rig.held = blocks
+    taken = rig.serving.kv.allocator.alloc(rig.serving.kv.allocator.free_blocks)
+    for _ in range(3):
+        rig.device.lender.recheck()
+    assert len(rig.revocations) == 1
+    rig.rollout.unpin(pin)
+    rig.serving.kv.allocator.free(taken)
+    rig.serving.finished("a")
+
+
+# ---- slabs in use --------------------------------------------------------------------------------
+
+
+def test_pinned_slab_waits_for_the_step(open_rig) -> None:
+    rig = open_rig()
+    flat = rig.rollout.kv.flat()
+    size = rig.rollout.kv.geometry.block_bytes
+    rig.held = rig.borrow(90)
+    pinned = rig.held[:8]
+    pin = rig.rollout.pin(pinned)
+    for block in pinned:
+        flat[block * size : (block + 1) * size] = 7
+    done = threading.Event()
+
+    def serve() -> None:
+        assert rig.serving.ensure(64)
+        rig.serving.kv.flat()[:] = 0  # serving writes to all it has
+        done.set()
+
+    thread = rig.start(serve)
+    wait_for(rig.rollout.leaving)
+    assert not done.wait(0.03)
+    assert all((flat[block * size : (block + 1) * size] == 7).all() for block in pinned)
+    rig.rollout.unpin(pin)  # they were freed by the revocation: the pin was all that held them
+    assert done.wait(LONG_S)
+    thread.join(LONG_S)
+    assert rig.counts() == (16, 0, 0, 0)
+
+
+def test_parked_step_is_aborted_and_its_slabs_come_back(open_rig) -> None:
+    rig = open_rig()
+    step = ParkedStep(rig, rig.borrow(90))
+    rig.serving.arrived("a", prompt_tokens=8)  # the gate is closed and stays so
+    step.park()
+    assert rig.serving.ensure(64)
+    assert step.outcome == "aborted"
+    assert not rig.device.gate.is_open()
+    assert rig.counts() == (16, 0, 0, 0)
+    (revocation,) = rig.device.lender.history
+    assert revocation.aborted_steps == 1
+    assert revocation.slabs_fenced == 0
+    assert 0 < revocation.latency_ms < 2000
+    rig.serving.finished("a")
+
+
+def test_step_that_pins_nothing_that_is_wanted_is_not_aborted(open_rig) -> None:
+    rig = open_rig()
+    blocks = rig.borrow(90)
+    step = ParkedStep(rig, blocks[:1])
+    rig.serving.arrived("a", prompt_tokens=8)
+    step.park()
+    rig.held = blocks[1:]
+    assert rig.serving.ensure(20)
+    rig.serving.finished("a")
+    wait_for(lambda: step.outcome)
+    assert step.outcome == "passed"
+    assert rig.device.gate.stats().aborts == 0
+
+
+def test_late_borrower_is_fenced_and_its_slabs_quarantined(open_rig) -> None:
+    rig = open_rig(revoke_ms=30.0)
+    blocks = rig.borrow(60)
+    step = ParkedStep(rig, blocks)
+    lent = rig.counts()[1]
+    unpinned = lent - len({rig.rollout.kv.allocator.slab_of(block) for block in blocks})
+    assert not rig.serving.ensure(64)  # bounded: the step is stuck in a segment and gives nothing
+    quarantined = lent - unpinned
+    assert rig.counts() == (16 - quarantined, 0, 0, quarantined)
+    assert [one.slabs_fenced for one in rig.device.lender.history] == [quarantined]
+    assert rig.rollout.leaving()
+    # Certificates never count it.
+    assert terms(rig).unowned_slabs == 0
+    assert not rig.serving.ensure(64)
+    step.may_go_on.set()
+    wait_for(lambda: step.outcome)
+    # The step is over, which proves that nothing of it writes there any more.
+    wait_for(lambda: rig.counts()[3] == 0)
+    assert rig.serving.ensure(64)
+    assert rig.counts() == (16, 0, 0, 0)
+
+
+def test_borrower_without_an_opinion_is_revoked_all_the_same(open_rig) -> None:
+    rig = open_rig()
+    rig.rollout.on_revoke = lambda _: None
+    rig.rollout.ensure(60)
+    assert rig.serving.ensure(64)
+    assert rig.counts() == (16, 0, 0, 0)
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+
+def test_lease_that_is_not_renewed_is_taken_back(open_rig) -> None:
+    rig = open_rig(lease_ttl_ms=60.0, tend_every_ms=5.0)
+    blocks = rig.borrow(30)
+    lent = rig.counts()[1]
+    step = ParkedStep(rig, blocks[:1])  # it hangs in its segment and never comes to a gate
+    rig.held = blocks[1:]
+    # Idle slabs leave by themselves, the others are leaving.
+    wait_for(lambda: len(rig.rollout.leaving()) + lent - rig.counts()[1] == lent)
+    assert rig.rollout.slabs() == []
+    step.may_go_on.set()
+    wait_for(lambda: step.outcome)
+    wait_for(lambda: rig.counts()[1] == 0)
+
+
+def test_lease_of_an_idle_borrower_lasts(open_rig) -> None:
+    rig = open_rig(lease_ttl_ms=60.0, tend_every_ms=5.0)
+    rig.held = rig.borrow(30)
+    lent = rig.counts()[1]
+    threading.Event().wait(0.3)
+    assert rig.counts()[1] == lent
+    assert rig.rollout.leaving() == frozenset()
+    rig.rollout.kv.allocator.free(rig.held)
+
+
+def test_lease_of_a_long_step_lasts_as_long_as_it_comes_by(open_rig) -> None:
+    rig = open_rig(lease_ttl_ms=200.0, tend_every_ms=5.0)
+    rig.held = rig.borrow(30)
+    lent = rig.counts()[1]
+
+    def body() -> None:
+        for _ in range(40):
+            threading.Event().wait(0.015)
+            rig.rollout.gate()  # never parked: every gate is open
+
+    rig.step_once(body)
+    assert rig.counts()[1] == lent
+    assert rig.rollout.leaving() == frozenset()
+    rig.rollout.kv.allocator.free(rig.held)
+
+
+def test_growth_waits_after_a_revocation(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=150.0)
+    rig.rollout.ensure(60)
+    assert rig.serving.ensure(64)
+    rig.serving.settle()
+    answer = rig.rollout.reserve(8)
+    assert isinstance(answer, Refusal)
+    assert 0 < answer.retry_after_ms <= 150
+    wait_for(lambda: rig.rollout.ensure(8))
+
+
+def test_surplus_goes_back_and_the_borrower_is_told(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=0)
+    told = []
+    rig.rollout.on_room = lambda: told.append(rig.counts())
+    assert rig.serving.ensure(64)
+    taken = rig.serving.kv.allocator.alloc(8)
+    assert not rig.rollout.ensure(8)
+    rig.serving.settle()
+    # Only what a next request could not need: the certificate still holds.
+    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    ((serving, _, unowned, _),) = told
+    assert serving >= 2  # the reserve, and what is in use
+    assert unowned > 0
+    assert rig.rollout.ensure(8)
+    rig.serving.kv.allocator.free(taken)
+    rig.serving.settle()
+
+
+def test_history_of_many_revocations_can_be_read(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=0)
+    for _ in range(1200):
+        assert rig.rollout.ensure(1)
+        assert rig.serving.ensure(64)
+        rig.serving.settle()
+    history = rig.device.lender.history
+    assert len(history) == 1200
+    assert all(one.slabs_returned >= 1 and one.slabs_fenced == 0 for one in history)
