@@ -41,7 +41,9 @@ void BlockMap::add(SlabId slab, std::uint32_t generation) noexcept {
   at.used = at.pins = at.first_word = 0;
   at.generation = generation;
   at.use = SlabUse::kOpen;
-  for (std::int32_t index = 0; index < at.run.count; ++index) words(slab)[index / 64] |= bit(index);
+  std::uint64_t* word = words(slab);
+  std::fill_n(word, at.run.count / 64, ~std::uint64_t{0});
+  if (at.run.count % 64 != 0) word[at.run.count / 64] = bit(at.run.count) - 1;
   free_ += at.run.count;
   capacity_ += at.run.count;
   link(slab);

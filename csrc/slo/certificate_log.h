@@ -270,7 +270,7 @@ class CertificateLog {
   std::atomic<bool> healthy_{true};
   std::atomic<std::uint64_t> records_{0};
   std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
-  std::atomic<std::uint32_t> stopping_{0};  // futex word of the thread
+  std::atomic<std::uint32_t> stopping_{0};  // futex word the thread sleeps on
   std::thread thread_;
 };
 

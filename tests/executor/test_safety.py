@@ -94,10 +94,10 @@ def test_gave_back_on_a_failure_inside_rose(open_rig, place) -> None:
     whole_life(rig)
     wait_for(lambda: rig.device.gave_back)
     assert rig.device.gave_back == f"RuntimeError: planted in {place[2]}"
+    wait_for(lambda: getattr(rig.rollout.try_step(), "reason", None) is Reason.CLOSED)
     rig.evacuate()  # as an engine's loop does, when the one call that told it of slabs failed
     assert rig.counts()[1] == 0
     assert rig.counts()[3] == 0
-    wait_for(lambda: getattr(rig.rollout.try_step(), "reason", None) is Reason.CLOSED)
     answer = rig.rollout.reserve(8)
     assert isinstance(answer, Refusal)
     assert answer.reason is Reason.CLOSED
