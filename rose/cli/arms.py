@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rose.cli.record import ARMS, Revocation, WindowRecord
 from rose.cli.workload import OpenLoop, RolloutFeeder
 from rose.clock import Clock
@@ -26,7 +28,8 @@ from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import NS_PER_S
 
-# Requests of the calibration, all at once: the device's capacity is what it makes of them.
+# Requests of the calibration, drawn from the whole trace and sent all at once: the device's
+# capacity is what it makes of them.
 _CALIBRATION_REQUESTS = 48
 
 
@@ -84,6 +87,16 @@ class Felt:
     gave_back: str | None
 
 
+def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
+    """Say how serving and the borrower are built; small prefill chunks keep segments alike."""
+    cores = settings.cores if settings.device == "cpu" else None
+    plain = EngineConfig(cores=cores, clock=clock)
+    borrower = EngineConfig(
+        cores=cores, clock=clock, prefix_cache=True, max_batch_tokens=32, spare_share=0.1
+    )
+    return plain, borrower
+
+
 class Bench:
     """Both models, with and without rose, ready to run one window of one arm at a time."""
 
@@ -91,36 +104,26 @@ class Bench:
         self,
         serving_model: Model,
         rollout_model: Model,
+        device: CoServing,
         settings: BenchSettings,
         clock: Clock,
     ) -> None:
-        """Build four engines; `close` must follow. See `bench` for a context manager."""
+        """Build four engines on an empty device; see `bench`, which also closes both."""
+        self.device = device
         self._clock = clock
         self._settings = settings
         self._vocabulary = serving_model.config.vocab_size
-        plain = EngineConfig(
-            cores=settings.cores if settings.device == "cpu" else None, clock=clock
-        )
-        borrower = EngineConfig(
-            cores=plain.cores, clock=clock, prefix_cache=True, max_batch_tokens=32, spare_share=0.1
-        )
+        plain, borrower = _engine_configs(settings, clock)
         serving_kv = kv_geometry(serving_model, plain)
         rollout_kv = kv_geometry(rollout_model, borrower)
-        self.device = CoServing.open(
-            settings.device,
-            pool_bytes=settings.pool_bytes,
-            slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
-            log_path=settings.log_path,
-            policy=settings.policy,
-        )
-        self.serving_lane = self.device.serving(
+        self.serving_lane = device.serving(
             serving_kv,
             slo=settings.slo,
             reserve_bytes=settings.reserve_bytes,
             step_tokens=plain.max_batch_tokens,
             request_tokens=settings.request_tokens,
         )
-        self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=settings.pool_bytes)
+        self.rollout_lane = device.rollout(rollout_kv, limit_bytes=settings.pool_bytes)
         stock_serving = stock_engine(
             serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
         )
@@ -162,7 +165,15 @@ class Bench:
 
     def capacity_rps(self, trace: Trace) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
-        burst = trace.head(_CALIBRATION_REQUESTS).rescaled(rate_rps=1e6)
+        picked = np.random.default_rng(self._settings.seed).choice(
+            len(trace), size=_CALIBRATION_REQUESTS
+        )
+        burst = Trace(
+            arrival_s=np.zeros(_CALIBRATION_REQUESTS),
+            prompt_tokens=trace.prompt_tokens[picked],
+            output_tokens=trace.output_tokens[picked],
+            name=trace.name,
+        )
         record = self._window(burst, arm="alone", window=-1)
         return len(burst) / (record.end_s - record.start_s)
 
@@ -257,13 +268,12 @@ class Bench:
         )
 
     def close(self) -> None:
-        """Stop every engine and give everything back."""
+        """Stop every engine."""
         for feeder in self._feeders.values():
             if feeder.engine.is_running:
                 feeder.resume()
         for engine in self._engines:
             engine.stop()
-        self.device.close()
 
 
 def choose_cores(count: int) -> frozenset[int]:
@@ -288,18 +298,28 @@ def bench(
     settings: BenchSettings,
     clock: Clock,
 ) -> Iterator[Bench]:
-    """Build a `Bench`, start it, and close it whatever happens."""
+    """Open a device, build a `Bench` on it, start it, and close both whatever happens."""
     run_on_cores(len(settings.cores))
+    plain, borrower = _engine_configs(settings, clock)
     usable = os.sched_getaffinity(0)
     # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the
     # engines' threads then move to the device.
     os.sched_setaffinity(0, usable - settings.cores)
     try:
-        built = Bench(serving_model, rollout_model, settings, clock)
-        try:
-            built.start()
-            yield built
-        finally:
-            built.close()
+        with CoServing.open(
+            settings.device,
+            pool_bytes=settings.pool_bytes,
+            slab_bytes=choose_slab_bytes(
+                kv_geometry(serving_model, plain), kv_geometry(rollout_model, borrower)
+            ),
+            log_path=settings.log_path,
+            policy=settings.policy,
+        ) as device:
+            built = Bench(serving_model, rollout_model, device, settings, clock)
+            try:
+                built.start()
+                yield built
+            finally:
+                built.close()
     finally:
         os.sched_setaffinity(0, usable)

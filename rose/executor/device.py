@@ -144,6 +144,12 @@ class CoServing:
                 f"a reserve of {reserve_bytes} bytes does not fit the {slabs * slab_bytes} bytes "
                 f"that a pool of {self._pool_bytes} leaves: lower reserve_bytes or raise pool_bytes"
             )
+        needed = geometry.blocks_for(request_tokens)
+        if needed > slabs * geometry.blocks_per_slab(slab_bytes):
+            raise InvalidArgument(
+                f"a request of {request_tokens} tokens needs {needed} blocks, more than a pool of "
+                f"{self._pool_bytes} bytes holds: lower request_tokens or raise pool_bytes"
+            )
         log = CertificateLog(
             self._log_path,
             ttft_ms=slo.ttft_ms,

@@ -1,0 +1,104 @@
+"""The main job, run for real: briefly, and with every kind of wrong input."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rose.cli.main import main
+from rose.slo.verify import verify_log
+
+ARMS = {"alone", "alone_again", "share_all", "rose"}
+COMMAND = (sys.executable, "-P", "-c", "from rose.cli.main import main; raise SystemExit(main())")
+
+
+def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    done = subprocess.run(
+        [*COMMAND, "demo", "--quick", "--windows", "1", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert set(report["arms"]) == ARMS
+    assert report["complete"] is True
+    for name, arm in report["arms"].items():
+        assert arm["requests"] > 0, name
+        assert (arm["rollout_tokens_per_s"] > 0) is (name in {"share_all", "rose"})
+    certificates = report["certificates"]
+    assert certificates["granted"] == certificates["verified"] > 0
+    assert certificates["violations"] == 0
+    assert report["pauses"] > 0
+    verification = verify_log(out / "certificates.log")
+    assert verification.is_complete
+    assert {"ARRIVED", "QUANTUM", "ADMISSION", "MOVE", "STEP"} <= set(verification.kinds)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "rose" in done.stdout
+
+
+def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--quick", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("capacity"):
+            break
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output = process.stdout.read()
+    assert process.wait(timeout=60) == 130, output
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["complete"] is False
+    assert verify_log(out / "certificates.log").violations == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
+        (("--serving-model", "gpt-9"), "unknown model 'gpt-9'"),
+        (("--rollout-model", "."), "unknown model '.'"),
+        (("--reserve-mib", "999"), "lower reserve_bytes or raise pool_bytes"),
+        (("--pool-mib", "9"), "raise pool_bytes"),
+        (("--pool-mib", "17"), "lower request_tokens or raise pool_bytes"),
+        (("--device", "cuda:0"), "'cuda:0' is not supported"),
+        (("--load", "0"), "--load must be > 0, not 0"),
+        (("--cores", "999"), "--cores 999 is not possible"),
+        (("--layers-per-segment", "0.3"), "every must be 0.5 or a whole number"),
+        (("--ttft-ms", "-1"), "ttft_ms=-1.0"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    arguments: tuple[str, ...],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads, descriptors = set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir()))
+    cores = os.sched_getaffinity(0)
+    assert main(["demo", "--quick", *arguments]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("rose: ")
+    assert named in error
+    assert list(tmp_path.iterdir()) == []
+    assert set(threading.enumerate()) == threads
+    gc.collect()  # Engines of transformers are in reference cycles.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+    assert os.sched_getaffinity(0) == cores
