@@ -13,6 +13,8 @@ class Reason(Enum):
     SERVING_BUSY = "serving has requests"
     SLO_AT_RISK = "a next serving request could miss its target"
     NO_HEARTBEAT = "the serving host gives no sign of life"
+    LATE = "slabs that were due are still in use"
+    LOG_BROKEN = "the certificate log cannot be written"
     CLOSED = "the device is closed"
 
 

@@ -160,13 +160,15 @@ def _folder_of(log_path: Path) -> Iterator[None]:
     folder = log_path.parent
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    succeeded = False
     try:
         yield
-    except BaseException:
-        log_path.unlink(missing_ok=True)
-        if made:
-            folder.rmdir()
-        raise
+        succeeded = True
+    finally:
+        if not succeeded:
+            log_path.unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
 
 
 def _run_arms(built: Bench, experiment: Experiment, measured: _Measured, console: Console) -> None:

@@ -17,9 +17,11 @@ from rose._core import (
     HostGate,
     LatencyModel,
     MoveLog,
+    QuantumRefusal,
     ServingState,
 )
 from rose.errors import InvalidArgument, Unavailable, check
+from rose.events import Reason
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke, ServingLimits
 from rose.executor.revocation import Revocation
@@ -32,6 +34,11 @@ from rose.units import MIB, ceil_div
 
 _SERVING: Final = 0
 _TENANTS: Final = 2
+_REASONS: Final = {
+    QuantumRefusal.NO_HEARTBEAT: Reason.NO_HEARTBEAT,
+    QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
+    QuantumRefusal.LOG_BROKEN: Reason.LOG_BROKEN,
+}
 
 
 class CoServing:
@@ -256,6 +263,7 @@ class CoServing:
             reporting=Reporting(self.safety),
             clock=self._clock,
             on_revoke=on_revoke or _begin_at_once,
+            why_refused=self._why_refused,
         )
         self._rollout = lane
         self._lender.lend_to(
@@ -286,6 +294,11 @@ class CoServing:
         self._creditor.start()
         self._keeper.start()
         return lane
+
+    def _why_refused(self) -> Reason:
+        if self._creditor is None:
+            return Reason.CLOSED
+        return _REASONS.get(self._creditor.last_refusal, Reason.SERVING_BUSY)
 
     # ---- the device itself ----------------------------------------------------------------------
 

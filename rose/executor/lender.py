@@ -325,6 +325,12 @@ class Lender:
         if self._open:
             self._collect()
 
+    def is_late(self) -> bool:
+        """Whether the borrower still uses slabs whose deadline has passed."""
+        if self._borrower is None:
+            return False
+        return bool(self._arbiter.snapshot().partitions[self._borrower.partition].quarantined)
+
     def lent_slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
         borrower = self._borrower

@@ -65,6 +65,7 @@ class RolloutLane:
         reporting: Reporting,
         clock: Clock,
         on_revoke: OnRevoke,
+        why_refused: Callable[[], Reason],
     ) -> None:
         """Made by `CoServing.rollout`."""
         self.kv = kv
@@ -75,6 +76,7 @@ class RolloutLane:
         self._lender = lender
         self._reporting = reporting
         self._clock = clock
+        self._why_refused = why_refused
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ class RolloutLane:
         """
         del batch
         self._renew()
+        if self._is_late():
+            return Refusal(Reason.LATE)
         self._gate.begin_step()
         verdict = self._gate.pass_(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
@@ -96,7 +100,7 @@ class RolloutLane:
         self._gate.end_step()
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(Reason.SERVING_BUSY)
+        return Refusal(self._why_refused())
 
     def gate(self) -> None:
         """End a segment, and wait until the next may start.
@@ -114,6 +118,13 @@ class RolloutLane:
                 raise StepAborted("serving took the slabs of this step back")
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
+
+    def _is_late(self) -> bool:
+        """Whether a step is refused because slabs are overdue; empty them, then ask again."""
+        if self._lender.is_closed:
+            return False
+        with self._reporting:
+            return self._lender.is_late()
 
     def _renew(self) -> None:
         with self._reporting:

@@ -134,7 +134,7 @@ def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None
 
 def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
     pair = stepper.pair
-    stepper.client.send(prompt_tokens=60, new_tokens=4)
+    name = stepper.client.send(prompt_tokens=60, new_tokens=4)
     stepper.step()
     stepper.prepare()
     everything = pair.serving_lane.kv.lendable_bytes // pair.serving_lane.kv.geometry.block_bytes
@@ -143,6 +143,9 @@ def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
     lent = pair.device.arbiter.snapshot().partitions[1].held
     pair.device.lender._revoke(lent)
     assert pair.device.arbiter.snapshot().partitions[1].held == lent  # pinned, so they wait
+    # The request in flight keeps its blocks: the step may also end before it comes to a gate.
+    assert stepper.state(name).status is RequestStatus.DECODING
+    assert stepper.processor.cache.sectors_of(name) != []
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     assert pair.device.arbiter.snapshot().partitions[1].held == 0
@@ -194,6 +197,29 @@ def test_revocation_preempts_at_the_token(pair: Pair) -> None:
     assert client.wrong(pair.rollout_model) == []
     for name in names:
         assert client.streamed[name] == list(range(1, 31))  # none twice, none missing
+
+
+def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> None:
+    pair = stepper.pair
+    stepper.client.send(prompt_tokens=60, new_tokens=5)
+    for _ in range(3):
+        stepper.step()
+    lent = pair.device.arbiter.snapshot().partitions[1].held
+    assert lent > 0
+    pair.device.lender._revoke(lent)  # no loop runs: nobody else could give them
+    assert pair.device.arbiter.snapshot().partitions[1].held == 0
+    pair.serving_lane.settle()
+    stepper.finish()
+    assert stepper.client.wrong(pair.rollout_model) == []
+
+
+def test_borrower_is_woken_when_there_is_room(pair: Pair) -> None:
+    lane = pair.serving_lane
+    everything = lane.kv.lendable_bytes // lane.kv.geometry.block_bytes
+    assert lane.ensure(everything - lane.kv.blocks_per_slab)
+    pair.rollout.processor.wake.clear()
+    lane.settle()
+    assert pair.rollout.processor.wake.is_set()
 
 
 def test_borrower_without_slabs_idles_and_resumes_on_a_grant(pair: Pair) -> None:

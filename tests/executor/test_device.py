@@ -15,6 +15,7 @@ from rose.slo.verify import verify_log
 from tests.executor.conftest import HEADERS, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, ParkedStep
 
 TARGETS = SLO(ttft_ms=500, tpot_ms=50)
+LIMITS = {"step_tokens": 32, "request_tokens": 64}
 POOL_BYTES = (SLABS + HEADERS) * SLAB
 
 
@@ -34,7 +35,7 @@ def open_device(**knobs) -> CoServing:
 
 
 def use(device: CoServing) -> None:
-    serving = device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=2 * SLAB)
+    serving = device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=2 * SLAB, **LIMITS)
     rollout = device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
     serving.arrived("a", prompt_tokens=8)
     with serving.step():
@@ -66,7 +67,7 @@ def test_device_that_was_never_used_closes(tmp_path: Path) -> None:
     before = belongings()
     open_device(log_path=tmp_path / "log").close()
     with open_device() as device:
-        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=0)
+        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=0, **LIMITS)
     assert device.gave_back is None
     del device
     assert belongings() == before
@@ -118,14 +119,17 @@ def test_nothing_leaks_when_the_nth_backend_call_of_opening_fails(monkeypatch, t
         monkeypatch.setattr(device_module, "Arbiter", FailingArbiter(n))
         device = open_device(log_path=tmp_path / "log")
         try:
-            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB)
+            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB, **LIMITS)
         except (Unavailable, OutOfMemory):
+            # Not even while the failure, and with it the frame that failed, is still looked at.
+            threads = belongings()[1:]
             failures += 1
         else:
             break
         finally:
             device.close()
             del device
+        assert threads == before[1:]
         assert belongings() == before
     else:
         pytest.fail("opening never succeeded")
@@ -136,7 +140,7 @@ def test_serving_can_be_added_again_after_it_was_refused() -> None:
     before = belongings()
     with open_device() as device:
         with pytest.raises(InvalidArgument):
-            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=1 << 40)
+            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=1 << 40, **LIMITS)
         use(device)
         assert device.gave_back is None
     del device
@@ -155,7 +159,7 @@ def says(call, *words: str) -> None:
 
 def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
     def add(device: CoServing, **knobs) -> object:
-        arguments = {"slo": TARGETS, "reserve_bytes": 0, **knobs}
+        arguments = {"slo": TARGETS, "reserve_bytes": 0, **LIMITS, **knobs}
         return device.serving(SERVING_KV, **arguments)
 
     says(lambda: open_device(pool_bytes=0), "0 bytes", "raise pool_bytes")
@@ -166,6 +170,12 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
             lambda: add(device, reserve_bytes=POOL_BYTES),
             f"{POOL_BYTES} bytes",
             "lower reserve_bytes or raise pool_bytes",
+        )
+        says(
+            lambda: add(device, request_tokens=1 << 20),
+            f"{1 << 20} tokens",
+            f"{POOL_BYTES} bytes",
+            "lower request_tokens or raise pool_bytes",
         )
     with open_device(slab_bytes=5000) as device:
         says(lambda: add(device), "5000")
@@ -188,7 +198,7 @@ def test_wrong_order_of_calls_is_one_sentence() -> None:
 def test_borrower_that_wastes_too_much_is_refused_with_the_size_that_suits() -> None:
     wasteful = KVGeometry(layers=1, block_tokens=8, bytes_per_token=200)  # 1600 do not divide 4096
     with open_device() as device:
-        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB)
+        device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB, **LIMITS)
         says(
             lambda: device.rollout(wasteful, limit_bytes=SLABS * SLAB),
             f"{wasteful.waste(SLAB):.0%}",
@@ -217,12 +227,15 @@ def test_frozen_host_gets_no_fresh_credit(open_rig) -> None:
 
 def test_borrower_that_only_asks_now_and_then_gets_its_turn(open_rig) -> None:
     rig = open_rig()
-    for _ in range(5):
+    for _ in range(20):
         rig.serving.arrived("a", prompt_tokens=8)
         rig.serving.finished("a")
-        for _ in range(1000):
+        quantum = None
+        for _ in range(20):
+            threading.Event().wait(0.002)
             quantum = rig.rollout.try_step()
             if quantum:
                 break
+        assert quantum, "asked 20 times and never heard"
         with quantum:
             pass

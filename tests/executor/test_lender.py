@@ -176,15 +176,15 @@ def test_reserving_serving_blocks_rechecks_too(open_rig) -> None:
 
 def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
     rig = open_rig()
-    blocks = rig.borrow(80)
     rig.device.lender.grow(10_000)
+    rig.held = rig.rollout.kv.allocator.alloc(rig.rollout.kv.allocator.free_blocks)
+    pin = rig.rollout.pin(rig.held)  # no slab can leave before the step ends
     rig.serving.arrived("a", prompt_tokens=64)
-    pin = rig.rollout.pin(blocks)
-    rig.held = blocks
-    taken = rig.serving.kv.allocator.alloc(rig.serving.kv.allocator.free_blocks)
+    taken = rig.serving.kv.allocator.alloc(4)
     for _ in range(3):
         rig.device.lender.recheck()
     assert len(rig.revocations) == 1
+    assert len(rig.rollout.leaving()) > 0
     rig.rollout.unpin(pin)
     rig.serving.kv.allocator.free(taken)
     rig.serving.finished("a")
@@ -269,6 +269,21 @@ def test_late_borrower_is_fenced_and_its_slabs_quarantined(open_rig) -> None:
     wait_for(lambda: rig.counts()[3] == 0)
     assert rig.serving.ensure(64)
     assert rig.counts() == (16, 0, 0, 0)
+
+
+def test_late_borrower_gets_no_step_until_its_slabs_are_empty(open_rig) -> None:
+    rig = open_rig(revoke_ms=30.0)
+    rig.rollout.on_revoke = lambda _: None  # It listens too late.
+    rig.held = rig.borrow(60)
+    assert not rig.serving.ensure(64)
+    assert rig.counts()[3] > 0
+    answer = rig.rollout.try_step(timeout_ms=100)
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.LATE
+    rig.evacuate()
+    assert rig.counts()[3] == 0
+    rig.step_once(lambda: None)
+    assert rig.device.gave_back is None
 
 
 def test_borrower_without_an_opinion_is_revoked_all_the_same(open_rig) -> None:
