@@ -22,7 +22,7 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import CoServing
+from rose.executor import Cause, CoServing
 from rose.memory import choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.traces import Trace
@@ -263,6 +263,7 @@ class Bench:
                     aborted_steps=one.aborted_steps,
                 )
                 for one in self.device.lender.history
+                if one.cause is Cause.PRESSURE
             ),
             gave_back=self.device.gave_back,
         )

@@ -22,7 +22,7 @@ from rose._core import (
     largest_grant,
 )
 from rose.events import Reason, Refusal
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Cause, Revocation
 from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS, ceil_div
@@ -221,11 +221,11 @@ class Lender:
         if missing > 0:
             self._revoke(ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs)
 
-    def _revoke(self, slabs: int) -> None:
+    def _revoke(self, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
         borrower = self._borrower
         if borrower is None:
             return
-        revocation = self._revocation(slabs=slabs)
+        revocation = self._revocation(slabs=slabs, cause=cause)
         with self._lock:
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
@@ -243,7 +243,7 @@ class Lender:
                 revocation.aborted_steps = 1
             self._collect()
 
-    def _revocation(self, *, slabs: int) -> Revocation:
+    def _revocation(self, *, slabs: int, cause: Cause) -> Revocation:
         now_ns = self._clock.now_ns()
         return Revocation(
             slabs=slabs,
@@ -253,6 +253,7 @@ class Lender:
             borrower=self._borrower.partition if self._borrower else 0,
             taker=self._serving,
             clock=self._clock,
+            cause=cause,
         )
 
     def offer_surplus(self) -> None:
@@ -358,7 +359,8 @@ class Lender:
         for revocation_id in self._arbiter.expire(grace_ns=grace_ns):
             # The borrower has not come by for a whole TTL, so it is not asked: only told.
             with self._lock:
-                self._open.append(self._revocation(slabs=0).adopt(revocation_id))
+                revocation = self._revocation(slabs=0, cause=Cause.EXPIRED)
+                self._open.append(revocation.adopt(revocation_id))
         self._collect()
 
     def _collect(self) -> None:
@@ -382,6 +384,6 @@ class Lender:
             for revocation in under_way:
                 borrower.on_revoke(revocation)  # Again: the first time something may have failed.
             if lent.held > lent.in_revocation:
-                self._revoke(lent.held - lent.in_revocation)
+                self._revoke(lent.held - lent.in_revocation, cause=Cause.CLOSING)
         finally:
             self._wait(lambda: False)

@@ -2,9 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from rose._core import Arbiter, Clock
 from rose.units import NS_PER_MS, NS_PER_S
+
+
+class Cause(Enum):
+    """Why slabs are taken back."""
+
+    PRESSURE = "serving needs them, or soon could"
+    EXPIRED = "the lease was not renewed"
+    CLOSING = "the device stops lending"
 
 
 @dataclass(slots=True)
@@ -19,6 +28,7 @@ class Revocation:
         slabs: how many are wanted.
         deadline_ns: on the device's clock.
         asked_ns: when serving asked.
+        cause: why.
 
     `slabs_returned` came back, `slabs_fenced` missed the deadline and are quarantined: both as of
     the last look, and final once settled (the arbiter forgets old revocations).
@@ -31,6 +41,7 @@ class Revocation:
     borrower: int
     taker: int
     clock: Clock
+    cause: Cause = Cause.PRESSURE
     aborted_steps: int = 0
     settled_ns: int = field(default=0, init=False)
     slabs_returned: int = field(default=0, init=False)
