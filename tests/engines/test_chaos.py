@@ -9,7 +9,10 @@ from rose.engines.transformers import Model
 from rose.engines.transformers.cache import SlabPool
 from tests.engines.pair import Client, Pair
 
-_SECONDS = 5.0
+_SECONDS = 4.0  # at least so long, and until enough has happened
+_SECONDS_MAX = 60.0
+_SLABS_RETURNED = 20
+_STEPS_ABORTED = 3
 _POISON = 0xFF  # NaN in every float type
 
 
@@ -31,7 +34,13 @@ def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlabPool, "allocate_sector", allocate)
 
 
-def _chaos(pair: Pair, *, seed: int, seconds: float) -> tuple[Client, Client]:
+def _has_seen_enough(pair: Pair) -> bool:
+    returned = sum(one.slabs_returned for one in list(pair.device.lender.history))
+    aborted = pair.rollout.processor.aborted_steps
+    return returned >= _SLABS_RETURNED and aborted >= _STEPS_ABORTED
+
+
+def _chaos(pair: Pair, *, seed: int) -> tuple[Client, Client]:
     """Serve, roll out, revoke, pause and abort at random for a while; wait for every answer."""
     rng = random.Random(seed)
     serving = Client(pair.serving, "serving", seed)
@@ -63,11 +72,13 @@ def _chaos(pair: Pair, *, seed: int, seconds: float) -> tuple[Client, Client]:
     actions = [serve, serve, roll_out, roll_out, revoke, revoke, pause, pair.device.gate.abort_step]
     for _ in range(6):
         roll_out()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    began = time.monotonic()
+    while (since := time.monotonic() - began) < _SECONDS or not _has_seen_enough(pair):
+        assert since < _SECONDS_MAX, "too little has happened"
         rng.choice(actions)()
         time.sleep(rng.uniform(0.0, 0.08))
     serving.wait()
+    lane.settle()  # what the last `revoke` took: no engine asked for it, so none offers it
     rollout.wait()
     return serving, rollout
 
@@ -76,17 +87,15 @@ def _chaos(pair: Pair, *, seed: int, seconds: float) -> tuple[Client, Client]:
 @pytest.mark.usefixtures("poisoned_on_hand_out")
 def test_outputs_are_right_while_slabs_change_hands(models: tuple[Model, Model]) -> None:
     with Pair(models) as pair:
-        serving, rollout = _chaos(pair, seed=7, seconds=_SECONDS)
+        serving, rollout = _chaos(pair, seed=7)
         gave_back = pair.device.gave_back
-        history = list(pair.device.lender.history)
-        aborted = pair.rollout.processor.aborted_steps
+        pair.rollout.stop()
         pair.device.arbiter.check_invariants()
+        # A deadline that a busy machine missed is no error: what was late must have come home.
+        assert pair.device.arbiter.snapshot().quarantined == 0
     assert gave_back is None
     assert serving.errors() == []
     assert rollout.errors() == []
-    assert sum(one.slabs_returned for one in history) > 10
-    assert sum(one.slabs_fenced for one in history) == 0
-    assert aborted > 0
     assert serving.wrong(pair.serving_model) == []
     assert rollout.wrong(pair.rollout_model) == []
 

@@ -8,7 +8,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
 from rose.errors import StepAborted, Unavailable
-from tests.engines.pair import WAIT_S, Client, Pair, generate
+from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
 
 
 def wait_for(condition) -> None:
@@ -120,6 +120,16 @@ def test_aborted_prefill_is_rolled_back(stepper: Stepper) -> None:
     assert stepper.client.wrong(stepper.pair.rollout_model) == []
 
 
+def test_the_check_of_outputs_agrees_with_generate(models: tuple[Model, Model]) -> None:
+    for model in models:
+        prompt = list(range(40, 60))
+        tokens = generate(model, prompt, 12)
+        assert would_say(model, prompt, tokens)
+        for place in (0, 5, 11):
+            other = [*tokens[:place], (tokens[place] + 1) % 4096, *tokens[place + 1 :]]
+            assert not would_say(model, prompt, other)
+
+
 def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None:
     stepper.client.send(prompt_tokens=20, new_tokens=8)
     stepper.step()
@@ -130,6 +140,26 @@ def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None
         stepper.step()
     stepper.finish()
     assert stepper.client.wrong(stepper.pair.rollout_model) == []
+
+
+def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> None:
+    pair, allocator = stepper.pair, stepper.pair.rollout_lane.kv.allocator
+    name = stepper.client.send(prompt_tokens=60, new_tokens=4)
+    assert pair.rollout_lane.ensure(3 * pair.rollout_lane.kv.blocks_per_slab)
+
+    def pinned() -> set[int]:
+        return {one.slab for one in pair.device.arbiter.candidates(1) if one.pins}
+
+    for _ in range(2):
+        assert pinned() == set()
+        stepper.prepare()
+        touched = stepper.processor.cache.sectors_of(name)
+        assert pinned() == {allocator.slab_of(sector) for sector in touched} != set()
+        stepper.processor._generation_step(stepper.engine.manager.model)
+        assert pinned() != set()
+        stepper.processor.update_batch()
+    assert len(pair.rollout_lane.slabs()) > 1
+    stepper.finish()
 
 
 def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:

@@ -1,5 +1,6 @@
 """Whatever fails inside rose: serving never hears of it, and has its memory back."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.executor import Reason, Refusal, StepBatch
 from rose.executor.safety import Safety
-from tests.executor.conftest import ParkedStep, Rig, wait_for
+from tests.executor.conftest import LONG_S, ParkedStep, Rig, wait_for
 
 ALL_BLOCKS = 64
 
@@ -166,24 +167,21 @@ def test_giving_back_waits_for_what_is_on_its_way_already(open_rig) -> None:
 
 def test_no_segment_starts_once_all_is_given_back(open_rig) -> None:
     rig = open_rig()
-    stop = threading.Event()
 
     def segments() -> None:
-        while not stop.is_set():
+        while True:
             rig.rollout.gate()
 
     def roll_out() -> None:
-        try:
+        with contextlib.suppress(Unavailable):
             rig.step_once(segments)
-        except Unavailable:
-            stop.set()
 
     thread = rig.start(roll_out)
     wait_for(rig.device.gate.is_open)
     rig.device.safety.report(RuntimeError("enough"))
     passed = rig.device.gate.passed
-    thread.join(5.0)
-    assert stop.is_set()
+    thread.join(LONG_S)
+    assert not thread.is_alive()  # it was told, at its gate or when it asked for a step
     assert rig.device.gate.passed == passed
     assert not rig.device.gate.is_open()
 

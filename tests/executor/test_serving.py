@@ -26,12 +26,13 @@ def running(open_rig):
                 with quantum:
                     segments()
 
-    rig.start(roll_out)
+    thread = rig.start(roll_out)
     wait_for(rig.device.gate.is_open)
     yield rig
     stop.set()
     for request in ("a", "b"):
         rig.serving.finished(request)
+    thread.join(LONG_S)
 
 
 def test_arrival_closes_the_gate_before_it_returns(running) -> None:
