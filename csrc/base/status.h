@@ -77,14 +77,14 @@ Status from_errno(const char* what, int error) noexcept;
 }  // namespace rose
 
 // Passes a failure up.
-#define ROSE_TRY(expression)                              \
-  do {                                                    \
-    ::rose::Status rose_try_status_ = (expression);       \
-    if (!rose_try_status_.ok()) return rose_try_status_;  \
+#define ROSE_TRY(expression)                             \
+  do {                                                   \
+    ::rose::Status rose_try_status_ = (expression);      \
+    if (!rose_try_status_.ok()) return rose_try_status_; \
   } while (false)
 
 // A broken invariant is a bug in rose: reported, never an abort of somebody else's process.
-#define ROSE_CHECK(condition, message) \
-  do {                                 \
+#define ROSE_CHECK(condition, message)                          \
+  do {                                                          \
     if (!(condition)) return ::rose::Status::internal(message); \
   } while (false)
