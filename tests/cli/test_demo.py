@@ -16,7 +16,12 @@ from rose.cli.main import main
 from rose.slo.verify import verify_log
 
 ARMS = {"alone", "alone_again", "share_all", "rose"}
-COMMAND = (sys.executable, "-P", "-c", "from rose.cli.main import main; raise SystemExit(main())")
+# A shell that starts something in the background has it ignore interrupts; here they must count.
+SCRIPT = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from rose.cli.main import main; raise SystemExit(main())"
+)
+COMMAND = (sys.executable, "-P", "-c", SCRIPT)
 
 
 def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path) -> None:
