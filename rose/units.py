@@ -1,4 +1,4 @@
-"""Units as constants and the two roundings that allocation needs."""
+"""Units as constants, and the rounding that allocation needs."""
 
 from typing import Final
 
@@ -6,7 +6,6 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
-NS_PER_US: Final = 1_000
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
@@ -14,8 +13,3 @@ NS_PER_S: Final = 1_000_000_000
 def ceil_div(value: int, by: int) -> int:
     """Divide two non-negative integers, rounding up."""
     return -(-value // by)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `value`."""
-    return ceil_div(value, multiple) * multiple

@@ -23,7 +23,7 @@ from rose.engines.transformers import (
 )
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Cause, CoServing
-from rose.memory import choose_slab_bytes
+from rose.memory import KVGeometry, choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import NS_PER_S
@@ -105,17 +105,27 @@ class Bench:
         serving_model: Model,
         rollout_model: Model,
         device: CoServing,
+        *,
+        kv: tuple[KVGeometry, KVGeometry],
         settings: BenchSettings,
         clock: Clock,
     ) -> None:
-        """Build four engines on an empty device; see `bench`, which also closes both."""
+        """Build four engines on an empty device; see `bench`, which also closes both.
+
+        Args:
+            serving_model: answers the trace.
+            rollout_model: generates in the slack.
+            device: just opened, with slabs that suit `kv`.
+            kv: geometry of serving and of rollouts.
+            settings: of everything else.
+            clock: where time comes from.
+        """
         self.device = device
         self._clock = clock
         self._settings = settings
         self._vocabulary = serving_model.config.vocab_size
         plain, borrower = _engine_configs(settings, clock)
-        serving_kv = kv_geometry(serving_model, plain)
-        rollout_kv = kv_geometry(rollout_model, borrower)
+        serving_kv, rollout_kv = kv
         self.serving_lane = device.serving(
             serving_kv,
             slo=settings.slo,
@@ -307,16 +317,17 @@ def bench(
     # engines' threads then move to the device.
     os.sched_setaffinity(0, usable - settings.cores)
     try:
+        kv = kv_geometry(serving_model, plain), kv_geometry(rollout_model, borrower)
         with CoServing.open(
             settings.device,
             pool_bytes=settings.pool_bytes,
-            slab_bytes=choose_slab_bytes(
-                kv_geometry(serving_model, plain), kv_geometry(rollout_model, borrower)
-            ),
+            slab_bytes=choose_slab_bytes(*kv),
             log_path=settings.log_path,
             policy=settings.policy,
         ) as device:
-            built = Bench(serving_model, rollout_model, device, settings, clock)
+            built = Bench(
+                serving_model, rollout_model, device, kv=kv, settings=settings, clock=clock
+            )
             try:
                 built.start()
                 yield built

@@ -36,21 +36,19 @@ class Plan:
     Args:
         windows: rounds; each replays one piece of the trace under every arm.
         window_s: length of the piece.
-        is_quick: a look, not a measurement.
     """
 
     windows: int
     window_s: float
-    is_quick: bool
 
     @classmethod
     def make(cls, *, rate_rps: float, windows: int, is_quick: bool) -> "Plan":
         """Choose a window length that gives enough requests within the time there is."""
         if is_quick:
-            return cls(windows=min(windows, 3), window_s=2.5, is_quick=True)
+            return cls(windows=min(windows, 3), window_s=2.5)
         wanted_s = _REQUESTS_PER_ARM / rate_rps / windows
         allowed_s = _MEASURED_S_MAX / windows / len(ARMS)
-        return cls(windows=windows, window_s=min(max(wanted_s, 6.0), allowed_s), is_quick=False)
+        return cls(windows=windows, window_s=min(max(wanted_s, 6.0), allowed_s))
 
 
 @dataclass(frozen=True, slots=True)

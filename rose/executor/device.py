@@ -261,7 +261,6 @@ class CoServing:
             gate=self._gate,
             lender=self._lender,
             reporting=Reporting(self.safety),
-            clock=self._clock,
             on_revoke=on_revoke or _begin_at_once,
             why_refused=self._why_refused,
         )

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from rose.units import NS_PER_MS
+from rose.units import NS_PER_MS, NS_PER_S
 
 
 class Keeper:
@@ -16,7 +16,7 @@ class Keeper:
     def __init__(self, tend: Callable[[], None], *, every_ms: float) -> None:
         """Prepare the thread; `tend` must not raise."""
         self._tend = tend
-        self._every_s = every_ms * NS_PER_MS / 1e9
+        self._every_s = every_ms * NS_PER_MS / NS_PER_S
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rose-keeper", daemon=True)
 

@@ -212,10 +212,10 @@ class Lender:
     def recheck(self) -> None:
         """Begin to take slabs back before serving's supply falls under what it could need."""
         snapshot = self._arbiter.snapshot()
-        balance = admission_balance(self._terms(snapshot, slabs=0))
         lent = snapshot.partitions[self._borrower.partition] if self._borrower else None
         if lent is None or lent.held == 0:
             return
+        balance = admission_balance(self._terms(snapshot, slabs=0))
         coming = lent.in_revocation * self._blocks_per_slab
         missing = -balance.slack_blocks - coming
         if missing > 0:

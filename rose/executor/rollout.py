@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
-from rose._core import Clock, HostGate, Verdict
+from rose._core import HostGate, Verdict
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.lender import Lender
-from rose.executor.revocation import Revocation
+from rose.executor.lender import Lender, OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
@@ -21,8 +20,6 @@ from rose.memory import KVSpace
 _ASK_MS: Final = 5.0
 # A parked borrower looks up this often, to renew its leases; waking it earlier costs a futex.
 _LOOK_UP_MS: Final = 50.0
-
-OnRevoke = Callable[[Revocation], None]
 
 
 @dataclass(slots=True)
@@ -63,7 +60,6 @@ class RolloutLane:
         gate: HostGate,
         lender: Lender,
         reporting: Reporting,
-        clock: Clock,
         on_revoke: OnRevoke,
         why_refused: Callable[[], Reason],
     ) -> None:
@@ -75,7 +71,6 @@ class RolloutLane:
         self._gate = gate
         self._lender = lender
         self._reporting = reporting
-        self._clock = clock
         self._why_refused = why_refused
 
     # ---- compute --------------------------------------------------------------------------------
