@@ -1,0 +1,145 @@
+// What rose uses of the CUDA driver's binary interface, written down here so that no toolkit is
+// needed to build or to test. `tests/driver/abi_check.cpp` holds it against cudaTypedefs.h entry by
+// entry where a toolkit is there. Handles have the vendor's names; enums are ints with constants.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+typedef struct CUctx_st* CUcontext;
+typedef struct CUstream_st* CUstream;
+typedef struct CUevent_st* CUevent;
+typedef struct CUgraph_st* CUgraph;
+typedef struct CUgraphNode_st* CUgraphNode;
+typedef struct CUgraphExec_st* CUgraphExec;
+typedef struct CUlib_st* CUlibrary;
+typedef struct CUkern_st* CUkernel;
+typedef struct CUfunc_st* CUfunction;
+typedef struct CUgreenCtx_st* CUgreenCtx;
+typedef struct CUdevResourceDesc_st* CUdevResourceDesc;
+
+namespace rose::driver {
+
+// CUresult. Only what rose tells apart has a name.
+using Answer = int;
+constexpr Answer kSuccess = 0;
+constexpr Answer kInvalidValue = 1;
+constexpr Answer kOutOfMemory = 2;
+constexpr Answer kNotInitialised = 3;
+constexpr Answer kNoDevice = 100;
+constexpr Answer kInvalidDevice = 101;
+constexpr Answer kNotFound = 500;
+constexpr Answer kNotReady = 600;
+constexpr Answer kLaunchTimeout = 702;
+constexpr Answer kNotPermitted = 800;
+constexpr Answer kNotSupported = 801;
+
+using DeviceOrdinal = int;            // CUdevice
+using DevicePointer = std::uint64_t;  // CUdeviceptr_v2
+using MemoryHandle = std::uint64_t;   // CUmemGenericAllocationHandle_v1
+static_assert(sizeof(void*) == 8);
+
+// CUdevice_attribute.
+constexpr int kAttributeMultiprocessors = 16;
+constexpr int kAttributeComputeMajor = 75;
+constexpr int kAttributeComputeMinor = 76;
+constexpr int kAttributeWaitValueNor = 123;
+constexpr int kAttributeStreamMemOps64 = 122;
+constexpr int kAttributeVirtualMemory = 102;
+constexpr int kAttributePosixFdHandles = 103;
+
+// Memory.
+constexpr int kAllocationPinned = 1;        // CU_MEM_ALLOCATION_TYPE_PINNED
+constexpr int kHandlePosixFd = 1;           // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+constexpr int kLocationDevice = 1;          // CU_MEM_LOCATION_TYPE_DEVICE
+constexpr int kAccessReadWrite = 3;         // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+constexpr int kGranularityRecommended = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+constexpr unsigned kRegisterPortable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
+constexpr unsigned kRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_DEVICEMAP
+
+struct MemoryLocation {  // CUmemLocation_v1
+  int type;
+  int id;
+};
+
+struct AllocationProperties {  // CUmemAllocationProp_v1
+  int type;
+  int handle_types;
+  MemoryLocation location;
+  void* win32_metadata;
+  struct {
+    unsigned char compression_type;
+    unsigned char gpu_direct_rdma_capable;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+};
+
+struct AccessDescription {  // CUmemAccessDesc_v1
+  MemoryLocation location;
+  int flags;
+};
+
+// Streams and their memory operations.
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventDefault = 0;
+constexpr unsigned kEventDisableTiming = 2;
+constexpr int kWaitValue32 = 1;   // CU_STREAM_MEM_OP_WAIT_VALUE_32
+constexpr int kWriteValue32 = 2;  // CU_STREAM_MEM_OP_WRITE_VALUE_32
+constexpr unsigned kWaitGeq = 0;  // (int32_t)(*address - value) >= 0
+constexpr unsigned kWaitAnd = 2;  // (*address & value) != 0
+
+struct MemoryOperation {  // CUstreamBatchMemOpParams_v1: a wait and a write have one layout
+  int operation;
+  DevicePointer address;
+  union {
+    std::uint32_t value;
+    std::uint64_t value64;
+  };
+  unsigned flags;
+  DevicePointer alias;
+  std::uint64_t pad;
+};
+static_assert(sizeof(MemoryOperation) == 6 * sizeof(std::uint64_t));
+
+struct BatchMemOpNodeParams {  // CUDA_BATCH_MEM_OP_NODE_PARAMS_v1
+  CUcontext context;
+  unsigned count;
+  MemoryOperation* operations;
+  unsigned flags;
+};
+
+// Graphs.
+constexpr int kCaptureGlobal = 0;
+constexpr int kCaptureThreadLocal = 1;
+constexpr int kCaptureRelaxed = 2;
+constexpr int kCaptureStatusNone = 0;
+constexpr int kCaptureStatusActive = 1;
+constexpr int kCaptureStatusInvalidated = 2;
+constexpr unsigned kSetCaptureDependencies = 1;  // CU_STREAM_SET_CAPTURE_DEPENDENCIES
+
+struct GraphEdge {  // CUgraphEdgeData
+  unsigned char from_port;
+  unsigned char to_port;
+  unsigned char type;
+  unsigned char reserved[5];
+};
+
+// Green contexts.
+constexpr int kResourceSm = 1;               // CU_DEV_RESOURCE_TYPE_SM
+constexpr unsigned kGreenDefaultStream = 1;  // CU_GREEN_CTX_DEFAULT_STREAM
+
+struct DeviceResource {  // CUdevResource_v1
+  int type;
+  unsigned char internal[92];
+  union {
+    struct {
+      unsigned count;
+      unsigned minimum;
+      unsigned alignment;
+    } sm;
+    unsigned char oversize[48];
+  };
+};
+
+}  // namespace rose::driver

@@ -1,0 +1,83 @@
+// One GPU: its facts, and its primary context, which torch and every other user of the runtime
+// share with rose.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "driver/driver.h"
+
+namespace rose::driver {
+
+// What is known of a device without making a context on it.
+struct DeviceFacts {
+  int ordinal{0};
+  std::string name;
+  int compute_major{0};
+  int compute_minor{0};
+  int multiprocessors{0};
+  bool has_virtual_memory{false};
+  bool has_posix_fd_handles{false};
+  bool has_stream_mem_ops_64{false};
+  bool has_wait_value_nor{false};
+};
+
+Result<DeviceFacts> device_facts(const Driver& driver, int ordinal) noexcept;
+
+// Holds the primary context for as long as it lives. Any thread; a thread that calls the driver
+// holds a Current meanwhile.
+class Device {
+ public:
+  // InvalidArgument for an ordinal that does not exist (the sentence says how many there are).
+  static Result<std::shared_ptr<const Device>> open(DriverPtr driver, int ordinal) noexcept;
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Driver& driver() const noexcept { return *driver_; }
+  const DriverPtr& shared_driver() const noexcept { return driver_; }
+  CUcontext context() const noexcept { return context_; }
+  int ordinal() const noexcept { return facts_.ordinal; }
+  const DeviceFacts& facts() const noexcept { return facts_; }
+
+  struct PriorityRange {
+    int lowest{0};   // 0: numerically the greatest
+    int highest{0};  // -5 on recent parts
+  };
+  Result<PriorityRange> priority_range() const noexcept;
+
+  struct MemoryInfo {
+    std::size_t free_bytes{0};
+    std::size_t total_bytes{0};
+  };
+  Result<MemoryInfo> memory_info() const noexcept;
+
+ private:
+  Device(DriverPtr driver, DeviceFacts facts, CUcontext context) noexcept
+      : driver_{std::move(driver)}, facts_{std::move(facts)}, context_{context} {}
+
+  DriverPtr driver_;
+  DeviceFacts facts_;
+  CUcontext context_;
+};
+
+using DevicePtr = std::shared_ptr<const Device>;
+
+// Makes a device's context current in this thread while it lives, and what was current before
+// current again after. Look at status() before the first call.
+class Current {
+ public:
+  explicit Current(const Device& device) noexcept;
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+  const Status& status() const noexcept { return status_; }
+
+ private:
+  const Device& device_;
+  Status status_;
+};
+
+}  // namespace rose::driver

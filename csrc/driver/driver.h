@@ -1,0 +1,53 @@
+// The CUDA driver, opened at run time: rose links neither libcuda nor libcudart.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "driver/entries.h"
+
+namespace rose::driver {
+
+// Owns the loaded library and its entry points. Immutable after open(), so any thread may call.
+//
+// open() loads "libcuda.so.1", asks cuGetProcAddress for every entry at its version and calls
+// cuInit. It touches no device and makes no context. The library is never unloaded: its threads
+// outlive every dlclose.
+class Driver {
+ public:
+  // Unavailable, with a sentence for the user: no library, a driver that is too old (with both
+  // versions), a required entry that is missing (which), or cuInit's failure.
+  static Result<std::shared_ptr<const Driver>> open() noexcept;
+
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // 13000 is CUDA 13.0.
+  int version() const noexcept { return version_; }
+  const Entries& entries() const noexcept { return entries_; }
+
+  // The answer of entry point `call` as a Status: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...".
+  // OutOfMemory, InvalidArgument, Unavailable or Internal by kind of answer.
+  Status status(const char* call, Answer answer) const noexcept;
+  static Status missing(const char* call) noexcept;
+
+  Result<int> device_count() const noexcept;
+
+ private:
+  Driver() noexcept = default;
+
+  Entries entries_;
+  int version_{0};
+};
+
+using DriverPtr = std::shared_ptr<const Driver>;
+
+}  // namespace rose::driver
+
+// Calls an entry point of `driver` (a Driver) and makes a Status of its answer; Unavailable when an
+// optional entry is missing.
+#define ROSE_CU(driver, call, ...)              \
+  ((driver).entries().call == nullptr           \
+       ? ::rose::driver::Driver::missing(#call) \
+       : (driver).status(#call, (driver).entries().call(__VA_ARGS__)))

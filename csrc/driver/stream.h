@@ -1,0 +1,65 @@
+// Streams of rose's own, with a priority, and events that mark a place in one.
+#pragma once
+
+#include <memory>
+
+#include "base/clock.h"
+#include "driver/device.h"
+
+namespace rose::driver {
+
+// Lower numbers run first: serving takes the highest priority, and 0, the default of everybody
+// else, is the lowest. Never a stream of torch's pools: those come round again after 32.
+enum class Priority { kLowest, kHighest };
+
+// Owns one non-blocking stream. Any thread.
+class Stream {
+ public:
+  static Result<std::unique_ptr<Stream>> create(DevicePtr device, Priority priority) noexcept;
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  CUstream get() const noexcept { return stream_; }
+  const DevicePtr& device() const noexcept { return device_; }
+  Result<int> priority() const noexcept;
+  // Whether all work so far is done. Never waits.
+  Result<bool> is_idle() const noexcept;
+  // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits for this
+  // stream only: nothing in rose synchronises a device.
+  Status wait(Nanoseconds timeout_ns) const noexcept;
+
+ private:
+  friend class GreenContext;
+  Stream(DevicePtr device, CUstream stream, std::shared_ptr<void> keeps) noexcept
+      : device_{std::move(device)}, stream_{stream}, keeps_{std::move(keeps)} {}
+
+  DevicePtr device_;
+  CUstream stream_;
+  std::shared_ptr<void> keeps_;  // the green context the stream belongs to, if any
+};
+
+// Owns one event: the completion of what was in a stream when it was recorded. Any thread.
+class Event {
+ public:
+  static Result<std::unique_ptr<Event>> create(DevicePtr device, bool has_timing) noexcept;
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  CUevent get() const noexcept { return event_; }
+  // Borrowed streams come from torch, so a raw handle.
+  Status record(CUstream stream) noexcept;
+  // Whether what was recorded is done; true before the first record. Never waits.
+  Result<bool> is_done() const noexcept;
+  // From `earlier` to this one, both done and both with timing.
+  Result<Nanoseconds> since(const Event& earlier) const noexcept;
+
+ private:
+  Event(DevicePtr device, CUevent event) noexcept : device_{std::move(device)}, event_{event} {}
+
+  DevicePtr device_;
+  CUevent event_;
+};
+
+}  // namespace rose::driver
