@@ -38,8 +38,8 @@ class BenchSettings:
     """What the two engines of the demo are built with; sizes in bytes and tokens.
 
     Args:
-        device: "cpu".
-        cores: the cores that are the device.
+        device: "cpu", "cuda" or "cuda:<n>".
+        cores: the cores that are the device; empty on a GPU.
         pool_bytes: KV memory both share.
         reserve_bytes: what serving can always have.
         slo: of serving.
@@ -89,7 +89,7 @@ class Felt:
 
 def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
     """Say how serving and the borrower are built; small prefill chunks keep segments alike."""
-    cores = settings.cores if settings.device == "cpu" else None
+    cores = settings.cores or None
     plain = EngineConfig(cores=cores, clock=clock)
     borrower = EngineConfig(
         cores=cores, clock=clock, prefix_cache=True, max_batch_tokens=32, spare_share=0.1
@@ -310,7 +310,8 @@ def bench(
     clock: Clock,
 ) -> Iterator[Bench]:
     """Open a device, build a `Bench` on it, start it, and close both whatever happens."""
-    run_on_cores(len(settings.cores))
+    if settings.cores:
+        run_on_cores(len(settings.cores))
     plain, borrower = _engine_configs(settings, clock)
     usable = os.sched_getaffinity(0)
     # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the

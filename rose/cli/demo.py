@@ -12,6 +12,7 @@ from rose.cli.arms import BenchSettings, choose_cores
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.report import print_table, summarise, write_report
 from rose.clock import BootClock
+from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
@@ -60,7 +61,7 @@ def _load_trace(path: str | None, *, length_scale: float, seed: int) -> Trace:
 @click.option("--ttft-ms", default=200.0, show_default=True, help="Serving's target.")
 @click.option("--tpot-ms", default=50.0, show_default=True, help="Serving's target.")
 @click.option("--layers-per-segment", default=0.5, show_default=True, help="Between two gates.")
-@click.option("--device", default="cpu", show_default=True, help="The device both share.")
+@click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
 @click.option("--cores", default=1, show_default=True, help="Cores that are the device (cpu).")
 @click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and weights.")
 @click.option(
@@ -101,7 +102,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     console = Console()
     bench = BenchSettings(
         device=device,
-        cores=choose_cores(cores),
+        cores=choose_cores(cores) if device_ordinal(device) is None else frozenset(),
         pool_bytes=pool_mib * MIB,
         reserve_bytes=reserve_mib * MIB,
         slo=SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
@@ -116,12 +117,12 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     )
     trace = _load_trace(trace_path, length_scale=length_scale, seed=seed)
     console.print(
-        f"serving {serving_model}, rollouts {rollout_model}, one device: cores "
-        f"{sorted(bench.cores)}; trace {trace.name}"
+        f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
+        f"{sorted(bench.cores) or ''}; trace {trace.name}"
     )
     experiment = Experiment(
-        serving_model=load_model(serving_model, seed=seed),
-        rollout_model=load_model(rollout_model, seed=seed),
+        serving_model=load_model(serving_model, seed=seed, device=device),
+        rollout_model=load_model(rollout_model, seed=seed, device=device),
         trace=trace,
         load=load,
         windows=windows,

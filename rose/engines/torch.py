@@ -9,6 +9,7 @@ from torch import nn
 
 from rose.errors import InvalidArgument
 from rose.executor import RolloutLane
+from rose.memory import DeviceArray, KVArray
 
 HALF_LAYER: Final = 0.5
 
@@ -77,6 +78,22 @@ def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Call
             handle.remove()
 
     return take_out
+
+
+def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:
+    """Return a tensor over the same bytes; `device` is where they are."""
+    if isinstance(array, DeviceArray):
+        return torch.as_tensor(array, device=device)
+    return torch.from_numpy(array)
+
+
+def stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
+    """Return a stream of rose's for torch.
+
+    Never one of torch's own pools: they come round again after 32, and serving would share a stream
+    with a borrower that is stopped at a gate.
+    """
+    return torch.cuda.ExternalStream(handle, device=device)
 
 
 def run_on_cores(count: int) -> None:

@@ -14,12 +14,15 @@ from rose._core import (
     Clock,
     CloseReason,
     Creditor,
+    GateKind,
     HostGate,
     LatencyModel,
     MoveLog,
     QuantumRefusal,
     ServingState,
 )
+from rose.compute import BorrowerGate, Gpu, device_ordinal
+from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
 from rose.executor.keeper import Keeper
@@ -52,6 +55,7 @@ class CoServing:
     def __init__(
         self,
         *,
+        gpu: Gpu | None,
         pool_bytes: int,
         slab_bytes: int | None,
         log_path: str,
@@ -59,6 +63,7 @@ class CoServing:
         clock: Clock,
     ) -> None:
         """Use `open`."""
+        self._gpu = gpu
         self._pool_bytes = pool_bytes
         self._slab_bytes = slab_bytes
         self._log_path = log_path
@@ -84,7 +89,7 @@ class CoServing:
         """Open a device for co-serving.
 
         Args:
-            device: "cpu".
+            device: "cpu", "cuda" or "cuda:<n>".
             pool_bytes: KV memory of both tenants together.
             slab_bytes: the unit of ownership; by default the smallest that suits serving's
                 geometry. Use `choose_slab_bytes` when the borrower's is known too.
@@ -94,15 +99,13 @@ class CoServing:
 
         Raises:
             InvalidArgument: an unknown device, or a pool without room for one slab.
+            Unavailable: a GPU without a driver that rose can use.
         """
-        if device != "cpu":
-            raise InvalidArgument(
-                f"device '{device}' is not supported in this version: use 'cpu' "
-                "(the CUDA back end is listed under Limits in the README)"
-            )
+        ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
         return cls(
+            gpu=None if ordinal is None else Gpu.open(ordinal),
             pool_bytes=pool_bytes,
             slab_bytes=slab_bytes,
             log_path=str(log_path),
@@ -179,6 +182,7 @@ class CoServing:
                 header_slabs=_TENANTS,
                 clock=self._clock,
                 observer=MoveLog(log),
+                device=self._gpu.device if self._gpu else None,
             )
             partition = arbiter.add_partition(
                 "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
@@ -218,6 +222,7 @@ class CoServing:
                 safety=self.safety,
                 policy=policy,
                 clock=self._clock,
+                stream=self._gpu.serving.handle if self._gpu else None,
             )
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
@@ -236,7 +241,8 @@ class CoServing:
 
         Raises:
             InvalidArgument: before `serving`, called twice, or a geometry that wastes too much.
-            Unavailable: rose has failed on this device and given everything back.
+            Unavailable: rose has failed on this device and given everything back, or the gate's
+                self-test cannot be run on this GPU.
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
@@ -253,16 +259,18 @@ class CoServing:
                 f"{geometry.waste(self._slab_bytes):.0%} of the borrower's memory: "
                 f"open the device with slab_bytes={suited}"
             )
+        gate = self._borrower_gate()
         partition = self._arbiter.add_partition(
             "rollout", reserve_slabs=0, limit_slabs=limit_bytes // self._slab_bytes
         )
         lane = RolloutLane(
             kv=KVSpace(self._arbiter, partition, geometry, header_index=partition),
-            gate=self._gate,
+            gate=gate,
             lender=self._lender,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke or _begin_at_once,
             why_refused=self._why_refused,
+            stream=self._gpu.rollout.handle if self._gpu else None,
         )
         self._rollout = lane
         self._lender.lend_to(
@@ -293,6 +301,18 @@ class CoServing:
         self._creditor.start()
         self._keeper.start()
         return lane
+
+    def _borrower_gate(self) -> BorrowerGate:
+        """Choose the gate: on a CPU the host's, on a GPU the first whose self-test passes."""
+        if self._gpu is None:
+            return self._gate
+        environment = read_environment()
+        self.gate_choice = self._gpu.probe(
+            max_connections=environment.cuda_max_connections
+        ).choice
+        return self._gpu.borrower_gate(
+            self._gate, self.gate_choice.kind, window=self._policy.gate_window
+        )
 
     def _why_refused(self) -> Reason:
         if self._creditor is None:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
-from rose._core import HostGate, Verdict
+from rose._core import Verdict
+from rose.compute import BorrowerGate
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.lender import Lender, OnRevoke
@@ -49,22 +50,24 @@ class Quantum:
 class RolloutLane:
     """What a borrower calls. One thread runs its steps; the other methods are for any thread.
 
-    The life of a step: `try_step` → `pin` → `gate`, `gate`, … → `unpin` → end of the quantum.
-    A refusal is a value. `StepAborted` is the one exception that is part of the protocol.
+    The life of a step: `try_step` → `pin` → `gate`, `gate`, … → `finish` → `unpin` → end of the
+    quantum. A refusal is a value. `StepAborted` is the one exception that is part of the protocol.
     """
 
     def __init__(
         self,
         *,
         kv: KVSpace,
-        gate: HostGate,
+        gate: BorrowerGate,
         lender: Lender,
         reporting: Reporting,
         on_revoke: OnRevoke,
         why_refused: Callable[[], Reason],
+        stream: int | None,
     ) -> None:
-        """Made by `CoServing.rollout`."""
+        """Made by `CoServing.rollout`; `stream` is what its GPU work must be put into."""
         self.kv = kv
+        self.stream = stream
         self.on_revoke = on_revoke
         self.on_room: Callable[[], None] = lambda: None
         self.step_thread = 0
@@ -104,9 +107,24 @@ class RolloutLane:
             StepAborted: serving needs slabs that this step pins; roll it back.
             Unavailable: the device was closed.
         """
+        self._until_passed(self._gate.pass_)
+
+    def finish(self) -> None:
+        """Wait until the step's work is done; call it before its results are read.
+
+        On a CPU this is one more gate. On a GPU the host has run ahead of the stream, and waits
+        here with its leases renewed.
+
+        Raises:
+            StepAborted: as `gate`.
+            Unavailable: as `gate`.
+        """
+        self._until_passed(self._gate.finish)
+
+    def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
             self._renew()
-            verdict = self._gate.pass_(timeout_ms=_LOOK_UP_MS)
+            verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 return
             if verdict == Verdict.ABORTED:

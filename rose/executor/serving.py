@@ -85,9 +85,11 @@ class ServingLane:
         safety: Safety,
         policy: Policy,
         clock: Clock,
+        stream: int | None,
     ) -> None:
-        """Made by `CoServing.serving`."""
+        """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
         self.kv = kv
+        self.stream = stream
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
         self._live: set[str] = set()

@@ -1,15 +1,20 @@
 """The KV space of one tenant: its block ids, its allocator and its views of the shared pool."""
 
-from typing import Any, Final
+import math
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rose._core import Arbiter
 from rose.errors import InvalidArgument
+from rose.memory.array import DeviceArray
 from rose.memory.geometry import KVGeometry, Layout
 
 NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
+
+# On a CPU numpy's, which speaks DLPack; on a GPU rose's, which speaks the CUDA array interface.
+KVArray: TypeAlias = "npt.NDArray[Any] | DeviceArray"
 
 
 class KVSpace:
@@ -67,12 +72,25 @@ class KVSpace:
         """Return the bytes of all slabs a tenant could ever hold."""
         return self._arbiter.slab_count * self._arbiter.slab_bytes
 
-    def flat(self) -> npt.NDArray[np.uint8]:
-        """Return all bytes from id 0 on, cut to whole ids."""
-        window = self._arbiter.pool_view()[self.origin_bytes :]
-        return window[: len(window) // self.geometry.id_bytes * self.geometry.id_bytes]
+    def _window(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> KVArray:
+        """Return the bytes from the tenant's byte `start` on as an array of `shape`."""
+        start += self.origin_bytes
+        dtype = np.dtype(dtype)
+        if not self._arbiter.is_on_host:
+            return DeviceArray(self._arbiter, self._arbiter.pool_address + start, shape, dtype)
+        end = start + math.prod(shape) * dtype.itemsize
+        return self._arbiter.pool_view()[start:end].view(dtype).reshape(shape)
 
-    def views(self, dtype: npt.DTypeLike = np.uint8) -> list[npt.NDArray[Any]]:
+    @property
+    def _window_bytes(self) -> int:
+        return self._arbiter.pool_bytes - self.origin_bytes
+
+    def flat(self) -> KVArray:
+        """Return all bytes from id 0 on, cut to whole ids."""
+        ids = self._window_bytes // self.geometry.id_bytes
+        return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
+
+    def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each is block `id` in that layer.
 
         The rows overlap with those of other layers for ids that this tenant never gets; ids from
@@ -82,7 +100,8 @@ class KVSpace:
             dtype: of the elements; its size divides a layer's block.
 
         Returns:
-            `layers` arrays of shape (ids, elements in a layer's block), all of one shape.
+            `layers` arrays of shape (ids, elements in a layer's block), all of one shape: numpy's
+            on a CPU, `DeviceArray` on a GPU.
 
         Raises:
             InvalidArgument: the layout has no layer views, or the dtype does not divide a block.
@@ -95,11 +114,9 @@ class KVSpace:
             raise InvalidArgument(
                 f"elements of {itemsize} bytes do not divide a layer's block of {stride} bytes"
             )
-        window = self._arbiter.pool_view()[self.origin_bytes :]
         layer_bytes = self.blocks_per_slab * stride
-        ids = (len(window) - (self.geometry.layers - 1) * layer_bytes) // stride
-        starts = [layer * layer_bytes for layer in range(self.geometry.layers)]
+        ids = (self._window_bytes - (self.geometry.layers - 1) * layer_bytes) // stride
         return [
-            window[start : start + ids * stride].view(dtype).reshape(ids, stride // itemsize)
-            for start in starts
+            self._window(layer * layer_bytes, (ids, stride // itemsize), dtype)
+            for layer in range(self.geometry.layers)
         ]

@@ -29,6 +29,8 @@ class Policy:
         segment_share: the estimate of a segment is what this share of recent ones did not exceed.
         poll_ms: the creditor looks this often when nobody rings. A missed ring costs this much.
         retry_ms: how soon it asks again after a refusal; serving's becoming idle rings at once.
+        gate_window: segments that may wait in a GPU's stream. One would leave the GPU idle between
+            two segments; each more is one more to let run when a step is aborted.
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
         epsilon: share of serving steps that may exceed the upper estimate of their time.
@@ -60,6 +62,7 @@ class Policy:
     segment_share: float = 0.99
     poll_ms: float = 5.0
     retry_ms: float = 2.0
+    gate_window: int = 2
     park_wait_ms: float = 1000.0
 
     epsilon: float = 0.01

@@ -23,6 +23,7 @@ from transformers.generation.continuous_batching.cache_allocators.cache_pool imp
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 from transformers.generation.continuous_batching.requests import RequestState
 
+from rose.engines.torch import as_tensor
 from rose.errors import InternalError, check
 from rose.memory import KVGeometry, KVSpace, Layout
 
@@ -135,7 +136,7 @@ class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ship
             sector_bytes == space.geometry.block_bytes,
             f"the cache has sectors of {sector_bytes} bytes, the lane {space.geometry.block_bytes}",
         )
-        self.cache_tensor = torch.from_numpy(space.flat())
+        self.cache_tensor = as_tensor(space.flat(), self.device)
         self.num_sectors = self.cache_tensor.numel() // sector_bytes - 2
         self.pool = SlabPool(space, self.num_sectors, len(self.cache_allocators))
         for allocator in self.cache_allocators.values():

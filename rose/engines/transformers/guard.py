@@ -7,6 +7,8 @@ from typing import Any, Final
 import transformers.generation.continuous_batching.cache as cache_module
 import transformers.generation.continuous_batching.cache_allocators.cache_pool as pool_module
 import transformers.generation.continuous_batching.continuous_api as api_module
+import transformers.generation.continuous_batching.input_outputs as io_module
+import transformers.generation.continuous_batching.model_runner as runner_module
 import transformers.generation.continuous_batching.scheduler as scheduler_module
 
 from rose.errors import Unavailable
@@ -65,6 +67,18 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "ContinuousBatchProcessor._generation_step": (
         api_module.ContinuousBatchProcessor._generation_step,
         ("self", "model"),
+    ),
+    "ModelRunner.compute_batch": (
+        runner_module.ModelRunner.compute_batch,
+        ("self", "model", "batch_data"),
+    ),
+    "ContinuousBatchingIOs.get_model_kwargs": (
+        io_module.ContinuousBatchingIOs.get_model_kwargs,
+        ("self", "use_padding"),
+    ),
+    "ContinuousBatchingIOs.retrieve_device_outputs": (
+        io_module.ContinuousBatchingIOs.retrieve_device_outputs,
+        ("self",),
     ),
 }
 

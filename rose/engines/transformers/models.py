@@ -58,19 +58,20 @@ PRESETS: Final[dict[str, Callable[[], PreTrainedModel]]] = {
 }
 
 
-def load_model(name: str, *, seed: int) -> PreTrainedModel:
-    """Return a causal language model in fp32 on the CPU, in evaluation mode.
+def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
+    """Return a causal language model in fp32, in evaluation mode.
 
     Args:
         name: a preset, or a directory with `config.json` and weights; nothing is downloaded.
-        seed: of a preset's random weights.
+        seed: of a preset's random weights, the same on every device.
+        device: where its weights go.
 
     Raises:
         InvalidArgument: no such preset or directory, or a model transformers cannot load or batch.
     """
     if name in PRESETS:
         torch.manual_seed(seed)
-        return PRESETS[name]().float().eval()
+        return PRESETS[name]().float().eval().to(device)
     path = Path(name)
     if not (path / "config.json").is_file():
         raise InvalidArgument(
@@ -101,4 +102,4 @@ def load_model(name: str, *, seed: int) -> PreTrainedModel:
             f"the model in '{name}', a {type(model).__name__}, cannot be batched continuously: "
             "give one whose layers all use the attention interface of transformers"
         )
-    return model.eval()
+    return model.eval().to(device)

@@ -12,6 +12,7 @@ import torch
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 
 from rose.clock import Clock
+from rose.engines.torch import stream_of
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import StepAborted, Unavailable
@@ -25,14 +26,27 @@ _LOOK_UP_MS = 50.0
 class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no types in transformers
     """A stock processor whose thread stays on the device's cores and whose busy time is counted.
 
-    On a CPU the device is a fixed set of cores; on a GPU `cores` is None.
+    On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
+    work goes into `stream`, copies of inputs included: the default stream would wait for both
+    tenants.
     """
 
-    def __init__(self, *, clock: Clock, cores: frozenset[int] | None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        cores: frozenset[int] | None,
+        stream: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Build the stock processor; the thread is moved at its first step."""
         super().__init__(**kwargs)
         self.clock = clock
         self.cores = cores
+        self.stream = None if stream is None else stream_of(stream, kwargs["model_device"])
+        if self.stream is not None:
+            self.inputs_and_outputs.compute_stream = self.stream
+            self.offloading_manager._compute_stream = self.stream
         self.busy_ns = 0
         self._step_began_ns = 0
 
@@ -45,6 +59,8 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
             self.cores = None
+        if self.stream is not None:
+            torch.cuda.set_stream(self.stream)
         if super()._update_tp_group_state():
             return False
         self._drop_cancelled()
@@ -78,7 +94,7 @@ class ServingProcessor(DeviceProcessor):
 
     def __init__(self, lane: ServingLane, **kwargs: Any) -> None:
         """Bind the loop to `lane`."""
-        super().__init__(**kwargs)
+        super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
 
     def _prepare(self) -> bool:
@@ -121,7 +137,7 @@ class RolloutProcessor(DeviceProcessor):
 
     def __init__(self, lane: RolloutLane, wake: threading.Event, **kwargs: Any) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
-        super().__init__(**kwargs)
+        super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         self.wake = wake
         self.lock = threading.Lock()
@@ -175,8 +191,11 @@ class RolloutProcessor(DeviceProcessor):
     def _generation_step(self, model: torch.nn.Module) -> None:
         try:
             self.lane.gate()  # Between the batch's preparation and the model.
-            super()._generation_step(model)
-            self.lane.gate()  # Between the model and the books.
+            io = self.inputs_and_outputs
+            inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
+            self.model_runner.compute_batch(model, inputs)
+            self.lane.finish()  # Between the model and the books.
+            io.retrieve_device_outputs()
         except StepAborted:
             self._was_aborted = True
 

@@ -1,0 +1,88 @@
+"""One GPU for co-serving: a stream of rose's own for each tenant, and a gate that was tested."""
+
+import re
+from dataclasses import dataclass
+
+from rose._core import (
+    CudaDevice,
+    CudaStream,
+    GateKind,
+    GateProbe,
+    HostGate,
+    StreamGate,
+    probe_gates,
+)
+from rose.compute.gate import BorrowerGate, SynchronousGate
+from rose.errors import InvalidArgument
+
+
+def device_ordinal(name: str) -> int | None:
+    """Return the GPU that `name` means ("cuda" is the first), None for the CPU.
+
+    Raises:
+        InvalidArgument: `name` is neither "cpu", "cuda" nor "cuda:<n>".
+    """
+    if name == "cpu":
+        return None
+    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
+    if match is None:
+        raise InvalidArgument(f"device '{name}' is not known: use 'cpu', 'cuda' or 'cuda:<n>'")
+    return int(match[1] or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device and the tenants' streams. Streams are made here, once, before anything is parked.
+
+    Args:
+        device: holds the primary context that torch uses too.
+        serving: of the highest priority.
+        rollout: of the lowest.
+    """
+
+    device: CudaDevice
+    serving: CudaStream
+    rollout: CudaStream
+
+    @classmethod
+    def open(cls, ordinal: int) -> "Gpu":
+        """Open a GPU.
+
+        Raises:
+            Unavailable: no driver, or one that is too old.
+            InvalidArgument: there is no such GPU.
+        """
+        device = CudaDevice.open(ordinal)
+        return cls(
+            device,
+            serving=CudaStream.create(device, highest=True),
+            rollout=CudaStream.create(device, highest=False),
+        )
+
+    def probe(self, *, max_connections: int | None) -> GateProbe:
+        """Find out by trying which gates hold, open and leave serving's stream alone.
+
+        Args:
+            max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set.
+        """
+        return probe_gates(
+            self.device,
+            borrower_stream=self.rollout.handle,
+            serving_streams=[self.serving.handle],
+            max_connections=max_connections,
+            in_one_process=True,
+        )
+
+    def borrower_gate(self, gate: HostGate, kind: GateKind, *, window: int) -> BorrowerGate:
+        """Return the borrower's side of `gate` for this GPU.
+
+        Args:
+            gate: serving and the creditor hold its other side.
+            kind: as chosen by `probe`.
+            window: segments that may wait in the stream.
+        """
+        if kind is GateKind.HOST:
+            return SynchronousGate(gate, self.rollout)
+        return StreamGate.create(
+            self.device, gate, stream=self.rollout.handle, kind=kind, window=window
+        )

@@ -1,0 +1,42 @@
+"""Bytes of a pool on a GPU, which numpy cannot touch."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose._core import Arbiter
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A contiguous array in a pool; torch and CuPy take it without a copy.
+
+    Args:
+        owner: keeps the mapping alive.
+        address: of the first element, on the device.
+        shape: of the array.
+        dtype: of its elements.
+    """
+
+    owner: Arbiter
+    address: int
+    shape: tuple[int, ...]
+    dtype: "np.dtype[np.generic]"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """Describe the array, version 3 of the protocol; the user orders its streams."""
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": None,
+        }
