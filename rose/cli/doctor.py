@@ -7,8 +7,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Final
@@ -19,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rose import __version__
+from rose.cli.finding import Finding, State
 
 EXIT_BROKEN: Final = 1
 
@@ -27,29 +26,6 @@ _DISTRIBUTION: Final = "rose-rl"
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 _SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAKE: Final = 1
-
-
-class State(Enum):
-    """What the doctor says about a part; the value is the colour of the word."""
-
-    ACTIVE = "green"
-    ABSENT = "yellow"
-    BROKEN = "red"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One row.
-
-    Args:
-        part: of rose, or of what it stands on.
-        state: `ABSENT` parts are optional, `BROKEN` ones are needed.
-        why: what was found, and the mend if something is missing.
-    """
-
-    part: str
-    state: State
-    why: str
 
 
 @click.command()
@@ -70,17 +46,18 @@ def doctor(ctx: click.Context) -> None:
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at this process and machine; imports neither torch nor an engine, opens no device."""
+    """Look at this process and machine, GPUs included; imports neither torch nor an engine."""
+    core = _core()
     return (
         Finding("python", State.ACTIVE, f"{platform.python_version()} at {sys.executable}"),
         Finding("rose", State.ACTIVE, __version__),
-        _core(),
+        core,
         _cores(),
         _probed("memory", "KV pool on a sealed memfd", _seal_memfd, "Linux 5.1 or later"),
         _probed("gate", "HOST gate on a futex", _wake_futex, "Linux, and a sandbox that allows it"),
         _package("torch"),
         _package("transformers"),
-        Finding("gpu", State.ABSENT, "not looked for: the CUDA back end is not in this version"),
+        *_gpus(core),
     )
 
 
@@ -97,6 +74,14 @@ def _core() -> Finding:
     isa = getattr(core, "__isa__", None)
     facts = [f"built with {compiler}" if compiler else "loaded", str(isa or platform.machine())]
     return Finding("C++ core", State.ACTIVE, ", ".join(facts))
+
+
+def _gpus(core: Finding) -> tuple[Finding, ...]:
+    if core.state is not State.ACTIVE:
+        return ()
+    # Here, because it needs a core that can be loaded.
+    module = import_module("rose.cli.doctor_gpu")
+    return tuple(module.gpu_findings())
 
 
 def _cores() -> Finding:

@@ -14,7 +14,6 @@ from rose._core import (
     Clock,
     CloseReason,
     Creditor,
-    GateKind,
     HostGate,
     LatencyModel,
     MoveLog,
@@ -307,9 +306,7 @@ class CoServing:
         if self._gpu is None:
             return self._gate
         environment = read_environment()
-        self.gate_choice = self._gpu.probe(
-            max_connections=environment.cuda_max_connections
-        ).choice
+        self.gate_choice = self._gpu.probe(max_connections=environment.cuda_max_connections).choice
         return self._gpu.borrower_gate(
             self._gate, self.gate_choice.kind, window=self._policy.gate_window
         )
