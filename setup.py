@@ -1,8 +1,17 @@
-"""Build `rose._core`, the C++20 core of rose, with ninja.
+"""Build `rose._core`, the C++20 core of rose and its device code, with ninja.
 
 setuptools' own compile step follows no `#include` and does not notice changed flags; ninja does
 both, so `python setup.py build_ext --inplace` rebuilds what a change touches and nothing else.
 Everything about the project that is not the extension is in `pyproject.toml`.
+
+Each `kernels/<name>.cu` becomes a fat binary inside the extension, which the driver loads at run
+time: neither libcuda nor libcudart is linked. `ROSE_CUDA` says whether:
+
+    auto (default)  yes where nvcc is found; otherwise the extension holds no device code
+    on              yes; without nvcc the build stops
+    off             no
+
+The C++ is the same in all three; only the table of embedded fat binaries differs.
 """
 
 import fcntl
@@ -19,20 +28,47 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / "build" / f"core-{sysconfig.get_config_var('SOABI')}"
+UP = Path("..", "..")  # from BUILD to ROOT
 WARNINGS = "-Wall -Wextra -Wconversion -Werror"
 COMPILE = f"-std=c++20 -O3 -DNDEBUG -fPIC -fvisibility=hidden -pthread {WARNINGS}"
 LINK = "-shared -pthread -Wl,-z,noexecstack -Wl,--strip-debug"
 TARGET = "_core.so"
 PROBE = "#include <bit>\n#include <concepts>\nstatic_assert(__cplusplus >= 202002L);\n"
 
-# One rule per kind of input; a new kind (device code, assembly) is one more rule here and one more
-# loop in `build_file`.
+# Machine code for these; the driver compiles the PTX of the first for every other device.
+ARCHITECTURES = (80, 90, 100)
+CODES = [f"arch=compute_{arch},code=sm_{arch}" for arch in ARCHITECTURES]
+CODES.append(f"arch=compute_{ARCHITECTURES[0]},code=compute_{ARCHITECTURES[0]}")
+DEVICE = " ".join(
+    [
+        "-c -fatbin -std=c++20 -O3 -Werror all-warnings",
+        "-Xptxas=-v",  # ptxas says what spills
+        # The one compression that every driver reads that rose accepts (12.0): what nvcc 13 does by
+        # default, and "size", need a driver of CUDA 12.4.
+        "--compress-mode=speed -Xfatbin=-compress-all",
+        *(f"-gencode {code}" for code in CODES),
+    ]
+)
+DEFAULT_CUDA = "/usr/local/cuda"
+
+# One rule per kind of input.
 RULES = """
 rule cxx
   command = $cxx $compile -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = C++ $in
+
+rule nvcc
+  command = $nvcc $device -MD -MF $out.d $in -o $out > $out.log 2>&1 || { cat $out.log; exit 1; }
+  depfile = $out.d
+  deps = gcc
+  description = CUDA $in
+
+rule asm
+  command = $cxx -c $in -o $out
+  description = asm $in
 
 rule link
   command = $cxx $in -o $out $link
@@ -52,27 +88,129 @@ def compiler() -> list[str]:
     return command
 
 
+def find_nvcc() -> str | None:
+    """Return the first nvcc that is there. ROSE_NVCC is an order: where it is set, nothing else."""
+    if named := os.environ.get("ROSE_NVCC"):
+        places = [named]
+    else:
+        homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+        places = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc"]
+        places.append(f"{DEFAULT_CUDA}/bin/nvcc")
+    found = next((path for place in places if (path := shutil.which(place))), None)
+    return found and str(Path(found).absolute())  # ninja runs it in the build folder
+
+
+def device_compiler() -> str | None:
+    """Return an nvcc that was seen to accept our flags, or None for a build without device code."""
+    mode = os.environ.get("ROSE_CUDA") or "auto"
+    if mode not in {"auto", "on", "off"}:
+        raise SystemExit(f"rose: ROSE_CUDA='{mode}' means nothing (set it to auto, on or off)")
+    if mode == "off":
+        return None
+    nvcc = find_nvcc()
+    if nvcc is None:
+        named = os.environ.get("ROSE_NVCC")
+        where = f"CUDA_HOME, CUDA_PATH, PATH or {DEFAULT_CUDA}"
+        missing = f"ROSE_NVCC='{named}' is no program" if named else f"it is not in {where}"
+        if mode == "on":
+            mend = "(install the CUDA toolkit >= 12.8, set ROSE_NVCC, or set ROSE_CUDA=off)"
+            raise SystemExit(f"rose: ROSE_CUDA=on but nvcc was not found: {missing} {mend}")
+        return None
+    probe = [nvcc, *DEVICE.split(), "--dryrun", "-x", "cu", os.devnull, "-o", "probe.fatbin"]
+    done = subprocess.run(probe, text=True, capture_output=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
+        mend = "(install the CUDA toolkit >= 12.8, or set ROSE_CUDA=off)"
+        raise SystemExit(f"rose: '{nvcc}' cannot compile the kernels: {said[-1]} {mend}")
+    return nvcc
+
+
+def assembly(kernels: list[str]) -> str:
+    """Return assembly that holds each fat binary and, beside it, its size."""
+    # Without this note the linker would give the whole extension an executable stack.
+    text = ['.section .note.GNU-stack,"",@progbits']
+    for name in kernels:
+        blob = f"rose_fatbin_{name}"
+        text += [
+            f'.section .rodata.{blob},"a",@progbits',
+            f".globl {blob}, {blob}_bytes",
+            f".hidden {blob}, {blob}_bytes",
+            ".balign 64",
+            f'{blob}: .incbin "kernels/{name}.fatbin"',
+            f".Lend_{name}: .size {blob}, . - {blob}",
+            ".balign 8",
+            f"{blob}_bytes: .quad .Lend_{name} - {blob}",
+        ]
+    return "\n".join([*text, ""])
+
+
+def table(kernels: list[str]) -> str:
+    """Return the C++ that defines what `driver/kernel_library.h` says the build defines."""
+    blobs = [f"rose_fatbin_{name}" for name in kernels]
+    extern, hidden = "extern const std::", '__attribute__((visibility("hidden")))'
+    declared = [
+        f"{extern}byte {blob}[] {hidden};\n{extern}size_t {blob}_bytes {hidden};" for blob in blobs
+    ]
+    rows = [
+        f'{{"{name}", {{{blob}, {blob}_bytes}}}}' for name, blob in zip(kernels, blobs, strict=True)
+    ]
+    body = f"static const Fatbin all[] = {{{', '.join(rows)}}};\n  return all;" if rows else ""
+    return "\n".join(
+        [
+            '#include "driver/kernel_library.h"',
+            'extern "C" {',
+            *declared,
+            "}",
+            "std::span<const rose::driver::Fatbin> rose::driver::embedded_fatbins() noexcept {",
+            f"  {body or 'return {};'}",
+            "}\n",
+        ]
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a generated file, unless it says that already: ninja goes by the time of a change."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def escape(path: Path | str) -> str:
     """Return `path` as ninja reads it back."""
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def build_file(sources: list[str]) -> str:
-    """Return the text of a `build.ninja` that makes the extension from `sources`."""
+def build_file(sources: list[str], kernels: list[str], nvcc: str | None) -> str:
+    """Return the text of a `build.ninja` that makes the extension from `sources` and `kernels`.
+
+    Paths of the project are relative to the build folder, so that a copy of the project with its
+    build folder is as up to date as the original.
+    """
+    project = [f"-I{UP}", f"-I{UP / 'csrc'}"]
     # The headers of others are -isystem: their warnings are not ours to mend.
     headers = [pybind11.get_include(), sysconfig.get_path("include")]
-    include = [f"-I{ROOT / 'csrc'}", *(part for path in headers for part in ("-isystem", path))]
+    include = [*project, *(part for path in headers for part in ("-isystem", path))]
     text = [
         f"cxx = {shlex.join(compiler())}".replace("$", "$$"),
         # What the user sets comes last, so that it wins.
         f"compile = {COMPILE} {shlex.join(include)} {os.environ.get('CXXFLAGS', '')}",
+        f"nvcc = {shlex.quote(nvcc or 'nvcc')}".replace("$", "$$"),
+        f"device = {DEVICE} {shlex.join(project)}",
         f"link = {LINK} {os.environ.get('LDFLAGS', '')}",
         RULES,
     ]
-    objects = [escape(Path("obj", source).with_suffix(".o")) for source in sources]
-    for source, object_ in zip(sources, objects, strict=True):
-        text.append(f"build {object_}: cxx {escape(ROOT / source)}")
-    text.append(f"build {TARGET}: link {' '.join(objects)}\n")
+    made_from = {str(Path("obj", source).with_suffix(".o")): UP / source for source in sources}
+    made_from["obj/fatbin_table.o"] = Path("fatbin_table.cpp")
+    for object_, source in made_from.items():
+        text.append(f"build {escape(object_)}: cxx {escape(source)}")
+    objects = " ".join(map(escape, made_from))
+    if kernels:
+        fatbins = [f"kernels/{name}.fatbin" for name in kernels]
+        for name, fatbin in zip(kernels, fatbins, strict=True):
+            text.append(f"build {fatbin} | {fatbin}.log: nvcc {escape(UP / f'kernels/{name}.cu')}")
+        # No dependency file knows what .incbin reads.
+        text.append(f"build obj/fatbins.o: asm fatbins.S | {' '.join(fatbins)}")
+        objects += " obj/fatbins.o"
+    text.append(f"build {TARGET}: link {objects}\n")
     return "\n".join(text)
 
 
@@ -81,15 +219,20 @@ class BuildWithNinja(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Write `build.ninja`, run it, and copy what it made to where setuptools wants it."""
+        nvcc = device_compiler()
+        if nvcc is None:
+            self.announce("rose: built without device code (no nvcc, or ROSE_CUDA=off)", level=2)
+        kernels = sorted(path.stem for path in ROOT.glob("kernels/*.cu")) if nvcc else []
         # Not `build_temp`: an editable install gets a new one each time, and the next build would
         # start from nothing.
-        build = ROOT / "build" / f"core-{sysconfig.get_config_var('SOABI')}"
-        build.mkdir(parents=True, exist_ok=True)
-        with (build / "lock").open("w") as lock:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with (BUILD / "lock").open("w") as lock:
             # Two builds at once would spoil each other's objects.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            (build / "build.ninja").write_text(build_file(ext.sources))
-            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(build)]
+            write(BUILD / "fatbin_table.cpp", table(kernels))
+            write(BUILD / "fatbins.S", assembly(kernels))
+            write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc))
+            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD)]
             if self.parallel:
                 command += ["-j", str(self.parallel)]
             if subprocess.run(command, check=False).returncode:
@@ -98,11 +241,12 @@ class BuildWithNinja(build_ext):
                 )
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(build / TARGET), str(target))
+            self.copy_file(str(BUILD / TARGET), str(target))
 
 
-sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
-setup(
-    ext_modules=[Extension("rose._core", sources)],
-    cmdclass={"build_ext": BuildWithNinja},
-)
+if __name__ == "__main__":  # the tests import this file
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
+    setup(
+        ext_modules=[Extension("rose._core", sources)],
+        cmdclass={"build_ext": BuildWithNinja},
+    )

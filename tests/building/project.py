@@ -1,0 +1,86 @@
+"""What tests of the build share: `setup.py` as a module, the toolkit it finds, and copies."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import ninja
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+ARCHITECTURES: Final = (80, 90, 100)
+
+
+def load_setup() -> ModuleType:
+    """Return `setup.py` as a module; it builds only when it is run."""
+    spec = importlib.util.spec_from_file_location("rose_setup", ROOT / "setup.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SETUP: Final = load_setup()
+BUILD: Final = SETUP.BUILD.relative_to(ROOT)
+NVCC: Final[str | None] = SETUP.find_nvcc()
+NO_NVCC: Final = "there is no nvcc here (ROSE_NVCC, CUDA_HOME, CUDA_PATH, PATH)"
+# The extension that the tests import was built without device code on purpose.
+IS_OFF: Final = os.environ.get("ROSE_CUDA") == "off"
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def toolkit_include() -> Path | None:
+    """Return the folder of the toolkit's headers, which nvcc knows best."""
+    if NVCC is None:
+        return None
+    done = run(NVCC, "--dryrun", "-E", "-x", "cu", os.devnull, cwd=ROOT)
+    found = re.findall(r'"?-I"?\s*([^"\s]+)', done.stdout + done.stderr)
+    return next((Path(path) for path in found if (Path(path) / "cudaTypedefs.h").exists()), None)
+
+
+def copy_project(into: Path) -> Path:
+    """Copy what a build reads and what it made so far: the copy is as up to date as the original.
+
+    So a test may change the copy and pay for that change only.
+    """
+    into.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, into)
+    for name in ("csrc", "kernels", "rose", str(BUILD)):
+        if (ROOT / name).exists():
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "lock")
+            shutil.copytree(ROOT / name, into / name, ignore=ignored)
+    return into
+
+
+def build(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Build the extension of a copy in place."""
+    return run(sys.executable, "setup.py", "build_ext", "--inplace", cwd=project, **environment)
+
+
+def steps(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Return what ninja did or would do: `C++ csrc/x.cpp`, `CUDA kernels/x.cu`, `link _core.so`."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"^\[\d+/\d+\] (.*)$", done.stdout, re.MULTILINE)
+    return {step.replace("../", "") for step in found}
+
+
+def would_do(project: Path) -> set[str]:
+    ninja_program = Path(ninja.BIN_DIR, "ninja")
+    return steps(run(ninja_program, "-n", "-C", project / BUILD, cwd=project))
