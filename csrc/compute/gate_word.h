@@ -7,16 +7,23 @@
 
 namespace rose::compute {
 
-// Who may write what: `state` serving (close) and creditor (open); `credit` the creditor alone;
-// `passed` and `running` the borrower (serving may turn 1 into 2); `step` borrower and serving.
+// Who may write what: `state` serving (close), creditor (open) and borrower (the drain bit);
+// `credit` the creditor, and the borrower while it drains; `passed` and `running` the borrower
+// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device.
 //
 // 1. state holds the open bit and the close epoch in one word: whoever opens names the epoch it
 //    decided in, so a close that came in between wins.
 // 2. credit - passed (mod 2^32) is what the borrower may still start; never more than a quantum.
 //    credit only grows while the gate is open; opening a closed gate sets it anew.
-// 3. running != 0 from before a segment's last look at `state` until that segment has ended.
+// 3. running != 0 from before a segment's last look at `state` until that segment has ended. On a
+//    device it stays kIdle: serving never waits on the host for a segment there, the priority of
+//    its streams bounds what one can cost.
+// 4. While the drain bit is set no opening succeeds, and a device starts what is in its stream up
+// to
+//    `credit` as if the gate were open. The borrower's host has stopped adding to it by then.
 struct GateWord {
   static constexpr std::uint64_t kOpenBit = 1;
+  static constexpr std::uint64_t kDrainBit = 2;
   static constexpr unsigned kEpochShift = 32;
   static constexpr std::uint32_t kMagic = 0x31475752;  // "RWG1"
 
@@ -35,7 +42,8 @@ struct GateWord {
   std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` at this much credit
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
-  std::uint32_t reserved[2];
+  std::atomic<std::uint32_t> overdue;  // segments that a device's gate let go after its limit
+  std::uint32_t reserved;
 };
 
 static_assert(sizeof(GateWord) == 64);

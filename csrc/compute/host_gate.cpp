@@ -61,7 +61,7 @@ Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
 
 void HostGate::begin_step() noexcept {
   word_->step.store(GateWord::kInStep);
-  if (!is_open() || credit_left() <= word_->low_water.load()) ring_demand();
+  if (!is_open() || wants_credit()) ring_demand();
 }
 
 void HostGate::end_step() noexcept {
@@ -78,10 +78,7 @@ std::optional<Verdict> HostGate::try_pass() noexcept {
 
 Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
   if (const auto verdict = try_pass()) return *verdict;
-  if (!is_open() && paused_after_ != passed()) {
-    paused_after_ = passed();
-    pauses_.fetch_add(1, std::memory_order_relaxed);
-  }
+  count_pause();
   const Nanoseconds from_ns = real_now_ns();
   Verdict verdict = Verdict::kTimedOut;
   for (Nanoseconds left_ns = timeout_ns; left_ns > 0;
@@ -95,8 +92,18 @@ Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
     ring_demand();
     futex_wait(word_->bell, seen, std::min(left_ns, kLookAgainNs));
   }
-  blocked_ns_.fetch_add(real_now_ns() - from_ns, std::memory_order_relaxed);
+  record_wait(real_now_ns() - from_ns);
   return verdict;
+}
+
+void HostGate::count_pause() noexcept {
+  if (is_open() || paused_after_ == passed()) return;
+  paused_after_ = passed();
+  pauses_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void HostGate::record_wait(Nanoseconds blocked_ns) noexcept {
+  blocked_ns_.fetch_add(blocked_ns, std::memory_order_relaxed);
 }
 
 // What the borrower is told without waiting: to stop, to go, or nothing yet.
@@ -128,7 +135,7 @@ bool HostGate::start_segment() noexcept {
   }
   in_segment_ = true;
   word_->passed.fetch_add(1);
-  if (credit_left() <= word_->low_water.load(std::memory_order_relaxed)) ring_demand();
+  if (wants_credit()) ring_demand();
   return true;
 }
 
@@ -139,16 +146,34 @@ void HostGate::end_segment() noexcept {
     futex_wake_all(word_->running);
   }
   const Nanoseconds now_ns = clock_->now_ns();
-  segment_histogram_.record(now_ns - started_ns_);
-  recent_.record(now_ns - started_ns_, now_ns);
+  record_segment_ended(now_ns - started_ns_, now_ns);
   const Nanoseconds closed_at_ns = word_->closed_at_ns.load();
   if (!is_open() && closed_at_ns >= started_ns_) pause_histogram_.record(now_ns - closed_at_ns);
 }
 
+void HostGate::record_segment(Nanoseconds duration_ns) noexcept {
+  record_segment_ended(duration_ns, clock_->now_ns());
+}
+
+void HostGate::record_segment_ended(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept {
+  segment_histogram_.record(duration_ns);
+  recent_.record(duration_ns, ended_ns);
+}
+
+void HostGate::drain_to(std::uint32_t last) noexcept {
+  word_->state.fetch_or(GateWord::kDrainBit);
+  std::uint32_t credit = word_->credit.load();
+  while (static_cast<std::int32_t>(last - credit) > 0 &&
+         !word_->credit.compare_exchange_weak(credit, last)) {
+  }
+}
+
+void HostGate::end_drain() noexcept { word_->state.fetch_and(~GateWord::kDrainBit); }
+
 void HostGate::close(CloseReason reason) noexcept {
   std::uint64_t state = word_->state.load();
   if ((state & GateWord::kOpenBit) != 0) word_->closed_at_ns.store(clock_->now_ns());
-  // Fails only when another party closed or opened meanwhile; each of them does so once.
+  // Fails only when another party changed it meanwhile; each of them does so once.
   while (!word_->state.compare_exchange_weak(state, (state & ~GateWord::kOpenBit) + kOneEpoch)) {
   }
   word_->close_reason.store(static_cast<std::uint32_t>(reason));
@@ -186,7 +211,7 @@ bool HostGate::open(std::uint32_t expected_epoch) noexcept {
 
 void HostGate::set_credit(std::uint32_t last) noexcept {
   const bool raises = static_cast<std::int32_t>(last - word_->credit.load()) > 0;
-  if (!raises && is_open()) return;
+  if (!raises && (is_open() || is_draining())) return;
   word_->credit.store(last);
   ring_bell();
 }
@@ -200,6 +225,10 @@ void HostGate::set_low_water(std::uint32_t segments) noexcept { word_->low_water
 void HostGate::ring_demand() noexcept {
   word_->demand.fetch_add(1);
   futex_wake_all(word_->demand);
+}
+
+void HostGate::wait_bell(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept {
+  futex_wait(word_->bell, seen, timeout_ns);
 }
 
 void HostGate::wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -73,6 +74,24 @@ class HostGate {
   void leave() noexcept;
   void end_step() noexcept;
 
+  // For the half of a borrower whose segments run on a device (StreamGate), in place of the calls
+  // between begin_step and end_step; the same thread.
+  // Uses up a request to abort.
+  bool take_abort() noexcept;
+  // Lets segments up to number `last` start, whatever serving says, and no opening succeed. To be
+  // called again while they start: the creditor writes `credit` too.
+  void drain_to(std::uint32_t last) noexcept;
+  void end_drain() noexcept;
+  void record_segment(Nanoseconds duration_ns) noexcept;
+  // What pass counts when it has to wait.
+  void record_wait(Nanoseconds blocked_ns) noexcept;
+  void count_pause() noexcept;
+  // Changes whenever the borrower should look again.
+  std::uint32_t bell() const noexcept { return word_->bell.load(); }
+  void wait_bell(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
+  // What a device maps: the page that starts with the gate word.
+  std::byte* page() const noexcept { return mapping_.data(); }
+
   // Serving.
   // One atomic operation; every call starts a new close epoch, also on a closed gate.
   void close(CloseReason reason) noexcept;
@@ -84,7 +103,8 @@ class HostGate {
   // Creditor.
   // Opens unless a close came after `expected_epoch` was read. True when the gate is open in it.
   bool open(std::uint32_t expected_epoch) noexcept;
-  // Lets segments up to number `last` start. Lowers the credit only while the gate is closed.
+  // Lets segments up to number `last` start. Lowers the credit only while the gate is closed, and
+  // not while it drains.
   void set_credit(std::uint32_t last) noexcept;
   // Raises the credit so that at most `segments_ahead` may start from now on.
   void grant(std::uint32_t segments_ahead) noexcept;
@@ -98,8 +118,11 @@ class HostGate {
   void shut_down() noexcept;
 
   bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
+  bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
   bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
+  bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
+  bool is_abort_asked() const noexcept { return word_->step.load() == GateWord::kAbortAsked; }
   bool is_shut_down() const noexcept { return word_->shut_down.load() != 0; }
   std::uint32_t close_epoch() const noexcept {
     return static_cast<std::uint32_t>(word_->state.load() >> GateWord::kEpochShift);
@@ -108,6 +131,7 @@ class HostGate {
     return static_cast<CloseReason>(word_->close_reason.load());
   }
   std::uint32_t passed() const noexcept { return word_->passed.load(); }
+  std::uint32_t overdue() const noexcept { return word_->overdue.load(); }
   // Segments that may still start, across the wrap of both counters.
   std::uint32_t credit_left() const noexcept {
     const auto left = static_cast<std::int32_t>(word_->credit.load() - passed());
@@ -131,7 +155,7 @@ class HostGate {
   bool may_start() const noexcept;
   bool start_segment() noexcept;
   void end_segment() noexcept;
-  bool take_abort() noexcept;
+  void record_segment_ended(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept;
   std::optional<Verdict> look() noexcept;
   void ring_bell() noexcept;
 

@@ -31,6 +31,8 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
+  // The handle that cuStreamGetCaptureInfo showed while this was captured.
+  CUgraph get() const noexcept { return graph_; }
   Status launch(CUstream stream) noexcept;
   // New operations for a node of insert_mem_ops; takes effect from the next launch on.
   Status update(CUgraphNode node, std::span<MemoryOperation> operations) noexcept;

@@ -1,0 +1,45 @@
+// A gate word as a device sees it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "compute/host_gate.h"
+#include "driver/device.h"
+
+namespace rose::compute {
+
+// Owns the registration of one gate's page with one device, and keeps the gate. The device may use
+// the addresses until this is dropped: whoever drops it has seen the last gate in a stream passed.
+class DeviceWord {
+ public:
+  // On error nothing is registered. A gate can be registered once in a process.
+  static Result<std::unique_ptr<DeviceWord>> create(driver::DevicePtr device,
+                                                    std::shared_ptr<HostGate> gate) noexcept;
+  ~DeviceWord();
+  DeviceWord(const DeviceWord&) = delete;
+  DeviceWord& operator=(const DeviceWord&) = delete;
+
+  // The device still waits on the word, nobody knows for how long: registration and page stay for
+  // the life of the process. Pulling memory from under a device would end that process's context.
+  static void abandon(std::unique_ptr<DeviceWord> word) noexcept { (void)word.release(); }
+
+  HostGate& gate() const noexcept { return *gate_; }
+  // The half of `state` that holds the open bit and the drain bit.
+  driver::DevicePointer state() const noexcept { return base_ + offsetof(GateWord, state); }
+  driver::DevicePointer credit() const noexcept { return base_ + offsetof(GateWord, credit); }
+  driver::DevicePointer passed() const noexcept { return base_ + offsetof(GateWord, passed); }
+  driver::DevicePointer overdue() const noexcept { return base_ + offsetof(GateWord, overdue); }
+
+ private:
+  DeviceWord(driver::DevicePtr device, std::shared_ptr<HostGate> gate) noexcept
+      : device_{std::move(device)}, gate_{std::move(gate)} {}
+
+  driver::DevicePtr device_;
+  std::shared_ptr<HostGate> gate_;
+  driver::DevicePointer base_{0};
+  bool is_registered_{false};
+};
+
+}  // namespace rose::compute

@@ -1,0 +1,43 @@
+// Which gate works here: tried on the real streams before anything is lent.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compute/stream_gate.h"
+
+namespace rose::compute {
+
+struct ProbeRequest {
+  CUstream borrower{nullptr};
+  std::vector<CUstream> serving;       // every stream that serving uses in this process
+  std::optional<int> max_connections;  // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
+  bool in_one_process{true};           // serving and borrower share a context
+};
+
+struct KindProbe {
+  bool is_usable{false};
+  std::string why;     // one sentence, also for a kind that is usable
+  double wake_us{0};   // from the store that opens to the end of the gate, the best of a few
+  double alias_us{0};  // the longest that an idle serving stream took while the borrower waited
+};
+
+struct GateChoice {
+  GateKind kind{GateKind::kHost};
+  std::string why;
+};
+
+struct GateProbe {
+  KindProbe memop;
+  KindProbe kernel;
+  GateChoice choice;  // MEMOP before KERNEL before HOST
+};
+
+// Tries each kind on a gate of its own, in the borrower's stream: is it accepted, does it hold
+// without credit and while closed, does an opening release it, and does a borrower that waits leave
+// the serving streams alone. For use before serving starts: all streams idle, nothing else on the
+// device. Takes a second at most, leaves nothing behind, and refuses with a sentence.
+GateProbe probe_gates(const driver::DevicePtr& device, const ProbeRequest& request) noexcept;
+
+}  // namespace rose::compute

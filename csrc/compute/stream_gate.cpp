@@ -1,0 +1,363 @@
+#include "compute/stream_gate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "kernels/gate.h"
+
+namespace rose::compute {
+
+namespace {
+
+using driver::MemoryOperation;
+
+// A device rings no bell: progress of its own is looked for, at first soon, then at this interval.
+constexpr Nanoseconds kFirstNapNs = 20'000;
+constexpr Nanoseconds kLongestNapNs = 250'000;
+
+// Longer than every wait of a host that is alive and remembers the gate, short enough that a
+// process which is going down does not leave a kernel on the device for good.
+constexpr std::uint64_t kKernelLimitNs = 600'000'000'000;
+
+constexpr auto kLetsGo = static_cast<std::uint32_t>(GateWord::kOpenBit | GateWord::kDrainBit);
+
+// Deadlines are real time, also where the measuring clock stands still.
+Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
+
+MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t value,
+                          unsigned flags) noexcept {
+  MemoryOperation out{};
+  out.operation = kind;
+  out.address = address;
+  out.value = value;
+  out.flags = flags;
+  return out;
+}
+
+struct Capture {
+  std::uint64_t id{0};
+  CUgraph graph{nullptr};
+};
+
+Result<Capture> active_capture(const driver::Device& device, CUstream stream) noexcept {
+  const driver::Current current{device};
+  ROSE_TRY(current.status());
+  Capture capture;
+  int status = driver::kCaptureStatusNone;
+  const CUgraphNode* last = nullptr;
+  const driver::GraphEdge* edges = nullptr;
+  std::size_t last_count = 0;
+  ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &status, &capture.id,
+                   &capture.graph, &last, &edges, &last_count));
+  if (status != driver::kCaptureStatusActive) {
+    return Status::invalid_argument("the stream is not being captured: outside a capture, pass");
+  }
+  return capture;
+}
+
+}  // namespace
+
+// ---- making one
+
+StreamGate::StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
+                       StreamGateConfig config) noexcept
+    : device_{std::move(device)}, stream_{stream}, kind_{kind}, config_{config} {}
+
+Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
+                                                       std::shared_ptr<HostGate> gate,
+                                                       CUstream stream, GateKind kind,
+                                                       StreamGateConfig config) noexcept {
+  if (kind == GateKind::kHost) {
+    return Status::invalid_argument("a HOST gate stops the host: call the HostGate itself");
+  }
+  if (config.window < 1 || config.window > kLargestWindow) {
+    return Status::invalid_argument("window is " + std::to_string(config.window) +
+                                    ", but must lie in 1 to " + std::to_string(kLargestWindow));
+  }
+  std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, config}};
+  if (kind == GateKind::kKernel) ROSE_TRY(made->load_kernel());
+  auto timer = SegmentTimer::create(device, stream);
+  if (!timer.ok()) return timer.status();
+  made->timer_ = timer.take();
+  auto drained = driver::Event::create(device, false);
+  if (!drained.ok()) return drained.status();
+  made->drained_ = drained.take();
+  auto word = DeviceWord::create(std::move(device), std::move(gate));
+  if (!word.ok()) return word.status();
+  made->word_ = word.take();
+  made->enqueued_ = made->gate().passed();
+  // A borrower that died while it drained has left the bit.
+  made->gate().end_drain();
+  return made;
+}
+
+Status StreamGate::load_kernel() noexcept {
+  auto library = driver::KernelLibrary::create(device_, "gate");
+  if (!library.ok()) return library.status();
+  library_ = library.take();
+  const Result<CUkernel> kernel = library_->kernel("gate_kernel");
+  if (!kernel.ok()) return kernel.status();
+  kernel_ = kernel.value();
+  return {};
+}
+
+StreamGate::~StreamGate() {
+  if (word_ == nullptr) return;
+  if (in_flight() != 0) drain();
+  if (in_flight() != 0) {
+    DeviceWord::abandon(std::move(word_));
+  } else {
+    gate().end_drain();
+  }
+}
+
+// ---- the gate in the stream
+
+StreamGate::Operations StreamGate::operations(std::uint32_t segment) const noexcept {
+  using namespace driver;
+  return {operation(kWaitValue32, word_->credit(), segment, kWaitGeq),
+          operation(kWaitValue32, word_->state(), kLetsGo, kWaitAnd),
+          operation(kWriteValue32, word_->passed(), segment, 0)};
+}
+
+Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
+  if (kind_ == GateKind::kKernel) {
+    const auto word = [](driver::DevicePointer at) noexcept {
+      return reinterpret_cast<std::uint32_t*>(at);
+    };
+    return library_->launch(kernel_, {}, stream,
+                            kernels::GateParams{.state = word(word_->state()),
+                                                .credit = word(word_->credit()),
+                                                .passed = word(word_->passed()),
+                                                .overdue = word(word_->overdue()),
+                                                .limit_ns = kKernelLimitNs,
+                                                .lets_go = kLetsGo});
+  }
+  const driver::Current current{*device_};
+  ROSE_TRY(current.status());
+  Operations gate = operations(segment);
+  return ROSE_CU(device_->driver(), cuStreamBatchMemOp, stream, static_cast<unsigned>(gate.size()),
+                 gate.data(), 0);
+}
+
+// A number that was captured would be written again by every replay, and turn `passed` back.
+Status StreamGate::refuse_capture() const noexcept {
+  const auto capture = driver::capture_state(*device_, stream_);
+  // A driver that cannot say has no capture that a gate could be inserted into either.
+  if (!capture.ok() || capture.value() == driver::CaptureState::kNone) return {};
+  return Status::invalid_argument("the stream is being captured: insert the gate instead");
+}
+
+Status StreamGate::start_segment() noexcept {
+  ROSE_TRY(refuse_capture());
+  ROSE_TRY(enqueue(stream_, enqueued_ + 1));
+  ++enqueued_;
+  timer_->start();
+  if (gate().wants_credit()) gate().ring_demand();
+  return {};
+}
+
+bool StreamGate::can_add(std::uint32_t gates) noexcept {
+  if (!is_drained() || !gate().is_open()) return false;
+  const std::uint32_t waiting = in_flight();
+  return waiting == 0 || std::uint64_t{waiting} + gates <= config_.window;
+}
+
+// ---- a step
+
+void StreamGate::begin_step() noexcept {
+  is_ending_ = false;
+  // An abort that found the last step still in the stream is not for nothing: it is told in pass.
+  if (in_flight() == 0 || !gate().is_abort_asked()) gate().begin_step();
+}
+
+void StreamGate::leave() noexcept {
+  timer_->end();
+  while (const auto duration_ns = timer_->take()) gate().record_segment(*duration_ns);
+  if (!is_ending_ || in_flight() != 0) return;
+  is_ending_ = false;
+  gate().end_step();
+}
+
+void StreamGate::end_step() noexcept {
+  is_ending_ = true;
+  leave();
+}
+
+Result<std::optional<Verdict>> StreamGate::try_pass() noexcept {
+  leave();
+  if (is_told_to_stop() || !can_add(1)) return std::optional<Verdict>{};
+  ROSE_TRY(start_segment());
+  return std::optional{Verdict::kPassed};
+}
+
+Result<Verdict> StreamGate::pass(Nanoseconds timeout_ns) noexcept {
+  leave();
+  const Verdict verdict = wait_until([this] { return can_add(1); }, timeout_ns);
+  if (verdict == Verdict::kPassed) ROSE_TRY(start_segment());
+  return verdict;
+}
+
+Verdict StreamGate::settle(Nanoseconds timeout_ns) noexcept {
+  leave();
+  const Verdict verdict =
+      wait_until([this] { return is_drained() && in_flight() == 0; }, timeout_ns);
+  leave();
+  return verdict;
+}
+
+bool StreamGate::is_told_to_stop() const noexcept {
+  return gate().is_shut_down() || gate().is_abort_asked();
+}
+
+// What the borrower has to be told before anything else.
+std::optional<Verdict> StreamGate::told() noexcept {
+  std::optional<Verdict> verdict;
+  if (gate().is_shut_down()) {
+    verdict = Verdict::kShutDown;
+  } else if (gate().take_abort()) {
+    verdict = Verdict::kAborted;
+  }
+  if (verdict) drain();
+  return verdict;
+}
+
+template <typename Ready>
+Verdict StreamGate::wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept {
+  const Nanoseconds from_ns = real_now_ns();
+  Nanoseconds nap_ns = kFirstNapNs;
+  std::optional<std::uint32_t> rung_at;  // `passed` when the creditor was last asked
+  Nanoseconds rung_ns = 0;
+  for (;;) {
+    // The bell is read before the look: what changes after the look makes the futex return.
+    const std::uint32_t seen = gate().bell();
+    if (const auto verdict = told()) return *verdict;
+    const Nanoseconds now_ns = real_now_ns();
+    const bool is_now = is_ready();
+    const Nanoseconds left_ns = timeout_ns - (now_ns - from_ns);
+    if (is_now || left_ns <= 0) {
+      if (rung_at) gate().record_wait(now_ns - from_ns);
+      return is_now ? Verdict::kPassed : Verdict::kTimedOut;
+    }
+    gate().count_pause();
+    if (rung_at != gate().passed() || now_ns - rung_ns >= HostGate::kLookAgainNs) {
+      rung_at = gate().passed();
+      rung_ns = now_ns;
+      gate().ring_demand();
+    }
+    gate().wait_bell(seen, std::min(left_ns, nap_ns));
+    const Nanoseconds longest_ns = gate().is_open() ? kLongestNapNs : HostGate::kLookAgainNs;
+    nap_ns = gate().bell() == seen ? std::min(2 * nap_ns, longest_ns) : kFirstNapNs;
+  }
+}
+
+// ---- drain
+
+void StreamGate::drain() noexcept {
+  timer_->end();
+  if (!is_draining_) {
+    is_draining_ = true;
+    is_marked_ = false;
+  }
+  const Nanoseconds from_ns = real_now_ns();
+  for (Nanoseconds nap_ns = kFirstNapNs; !is_drained();
+       nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
+    if (real_now_ns() - from_ns >= config_.drain_ns) {
+      ++drain_timeouts_;
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::nanoseconds{nap_ns});
+  }
+}
+
+bool StreamGate::is_drained() noexcept {
+  if (!is_draining_) return true;
+  if (in_flight() != 0) {
+    gate().drain_to(enqueued_);
+    return false;
+  }
+  gate().end_drain();
+  // Nothing was put into the stream since the drain began, so this lies behind all of it.
+  if (!is_marked_) is_marked_ = drained_->record(stream_).ok();
+  if (!is_marked_) return false;
+  const Result<bool> done = drained_->is_done();
+  is_draining_ = !done.ok() || !done.value();
+  return !is_draining_;
+}
+
+// ---- graphs
+
+Status StreamGate::insert(CUstream stream) noexcept {
+  const Result<Capture> found = active_capture(*device_, stream);
+  if (!found.ok()) return found.status();
+  const Capture& capture = found.value();
+  GraphGates& gates = graphs_[capture.graph];
+  // The handle of a graph that is gone may come again.
+  if (gates.capture_id != capture.id) {
+    gates = GraphGates{};
+    gates.capture_id = capture.id;
+  }
+  if (kind_ == GateKind::kKernel) {
+    ROSE_TRY(enqueue(stream, 0));
+  } else {
+    Operations placeholder = operations(0);
+    const Result<CUgraphNode> node = driver::insert_mem_ops(*device_, stream, placeholder);
+    if (!node.ok()) return node.status();
+    gates.nodes.push_back(node.value());
+  }
+  ++gates.count;
+  return {};
+}
+
+Result<StreamGate::GraphGates*> StreamGate::gates_of(const driver::Graph& graph) noexcept {
+  const auto found = graphs_.find(graph.get());
+  if (found == graphs_.end() || found->second.count == 0) {
+    return Status::invalid_argument(
+        "the graph has no gate of this StreamGate: insert one for each "
+        "segment while it is captured");
+  }
+  return &found->second;
+}
+
+bool StreamGate::can_launch(const GraphGates& gates) noexcept {
+  const std::uint32_t passed = gate().passed();
+  // Counted from `passed`, so that a launch of long ago is not taken for one to come.
+  const bool is_in_flight = gates.last - passed - 1 < enqueued_ - passed;
+  return !is_in_flight && can_add(gates.count);
+}
+
+Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept {
+  ROSE_TRY(refuse_capture());
+  std::uint32_t segment = enqueued_;
+  for (CUgraphNode node : gates.nodes) {
+    Operations next = operations(++segment);
+    ROSE_TRY(graph.update(node, next));
+  }
+  ROSE_TRY(graph.launch(stream_));
+  enqueued_ += gates.count;
+  gates.last = enqueued_;
+  if (gate().wants_credit()) gate().ring_demand();
+  return {};
+}
+
+Result<std::optional<Verdict>> StreamGate::try_launch(driver::Graph& graph) noexcept {
+  leave();
+  const Result<GraphGates*> gates = gates_of(graph);
+  if (!gates.ok()) return gates.status();
+  if (is_told_to_stop() || !can_launch(*gates.value())) return std::optional<Verdict>{};
+  ROSE_TRY(start_graph(graph, *gates.value()));
+  return std::optional{Verdict::kPassed};
+}
+
+Result<Verdict> StreamGate::launch(driver::Graph& graph, Nanoseconds timeout_ns) noexcept {
+  leave();
+  const Result<GraphGates*> gates = gates_of(graph);
+  if (!gates.ok()) return gates.status();
+  const Verdict verdict = wait_until([&] { return can_launch(*gates.value()); }, timeout_ns);
+  if (verdict == Verdict::kPassed) ROSE_TRY(start_graph(graph, *gates.value()));
+  return verdict;
+}
+
+}  // namespace rose::compute
