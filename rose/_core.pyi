@@ -461,3 +461,45 @@ class Creditor:
 
 class MoveLog(MoveObserver):
     def __init__(self, log: CertificateLog) -> None: ...
+
+# A delta as the core takes it: what `rose.transfer.Delta` holds, field by field.
+def isa_names() -> list[str]: ...
+def delta_pack(
+    new: npt.NDArray[np.uint16],
+    shadow: npt.NDArray[np.uint16],
+    *,
+    block_elements: int,
+    threshold: int = 0,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int]]: ...
+def delta_apply(
+    weights: npt.NDArray[np.uint16],
+    *,
+    count: int,
+    block_elements: int,
+    entries: npt.NDArray[np.uint64],
+    payload: npt.NDArray[np.uint32],
+    undo: bool = False,
+) -> None: ...
+def topk_threshold(
+    new: npt.NDArray[np.uint16],
+    shadow: npt.NDArray[np.uint16],
+    *,
+    budget: int,
+    isa: str | None = None,
+) -> int: ...
+def topk_unpack(
+    base: npt.NDArray[np.uint16],
+    *,
+    count: int,
+    block_elements: int,
+    entries: npt.NDArray[np.uint64],
+    payload: npt.NDArray[np.uint32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]: ...
+def digest(
+    bits: npt.NDArray[np.uint16],
+    *,
+    first_index: int = 0,
+    seed: int = 0,
+    isa: str | None = None,
+) -> tuple[int, int]: ...

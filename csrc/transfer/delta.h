@@ -1,0 +1,88 @@
+// The format of a delta: entries, sizes, and what a block of it may be. docs/protocol.md, "Deltas".
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace rose::transfer {
+
+static_assert(std::endian::native == std::endian::little, "payloads are little-endian words");
+
+inline constexpr std::uint32_t kBlockElementsDense = 16'384;
+inline constexpr std::uint32_t kBlockElementsMax = 65'536;
+
+constexpr bool is_block_elements(std::uint64_t elements) noexcept {
+  return elements == kBlockElementsDense || elements == kBlockElementsMax;
+}
+
+enum class Kind : std::uint32_t { kEmpty = 0, kGap = 1, kRaw = 2 };
+
+// One block's row in the table. `kind` may be none of Kind in a table that was received.
+struct Entry {
+  Kind kind{Kind::kEmpty};
+  std::uint32_t changed{0};
+  std::uint32_t exceptions{0};
+  std::uint32_t words{0};
+
+  constexpr std::uint64_t encode() const noexcept {
+    return static_cast<std::uint64_t>(kind) | std::uint64_t{changed} << 4 |
+           std::uint64_t{exceptions} << 24 | std::uint64_t{words} << 44;
+  }
+  static constexpr Entry decode(std::uint64_t bits) noexcept {
+    constexpr std::uint64_t kField = (1U << 20) - 1;
+    return {.kind = static_cast<Kind>(bits & 15),
+            .changed = static_cast<std::uint32_t>(bits >> 4 & kField),
+            .exceptions = static_cast<std::uint32_t>(bits >> 24 & kField),
+            .words = static_cast<std::uint32_t>(bits >> 44)};
+  }
+};
+
+// A delta of whoever made or received it.
+struct DeltaView {
+  std::uint64_t count{0};  // elements
+  std::uint32_t block_elements{kBlockElementsMax};
+  std::span<const std::uint64_t> entries;
+  std::span<const std::uint32_t> payload;
+};
+
+constexpr std::uint64_t block_count(std::uint64_t count, std::uint32_t block_elements) noexcept {
+  return count / block_elements + (count % block_elements != 0 ? 1 : 0);
+}
+
+// Elements of the block that starts at element `first` < count.
+constexpr std::uint32_t elements_of_block(std::uint64_t count, std::uint64_t first,
+                                          std::uint32_t block_elements) noexcept {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(block_elements, count - first));
+}
+
+constexpr std::uint32_t words_of_bits(std::uint32_t bits) noexcept { return (bits + 31) / 32; }
+
+constexpr std::uint32_t raw_words(std::uint32_t elements) noexcept { return (elements + 1) / 2; }
+
+// Elias-Fano of `count` positions below `universe`, 1 <= count <= universe <= 65,536.
+struct EliasFanoShape {
+  std::uint32_t low_bits;
+  std::uint32_t high_words;
+  std::uint32_t low_words;
+
+  constexpr EliasFanoShape(std::uint32_t universe, std::uint32_t count) noexcept
+      : low_bits{static_cast<std::uint32_t>(std::bit_width(universe / count)) - 1},
+        high_words{words_of_bits(count + ((universe - 1) >> low_bits))},
+        low_words{words_of_bits(count * low_bits)} {}
+  constexpr std::uint32_t words() const noexcept { return high_words + low_words; }
+};
+
+// 1 <= changed <= elements, exceptions <= changed.
+constexpr std::uint32_t gap_words(std::uint32_t elements, std::uint32_t changed,
+                                  std::uint32_t exceptions) noexcept {
+  std::uint32_t words = EliasFanoShape{elements, changed}.words() + words_of_bits(changed);
+  if (exceptions != 0) {
+    words += EliasFanoShape{changed, exceptions}.words() + words_of_bits(16 * exceptions);
+  }
+  return words;
+}
+
+}  // namespace rose::transfer

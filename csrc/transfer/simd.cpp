@@ -1,0 +1,120 @@
+#include "transfer/simd.h"
+
+#include <array>
+#include <cstring>
+
+namespace rose::transfer {
+
+namespace {
+
+struct NamedIsa {
+  std::string_view name;
+  Isa isa;
+};
+constexpr std::array kIsas{NamedIsa{"portable", Isa::kPortable}, NamedIsa{"avx2", Isa::kAvx2},
+                           NamedIsa{"avx512", Isa::kAvx512}};
+
+constexpr std::size_t kWordElements = 4;
+
+std::uint64_t load_word(const std::uint16_t* bits) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bits, sizeof word);
+  return word;
+}
+
+std::uint64_t mix(std::uint64_t x) noexcept {
+  x = (x ^ x >> 30) * kMixFirst;
+  x = (x ^ x >> 27) * kMixSecond;
+  return x ^ x >> 31;
+}
+
+}  // namespace
+
+Isa best_isa() noexcept {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return Isa::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) return Isa::kAvx2;
+#endif
+  return Isa::kPortable;
+}
+
+std::optional<Isa> isa_named(std::string_view name) noexcept {
+  for (const NamedIsa& one : kIsas) {
+    if (one.name == name) return one.isa;
+  }
+  return std::nullopt;
+}
+
+std::string_view name_of(Isa isa) noexcept { return kIsas[static_cast<std::size_t>(isa)].name; }
+
+std::size_t find_changed_portable(const std::uint16_t* fresh, const std::uint16_t* shadow,
+                                  std::size_t count, std::uint32_t base,
+                                  std::uint16_t* out) noexcept {
+  std::uint16_t* const begin = out;
+  std::size_t i = 0;
+  for (; i + kWordElements <= count; i += kWordElements) {
+    if (load_word(fresh + i) == load_word(shadow + i)) continue;
+    for (std::size_t lane = i; lane < i + kWordElements; ++lane) {
+      *out = static_cast<std::uint16_t>(base + lane);
+      out += fresh[lane] != shadow[lane] ? 1 : 0;
+    }
+  }
+  for (; i < count; ++i) {
+    if (fresh[i] != shadow[i]) *out++ = static_cast<std::uint16_t>(base + i);
+  }
+  return static_cast<std::size_t>(out - begin);
+}
+
+void add_words_portable(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+                        std::uint64_t seed, Digest& digest) noexcept {
+  std::uint64_t first_key = (first_word + 1) * kStrideFirst + seed;
+  std::uint64_t second_key = (first_word + 1) * kStrideSecond + seed;
+  for (std::size_t i = 0; i < words; ++i) {
+    const std::uint64_t word = load_word(bits + i * kWordElements);
+    digest.first += mix(word + first_key);
+    digest.second += mix(word + second_key);
+    first_key += kStrideFirst;
+    second_key += kStrideSecond;
+  }
+}
+
+std::size_t find_changed(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
+                         std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept {
+  switch (isa) {
+#if defined(__x86_64__)
+    case Isa::kAvx512:
+      return find_changed_avx512(fresh, shadow, count, base, out);
+    case Isa::kAvx2:
+      return find_changed_avx2(fresh, shadow, count, base, out);
+#else
+    case Isa::kAvx512:
+    case Isa::kAvx2:
+#endif
+    case Isa::kPortable:
+      break;
+  }
+  return find_changed_portable(fresh, shadow, count, base, out);
+}
+
+void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+               std::uint64_t seed, Digest& digest) noexcept {
+  switch (isa) {
+#if defined(__x86_64__)
+    case Isa::kAvx512:
+      return add_words_avx512(bits, words, first_word, seed, digest);
+    case Isa::kAvx2:
+      return add_words_avx2(bits, words, first_word, seed, digest);
+#else
+    case Isa::kAvx512:
+    case Isa::kAvx2:
+#endif
+    case Isa::kPortable:
+      break;
+  }
+  add_words_portable(bits, words, first_word, seed, digest);
+}
+
+}  // namespace rose::transfer

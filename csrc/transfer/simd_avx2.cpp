@@ -1,0 +1,103 @@
+#include "transfer/simd.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+namespace rose::transfer {
+
+namespace {
+
+// The low 64 bits of a product with a constant: `low` and `high` hold its halves in every lane.
+__attribute__((target("avx2"))) inline __m256i times_avx2(__m256i x, __m256i low,
+                                                          __m256i high) noexcept {
+  const __m256i cross =
+      _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(x, 32), low), _mm256_mul_epu32(x, high));
+  return _mm256_add_epi64(_mm256_mul_epu32(x, low), _mm256_slli_epi64(cross, 32));
+}
+
+__attribute__((target("avx2"))) inline __m256i mix_avx2(__m256i x) noexcept {
+  const __m256i first_low = _mm256_set1_epi64x(static_cast<long long>(kMixFirst & 0xFFFF'FFFF));
+  const __m256i first_high = _mm256_set1_epi64x(static_cast<long long>(kMixFirst >> 32));
+  const __m256i second_low = _mm256_set1_epi64x(static_cast<long long>(kMixSecond & 0xFFFF'FFFF));
+  const __m256i second_high = _mm256_set1_epi64x(static_cast<long long>(kMixSecond >> 32));
+  x = times_avx2(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), first_low, first_high);
+  x = times_avx2(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), second_low, second_high);
+  return _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
+}
+
+__attribute__((target("avx2"))) inline std::uint64_t total_avx2(__m256i sums) noexcept {
+  return static_cast<std::uint64_t>(_mm256_extract_epi64(sums, 0)) +
+         static_cast<std::uint64_t>(_mm256_extract_epi64(sums, 1)) +
+         static_cast<std::uint64_t>(_mm256_extract_epi64(sums, 2)) +
+         static_cast<std::uint64_t>(_mm256_extract_epi64(sums, 3));
+}
+
+// (first_word + 1 + lane) * stride + seed in each lane.
+__attribute__((target("avx2"))) inline __m256i keys_avx2(std::uint64_t first_word,
+                                                         std::uint64_t stride,
+                                                         std::uint64_t seed) noexcept {
+  const std::uint64_t key = (first_word + 1) * stride + seed;
+  return _mm256_set_epi64x(static_cast<long long>(key + 3 * stride),
+                           static_cast<long long>(key + 2 * stride),
+                           static_cast<long long>(key + stride), static_cast<long long>(key));
+}
+
+}  // namespace
+
+__attribute__((target("avx2,bmi,popcnt"))) std::size_t find_changed_avx2(
+    const std::uint16_t* fresh, const std::uint16_t* shadow, std::size_t count, std::uint32_t base,
+    std::uint16_t* out) noexcept {
+  std::uint16_t* const begin = out;
+  std::size_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const auto* const a = reinterpret_cast<const __m256i*>(fresh + i);
+    const auto* const b = reinterpret_cast<const __m256i*>(shadow + i);
+    const __m256i low = _mm256_cmpeq_epi16(_mm256_loadu_si256(a), _mm256_loadu_si256(b));
+    const __m256i high = _mm256_cmpeq_epi16(_mm256_loadu_si256(a + 1), _mm256_loadu_si256(b + 1));
+    // packs works within 128-bit lanes; the permutation puts the lanes into order.
+    const __m256i same = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8);
+    auto changed = ~static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
+    const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
+    const auto at = base + static_cast<std::uint32_t>(i);
+    // Three are written whether or not they are there: at 1 % a branch on each costs more.
+    for (unsigned k = 0; k < 3; ++k) {
+      out[k] = static_cast<std::uint16_t>(at + _tzcnt_u32(changed));
+      changed &= changed - 1;
+    }
+    for (unsigned k = 3; k < found; ++k) {
+      out[k] = static_cast<std::uint16_t>(at + _tzcnt_u32(changed));
+      changed &= changed - 1;
+    }
+    out += found;
+  }
+  const auto done = static_cast<std::uint32_t>(i);
+  out += find_changed_portable(fresh + i, shadow + i, count - i, base + done, out);
+  return static_cast<std::size_t>(out - begin);
+}
+
+__attribute__((target("avx2"))) void add_words_avx2(const std::uint16_t* bits, std::size_t words,
+                                                    std::uint64_t first_word, std::uint64_t seed,
+                                                    Digest& digest) noexcept {
+  __m256i first_keys = keys_avx2(first_word, kStrideFirst, seed);
+  __m256i second_keys = keys_avx2(first_word, kStrideSecond, seed);
+  const __m256i first_stride = _mm256_set1_epi64x(static_cast<long long>(4 * kStrideFirst));
+  const __m256i second_stride = _mm256_set1_epi64x(static_cast<long long>(4 * kStrideSecond));
+  __m256i first_sums = _mm256_setzero_si256();
+  __m256i second_sums = _mm256_setzero_si256();
+  std::size_t i = 0;
+  for (; i + 4 <= words; i += 4) {
+    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 4 * i));
+    first_sums = _mm256_add_epi64(first_sums, mix_avx2(_mm256_add_epi64(word, first_keys)));
+    second_sums = _mm256_add_epi64(second_sums, mix_avx2(_mm256_add_epi64(word, second_keys)));
+    first_keys = _mm256_add_epi64(first_keys, first_stride);
+    second_keys = _mm256_add_epi64(second_keys, second_stride);
+  }
+  digest.first += total_avx2(first_sums);
+  digest.second += total_avx2(second_sums);
+  add_words_portable(bits + 4 * i, words - i, first_word + i, seed, digest);
+}
+
+}  // namespace rose::transfer
+
+#endif
