@@ -1,0 +1,71 @@
+// Sums over the threads of a CTA, and the atomics of 64 bits that end them.
+#pragma once
+
+#include "digest_sum.h"
+
+namespace rose::kernels {
+
+constexpr u32 kAllLanes = 0xFFFFFFFF;
+
+// CUDA's atomics name unsigned long long; on this platform u64 is unsigned long of the same size.
+static_assert(sizeof(u64) == sizeof(unsigned long long));
+
+ROSE_DEVICE u64 atomic_add(u64* sum, u64 number) {
+  return atomicAdd(reinterpret_cast<unsigned long long*>(sum),
+                   static_cast<unsigned long long>(number));
+}
+
+ROSE_DEVICE void atomic_min(u64* least, u64 number) {
+  atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
+}
+
+// One number for each warp, and the sum of all.
+template <u32 kThreads>
+struct ScanShared {
+  static_assert(kThreads % kWarp == 0 && kThreads / kWarp <= kWarp);
+  u64 before[kThreads / kWarp + 1];
+};
+
+struct Scanned {
+  u64 before;  // the sum over the threads before this one
+  u64 total;
+};
+
+// All threads of the CTA call it.
+template <u32 kThreads>
+ROSE_DEVICE Scanned scan(u64 number, ScanShared<kThreads>& shared) {
+  constexpr u32 kWarps = kThreads / kWarp;
+  const u32 lane = threadIdx.x % kWarp;
+  const u32 warp = threadIdx.x / kWarp;
+  u64 sum = number;
+#pragma unroll
+  for (u32 step = 1; step < kWarp; step *= 2) {
+    const u64 other = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += other;
+  }
+  __syncthreads();  // the scan before was read by all, its place can be written
+  if (lane == kWarp - 1) shared.before[warp + 1] = sum;
+  __syncthreads();  // every warp has written its sum, the first thread can add them up
+  if (threadIdx.x == 0) {
+    shared.before[0] = 0;
+#pragma unroll
+    for (u32 i = 1; i <= kWarps; ++i) shared.before[i] += shared.before[i - 1];
+  }
+  __syncthreads();  // the sums over the warps are there, all can read
+  return {shared.before[warp] + sum - number, shared.before[kWarps]};
+}
+
+// Adds the threads' digests to `sums`. All threads of the CTA call it.
+ROSE_DEVICE void add_atomically(DigestSum sum, u64* sums) {
+#pragma unroll
+  for (u32 step = kWarp / 2; step > 0; step /= 2) {
+    sum.first += __shfl_down_sync(kAllLanes, sum.first, step);
+    sum.second += __shfl_down_sync(kAllLanes, sum.second, step);
+  }
+  if (threadIdx.x % kWarp == 0) {
+    atomic_add(&sums[0], sum.first);
+    atomic_add(&sums[1], sum.second);
+  }
+}
+
+}  // namespace rose::kernels

@@ -1,0 +1,29 @@
+// The additive digest of a tensor. docs/protocol.md, "Digests".
+#pragma once
+
+#include "device.h"
+
+namespace rose::kernels {
+
+constexpr u64 kFirstStride = 0x9E3779B97F4A7C15;
+constexpr u64 kSecondStride = 0xD1B54A32D192ED03;
+constexpr u32 kElementsOfDigestWord = 4;
+
+ROSE_HD inline u64 mix(u64 x) {
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+  x = (x ^ x >> 27) * 0x94D049BB133111EB;
+  return x ^ x >> 31;
+}
+
+struct DigestSum {
+  u64 first{0};
+  u64 second{0};
+
+  // `index` of the word in its tensor.
+  ROSE_HD void add(u64 word, u64 index, u64 seed) {
+    first += mix(word + (index + 1) * kFirstStride + seed);
+    second += mix(word + (index + 1) * kSecondStride + seed);
+  }
+};
+
+}  // namespace rose::kernels

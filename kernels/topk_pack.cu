@@ -1,0 +1,98 @@
+#include "topk_pack.h"
+
+#include "block_scan.h"
+#include "eight.h"
+
+namespace rose::kernels {
+namespace {
+
+// What a CTA counts by itself. All keys do not fit into shared memory, but the changes of one
+// training step lie within a few binades: a slot belongs to the first key that asks for it, and
+// keys 32 binades apart, which share one, go to the histogram directly.
+constexpr u32 kSlots = 4096;
+constexpr u32 kUnclaimed = kKeys;
+
+struct HistogramShared {
+  u32 key[kSlots];
+  u32 changes[kSlots];
+};
+
+ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
+  const u32 slot = key % kSlots;
+  const u32 owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
+  if (owner == kUnclaimed || owner == key) {
+    atomicAdd(&shared.changes[slot], 1U);
+  } else {
+    atomic_add(&histogram[key], 1);
+  }
+}
+
+constexpr u32 kKeysOfThread = kKeys / kThresholdThreads;
+static_assert(kKeysOfThread * kThresholdThreads == kKeys);
+
+struct ThresholdShared {
+  ScanShared<kThresholdThreads> scan;
+  u32 threshold;
+};
+
+}  // namespace
+}  // namespace rose::kernels
+
+using rose::kernels::HistogramShared;
+using rose::kernels::ThresholdShared;
+using rose::kernels::TopkHistogramParams;
+using rose::kernels::TopkThresholdParams;
+
+// Each thread takes every grid-th group of eight elements; a CTA counts in shared memory, where
+// most changes have one of few keys, and adds to the histogram once at its end.
+extern "C" __global__ __launch_bounds__(
+    rose::kernels::kHistogramThreads) void topk_histogram_kernel(const TopkHistogramParams params) {
+  using namespace rose::kernels;
+  __shared__ HistogramShared shared;
+  for (u32 i = threadIdx.x; i < kSlots; i += kHistogramThreads) {
+    shared.key[i] = kUnclaimed;
+    shared.changes[i] = 0;
+  }
+  __syncthreads();  // the slots are unclaimed, changes can be counted
+
+  const bool is_aligned = is_aligned_16(params.bits) && is_aligned_16(params.shadow);
+  const u64 stride = static_cast<u64>(gridDim.x) * kHistogramThreads * kEight;
+  const u64 first = (static_cast<u64>(blockIdx.x) * kHistogramThreads + threadIdx.x) * kEight;
+  for (u64 at = first; at < params.count; at += stride) {
+    const Eight now = load_eight(params.bits, at, params.count, is_aligned);
+    const Eight old = load_eight(params.shadow, at, params.count, is_aligned);
+#pragma unroll
+    for (u32 i = 0; i < kEight; ++i) {
+      const u16 to = now.at(i);
+      const u16 from = old.at(i);
+      if (to != from) count_key(shared, params.histogram, change_key(to, from));
+    }
+  }
+  __syncthreads();  // all is counted, the slots can be added up
+  for (u32 i = threadIdx.x; i < kSlots; i += kHistogramThreads) {
+    if (shared.changes[i] != 0) atomic_add(&params.histogram[shared.key[i]], shared.changes[i]);
+  }
+}
+
+// One CTA. Each thread adds up its own run of keys; what lies above the run comes from a scan, and
+// from there it walks down for as long as the budget lasts.
+extern "C" __global__ __launch_bounds__(
+    rose::kernels::kThresholdThreads) void topk_threshold_kernel(const TopkThresholdParams params) {
+  using namespace rose::kernels;
+  __shared__ ThresholdShared shared;
+  // Thread 0 has the largest keys, so that a sum over the threads before is one over larger keys.
+  const u32 end = kKeys - threadIdx.x * kKeysOfThread;
+  u64 changes = 0;
+  for (u32 i = 1; i <= kKeysOfThread; ++i) changes += params.histogram[end - i];
+  if (threadIdx.x == 0) shared.threshold = kKeys;
+  u64 reached = scan(changes, shared.scan).before;  // its barriers show the threshold to all
+  u32 threshold = kKeys;
+  for (u32 i = 1; i <= kKeysOfThread && end - i >= 1; ++i) {
+    reached += params.histogram[end - i];
+    if (reached > params.budget) break;
+    threshold = end - i;
+  }
+  atomicMin(&shared.threshold, threshold);
+  __syncthreads();  // every thread has had its say, the answer can be read
+  if (threadIdx.x == 0) *params.threshold = shared.threshold;
+}

@@ -1,0 +1,19 @@
+"""The kernels, compiled for this CPU once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.on_cpu import PLAIN, KernelsOnCpu, Order, build
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("kernels") / "plain.so", PLAIN)
+
+
+@pytest.fixture(params=Order, ids=lambda order: order.name.lower())
+def kernels(request: pytest.FixtureRequest, library: Path) -> KernelsOnCpu:
+    """Run in one order; the arrays of elements are aligned to 16 bytes in the first one only."""
+    order: Order = request.param
+    return KernelsOnCpu(library, order=order, shift=2 * order.value)

@@ -1,0 +1,312 @@
+// Runs the source of a kernel on a CPU, unchanged: include this, then the .cu file.
+//
+// The threads of a CTA are fibers of one host thread, so a run is deterministic and repeats.
+// Between two barriers they run one after another, in an order that the caller chooses: what two
+// orders answer differently is a race. A barrier that not all of its threads reach is an error, and
+// so is one that they reach at different lines. Shared memory is poisoned before each CTA.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace cuda_on_cpu {
+
+constexpr unsigned kWarp = 32;
+constexpr std::size_t kStackBytes = 128 << 10;
+constexpr unsigned char kPoison = 0xA5;
+
+enum class Order { kForward, kBackward, kShuffled };
+
+struct Index {
+  unsigned x{0}, y{0}, z{0};
+};
+
+// Where a fiber waits: nowhere, or at a line for the CTA or for the lanes of a mask.
+enum class Wait { kNone, kBlock, kWarp, kEnd };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  void* fake_stack{nullptr};
+  unsigned thread{0};
+  Wait wait{Wait::kNone};
+  int line{0};
+  unsigned mask{0};
+  std::uint64_t given{0};
+  unsigned source{0};  // the lane whose number a shuffle takes; itself where there is none
+  std::uint64_t got{0};
+  unsigned votes{0};
+};
+
+class Cta {
+ public:
+  static Cta& current() {
+    static Cta cta;
+    return cta;
+  }
+
+  // Runs every CTA of the grid. Empty, or what went wrong; then the rest was not run.
+  std::string run(unsigned blocks, unsigned threads, Order order, unsigned seed,
+                  const std::function<void()>& kernel) {
+    grid = {blocks, 1, 1};
+    size = {threads, 1, 1};
+    order_ = order;
+    random_.seed(seed);
+    kernel_ = &kernel;
+    std::vector<unsigned> turns(blocks);
+    for (unsigned i = 0; i < blocks; ++i) turns[i] = i;
+    arrange(turns);
+    for (const unsigned turn : turns) {
+      block = {turn, 0, 0};
+      poison_shared();
+      if (std::string error = run_block(); !error.empty()) {
+        return "block " + std::to_string(turn) + ": " + error;
+      }
+    }
+    return {};
+  }
+
+  // Of the fiber that runs.
+  void sync_block(int line) { suspend(Wait::kBlock, line, 0); }
+  unsigned vote_block(int line, bool vote) {
+    fibers_[thread.x].given = vote;
+    suspend(Wait::kBlock, line, 0);
+    return fibers_[thread.x].votes;
+  }
+  unsigned ballot(int line, unsigned mask, bool vote) {
+    fibers_[thread.x].given = vote;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].votes;
+  }
+  std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number, unsigned source) {
+    fibers_[thread.x].given = number;
+    fibers_[thread.x].source = source;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].got;
+  }
+
+  Index grid, size, block, thread;
+
+ private:
+  static void entry() {
+    Cta& cta = current();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &cta.host_bottom_, &cta.host_bytes_);
+#endif
+    (*cta.kernel_)();
+    cta.suspend(Wait::kEnd, 0, 0);
+  }
+
+  void arrange(std::vector<unsigned>& turns) {
+    if (order_ == Order::kBackward) std::reverse(turns.begin(), turns.end());
+    if (order_ == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random_);
+  }
+
+  void suspend(Wait wait, int line, unsigned mask) {
+    Fiber& fiber = fibers_[thread.x];
+    fiber.wait = wait;
+    fiber.line = line;
+    fiber.mask = mask;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(wait == Wait::kEnd ? nullptr : &fiber.fake_stack, host_bottom_,
+                                   host_bytes_);
+#endif
+    swapcontext(&fiber.context, &host_);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, &host_bottom_, &host_bytes_);
+#endif
+  }
+
+  void resume(Fiber& fiber) {
+    thread = {fiber.thread, 0, 0};
+    fiber.wait = Wait::kNone;
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake_stack = nullptr;
+    __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.get(), kStackBytes);
+#endif
+    swapcontext(&host_, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+  }
+
+  std::string run_block() {
+    while (fibers_.size() < size.x) {
+      fibers_.emplace_back();
+      fibers_.back().stack.reset(new char[kStackBytes]);
+    }
+    std::vector<unsigned> ready(size.x);
+    for (unsigned i = 0; i < size.x; ++i) {
+      Fiber& fiber = fibers_[i];
+      fiber.thread = i;
+      getcontext(&fiber.context);
+      fiber.context.uc_stack = {fiber.stack.get(), 0, kStackBytes};
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, &Cta::entry, 0);
+      ready[i] = i;
+    }
+    while (!ready.empty()) {
+      arrange(ready);
+      for (const unsigned i : ready) resume(fibers_[i]);
+      ready.clear();
+      for (unsigned warp = 0; warp < size.x; warp += kWarp) open_warp(warp, ready);
+      if (ready.empty()) open_block(ready);
+    }
+    const auto end = fibers_.begin() + size.x;
+    const auto stuck =
+        std::find_if(fibers_.begin(), end, [](const Fiber& one) { return one.wait != Wait::kEnd; });
+    return stuck == end ? "" : describe(*stuck);
+  }
+
+  // Lets lanes go on that wait with all the lanes of their mask, at one line.
+  void open_warp(unsigned first, std::vector<unsigned>& ready) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      const Fiber& leader = fibers_[first + lane];
+      if (leader.wait != Wait::kWarp) continue;
+      bool is_whole = (leader.mask >> lane & 1) != 0;
+      unsigned votes = 0;
+      for (unsigned other = 0; other < kWarp; ++other) {
+        if ((leader.mask >> other & 1) == 0) continue;
+        const Fiber& fiber = fibers_[first + other];
+        is_whole = is_whole && fiber.wait == Wait::kWarp && fiber.mask == leader.mask &&
+                   fiber.line == leader.line;
+        if (fiber.given != 0) votes |= 1U << other;
+      }
+      if (!is_whole) continue;
+      const unsigned mask = leader.mask;
+      for (unsigned other = 0; other < kWarp; ++other) {
+        if ((mask >> other & 1) == 0) continue;
+        Fiber& fiber = fibers_[first + other];
+        fiber.got = fibers_[first + fiber.source % kWarp].given;
+        fiber.votes = votes;
+        ready.push_back(first + other);
+      }
+      for (unsigned other = 0; other < kWarp; ++other) {
+        if ((mask >> other & 1) != 0) fibers_[first + other].wait = Wait::kNone;
+      }
+    }
+  }
+
+  // Lets all threads go on if all wait for the CTA, at one line.
+  void open_block(std::vector<unsigned>& ready) {
+    unsigned votes = 0;
+    for (unsigned i = 0; i < size.x; ++i) {
+      if (fibers_[i].wait != Wait::kBlock || fibers_[i].line != fibers_[0].line) return;
+      votes += fibers_[i].given != 0;
+    }
+    for (unsigned i = 0; i < size.x; ++i) {
+      fibers_[i].votes = votes;
+      ready.push_back(i);
+    }
+  }
+
+  static std::string describe(const Fiber& fiber) {
+    return "thread " + std::to_string(fiber.thread) + " waits for ever at line " +
+           std::to_string(fiber.line) +
+           (fiber.wait == Wait::kBlock ? ": not all threads of the CTA came"
+                                       : ": not all lanes of its mask came");
+  }
+
+  static void poison_shared();
+
+  Order order_{Order::kForward};
+  std::mt19937 random_;
+  const std::function<void()>* kernel_{nullptr};
+  ucontext_t host_;
+  std::vector<Fiber> fibers_;
+  const void* host_bottom_{nullptr};
+  std::size_t host_bytes_{0};
+};
+
+}  // namespace cuda_on_cpu
+
+// What is __shared__ lies in one section, so that all of it can be poisoned.
+extern "C" char __start_cuda_shared[], __stop_cuda_shared[];
+
+__attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_shared() {
+  volatile char* at = __start_cuda_shared;
+  for (; at != __stop_cuda_shared; ++at) *at = static_cast<char>(kPoison);
+}
+
+// ---- the language -------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static __attribute__((section("cuda_shared")))
+#define gridDim (cuda_on_cpu::Cta::current().grid)
+#define blockDim (cuda_on_cpu::Cta::current().size)
+#define blockIdx (cuda_on_cpu::Cta::current().block)
+#define threadIdx (cuda_on_cpu::Cta::current().thread)
+
+// ---- barriers and lanes -------------------------------------------------------------------------
+
+#define __syncthreads() cuda_on_cpu::Cta::current().sync_block(__LINE__)
+#define __syncthreads_or(vote) \
+  static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, (vote) != 0) != 0)
+#define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
+#define __shfl_up_sync(mask, number, by) \
+  cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), -(int)(by))
+#define __shfl_down_sync(mask, number, by) \
+  cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), (int)(by))
+
+namespace cuda_on_cpu {
+
+template <typename T>
+T shuffle_by(int line, unsigned mask, T number, int by) {
+  static_assert(std::is_unsigned_v<T>);
+  Cta& cta = Cta::current();
+  const int lane = static_cast<int>(cta.thread.x % kWarp);
+  const int source = lane + by;
+  const bool is_in_warp = source >= 0 && source < static_cast<int>(kWarp);
+  return static_cast<T>(
+      cta.shuffle(line, mask, number, static_cast<unsigned>(is_in_warp ? source : lane)));
+}
+
+}  // namespace cuda_on_cpu
+
+// ---- bits and atomics ---------------------------------------------------------------------------
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
+// One fiber runs at a time, so each is one step.
+template <typename T>
+T atomicAdd(T* at, T number) {
+  const T old = *at;
+  *at = static_cast<T>(old + number);
+  return old;
+}
+template <typename T>
+T atomicOr(T* at, T bits) {
+  const T old = *at;
+  *at = old | bits;
+  return old;
+}
+template <typename T>
+T atomicMin(T* at, T number) {
+  const T old = *at;
+  *at = std::min(old, number);
+  return old;
+}
+template <typename T>
+T atomicCAS(T* at, T expected, T desired) {
+  const T old = *at;
+  if (old == expected) *at = desired;
+  return old;
+}

@@ -1,0 +1,297 @@
+"""The CUDA kernels as functions on arrays: their source, compiled for a CPU, one fiber a thread."""
+
+import ctypes
+import shlex
+import subprocess
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.reference.delta import Bits, Delta
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+# nvcc's dialect: vectors are read through pointers of their own type.
+FLAGS = shlex.split("-std=c++20 -shared -fPIC -fno-strict-aliasing -Wall -Wextra -Werror")
+SANITISED = shlex.split(
+    "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+)
+PLAIN = ["-O2"]
+SIZES = {16_384: "16ki", 65_536: "64ki"}
+ELEMENTS_OF_THREAD = 128
+GAP, RAW, DEFERRED = 1, 2, 15
+KEYS = 1 << 15
+MASK64 = (1 << 64) - 1
+POISON = 0xA5
+Words = npt.NDArray[np.uint32]
+
+
+class Order(Enum):
+    """In which order threads run between two barriers, and CTAs of a grid."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    SHUFFLED = 2
+
+
+def build(target: Path, flags: list[str]) -> Path:
+    """Compile the kernels for this CPU."""
+    command = ["g++", *FLAGS, "-Wno-unknown-pragmas", *flags, f"-I{ROOT / 'kernels'}", f"-I{HERE}"]
+    done = subprocess.run(
+        [*command, HERE / "kernels_on_cpu.cpp", "-o", target],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+class Buffer:
+    """Memory of `size` bytes at an address that is `shift` above a multiple of 16, poisoned.
+
+    Poisoned guards lie on both sides, unless a sanitizer watches them.
+    """
+
+    def __init__(self, size: int, *, guard: int, shift: int = 0) -> None:
+        self._whole = np.full(guard + 16 + shift + size + guard, POISON, np.uint8)
+        base = self._whole.ctypes.data + guard
+        self._start = guard + -base % 16 + shift
+        if not guard:  # the end is where the allocation ends; malloc aligns to 16
+            assert base % 16 == 0
+            self._whole = np.full(shift + size, POISON, np.uint8)
+            self._start = shift
+        self._size = size
+        self.address = self._whole.ctypes.data + self._start
+
+    def view(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        return self._whole[self._start : self._start + self._size].view(dtype)
+
+    def check(self) -> None:
+        outside = self._whole.copy()
+        outside[self._start : self._start + self._size] = POISON
+        assert (outside == POISON).all(), "a kernel wrote outside its memory"
+
+
+def params(names: str) -> type[ctypes.Structure]:
+    """Make the struct of a kernel: every field is eight bytes wide, but those that say /4."""
+    fields = [
+        (name.removesuffix("/4"), ctypes.c_uint32 if name.endswith("/4") else ctypes.c_uint64)
+        for name in names.split()
+    ]
+    return type("Params", (ctypes.Structure,), {"_fields_": fields})
+
+
+PackParams = params(
+    "bits shadow count threshold arena arena_words cursor entries offsets digest first_index seed"
+)
+ApplyParams = params("entries offsets payload payload_words weights count bad_block is_undo/4")
+UnpackParams = params(
+    "entries offsets first_outputs payload payload_words base count positions values output_count "
+    "bad_block"
+)
+DigestParams = params("bits count first_index seed sums")
+HistogramParams = params("bits shadow count histogram")
+ThresholdParams = params("histogram budget threshold")
+
+
+@dataclass
+class Packed:
+    """What a pack left behind."""
+
+    entries: list[int]
+    offsets: list[int]
+    arena: Words
+    cursor: int
+    digest: tuple[int, int]
+
+    def payload(self) -> list[int]:
+        """Gather the payloads in the order of the table."""
+        return self.payload_of(self.entries)
+
+    def payload_of(self, entries: list[int], *, first_block: int = 0) -> list[int]:
+        """Gather the payloads of what `entries` say of the blocks from `first_block` on."""
+        offsets = self.offsets[first_block : first_block + len(entries)]
+        return [
+            word
+            for entry, offset in zip(entries, offsets, strict=True)
+            for word in self.arena[offset : offset + (entry >> 44)].tolist()
+        ]
+
+
+class KernelsOnCpu:
+    """Each kernel, run in one order of its threads."""
+
+    def __init__(self, library: Path, *, order: Order, guard: int = 64, shift: int = 0) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._order = order
+        self._guard = guard
+        self._shift = shift  # of every array of 16-bit elements
+        self._buffers: list[Buffer] = []
+
+    def _put(self, array: npt.NDArray[np.generic]) -> Buffer:
+        shift = self._shift if array.dtype == np.uint16 else 0
+        buffer = Buffer(array.nbytes, guard=self._guard, shift=shift)
+        buffer.view(array.dtype)[:] = array
+        self._buffers.append(buffer)
+        return buffer
+
+    def _empty(self, count: int, dtype: npt.DTypeLike) -> Buffer:
+        shift = self._shift if dtype == np.uint16 else 0
+        buffer = Buffer(count * np.dtype(dtype).itemsize, guard=self._guard, shift=shift)
+        self._buffers.append(buffer)
+        return buffer
+
+    def launch(self, name: str, values: ctypes.Structure, *, blocks: int, threads: int) -> None:
+        run = getattr(self._library, f"run_{name}_kernel")
+        run.restype = ctypes.c_char_p
+        error = run(ctypes.byref(values), blocks, threads, self._order.value, 1)
+        assert error == b"", error.decode()
+        for buffer in self._buffers:
+            buffer.check()
+        self._buffers.clear()
+
+    def pack(
+        self,
+        new: Bits,
+        shadow: Bits,
+        *,
+        block_elements: int,
+        threshold: int | None = None,
+        arena_words: int | None = None,
+        first_index: int = 0,
+        seed: int = 0,
+        has_digest: bool = True,
+        lie_words: int = 0,
+        lie_shift: int = 0,
+    ) -> Packed:
+        """Pack; moves `shadow`. The lies are a larger arena and a wrong address for the entries."""
+        blocks = -(-len(new) // block_elements)
+        words = blocks * block_elements // 2 if arena_words is None else arena_words
+        bits, old = self._put(new), self._put(shadow)
+        limit = self._put(np.array([threshold or 0], np.uint32))
+        arena = self._empty(words, np.uint32)
+        cursor, sums = self._put(np.zeros(1, np.uint64)), self._put(np.zeros(2, np.uint64))
+        entries, offsets = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
+        values = PackParams(
+            bits=bits.address,
+            shadow=old.address,
+            count=len(new),
+            threshold=0 if threshold is None else limit.address,
+            arena=arena.address,
+            arena_words=words + lie_words,
+            cursor=cursor.address,
+            entries=entries.address + lie_shift,
+            offsets=offsets.address,
+            digest=sums.address if has_digest else 0,
+            first_index=first_index,
+            seed=seed,
+        )
+        name = f"delta_pack_{SIZES[block_elements]}"
+        self.launch(name, values, blocks=blocks, threads=block_elements // ELEMENTS_OF_THREAD)
+        shadow[:] = old.view(np.uint16)
+        first, second = sums.view(np.uint64).tolist()
+        return Packed(
+            entries.view(np.uint64).tolist(),
+            offsets.view(np.uint64).tolist(),
+            arena.view(np.uint32).copy(),
+            int(cursor.view(np.uint64)[0]),
+            (first, second),
+        )
+
+    def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
+        """Apply in place; return the least block that was corrupt."""
+        entries, offsets, payload = self._put_delta(delta)
+        target, bad = self._put(weights), self._put(np.full(1, MASK64, np.uint64))
+        values = ApplyParams(
+            entries=entries.address,
+            offsets=offsets.address,
+            payload=payload.address,
+            payload_words=len(delta.payload),
+            weights=target.address,
+            count=delta.count,
+            bad_block=bad.address,
+            is_undo=undo,
+        )
+        name = f"delta_apply_{SIZES[delta.block_elements]}"
+        threads = delta.block_elements // ELEMENTS_OF_THREAD
+        self.launch(name, values, blocks=len(delta.entries), threads=threads)
+        weights[:] = target.view(np.uint16)
+        return bad_block(bad)
+
+    def unpack(
+        self, delta: Delta, base: Bits, *, output_count: int | None = None
+    ) -> tuple[list[int], list[int], int | None]:
+        """List positions and values; the places of a corrupt block keep their poison."""
+        entries, offsets, payload = self._put_delta(delta)
+        changed = [entry >> 4 & 0xFFFFF for entry in delta.entries]
+        firsts = self._put(np.cumsum([0, *changed])[:-1].astype(np.uint64))
+        positions, new = self._empty(sum(changed), np.int64), self._empty(sum(changed), np.uint16)
+        bad = self._put(np.full(1, MASK64, np.uint64))
+        values = UnpackParams(
+            entries=entries.address,
+            offsets=offsets.address,
+            first_outputs=firsts.address,
+            payload=payload.address,
+            payload_words=len(delta.payload),
+            base=self._put(base).address,
+            count=delta.count,
+            positions=positions.address,
+            values=new.address,
+            output_count=sum(changed) if output_count is None else output_count,
+            bad_block=bad.address,
+        )
+        name = f"topk_unpack_{SIZES[delta.block_elements]}"
+        threads = delta.block_elements // ELEMENTS_OF_THREAD
+        self.launch(name, values, blocks=len(delta.entries), threads=threads)
+        return positions.view(np.int64).tolist(), new.view(np.uint16).tolist(), bad_block(bad)
+
+    def _put_delta(self, delta: Delta) -> tuple[Buffer, Buffer, Buffer]:
+        sizes = [entry >> 44 for entry in delta.entries]
+        return (
+            self._put(np.array(delta.entries, np.uint64)),
+            self._put(np.cumsum([0, *sizes])[:-1].astype(np.uint64)),
+            self._put(np.array(delta.payload, np.uint32)),
+        )
+
+    def digest(
+        self, bits: Bits, *, first_index: int = 0, seed: int = 0, blocks: int = 2
+    ) -> tuple[int, int]:
+        sums = self._put(np.zeros(2, np.uint64))
+        values = DigestParams(
+            bits=self._put(bits).address,
+            count=len(bits),
+            first_index=first_index,
+            seed=seed,
+            sums=sums.address,
+        )
+        self.launch("digest", values, blocks=blocks, threads=256)
+        first, second = sums.view(np.uint64).tolist()
+        return first, second
+
+    def histogram(self, new: Bits, shadow: Bits, *, blocks: int = 2) -> npt.NDArray[np.uint64]:
+        histogram = self._put(np.zeros(KEYS, np.uint64))
+        values = HistogramParams(
+            bits=self._put(new).address,
+            shadow=self._put(shadow).address,
+            count=len(new),
+            histogram=histogram.address,
+        )
+        self.launch("topk_histogram", values, blocks=blocks, threads=512)
+        return histogram.view(np.uint64).copy()
+
+    def threshold(self, histogram: npt.NDArray[np.uint64], *, budget: int) -> int:
+        answer = self._empty(1, np.uint32)
+        values = ThresholdParams(
+            histogram=self._put(histogram).address, budget=budget, threshold=answer.address
+        )
+        self.launch("topk_threshold", values, blocks=1, threads=1024)
+        return int(answer.view(np.uint32)[0])
+
+
+def bad_block(word: Buffer) -> int | None:
+    number = int(word.view(np.uint64)[0])
+    return None if number == MASK64 else number

@@ -1,0 +1,253 @@
+"""Every kernel gives the reference's bits, in every order of its threads, at every alignment."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kernels.cases import (
+    CASES,
+    Case,
+    answer,
+    apply_agrees,
+    corruption_changes_nothing,
+    corruption_lists_nothing,
+    corruptions,
+    cut_delta_is_found,
+    cut_deltas,
+    digest_agrees,
+    histogram_agrees,
+    pack_agrees,
+    position_past_a_short_end,
+    unpack_agrees,
+)
+from tests.kernels.on_cpu import DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
+from tests.reference import delta as reference
+from tests.reference.delta import Delta
+
+TOPK = Case(16_384, 16_390, 0.4, 0.5)
+SPECIAL = Case(16_384, 3_001, is_special=True)
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@each_case
+def test_pack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
+    pack_agrees(kernels, case)
+
+
+@each_case
+def test_apply_and_undo_are_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
+    apply_agrees(kernels, case)
+
+
+@each_case
+def test_unpack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
+    unpack_agrees(kernels, case)
+
+
+@each_case
+def test_digest_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
+    digest_agrees(kernels, case)
+
+
+@each_case
+def test_histogram_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
+    histogram_agrees(kernels, case)
+
+
+def test_16_byte_alignment_is_enough_for_one_array_only(library: Path) -> None:
+    case = Case(16_384, 16_390, 0.1)
+    for shift in (4, 8, 14):
+        pack_agrees(KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift), case)
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_digest_is_that_of_any_grid_and_any_split(kernels: KernelsOnCpu, blocks: int) -> None:
+    bits = answer(Case(16_384, 16_385)).new
+    whole = kernels.digest(bits, seed=5, blocks=blocks)
+    assert whole == reference.digest(bits, seed=5)
+    parts = [
+        kernels.digest(bits[:4_100], seed=5),
+        kernels.digest(bits[4_100:], seed=5, first_index=4_100),
+    ]
+    assert tuple(sum(both) & reference.MASK64 for both in zip(*parts, strict=True)) == whole
+
+
+def test_pack_without_a_digest_gives_the_same_delta(kernels: KernelsOnCpu) -> None:
+    case = Case(16_384, 16_385)
+    want = answer(case)
+    packed = kernels.pack(want.new, want.old.copy(), block_elements=case.block, has_digest=False)
+    assert packed.payload() == want.delta.payload
+    assert packed.digest == (0, 0)
+
+
+# ---- an arena that is too small ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [None, 0x3C00])
+@pytest.mark.parametrize("room", [0, 1, 0.5, -1])
+def test_deferred_block_is_packed_by_the_next_pack(
+    kernels: KernelsOnCpu, room: float, threshold: int | None
+) -> None:
+    case = Case(16_384, 5 * 16_384 + 77, 0.05)
+    want = answer(case, threshold or 0)
+    need = len(want.delta.payload)
+    words = need - 1 if room == -1 else int(room * need) if room < 1 else 1
+    shadow = want.old.copy()
+    first = kernels.pack(
+        want.new, shadow, block_elements=case.block, threshold=threshold, arena_words=words
+    )
+    assert first.cursor == need, "the cursor says how large an arena must be"
+    deferred = [entry == DEFERRED for entry in first.entries]
+    assert any(deferred)
+    assert [entry for entry in first.entries if entry != DEFERRED] == [
+        entry for entry, is_late in zip(want.delta.entries, deferred, strict=True) if not is_late
+    ]
+    # Read with the deferred blocks as EMPTY, it is the delta of what the shadow became.
+    sent = [0 if is_late else entry for entry, is_late in zip(first.entries, deferred, strict=True)]
+    after = want.old.copy()
+    reference.apply(Delta(case.count, case.block, sent, first.payload_of(sent)), after)
+    assert np.array_equal(shadow, after)
+    assert first.digest == reference.digest(shadow)
+
+    second = kernels.pack(want.new, shadow, block_elements=case.block, threshold=threshold)
+    assert second.entries == [
+        entry if is_late else 0 for entry, is_late in zip(want.delta.entries, deferred, strict=True)
+    ]
+    assert np.array_equal(shadow, want.after())
+    assert second.digest == reference.digest(shadow)
+    packs = [second if is_late else first for is_late in deferred]
+    gathered = [
+        word
+        for block, pack in enumerate(packs)
+        for word in pack.payload_of([want.delta.entries[block]], first_block=block)
+    ]
+    assert gathered == want.delta.payload
+
+
+def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
+    case = Case(16_384, 40_961, 0.03, 0.2)
+    want = answer(case)
+    packed = kernels.pack(
+        want.new,
+        want.old.copy(),
+        block_elements=case.block,
+        arena_words=len(want.delta.payload),
+    )
+    assert packed.entries == want.delta.entries
+
+
+# ---- top-k ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
+@pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
+def test_threshold_is_the_reference_and_pack_keeps_to_it(
+    kernels: KernelsOnCpu, case: Case, budget: int
+) -> None:
+    want = answer(case)
+    threshold = kernels.threshold(kernels.histogram(want.new, want.old), budget=budget)
+    assert threshold == reference.topk_threshold(want.new, want.old, budget)
+    pack_agrees(kernels, case, threshold=threshold)
+
+
+@pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 12_345, 32_767])
+def test_threshold_is_exact_at_every_place(kernels: KernelsOnCpu, at: int) -> None:
+    histogram = np.zeros(1 << 15, np.uint64)
+    histogram[at] = (1 << 33) + 1
+    assert kernels.threshold(histogram, budget=1 << 33) == at + 1
+    assert kernels.threshold(histogram, budget=(1 << 33) + 1) == 1
+
+
+def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
+    pack_agrees(kernels, SPECIAL, threshold=None)
+    pack_agrees(kernels, SPECIAL, threshold=0)
+
+
+# ---- corrupt deltas ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("corruption", corruptions(), ids=lambda one: one.name)
+def test_corrupt_block_changes_nothing(kernels: KernelsOnCpu, corruption) -> None:
+    corruption_changes_nothing(kernels, corruption)
+    corruption_lists_nothing(kernels, corruption)
+
+
+@pytest.mark.parametrize("delta", cut_deltas(), ids=["by_a_word", "wholly"])
+def test_payload_that_was_cut_changes_nothing_past_its_end(
+    kernels: KernelsOnCpu, delta: Delta
+) -> None:
+    cut_delta_is_found(kernels, delta)
+
+
+def test_position_past_a_short_end_is_found(kernels: KernelsOnCpu) -> None:
+    weights = np.zeros(19, np.uint16)
+    assert kernels.apply(position_past_a_short_end(), weights) == 0
+    assert not weights.any()
+
+
+def test_output_that_is_too_small_is_left_alone(kernels: KernelsOnCpu) -> None:
+    want = answer(Case(16_384, 40_961, 0.03, 0.2))
+    changed = [entry >> 4 & 0xFFFFF for entry in want.delta.entries]
+    positions, values, bad = kernels.unpack(want.delta, want.old, output_count=sum(changed) - 1)
+    assert bad == len(changed) - 1
+    whole = reference.topk_unpack(want.delta, want.old)
+    sound = sum(changed[:-1])
+    assert (positions[:sound], values[:sound]) == (whole[0][:sound], whole[1][:sound])
+    assert set(values[sound:]) == {0xA5A5}
+
+
+# ---- under the sanitizers ------------------------------------------------------------------------
+
+
+def run_sanitised(library: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Run `tests/kernels/sanitised.py` in a process that starts with the sanitizer's runtime."""
+    runtime = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], text=True, capture_output=True, check=True
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "tests.kernels.sanitised", library, what],
+        cwd=ROOT,
+        env={
+            "LD_PRELOAD": runtime.stdout.strip(),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def sanitised_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("kernels") / "sanitised.so", SANITISED)
+
+
+def test_kernels_touch_only_their_memory(sanitised_library: Path) -> None:
+    done = run_sanitised(sanitised_library, "cases")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "all agree\n"
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        ("short_arena", "heap-buffer-overflow"),
+        ("misaligned_entries", "misaligned address"),
+    ],
+)
+def test_planted_fault_is_caught(sanitised_library: Path, lie: str, says: str) -> None:
+    done = run_sanitised(sanitised_library, lie)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_guards_see_what_a_kernel_writes_outside(library: Path) -> None:
+    kernels = KernelsOnCpu(library, order=Order.FORWARD)
+    want = answer(Case(16_384, 33, 0.5))
+    with pytest.raises(AssertionError, match="outside its memory"):
+        kernels.pack(want.new, want.old.copy(), block_elements=16_384, arena_words=1, lie_words=9)
