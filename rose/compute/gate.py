@@ -9,7 +9,7 @@ from rose.errors import DeadlineExceeded
 class BorrowerGate(Protocol):
     """The borrower's half of a gate. One thread calls it.
 
-    The life of a step: `begin_step` → `pass_`, `pass_`, … → `finish` → `leave` → `end_step`.
+    The life of a step: `begin_step` → `pass_`, `pass_`, … → `settle` → `leave` → `end_step`.
     """
 
     def begin_step(self) -> None:
@@ -20,8 +20,8 @@ class BorrowerGate(Protocol):
         """End the segment before and start the next, if that is allowed within the time."""
         ...
 
-    def finish(self, *, timeout_ms: float) -> Verdict:
-        """Wait until the step's work is done; the engine may then read its results."""
+    def settle(self, *, timeout_ms: float) -> Verdict:
+        """Wait until nothing of the step waits at a gate; its results can then be waited for."""
         ...
 
     def leave(self) -> None:
@@ -56,8 +56,8 @@ class SynchronousGate:
             return Verdict.TIMED_OUT
         return self._gate.pass_(timeout_ms=timeout_ms)
 
-    def finish(self, *, timeout_ms: float) -> Verdict:
-        """Wait for the last segment; its results are then on the device."""
+    def settle(self, *, timeout_ms: float) -> Verdict:
+        """Wait for the last segment."""
         return self.pass_(timeout_ms=timeout_ms)
 
     def leave(self) -> None:

@@ -110,16 +110,16 @@ class RolloutLane:
         self._until_passed(self._gate.pass_)
 
     def finish(self) -> None:
-        """Wait until the step's work is done; call it before its results are read.
+        """Wait until nothing of the step waits at a gate; call it before its results are read.
 
-        On a CPU this is one more gate. On a GPU the host has run ahead of the stream, and waits
-        here with its leases renewed.
+        On a CPU this is one more gate. On a GPU the host has run ahead of its stream; it waits here
+        with its leases renewed, and not in a call of the engine's that an abort could not reach.
 
         Raises:
             StepAborted: as `gate`.
             Unavailable: as `gate`.
         """
-        self._until_passed(self._gate.finish)
+        self._until_passed(self._gate.settle)
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
