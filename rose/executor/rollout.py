@@ -90,8 +90,9 @@ class RolloutLane:
         self._renew()
         if self._is_late():
             return Refusal(Reason.LATE)
-        self._gate.begin_step()
-        verdict = self._gate.pass_(timeout_ms=timeout_ms)
+        with self._reporting:
+            self._gate.begin_step()
+            verdict = self._gate.pass_(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
             return Quantum(self)
@@ -124,7 +125,8 @@ class RolloutLane:
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:
             self._renew()
-            verdict = attempt(timeout_ms=_LOOK_UP_MS)
+            with self._reporting:
+                verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
                 return
             if verdict == Verdict.ABORTED:

@@ -1,0 +1,266 @@
+"""A device that is a GPU: the executor over the fake driver, whose streams execute."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rose._core import CudaDriver, GateKind
+from rose.errors import InvalidArgument, StepAborted, Unavailable
+from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
+from rose.memory import DeviceArray
+from rose.units import MIB
+from tests.fake_driver import Fake, in_child
+
+SLAB = 2 * MIB
+SLABS = 8
+SERVING_KV = KVGeometry(layers=2, block_tokens=16, bytes_per_token=16384)  # 8 blocks in a slab
+ROLLOUT_KV = KVGeometry(layers=4, block_tokens=8, bytes_per_token=16384)  # 16 blocks in a slab
+# No deadline that a busy machine misses; an engine so slow that it takes little within one.
+CALM: dict[str, Any] = {
+    "revoke_ms": 5000.0,
+    "blocking_ms": 50_000.0,
+    "heartbeat_ttl_ms": 5000.0,
+    "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
+}
+OUT_OF_MEMORY = 2
+LAUNCH_FAILED = 719
+MEMOP_MISSING = {"FAKECUDA_MISSING": "cuStreamBatchMemOp"}
+
+
+class Rig:
+    """Both lanes on GPU 0."""
+
+    def __init__(self, **knobs: Any) -> None:
+        self.device = CoServing.open(
+            "cuda:0",
+            pool_bytes=(SLABS + 2) * SLAB,
+            slab_bytes=SLAB,
+            policy=Policy(**{**CALM, **knobs}),
+        )
+        self.serving = self.device.serving(
+            SERVING_KV,
+            slo=SLO(ttft_ms=200_000, tpot_ms=1000),
+            reserve_bytes=SLAB,
+            step_tokens=32,
+            request_tokens=64,
+        )
+        self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+
+    def step(self) -> Quantum:
+        """Start a step, whenever that is allowed."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            match self.rollout.try_step(timeout_ms=50):
+                case Quantum() as quantum:
+                    return quantum
+        raise AssertionError("no step was allowed in time")
+
+    def close(self) -> None:
+        self.device.close()
+        self.device.arbiter.check_invariants()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.001)
+
+
+@in_child()
+def test_tenants_get_streams_of_their_own_and_a_tested_gate(fake: Fake) -> None:
+    rig = Rig()
+    assert rig.device.gate_choice.kind is GateKind.MEMOP
+    assert rig.serving.stream not in (None, 0, rig.rollout.stream)
+    created = [line for line in fake.log() if line.startswith("cuStreamCreateWithPriority")]
+    assert len(created) == 2
+    rig.close()
+
+
+@in_child()
+def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
+    rig = Rig()
+    with rig.step():
+        rig.rollout.gate()
+        rig.rollout.finish()
+    rig.close()
+    del rig
+    gc.collect()
+    assert fake.live() == []
+    assert fake.faults() == []
+
+
+@in_child()
+def test_steps_run_while_serving_is_idle_and_none_starts_after_an_arrival(fake: Fake) -> None:
+    rig = Rig()
+    with rig.step():
+        rig.rollout.gate()
+        rig.rollout.finish()
+    passed = rig.device.gate.passed
+    assert passed >= 2
+    rig.serving.arrived("a", prompt_tokens=8)
+    match rig.rollout.try_step(timeout_ms=20):
+        case Quantum():
+            raise AssertionError("a step began although serving has a request")
+        case Refusal():
+            pass
+    assert rig.device.gate.passed == passed
+    rig.serving.finished("a")
+    with rig.step():
+        rig.rollout.finish()
+    assert rig.device.gate.passed > passed
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_serving_steps_never_wait_for_the_gpu_on_the_host(fake: Fake) -> None:
+    rig = Rig()
+    quantum = rig.step()
+    with rig.serving.step():
+        pass
+    assert list(rig.serving.blocked_ms) == []
+    quantum.__exit__(None, None, None)
+    rig.close()
+
+
+@in_child()
+def test_memory_goes_out_and_comes_home_without_a_driver_call(fake: Fake) -> None:
+    rig = Rig()
+    wait_for(lambda: rig.rollout.ensure(16))
+    blocks = rig.rollout.kv.allocator.alloc(16)
+    assert blocks is not None
+    rig.rollout.on_revoke = lambda revocation: (
+        revocation.begin(()),
+        rig.rollout.kv.allocator.free(blocks),
+    )
+    memory_calls = [line for line in fake.log() if line.startswith("cuMem")]
+    free = rig.serving.kv.allocator.free_blocks
+    assert rig.serving.ensure(free + SLABS * 8 - 8)  # all but serving's own slab
+    assert [line for line in fake.log() if line.startswith("cuMem")] == memory_calls
+    rig.close()
+
+
+@in_child()
+def test_an_aborted_step_lets_out_what_is_in_its_stream_and_then_its_slabs(fake: Fake) -> None:
+    rig = Rig()
+    wait_for(lambda: rig.rollout.ensure(16))
+    blocks = rig.rollout.kv.allocator.alloc(16)
+    outcome: list[str] = []
+    in_step, may_go_on = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with rig.step():
+            pin = rig.rollout.pin(blocks)
+            in_step.set()
+            may_go_on.wait(30)
+            try:
+                for _ in range(100):
+                    rig.rollout.gate()
+                outcome.append("passed")
+            except StepAborted:
+                outcome.append("aborted")
+            rig.rollout.unpin(pin)
+            rig.rollout.kv.allocator.free(blocks)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert in_step.wait(30)
+    rig.serving.arrived("a", prompt_tokens=8)  # closes the gate
+    may_go_on.set()
+    free = rig.serving.kv.allocator.free_blocks
+    assert rig.serving.ensure(free + SLABS * 8 - 8)
+    thread.join(30)
+    assert outcome == ["aborted"]
+    assert fake.pending(rig.rollout.stream) == 0
+    rig.serving.finished("a")
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child(**MEMOP_MISSING)
+def test_without_gates_in_the_stream_the_host_waits_for_each_segment(fake: Fake) -> None:
+    rig = Rig()
+    assert rig.device.gate_choice.kind is GateKind.HOST
+    with rig.step():
+        before = fake.calls("cuStreamQuery")
+        rig.rollout.gate()
+        assert fake.calls("cuStreamQuery") > before
+        rig.rollout.finish()
+    rig.serving.arrived("a", prompt_tokens=8)
+    assert isinstance(rig.rollout.try_step(timeout_ms=20), Refusal)
+    rig.serving.finished("a")
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_a_gate_that_fails_ends_lending_and_not_serving(fake: Fake) -> None:
+    rig = Rig()
+    with rig.step():
+        fake.fail("cuStreamBatchMemOp", code=LAUNCH_FAILED)
+        with pytest.raises(Unavailable, match="cuStreamBatchMemOp"):
+            rig.rollout.gate()
+    assert rig.device.gave_back is not None
+    assert "cuStreamBatchMemOp" in rig.device.gave_back
+    rig.serving.arrived("a", prompt_tokens=8)
+    with rig.serving.step():
+        pass
+    rig.serving.finished("a")
+    rig.close()
+
+
+@in_child()
+def test_kv_is_described_for_torch_and_cupy_and_never_touched_by_the_host(fake: Fake) -> None:
+    rig = Rig()
+    kv = rig.rollout.kv
+    flat, views = kv.flat(), kv.views("float16")
+    assert isinstance(flat, DeviceArray)
+    about = flat.__cuda_array_interface__
+    assert about["data"] == (rig.device.arbiter.pool_address + kv.origin_bytes, False)
+    assert about["shape"] == (flat.nbytes,)
+    assert len(views) == ROLLOUT_KV.layers
+    steps = {b.address - a.address for a, b in zip(views, views[1:], strict=False)}
+    assert steps == {kv.blocks_per_slab * ROLLOUT_KV.layer_block_bytes}
+    ends = {view.address + view.nbytes for view in views}
+    assert max(ends) <= rig.device.arbiter.pool_address + rig.device.arbiter.pool_bytes
+    with pytest.raises(InvalidArgument):
+        rig.device.arbiter.pool_view()
+    rig.close()
+
+
+@in_child()
+def test_a_pool_that_does_not_fit_is_said_and_leaves_nothing(fake: Fake) -> None:
+    fake.fail("cuMemCreate", code=OUT_OF_MEMORY)
+    device = CoServing.open("cuda:0", pool_bytes=(SLABS + 2) * SLAB, slab_bytes=SLAB)
+    with pytest.raises(MemoryError, match="cuMemCreate"):
+        device.serving(SERVING_KV, slo=SLO(ttft_ms=1, tpot_ms=1), reserve_bytes=0)
+    device.close()
+    del device
+    gc.collect()
+    assert fake.live() == []
+
+
+@in_child()
+def test_a_gpu_that_is_not_there_is_one_sentence(fake: Fake) -> None:
+    with pytest.raises(InvalidArgument, match="no CUDA device 7"):
+        CoServing.open("cuda:7", pool_bytes=64 * MIB)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0,1", "CPU"])
+def test_another_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="use 'cpu', 'cuda' or 'cuda:<n>'"):
+        CoServing.open(name, pool_bytes=64 * MIB)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has an NVIDIA driver")
+def test_without_a_driver_a_gpu_is_refused_in_one_sentence() -> None:
+    with pytest.raises(Unavailable, match="no CUDA driver"):
+        CudaDriver.open()
+    with pytest.raises(Unavailable, match="no CUDA driver"):
+        CoServing.open("cuda:0", pool_bytes=64 * MIB)
