@@ -68,7 +68,7 @@ class Trial {
     if (!event.ok()) return event.status();
     behind_ = event.take();
     auto made = StreamGate::create(device_, gate_, request_.borrower, kind,
-                                   {.window = 1, .drain_ns = kWakeNs});
+                                   {.window = 1, .drain_ns = kWakeNs, .library = request_.library});
     if (!made.ok()) return made.status();
     stream_gate_ = made.take();
     return {};

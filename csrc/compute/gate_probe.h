@@ -13,7 +13,8 @@ struct ProbeRequest {
   CUstream borrower{nullptr};
   std::vector<CUstream> serving;       // every stream that serving uses in this process
   std::optional<int> max_connections;  // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
-  bool in_one_process{true};           // serving and borrower share a context
+  std::shared_ptr<const driver::KernelLibrary> library{};  // as in StreamGateConfig
+  bool in_one_process{true};                               // serving and borrower share a context
 };
 
 struct KindProbe {
