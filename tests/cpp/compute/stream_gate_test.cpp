@@ -70,6 +70,18 @@ struct Rig {
     borrower = made.take();
   }
 
+  // Whatever a test leaves in the stream runs out, and nothing of it stays behind.
+  ~Rig() {
+    fake().release(stream->get());
+    const Running runs;
+    borrower.reset();
+    CHECK_EQ(std::string{fake().live()}.find("events"), std::string::npos);
+    CHECK_EQ(std::string{fake().live()}.find("registered"), std::string::npos);
+    CHECK_EQ(std::string{fake().faults()}, "");
+  }
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
   // The fake has the kernel of any name; what it does is up to the test.
   std::shared_ptr<const KernelLibrary> gate_kernels() const {
     static constexpr std::byte kCode[64]{};
@@ -609,15 +621,11 @@ TEST(graph_beyond_the_window_goes_alone) {
   CHECK_EQ(rig.gate->passed(), 6);
 }
 
-TEST(graph_that_was_launched_two_billion_segments_ago_is_not_in_flight) {
+TEST(graph_that_rested_for_two_billion_segments_is_not_in_flight) {
   Rig rig{{}, 0x80000010U};
   const auto graph = rig.capture(1);
   rig.open(1);
   CHECK_EQ(rig.launch(*graph), Verdict::kPassed);
-  Rig later{{}, 5};
-  const auto fresh = later.capture(1);
-  later.open(1);
-  CHECK_EQ(later.launch(*fresh), Verdict::kPassed);
 }
 
 TEST(stream_that_is_captured_takes_no_numbered_gate_and_others_take_no_insertion) {
@@ -736,8 +744,7 @@ TEST(gate_goes_on_counting_from_the_segments_that_passed_without_the_bit_of_a_de
 
 TEST(gate_that_is_dropped_lets_its_stream_run_out) {
   Rig rig;
-  const std::string before = fake().live();
-  CHECK(before.find("registered 1") != before.npos);
+  CHECK(std::string{fake().live()}.find("registered 1") != std::string::npos);
   rig.open(0);
   CHECK_EQ(rig.pass(), Verdict::kPassed);
   rig.gate->close(CloseReason::kArrival);
@@ -747,13 +754,12 @@ TEST(gate_that_is_dropped_lets_its_stream_run_out) {
   }
   CHECK_EQ(rig.pending(), 0);
   CHECK(!rig.gate->is_draining());
-  CHECK_EQ(std::string{fake().live()}.find("registered"), std::string::npos);
-  CHECK_EQ(std::string{fake().live()}.find("events"), std::string::npos);
-  CHECK_EQ(std::string{fake().faults()}, "");
 }
 
 TEST(page_stays_when_the_device_still_waits_on_it) {
   Rig rig{{.drain_ns = kShortNs}};
+  const DevicePtr device = rig.device;
+  std::byte* page = rig.gate->page();
   rig.open(0);
   CHECK_EQ(rig.pass(), Verdict::kPassed);
   fake().hold(rig.stream->get());
@@ -763,6 +769,8 @@ TEST(page_stays_when_the_device_still_waits_on_it) {
   fake().release(rig.stream->get());
   CHECK_EQ(rig.pending(), 0);
   CHECK_EQ(std::string{fake().faults()}, "");
+  const Current current{*device};  // for the tests after this one
+  CHECK_EQ(device->driver().entries().cuMemHostUnregister(page), kSuccess);
 }
 
 // ---- every call that can fail
@@ -841,7 +849,7 @@ TEST(failing_insertion_leaves_a_capture_that_can_be_dropped) {
     fail_each(
         [&] {
           graph.reset();
-          CHECK(Graph::begin_capture(*rig.device, rig.stream->get()).ok());
+          ROSE_TRY(Graph::begin_capture(*rig.device, rig.stream->get()));
           return rig.borrower->insert(rig.stream->get());
         },
         [&](bool is_ok) {
