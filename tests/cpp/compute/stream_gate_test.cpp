@@ -13,13 +13,16 @@
 #include <thread>
 #include <vector>
 
-#include "../../fake_driver/controls.h"
 #include "check.h"
+#include "compute/fake_device.h"
 #include "kernels/gate.h"
 
 using namespace rose;
 using namespace rose::compute;
 using namespace rose::driver;
+using rose::test::fake;
+using rose::test::kCode;
+using rose::test::Running;
 
 // One test leaves a gate on a device that hangs: that its page stays is what the test is about.
 extern "C" const char* __lsan_default_suppressions() { return "leak:DeviceWord::create\n"; }
@@ -29,31 +32,6 @@ namespace {
 constexpr Nanoseconds kLongNs = 30'000'000'000;
 constexpr Nanoseconds kShortNs = 2'000'000;
 constexpr int kSomeError = 719;
-
-const Fake& fake() {
-  static const Fake one;
-  return one;
-}
-
-// A device goes on while the host does something else; the fake only goes on when it is told.
-class Running {
- public:
-  Running()
-      : thread_{[this] {
-          while (!stop_.load()) {
-            fake().pump();
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-          }
-        }} {}
-  ~Running() {
-    stop_.store(true);
-    thread_.join();
-  }
-
- private:
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
 
 struct Rig {
   explicit Rig(StreamGateConfig config = {}, std::uint32_t first = 0,
@@ -84,7 +62,6 @@ struct Rig {
 
   // The fake has the kernel of any name; what it does is up to the test.
   std::shared_ptr<const KernelLibrary> gate_kernels() const {
-    static constexpr std::byte kCode[64]{};
     auto library = KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode});
     CHECK(library.ok());
     return library.take();
