@@ -10,8 +10,6 @@ namespace {
 // Each bounds one thing that is waited for.
 constexpr Nanoseconds kWakeNs = 100'000'000;
 constexpr Nanoseconds kAliasNs = 20'000'000;
-// Long beside any wake-up: what a gate lets through is seen by then.
-constexpr Nanoseconds kHoldNs = 2'000'000;
 constexpr int kWakes = 5;
 // The fewest hardware connections with which a device with as many streams as ours is not certain
 // to queue a serving stream behind a borrower that waits; the driver's own default.
@@ -68,7 +66,7 @@ class Trial {
     if (!event.ok()) return event.status();
     behind_ = event.take();
     auto made = StreamGate::create(device_, gate_, request_.borrower, kind,
-                                   {.window = 1, .drain_ns = kWakeNs});
+                                   {.window = 1, .drain_ns = kWakeNs, .library = request_.library});
     if (!made.ok()) return made.status();
     stream_gate_ = made.take();
     return {};
@@ -84,7 +82,7 @@ class Trial {
   }
 
   Status hold(const char* how) noexcept {
-    const auto done = wait_done(*behind_, now_ns(), kHoldNs);
+    const auto done = wait_done(*behind_, now_ns(), request_.hold_ns);
     if (!done.ok()) return done.status();
     if (!done.value()) return {};
     return Status::unavailable(std::string{"the gate let a segment start "} + how);

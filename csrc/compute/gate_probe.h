@@ -13,7 +13,10 @@ struct ProbeRequest {
   CUstream borrower{nullptr};
   std::vector<CUstream> serving;       // every stream that serving uses in this process
   std::optional<int> max_connections;  // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
-  bool in_one_process{true};           // serving and borrower share a context
+  std::shared_ptr<const driver::KernelLibrary> library{};  // as in StreamGateConfig
+  // How long a gate must hold: long beside any wake-up, so what it lets through is seen by then.
+  Nanoseconds hold_ns{2'000'000};
+  bool in_one_process{true};  // serving and borrower share a context
 };
 
 struct KindProbe {

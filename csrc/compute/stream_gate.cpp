@@ -63,7 +63,7 @@ Result<Capture> active_capture(const driver::Device& device, CUstream stream) no
 
 StreamGate::StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
                        StreamGateConfig config) noexcept
-    : device_{std::move(device)}, stream_{stream}, kind_{kind}, config_{config} {}
+    : device_{std::move(device)}, stream_{stream}, kind_{kind}, config_{std::move(config)} {}
 
 Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
                                                        std::shared_ptr<HostGate> gate,
@@ -76,7 +76,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
     return Status::invalid_argument("window is " + std::to_string(config.window) +
                                     ", but must lie in 1 to " + std::to_string(kLargestWindow));
   }
-  std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, config}};
+  std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
   if (kind == GateKind::kKernel) ROSE_TRY(made->load_kernel());
   auto timer = SegmentTimer::create(device, stream);
   if (!timer.ok()) return timer.status();
@@ -94,10 +94,12 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
 }
 
 Status StreamGate::load_kernel() noexcept {
-  auto library = driver::KernelLibrary::create(device_, "gate");
-  if (!library.ok()) return library.status();
-  library_ = library.take();
-  const Result<CUkernel> kernel = library_->kernel("gate_kernel");
+  if (config_.library == nullptr) {
+    auto library = driver::KernelLibrary::create(device_, "gate");
+    if (!library.ok()) return library.status();
+    config_.library = library.take();
+  }
+  const Result<CUkernel> kernel = config_.library->kernel("gate_kernel");
   if (!kernel.ok()) return kernel.status();
   kernel_ = kernel.value();
   return {};
@@ -127,13 +129,13 @@ Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
     const auto word = [](driver::DevicePointer at) noexcept {
       return reinterpret_cast<std::uint32_t*>(at);
     };
-    return library_->launch(kernel_, {}, stream,
-                            kernels::GateParams{.state = word(word_->state()),
-                                                .credit = word(word_->credit()),
-                                                .passed = word(word_->passed()),
-                                                .overdue = word(word_->overdue()),
-                                                .limit_ns = kKernelLimitNs,
-                                                .lets_go = kLetsGo});
+    return config_.library->launch(kernel_, driver::Grid{}, stream,
+                                   kernels::GateParams{.state = word(word_->state()),
+                                                       .credit = word(word_->credit()),
+                                                       .passed = word(word_->passed()),
+                                                       .overdue = word(word_->overdue()),
+                                                       .limit_ns = kKernelLimitNs,
+                                                       .lets_go = kLetsGo});
   }
   const driver::Current current{*device_};
   ROSE_TRY(current.status());

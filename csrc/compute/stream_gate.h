@@ -22,6 +22,7 @@ enum class GateKind : std::uint8_t { kHost, kMemop, kKernel };
 struct StreamGateConfig {
   std::uint32_t window{2};              // segments in the stream that have not started; 1 to 64
   Nanoseconds drain_ns{1'000'000'000};  // how long an abort waits for the device
+  std::shared_ptr<const driver::KernelLibrary> library{};  // of KERNEL; null: the embedded one
 };
 
 // The borrower's half of a gate, for segments that run on a device; the HostGate behind it is the
@@ -129,7 +130,6 @@ class StreamGate {
   StreamGateConfig config_;
   std::unique_ptr<DeviceWord> word_;
   std::unique_ptr<SegmentTimer> timer_;
-  std::shared_ptr<const driver::KernelLibrary> library_;
   CUkernel kernel_{nullptr};
 
   std::uint32_t enqueued_{0};
