@@ -15,6 +15,7 @@ The C++ is the same in all three; only the table of embedded fat binaries differ
 """
 
 import fcntl
+import logging
 import os
 import shlex
 import shutil
@@ -221,7 +222,8 @@ class BuildWithNinja(build_ext):
         """Write `build.ninja`, run it, and copy what it made to where setuptools wants it."""
         nvcc = device_compiler()
         if nvcc is None:
-            self.announce("rose: built without device code (no nvcc, or ROSE_CUDA=off)", level=2)
+            text = "rose: built without device code (no nvcc, or ROSE_CUDA=off)"
+            self.announce(text, level=logging.INFO)
         kernels = sorted(path.stem for path in ROOT.glob("kernels/*.cu")) if nvcc else []
         # Not `build_temp`: an editable install gets a new one each time, and the next build would
         # start from nothing.
@@ -230,7 +232,8 @@ class BuildWithNinja(build_ext):
             # Two builds at once would spoil each other's objects.
             fcntl.flock(lock, fcntl.LOCK_EX)
             write(BUILD / "fatbin_table.cpp", table(kernels))
-            write(BUILD / "fatbins.S", assembly(kernels))
+            if kernels:
+                write(BUILD / "fatbins.S", assembly(kernels))
             write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc))
             command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD)]
             if self.parallel:
