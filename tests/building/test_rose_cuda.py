@@ -116,11 +116,21 @@ def test_an_old_nvcc_is_one_sentence(project: Path, tmp_path: Path, mode: str, s
     assert said == f"rose: '{old}' cannot compile the kernels: {says} {mend}"
 
 
+@pytest.mark.parametrize(("major", "mode"), [(12, "speed"), (13, "size"), (14, "size")])
+def test_old_drivers_can_read_what_nvcc_12_compresses(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, major: int, mode: str
+) -> None:
+    said = f"#$ gcc -D__CUDACC_VER_MAJOR__={major} -D__CUDACC_VER_MINOR__=12"
+    nvcc = program(alone / "nvcc", f"echo '{said}' >&2")
+    monkeypatch.setenv("ROSE_NVCC", str(nvcc))
+    assert SETUP.device_compiler() == [str(nvcc), f"--compress-mode={mode}"]
+
+
 @needs_nvcc
 def test_the_probe_asks_what_the_build_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES[:2]:
         monkeypatch.delenv(name, raising=False)
-    assert SETUP.device_compiler() == NVCC
+    assert SETUP.device_compiler()[0] == NVCC
     monkeypatch.setattr(SETUP, "DEVICE", SETUP.DEVICE + " -gencode arch=compute_30,code=sm_30")
     with pytest.raises(SystemExit, match="Unsupported gpu architecture 'compute_30'"):
         SETUP.device_compiler()
