@@ -15,6 +15,7 @@ The C++ is the same in all three; only the table of embedded fat binaries differ
 """
 
 import fcntl
+import logging
 import os
 import shlex
 import shutil
@@ -44,9 +45,7 @@ DEVICE = " ".join(
     [
         "-c -fatbin -std=c++20 -O3 -Werror all-warnings",
         "-Xptxas=-v",  # ptxas says what spills
-        # The one compression that every driver reads that rose accepts (12.0): what nvcc 13 does by
-        # default, and "size", need a driver of CUDA 12.4.
-        "--compress-mode=speed -Xfatbin=-compress-all",
+        "-Xfatbin=-compress-all",
         *(f"-gencode {code}" for code in CODES),
     ]
 )
@@ -100,8 +99,12 @@ def find_nvcc() -> str | None:
     return found and str(Path(found).absolute())  # ninja runs it in the build folder
 
 
-def device_compiler() -> str | None:
-    """Return an nvcc that was seen to accept our flags, or None for a build without device code."""
+def device_compiler() -> list[str] | None:
+    """Return an nvcc that was seen to accept our flags, or None for a build without device code.
+
+    With it comes how to compress. "size" is the smallest, and takes a driver of CUDA 12.4 to read;
+    what nvcc 13 makes takes one of CUDA 13 anyhow, while nvcc 12 serves drivers from 12.0 on.
+    """
     mode = os.environ.get("ROSE_CUDA") or "auto"
     if mode not in {"auto", "on", "off"}:
         raise SystemExit(f"rose: ROSE_CUDA='{mode}' means nothing (set it to auto, on or off)")
@@ -122,7 +125,8 @@ def device_compiler() -> str | None:
         said = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
         mend = "(install the CUDA toolkit >= 12.8, or set ROSE_CUDA=off)"
         raise SystemExit(f"rose: '{nvcc}' cannot compile the kernels: {said[-1]} {mend}")
-    return nvcc
+    is_12 = "-D__CUDACC_VER_MAJOR__=12 " in done.stderr
+    return [nvcc, f"--compress-mode={'speed' if is_12 else 'size'}"]
 
 
 def assembly(kernels: list[str]) -> str:
@@ -179,7 +183,7 @@ def escape(path: Path | str) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def build_file(sources: list[str], kernels: list[str], nvcc: str | None) -> str:
+def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
     """Return the text of a `build.ninja` that makes the extension from `sources` and `kernels`.
 
     Paths of the project are relative to the build folder, so that a copy of the project with its
@@ -193,7 +197,7 @@ def build_file(sources: list[str], kernels: list[str], nvcc: str | None) -> str:
         f"cxx = {shlex.join(compiler())}".replace("$", "$$"),
         # What the user sets comes last, so that it wins.
         f"compile = {COMPILE} {shlex.join(include)} {os.environ.get('CXXFLAGS', '')}",
-        f"nvcc = {shlex.quote(nvcc or 'nvcc')}".replace("$", "$$"),
+        f"nvcc = {shlex.join(nvcc)}".replace("$", "$$"),
         f"device = {DEVICE} {shlex.join(project)}",
         f"link = {LINK} {os.environ.get('LDFLAGS', '')}",
         RULES,
@@ -221,7 +225,8 @@ class BuildWithNinja(build_ext):
         """Write `build.ninja`, run it, and copy what it made to where setuptools wants it."""
         nvcc = device_compiler()
         if nvcc is None:
-            self.announce("rose: built without device code (no nvcc, or ROSE_CUDA=off)", level=2)
+            text = "rose: built without device code (no nvcc, or ROSE_CUDA=off)"
+            self.announce(text, level=logging.INFO)
         kernels = sorted(path.stem for path in ROOT.glob("kernels/*.cu")) if nvcc else []
         # Not `build_temp`: an editable install gets a new one each time, and the next build would
         # start from nothing.
@@ -230,8 +235,9 @@ class BuildWithNinja(build_ext):
             # Two builds at once would spoil each other's objects.
             fcntl.flock(lock, fcntl.LOCK_EX)
             write(BUILD / "fatbin_table.cpp", table(kernels))
-            write(BUILD / "fatbins.S", assembly(kernels))
-            write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc))
+            if kernels:
+                write(BUILD / "fatbins.S", assembly(kernels))
+            write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc or []))
             command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD)]
             if self.parallel:
                 command += ["-j", str(self.parallel)]

@@ -9,14 +9,17 @@ import pytest
 # Prints what an import loaded, and what it left open or running.
 PROBE = """
 import json, os, sys, threading
-before = set(sys.modules)
+def libraries():
+    return {{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}}
+before, mapped = set(sys.modules), libraries()
 {statement}
 print(json.dumps({{
     "modules": sorted({{name.split(".")[0] for name in set(sys.modules) - before}}),
     "files": [os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
               if os.path.lexists(f"/proc/self/fd/{{fd}}")],
     "threads": len(os.listdir("/proc/self/task")),
-    "libraries": [line.split()[-1] for line in open("/proc/self/maps") if ".so" in line],
+    "own": sorted(name for name in sys.modules if name.split(".")[0] == "rose"),
+    "libraries": sorted(libraries() - mapped),
 }}))
 """
 ROOMS = [
@@ -55,6 +58,21 @@ def test_import_rose_loads_the_standard_library_and_numpy_at_most() -> None:
         name for name in modules if name.startswith("_")
     }
     assert not COMMAND_LINE & modules
+
+
+def test_import_rose_loads_no_room_and_no_library() -> None:
+    seen = probe("import rose")
+    assert seen["own"] == ["rose"]
+    assert not seen["libraries"]
+
+
+def test_the_core_brings_itself_and_the_language_only() -> None:
+    # Device code lies in the core as bytes; the driver is opened when somebody asks for a GPU.
+    seen = probe("import rose._core")
+    assert seen["own"] == ["rose", "rose._core"]
+    names = {path.split("/")[-1].split(".")[0] for path in seen["libraries"]}
+    assert "_core" in names
+    assert names <= {"_core", "libstdc++", "libgcc_s", "libm"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

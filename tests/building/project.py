@@ -6,14 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import ninja
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-ARCHITECTURES: Final = (80, 90, 100)
 
 
 def load_setup() -> ModuleType:
@@ -29,9 +30,9 @@ def load_setup() -> ModuleType:
 SETUP: Final = load_setup()
 BUILD: Final = SETUP.BUILD.relative_to(ROOT)
 NVCC: Final[str | None] = SETUP.find_nvcc()
-NO_NVCC: Final = "there is no nvcc here (ROSE_NVCC, CUDA_HOME, CUDA_PATH, PATH)"
-# The extension that the tests import was built without device code on purpose.
-IS_OFF: Final = os.environ.get("ROSE_CUDA") == "off"
+needs_nvcc: Final = pytest.mark.skipif(
+    NVCC is None, reason="there is no nvcc here: no device code to look at"
+)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,18 +55,18 @@ def toolkit_include() -> Path | None:
     return next((Path(path) for path in found if (Path(path) / "cudaTypedefs.h").exists()), None)
 
 
-def copy_project(into: Path) -> Path:
+def copy_project(source: Path, into: Path) -> Path:
     """Copy what a build reads and what it made so far: the copy is as up to date as the original.
 
-    So a test may change the copy and pay for that change only.
+    So a test may change the copy, and pays for that change only.
     """
     into.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy2(ROOT / name, into)
+        shutil.copy2(source / name, into)
     for name in ("csrc", "kernels", "rose", str(BUILD)):
-        if (ROOT / name).exists():
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "lock")
-            shutil.copytree(ROOT / name, into / name, ignore=ignored)
+        if (source / name).exists():
+            ignored = shutil.ignore_patterns("__pycache__", "lock")
+            shutil.copytree(source / name, into / name, ignore=ignored)
     return into
 
 
@@ -84,3 +85,12 @@ def steps(done: subprocess.CompletedProcess[str]) -> set[str]:
 def would_do(project: Path) -> set[str]:
     ninja_program = Path(ninja.BIN_DIR, "ninja")
     return steps(run(ninja_program, "-n", "-C", project / BUILD, cwd=project))
+
+
+def kernels(project: Path) -> list[str]:
+    return sorted(path.stem for path in project.glob("kernels/*.cu"))
+
+
+def extension(project: Path) -> Path:
+    """Return the extension that was built in place for this Python."""
+    return project / "rose" / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -1,8 +1,8 @@
 """Build and run every C++ test program under the sanitizers.
 
 A program is `tests/cpp/<room>/<what>_test.cpp` with a `main` that returns 0, linked with all of
-`csrc` but the bindings. Objects stay in `build/cpp-<sanitizer>`, so a second run compiles only what
-changed.
+`csrc` but the bindings, and with no device code: the table that the build generates is empty.
+Objects stay in `build/cpp-<sanitizer>`, so a second run compiles only what changed.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import ninja
 import pytest
 
 from tests import fake_driver
+from tests.building.project import SETUP
 
 pytestmark = pytest.mark.timeout(900)  # the first run compiles the whole core
 
@@ -37,6 +38,7 @@ CORE = sorted(
     for path in ROOT.glob("csrc/**/*.cpp")
     if path.relative_to(ROOT).parts[1] != "bind"
 )
+TABLE = Path("fatbin_table.cpp")
 RULES = """
 rule cxx
   command = $cxx $flags -MMD -MF $out.d -c $in -o $out
@@ -84,12 +86,13 @@ def program_path(source: Path) -> Path:
 
 def ninja_text(sanitizer: str, programs: list[Path]) -> str:
     cxx = os.environ.get("CXX") or "g++"
-    include = shlex.join([f"-I{ROOT / 'csrc'}", f"-I{HERE}"])
+    include = shlex.join([f"-I{ROOT}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"])
     text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[sanitizer]} {include}", RULES]
     objects = [Path("obj", source).with_suffix(".o") for source in [*CORE, *programs]]
     for source, object_ in zip([*CORE, *programs], objects, strict=True):
         text.append(f"build {object_}: cxx {ROOT / source}")
-    core = " ".join(str(object_) for object_ in objects[: len(CORE)])
+    text.append(f"build {TABLE.with_suffix('.o')}: cxx {TABLE}")
+    core = " ".join(str(object_) for object_ in [*objects[: len(CORE)], TABLE.with_suffix(".o")])
     for source, object_ in zip(programs, objects[len(CORE) :], strict=True):
         text.append(f"build {program_path(source)}: link {object_} {core}")
     return "\n".join(text) + "\n"
@@ -101,6 +104,7 @@ def build(program: Path, sanitizer: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test run must not build here now
+        SETUP.write(directory / TABLE, SETUP.table([]))
         (directory / "build.ninja").write_text(ninja_text(sanitizer, PROGRAMS))
         target = program_path(program)
         tool = Path(ninja.BIN_DIR, "ninja")

@@ -1,0 +1,113 @@
+"""A change rebuilds what it touches and nothing else."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.building.project import NVCC, build, needs_nvcc, steps, would_do
+
+pytestmark = pytest.mark.timeout(600)
+
+SOURCES = {".cpp": "C++", ".cu": "CUDA"}
+DEVICE_STEPS = {"asm fatbins.S"} if NVCC else set()
+
+
+def read(project: Path) -> dict[str, str]:
+    """Return the text of every file that is compiled or included, by its path."""
+    paths = (path for room in ("csrc", "kernels") for path in project.glob(f"{room}/**/*"))
+    suffixes = {*SOURCES, ".h", ".cuh"}
+    return {
+        str(path.relative_to(project)): path.read_text()
+        for path in paths
+        if path.suffix in suffixes
+    }
+
+
+def included(path: str, text: str, known: dict[str, str]) -> Iterator[str]:
+    """Yield the files of the project that a file includes, as the compiler looks for them."""
+    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+        places = [os.path.normpath(Path(path).parent / name), name, f"csrc/{name}"]
+        yield from [place for place in places if place in known][:1]
+
+
+def users(project: Path, header: str) -> set[str]:
+    """Return the steps that read `header`, directly or through other headers."""
+    texts = read(project)
+    found, waiting = {header}, [header]
+    while waiting:
+        one = waiting.pop()
+        more = {path for path, text in texts.items() if one in included(path, text, texts)} - found
+        found |= more
+        waiting += more
+    table = {"C++ fatbin_table.cpp"} if "csrc/driver/kernel_library.h" in found else set()
+    compiled = {
+        f"{SOURCES[Path(path).suffix]} {path}"
+        for path in found
+        if "." + path.split(".")[-1] in SOURCES
+    }
+    return compiled | table
+
+
+def test_nothing_is_done_twice(built: Path) -> None:
+    assert would_do(built) == set()
+
+
+def test_a_copy_is_up_to_date(project: Path) -> None:
+    assert would_do(project) == set()
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["csrc/base/status.h", "csrc/driver/kernel_library.h", "kernels/planted_params.h"],
+)
+def test_a_header_rebuilds_what_includes_it(project: Path, header: str) -> None:
+    expected = users(project, header)
+    assert expected
+    if NVCC is None:
+        expected = {step for step in expected if not step.startswith("CUDA")}
+    if any(step.startswith("CUDA") for step in expected):
+        expected |= DEVICE_STEPS
+    (project / header).touch()
+    assert would_do(project) == expected | {"link _core.so"}
+
+
+@needs_nvcc
+def test_a_shared_header_is_known_to_both_compilers(built: Path) -> None:
+    assert users(built, "kernels/planted_params.h") == {
+        "C++ csrc/driver/planted.cpp",
+        "CUDA kernels/planted_scale.cu",
+        "CUDA kernels/planted_shift.cu",
+    }
+
+
+@needs_nvcc
+def test_a_kernel_rebuilds_alone(project: Path) -> None:
+    kernel = project / "kernels" / "planted_scale.cu"
+    kernel.write_text(kernel.read_text().replace("2.0f", "3.0f"))
+    done = build(project, ROSE_CUDA="on")
+    assert steps(done) == {"CUDA kernels/planted_scale.cu", "asm fatbins.S", "link _core.so"}
+
+
+@needs_nvcc
+def test_a_new_kernel_compiles_no_other(project: Path) -> None:
+    text = (project / "kernels" / "planted_scale.cu").read_text()
+    (project / "kernels" / "planted_third.cu").write_text(text.replace("scale", "third"))
+    assert steps(build(project, ROSE_CUDA="on")) == {
+        "CUDA kernels/planted_third.cu",
+        "C++ fatbin_table.cpp",
+        "asm fatbins.S",
+        "link _core.so",
+    }
+
+
+@needs_nvcc
+def test_a_kernel_that_does_not_compile_says_where(project: Path) -> None:
+    kernel = project / "kernels" / "planted_scale.cu"
+    kernel.write_text(kernel.read_text().replace("params.count)", "params.length)"))
+    done = build(project, ROSE_CUDA="on")
+    assert done.returncode != 0
+    assert "planted_scale.cu(4)" in done.stdout
+    assert done.stderr.strip().splitlines()[-1].startswith("rose: ")
