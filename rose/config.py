@@ -10,11 +10,14 @@ class Environment:
 
     Args:
         is_ci: `CI` is set: no progress bars that redraw.
+        isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use; None when it is not
+            set.
         cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set to a number.
     """
 
     is_ci: bool
-    cuda_max_connections: int | None
+    isa: str | None = None
+    cuda_max_connections: int | None = None
 
 
 def read_environment() -> Environment:
@@ -22,5 +25,6 @@ def read_environment() -> Environment:
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return Environment(
         is_ci=os.environ.get("CI", "") not in ("", "0", "false"),
+        isa=os.environ.get("ROSE_ISA") or None,
         cuda_max_connections=int(connections) if connections.isdecimal() else None,
     )

@@ -31,6 +31,7 @@ ROOMS = [
     "rose.memory",
     "rose.slo",
     "rose.traces",
+    "rose.transfer",
 ]
 HEAVY = {"torch", "transformers", "triton", "cupy", "ray", "vllm", "sglang", "matplotlib", "jinja2"}
 COMMAND_LINE = {"click", "rich"}

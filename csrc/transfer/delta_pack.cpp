@@ -42,7 +42,7 @@ class Scratch {
   static Result<Scratch> create(std::size_t elements) noexcept {
     Scratch scratch;
     for (Buffer<std::uint16_t>* const room :
-         {&scratch.positions_, &scratch.fresh_, &scratch.old_}) {
+         {&scratch.positions_, &scratch.fresh_, &scratch.old_, &scratch.exceptions_}) {
       auto made = Buffer<std::uint16_t>::create(elements + kFoundSlack);
       if (!made.ok()) return made.status();
       *room = made.take();
@@ -50,30 +50,43 @@ class Scratch {
     return scratch;
   }
 
-  // Finds what `elements` <= a tile change from `base` on, and moves the shadow there.
-  void take_tile(Weights at, std::uint32_t elements, std::uint32_t base,
-                 const PackOptions& options) noexcept {
+  // Finds what `elements` <= a tile change from `base` on, moves the shadow there, and adds the
+  // shadow to the digest.
+  void take_tile(Weights at, std::uint32_t elements, std::uint32_t base, std::uint64_t first_word,
+                 const PackOptions& options, Digest& digest) noexcept {
     std::uint16_t* const found = positions_.data() + changed_;
+    if (options.threshold == 0 && elements % kWordElements == 0) {
+      // All that differs is sent, so the shadow becomes what is fresh.
+      const std::size_t words = elements / kWordElements;
+      take(at, base,
+           find_and_add(options.isa, at.fresh, at.shadow, words, base, first_word, found, digest));
+      return;
+    }
     std::size_t count = find_changed(options.isa, at.fresh, at.shadow, elements, base, found);
     if (options.threshold > 0) count = keep_large(at, found, count, base, options.threshold);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t in_tile = found[i] - base;
-      fresh_[changed_] = at.fresh[in_tile];
-      old_[changed_++] = std::exchange(at.shadow[in_tile], at.fresh[in_tile]);
-    }
+    take(at, base, count);
+    add_elements(options.isa, at.shadow, elements, first_word, 0, digest);
   }
 
   // What was found since the last call.
   BlockChanges take_block(std::uint32_t elements) noexcept {
     return {.elements = elements,
             .changed = std::exchange(changed_, 0U),
-            .exceptions = 0,
             .positions = positions_.data(),
             .fresh = fresh_.data(),
-            .old = old_.data()};
+            .old = old_.data(),
+            .exceptions = exceptions_.data()};
   }
 
  private:
+  void take(Weights at, std::uint32_t base, std::size_t count) noexcept {
+    const std::uint16_t* const found = positions_.data() + changed_;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t in_tile = found[i] - base;
+      fresh_[changed_] = at.fresh[in_tile];
+      old_[changed_++] = std::exchange(at.shadow[in_tile], at.fresh[in_tile]);
+    }
+  }
   static std::size_t keep_large(Weights at, std::uint16_t* found, std::size_t count,
                                 std::uint32_t base, std::uint32_t threshold) noexcept {
     std::size_t kept = 0;
@@ -88,13 +101,16 @@ class Scratch {
   Buffer<std::uint16_t> positions_;
   Buffer<std::uint16_t> fresh_;
   Buffer<std::uint16_t> old_;
+  Buffer<std::uint16_t> exceptions_;
   std::uint32_t changed_{0};
 };
 
-std::uint32_t count_exceptions(const BlockChanges& block) noexcept {
+// Writes the rank of each exception; returns how many.
+std::uint32_t find_exceptions(const BlockChanges& block) noexcept {
   std::uint32_t count = 0;
-  for (std::uint32_t i = 0; i < block.changed; ++i) {
-    count += is_step(block.fresh[i], block.old[i]) ? 0U : 1U;
+  for (std::uint32_t rank = 0; rank < block.changed; ++rank) {
+    block.exceptions[count] = static_cast<std::uint16_t>(rank);
+    count += is_step(block.fresh[rank], block.old[rank]) ? 0U : 1U;
   }
   return count;
 }
@@ -111,33 +127,19 @@ void encode_raw(const BlockChanges& block, std::uint32_t* out) noexcept {
   }
 }
 
-void encode_exceptions(const BlockChanges& block, std::uint32_t* out) noexcept {
-  const EliasFanoShape shape{block.changed, block.exceptions};
-  std::uint32_t* const high = out;
-  std::fill_n(high, shape.high_words, 0U);
-  BitWriter low{out + shape.high_words};
-  BitWriter values{out + shape.words()};
-  const std::uint32_t low_mask = (1U << shape.low_bits) - 1;
-  std::uint32_t taken = 0;
-  for (std::uint32_t rank = 0; rank < block.changed; ++rank) {
-    if (is_step(block.fresh[rank], block.old[rank])) continue;
-    const std::uint32_t bit = (rank >> shape.low_bits) + taken++;
-    high[bit / 32] |= 1U << (bit % 32);
-    low.put(rank & low_mask, shape.low_bits);
-    values.put(xor_of(block, rank), 16);
-  }
-  low.finish();
-  values.finish();
-}
-
-void encode_gap(const BlockChanges& block, std::uint32_t* out) noexcept {
+void encode_gap(const BlockChanges& block, std::uint32_t exceptions, std::uint32_t* out) noexcept {
   out = write_elias_fano(block.positions, block.changed, block.elements, out);
   BitWriter signs{out};
   for (std::uint32_t i = 0; i < block.changed; ++i) {
     signs.put(step_of(block.fresh[i], block.old[i]) == kStepDown ? 1 : 0, 1);
   }
   signs.finish();
-  if (block.exceptions != 0) encode_exceptions(block, out + words_of_bits(block.changed));
+  if (exceptions == 0) return;
+  out = write_elias_fano(block.exceptions, exceptions, block.changed,
+                         out + words_of_bits(block.changed));
+  BitWriter values{out};
+  for (std::uint32_t i = 0; i < exceptions; ++i) values.put(xor_of(block, block.exceptions[i]), 16);
+  values.finish();
 }
 
 bool overlap(std::span<const std::uint16_t> a, std::span<const std::uint16_t> b) noexcept {
@@ -173,16 +175,14 @@ std::uint64_t payload_words_max(std::uint64_t count, std::uint32_t block_element
 
 }  // namespace
 
-Entry encode_block(const BlockChanges& changes, std::uint32_t* out) noexcept {
-  if (changes.changed == 0) return {};
-  BlockChanges block = changes;
-  block.exceptions = count_exceptions(block);
-  const std::uint32_t gap = gap_words(block.elements, block.changed, block.exceptions);
+Entry encode_block(const BlockChanges& block, std::uint32_t* out) noexcept {
+  if (block.changed == 0) return {};
+  const std::uint32_t exceptions = find_exceptions(block);
+  const std::uint32_t gap = gap_words(block.elements, block.changed, exceptions);
   const std::uint32_t raw = raw_words(block.elements);
   if (gap < raw) {
-    encode_gap(block, out);
-    return {
-        .kind = Kind::kGap, .changed = block.changed, .exceptions = block.exceptions, .words = gap};
+    encode_gap(block, exceptions, out);
+    return {.kind = Kind::kGap, .changed = block.changed, .exceptions = exceptions, .words = gap};
   }
   encode_raw(block, out);
   return {.kind = Kind::kRaw, .changed = block.changed, .exceptions = 0, .words = raw};
@@ -208,8 +208,8 @@ Result<PackedDelta> delta_pack(std::span<const std::uint16_t> fresh,
     for (std::uint32_t base = 0; base < elements; base += kTileElements) {
       const std::uint32_t tile = std::min(kTileElements, elements - base);
       const Weights at{fresh.data() + first + base, shadow.data() + first + base};
-      scratch.value().take_tile(at, tile, base, options);
-      add_elements(options.isa, at.shadow, tile, (first + base) / kWordElements, 0, packed.digest);
+      scratch.value().take_tile(at, tile, base, (first + base) / kWordElements, options,
+                                packed.digest);
     }
     const Entry entry =
         encode_block(scratch.value().take_block(elements), packed.payload.data() + words);

@@ -34,10 +34,10 @@ Result<PackedDelta> delta_pack(std::span<const std::uint16_t> fresh,
 struct BlockChanges {
   std::uint32_t elements{0};
   std::uint32_t changed{0};
-  std::uint32_t exceptions{0};
   const std::uint16_t* positions{nullptr};
   const std::uint16_t* fresh{nullptr};  // of each position
   const std::uint16_t* old{nullptr};
+  std::uint16_t* exceptions{nullptr};  // room for changed + 1 ranks
 };
 
 // Encodes one block to `out`, which needs room for raw_words(elements); writes every word that its

@@ -117,4 +117,16 @@ void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint6
   add_words_portable(bits, words, first_word, seed, digest);
 }
 
+std::size_t find_and_add(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
+                         std::size_t words, std::uint32_t base, std::uint64_t first_word,
+                         std::uint16_t* out, Digest& digest) noexcept {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) {
+    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digest);
+  }
+#endif
+  add_words(isa, fresh, words, first_word, 0, digest);
+  return find_changed(isa, fresh, shadow, kWordElements * words, base, out);
+}
+
 }  // namespace rose::transfer

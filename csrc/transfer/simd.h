@@ -36,6 +36,12 @@ std::size_t find_changed(Isa isa, const std::uint16_t* fresh, const std::uint16_
 void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
+// Both of the above over `words` whole words, the sums being of `fresh` with seed 0: while one
+// waits for memory, the other computes.
+std::size_t find_and_add(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
+                         std::size_t words, std::uint32_t base, std::uint64_t first_word,
+                         std::uint16_t* out, Digest& digest) noexcept;
+
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
 inline constexpr std::uint64_t kStrideSecond = 0xD1B5'4A32'D192'ED03;
@@ -59,6 +65,9 @@ std::size_t find_changed_avx512(const std::uint16_t* fresh, const std::uint16_t*
                                 std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept;
 void add_words_avx512(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
+std::size_t find_and_add_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
+                                std::size_t words, std::uint32_t base, std::uint64_t first_word,
+                                std::uint16_t* out, Digest& digest) noexcept;
 #endif
 
 }  // namespace rose::transfer

@@ -11,7 +11,10 @@ namespace rose::transfer {
 
 namespace {
 
-#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
+#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt")))
+
+// Up to so many changes among 64 elements are written one by one.
+constexpr std::size_t kFewFound = 4;
 
 ROSE_AVX512 inline __m512i mix_avx512(__m512i x) noexcept {
   const __m512i first = _mm512_set1_epi64(static_cast<long long>(kMixFirst));
@@ -42,45 +45,110 @@ ROSE_AVX512 inline std::uint16_t* write_set_avx512(std::uint32_t bits, std::uint
   return out + _mm_popcnt_u32(bits & 0xFFFF);
 }
 
+// Writes base + n for every set bit n, ascending.
+ROSE_AVX512 inline std::uint16_t* write_changed_avx512(std::uint64_t changed, std::uint32_t base,
+                                                       std::uint16_t* out) noexcept {
+  const auto found = static_cast<std::size_t>(_mm_popcnt_u64(changed));
+  if (found > kFewFound) {
+    for (std::uint32_t part = 0; part < 64; part += 16) {
+      out = write_set_avx512(static_cast<std::uint32_t>(changed >> part), base + part, out);
+    }
+    return out;
+  }
+  // All are written whether or not they are there: at 1 % a branch on each costs more.
+  for (std::size_t k = 0; k < kFewFound; ++k) {
+    out[k] = static_cast<std::uint16_t>(base + _tzcnt_u64(changed));
+    changed &= changed - 1;
+  }
+  return out + found;
+}
+
+// Both sums, lane by lane, and the keys of the next eight words.
+struct SumsAvx512 {
+  __m512i first;
+  __m512i second;
+  __m512i first_keys;
+  __m512i second_keys;
+};
+
+ROSE_AVX512 inline SumsAvx512 sums_avx512(std::uint64_t first_word, std::uint64_t seed) noexcept {
+  return {_mm512_setzero_si512(), _mm512_setzero_si512(),
+          keys_avx512(first_word, kStrideFirst, seed),
+          keys_avx512(first_word, kStrideSecond, seed)};
+}
+
+ROSE_AVX512 inline void add_avx512(__m512i words, SumsAvx512& sums) noexcept {
+  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(8 * kStrideFirst));
+  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(8 * kStrideSecond));
+  sums.first = _mm512_add_epi64(sums.first, mix_avx512(_mm512_add_epi64(words, sums.first_keys)));
+  sums.second =
+      _mm512_add_epi64(sums.second, mix_avx512(_mm512_add_epi64(words, sums.second_keys)));
+  sums.first_keys = _mm512_add_epi64(sums.first_keys, first_stride);
+  sums.second_keys = _mm512_add_epi64(sums.second_keys, second_stride);
+}
+
+ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& digest) noexcept {
+  digest.first += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(sums.first));
+  digest.second += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(sums.second));
+}
+
+// A bit for each of 32 elements that differ.
+ROSE_AVX512 inline std::uint64_t differ_avx512(__m512i a, __m512i b) noexcept {
+  return _mm512_cmpneq_epu16_mask(a, b);
+}
+
 }  // namespace
 
 ROSE_AVX512 std::size_t find_changed_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
                                             std::size_t count, std::uint32_t base,
                                             std::uint16_t* out) noexcept {
   std::uint16_t* const begin = out;
-  for (std::size_t i = 0; i < count; i += 32) {
-    const std::size_t rest = count - i;
-    const __mmask32 inside = rest >= 32 ? ~__mmask32{0} : (__mmask32{1} << rest) - 1;
-    const __m512i a = _mm512_maskz_loadu_epi16(inside, fresh + i);
-    const __m512i b = _mm512_maskz_loadu_epi16(inside, shadow + i);
-    const std::uint32_t changed = _mm512_cmpneq_epu16_mask(a, b);
-    const auto at = base + static_cast<std::uint32_t>(i);
-    out = write_set_avx512(changed, at, out);
-    out = write_set_avx512(changed >> 16, at + 16, out);
+  std::size_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    const std::uint64_t low =
+        differ_avx512(_mm512_loadu_si512(fresh + i), _mm512_loadu_si512(shadow + i));
+    const std::uint64_t high =
+        differ_avx512(_mm512_loadu_si512(fresh + i + 32), _mm512_loadu_si512(shadow + i + 32));
+    out = write_changed_avx512(low | high << 32, base + static_cast<std::uint32_t>(i), out);
   }
+  out += find_changed_portable(fresh + i, shadow + i, count - i,
+                               base + static_cast<std::uint32_t>(i), out);
   return static_cast<std::size_t>(out - begin);
 }
 
 ROSE_AVX512 void add_words_avx512(const std::uint16_t* bits, std::size_t words,
                                   std::uint64_t first_word, std::uint64_t seed,
                                   Digest& digest) noexcept {
-  __m512i first_keys = keys_avx512(first_word, kStrideFirst, seed);
-  __m512i second_keys = keys_avx512(first_word, kStrideSecond, seed);
-  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(8 * kStrideFirst));
-  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(8 * kStrideSecond));
-  __m512i first_sums = _mm512_setzero_si512();
-  __m512i second_sums = _mm512_setzero_si512();
+  SumsAvx512 sums = sums_avx512(first_word, seed);
   std::size_t i = 0;
-  for (; i + 8 <= words; i += 8) {
-    const __m512i word = _mm512_loadu_si512(bits + 4 * i);
-    first_sums = _mm512_add_epi64(first_sums, mix_avx512(_mm512_add_epi64(word, first_keys)));
-    second_sums = _mm512_add_epi64(second_sums, mix_avx512(_mm512_add_epi64(word, second_keys)));
-    first_keys = _mm512_add_epi64(first_keys, first_stride);
-    second_keys = _mm512_add_epi64(second_keys, second_stride);
-  }
-  digest.first += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(first_sums));
-  digest.second += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(second_sums));
+  for (; i + 8 <= words; i += 8) add_avx512(_mm512_loadu_si512(bits + 4 * i), sums);
+  add_to_digest_avx512(sums, digest);
   add_words_portable(bits + 4 * i, words - i, first_word + i, seed, digest);
+}
+
+ROSE_AVX512 std::size_t find_and_add_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
+                                            std::size_t words, std::uint32_t base,
+                                            std::uint64_t first_word, std::uint16_t* out,
+                                            Digest& digest) noexcept {
+  std::uint16_t* const begin = out;
+  SumsAvx512 sums = sums_avx512(first_word, 0);
+  std::size_t i = 0;
+  for (; i + 16 <= words; i += 16) {
+    const std::uint16_t* const at = shadow + 4 * i;
+    const __m512i low = _mm512_loadu_si512(fresh + 4 * i);
+    const __m512i high = _mm512_loadu_si512(fresh + 4 * i + 32);
+    const std::uint64_t low_changed = differ_avx512(low, _mm512_loadu_si512(at));
+    const std::uint64_t high_changed = differ_avx512(high, _mm512_loadu_si512(at + 32));
+    const auto first = base + static_cast<std::uint32_t>(4 * i);
+    out = write_changed_avx512(low_changed | high_changed << 32, first, out);
+    add_avx512(low, sums);
+    add_avx512(high, sums);
+  }
+  add_to_digest_avx512(sums, digest);
+  const auto done = static_cast<std::uint32_t>(4 * i);
+  out += find_changed_portable(fresh + done, shadow + done, 4 * (words - i), base + done, out);
+  add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
+  return static_cast<std::size_t>(out - begin);
 }
 
 }  // namespace rose::transfer
