@@ -2,8 +2,10 @@
 // share with rose.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "driver/driver.h"
@@ -39,6 +41,7 @@ class Device {
   const DriverPtr& shared_driver() const noexcept { return driver_; }
   CUcontext context() const noexcept { return context_; }
   int ordinal() const noexcept { return facts_.ordinal; }
+  DeviceOrdinal handle() const noexcept { return handle_; }
   const DeviceFacts& facts() const noexcept { return facts_; }
 
   struct PriorityRange {
@@ -54,11 +57,12 @@ class Device {
   Result<MemoryInfo> memory_info() const noexcept;
 
  private:
-  Device(DriverPtr driver, DeviceFacts facts, CUcontext context) noexcept
-      : driver_{std::move(driver)}, facts_{std::move(facts)}, context_{context} {}
+  Device(DriverPtr driver, DeviceFacts facts, DeviceOrdinal handle, CUcontext context) noexcept
+      : driver_{std::move(driver)}, facts_{std::move(facts)}, handle_{handle}, context_{context} {}
 
   DriverPtr driver_;
   DeviceFacts facts_;
+  DeviceOrdinal handle_;
   CUcontext context_;
 };
 

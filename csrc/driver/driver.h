@@ -30,12 +30,16 @@ class Driver {
   // The answer of entry point `call` as a Status: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...".
   // OutOfMemory, InvalidArgument, Unavailable or Internal by kind of answer.
   Status status(const char* call, Answer answer) const noexcept;
+  // Unavailable: this driver has no such entry point, and which version of CUDA has it.
   static Status missing(const char* call) noexcept;
 
   Result<int> device_count() const noexcept;
 
  private:
+  using GetProcAddress = Answer (*)(const char*, void**, int, std::uint64_t, int*);
+
   Driver() noexcept = default;
+  Status load(GetProcAddress ask) noexcept;
 
   Entries entries_;
   int version_{0};
@@ -45,9 +49,9 @@ using DriverPtr = std::shared_ptr<const Driver>;
 
 }  // namespace rose::driver
 
-// Calls an entry point of `driver` (a Driver) and makes a Status of its answer; Unavailable when an
+// Calls an entry point of `source` (a Driver) and makes a Status of its answer; Unavailable when an
 // optional entry is missing.
-#define ROSE_CU(driver, call, ...)              \
-  ((driver).entries().call == nullptr           \
+#define ROSE_CU(source, call, ...)              \
+  ((source).entries().call == nullptr           \
        ? ::rose::driver::Driver::missing(#call) \
-       : (driver).status(#call, (driver).entries().call(__VA_ARGS__)))
+       : (source).status(#call, (source).entries().call(__VA_ARGS__)))

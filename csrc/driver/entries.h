@@ -62,6 +62,7 @@
     (CUlibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned))                     \
   X(cuLibraryUnload, 12000, kRequired, (CUlibrary))                                                \
   X(cuLibraryGetKernel, 12000, kRequired, (CUkernel*, CUlibrary, const char*))                     \
+  X(cuKernelGetFunction, 12000, kRequired, (CUfunction*, CUkernel))                                \
   X(cuLaunchKernel, 4000, kRequired,                                                               \
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,   \
      void**, void**))                                                                              \

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "driver/device.h"
 
@@ -12,15 +13,18 @@ enum class CaptureState { kNone, kActive, kInvalidated };
 Result<CaptureState> capture_state(const Device& device, CUstream stream) noexcept;
 
 // Puts a batch of memory operations into the graph that `stream` is being captured into, after all
-// that was captured so far, and makes all that comes later depend on it. Returns the new node.
+// that was captured so far, and makes all that comes later depend on it. Returns the new node,
+// which Graph::update takes. InvalidArgument when the stream is not being captured. After any other
+// error the capture is of no use: end it and drop its graph.
 Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
                                    std::span<MemoryOperation> operations) noexcept;
 
 // Owns an instantiated graph. One thread at a time.
 class Graph {
  public:
-  // begin_capture(stream) ... end_capture(stream) by the thread that issues the work. When the
-  // capture was invalidated, end_capture fails and leaves the stream usable.
+  // begin_capture(stream) ... end_capture(stream) by the thread that issues the work. What other
+  // threads call meanwhile is not restricted: serving is in one of them. When the capture was
+  // invalidated, end_capture fails and leaves the stream usable.
   static Status begin_capture(const Device& device, CUstream stream) noexcept;
   static Result<std::unique_ptr<Graph>> end_capture(DevicePtr device, CUstream stream) noexcept;
   ~Graph();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "driver/stream.h"
 
@@ -12,7 +13,7 @@ namespace rose::driver {
 class GreenContext : public std::enable_shared_from_this<GreenContext> {
  public:
   // At least `multiprocessors` of them; what was given is multiprocessors(). Unavailable on a
-  // driver without green contexts.
+  // driver without green contexts, InvalidArgument for none or for more than the device has.
   static Result<std::shared_ptr<GreenContext>> create(DevicePtr device,
                                                       unsigned multiprocessors) noexcept;
   ~GreenContext();

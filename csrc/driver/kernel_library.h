@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "driver/device.h"
 
@@ -25,18 +26,23 @@ struct Grid {
   unsigned shared_bytes{0};
 };
 
-// Owns one loaded fat binary. Loading happens in create(), never at a launch: a first launch that
-// loads can wait for a stream that a closed gate holds. Any thread.
+// Owns one loaded fat binary. The driver loads a library lazily unless it is told otherwise, so
+// kernel() has its code put on the device, never a launch: a first launch that loads can wait for a
+// stream that a closed gate holds. Any thread.
 class KernelLibrary {
  public:
   // Unavailable when this build has no device code, or none of that name.
   static Result<std::shared_ptr<const KernelLibrary>> create(DevicePtr device,
                                                              std::string_view name) noexcept;
+  // The same for a fat binary that is not embedded; the driver keeps no pointer into it.
+  static Result<std::shared_ptr<const KernelLibrary>> create(DevicePtr device,
+                                                             const Fatbin& fatbin) noexcept;
   ~KernelLibrary();
   KernelLibrary(const KernelLibrary&) = delete;
   KernelLibrary& operator=(const KernelLibrary&) = delete;
 
   const DevicePtr& device() const noexcept { return device_; }
+  // Loads the kernel onto the device; call it before serving starts.
   Result<CUkernel> kernel(const char* name) const noexcept;
 
   // `arguments` are passed by value; their types are the kernel's own, to the bit.

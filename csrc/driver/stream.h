@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "base/clock.h"
 #include "driver/device.h"
@@ -11,6 +12,7 @@ namespace rose::driver {
 // Lower numbers run first: serving takes the highest priority, and 0, the default of everybody
 // else, is the lowest. Never a stream of torch's pools: those come round again after 32.
 enum class Priority { kLowest, kHighest };
+Result<int> priority_number(const Device& device, Priority priority) noexcept;
 
 // Owns one non-blocking stream. Any thread.
 class Stream {
@@ -52,14 +54,17 @@ class Event {
   Status record(CUstream stream) noexcept;
   // Whether what was recorded is done; true before the first record. Never waits.
   Result<bool> is_done() const noexcept;
-  // From `earlier` to this one, both done and both with timing.
+  // From `earlier` to this one. InvalidArgument unless both have timing and both are recorded,
+  // Unavailable until both are done.
   Result<Nanoseconds> since(const Event& earlier) const noexcept;
 
  private:
-  Event(DevicePtr device, CUevent event) noexcept : device_{std::move(device)}, event_{event} {}
+  Event(DevicePtr device, CUevent event, bool has_timing) noexcept
+      : device_{std::move(device)}, event_{event}, has_timing_{has_timing} {}
 
   DevicePtr device_;
   CUevent event_;
+  bool has_timing_;
 };
 
 }  // namespace rose::driver

@@ -15,6 +15,8 @@ from pathlib import Path
 import ninja
 import pytest
 
+from tests import fake_driver
+
 pytestmark = pytest.mark.timeout(900)  # the first run compiles the whole core
 
 HERE = Path(__file__).resolve().parent
@@ -113,7 +115,7 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
     def once(*prefix: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*prefix, str(program)],
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "LD_LIBRARY_PATH": str(fake_driver.build())},
             text=True,
             capture_output=True,
             timeout=120,

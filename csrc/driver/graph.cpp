@@ -1,0 +1,113 @@
+#include "driver/graph.h"
+
+namespace rose::driver {
+
+namespace {
+
+// What a capture is at now. The driver owns what the pointers show, until the next call.
+struct Capture {
+  int status{kCaptureStatusNone};
+  CUgraph graph{nullptr};
+  const CUgraphNode* last{nullptr};  // the nodes that the next one will depend on
+  std::size_t last_count{0};
+};
+
+Result<Capture> capture_of(const Device& device, CUstream stream) noexcept {
+  Capture capture;
+  std::uint64_t id = 0;
+  // Asked for, because without room for it the driver refuses edges that are not plain.
+  const GraphEdge* edges = nullptr;
+  ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &capture.status, &id,
+                   &capture.graph, &capture.last, &edges, &capture.last_count));
+  return capture;
+}
+
+BatchMemOpNodeParams node_params(const Device& device,
+                                 std::span<MemoryOperation> operations) noexcept {
+  return {device.context(), static_cast<unsigned>(operations.size()), operations.data(), 0};
+}
+
+}  // namespace
+
+Result<CaptureState> capture_state(const Device& device, CUstream stream) noexcept {
+  const Current current{device};
+  ROSE_TRY(current.status());
+  const Result<Capture> capture = capture_of(device, stream);
+  if (!capture.ok()) return capture.status();
+  switch (capture.value().status) {
+    case kCaptureStatusNone:
+      return CaptureState::kNone;
+    case kCaptureStatusActive:
+      return CaptureState::kActive;
+    default:
+      return CaptureState::kInvalidated;
+  }
+}
+
+Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
+                                   std::span<MemoryOperation> operations) noexcept {
+  if (operations.empty()) return Status::invalid_argument("no memory operations to insert");
+  const Current current{device};
+  ROSE_TRY(current.status());
+  const Result<Capture> found = capture_of(device, stream);
+  if (!found.ok()) return found.status();
+  const Capture& capture = found.value();
+  if (capture.status == kCaptureStatusNone) {
+    return Status::invalid_argument("the stream is not being captured");
+  }
+  if (capture.status != kCaptureStatusActive) {
+    return Status::unavailable("the capture was invalidated by an earlier call");
+  }
+  const BatchMemOpNodeParams params = node_params(device, operations);
+  CUgraphNode node = nullptr;
+  // Plain edges wait for all of what they come from, so they may stand for edges of any kind.
+  ROSE_TRY(ROSE_CU(device.driver(), cuGraphAddBatchMemOpNode, &node, capture.graph, capture.last,
+                   capture.last_count, &params));
+  ROSE_TRY(ROSE_CU(device.driver(), cuStreamUpdateCaptureDependencies, stream, &node, nullptr, 1,
+                   kSetCaptureDependencies));
+  return node;
+}
+
+Status Graph::begin_capture(const Device& device, CUstream stream) noexcept {
+  const Current current{device};
+  ROSE_TRY(current.status());
+  return ROSE_CU(device.driver(), cuStreamBeginCapture, stream, kCaptureThreadLocal);
+}
+
+Result<std::unique_ptr<Graph>> Graph::end_capture(DevicePtr device, CUstream stream) noexcept {
+  const Current current{*device};
+  ROSE_TRY(current.status());
+  const Driver& driver = device->driver();
+  CUgraph graph = nullptr;
+  const Status ended = ROSE_CU(driver, cuStreamEndCapture, stream, &graph);
+  CUgraphExec executable = nullptr;
+  const Status made =
+      ended.ok() ? ROSE_CU(driver, cuGraphInstantiateWithFlags, &executable, graph, 0) : ended;
+  if (!made.ok()) {
+    if (graph != nullptr) driver.entries().cuGraphDestroy(graph);
+    return made;
+  }
+  return std::unique_ptr<Graph>{new Graph{device, graph, executable}};
+}
+
+// Launches that are under way end by themselves: the driver keeps what they need.
+Graph::~Graph() {
+  const Current current{*device_};
+  device_->driver().entries().cuGraphExecDestroy(executable_);
+  device_->driver().entries().cuGraphDestroy(graph_);
+}
+
+Status Graph::launch(CUstream stream) noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  return ROSE_CU(device_->driver(), cuGraphLaunch, executable_, stream);
+}
+
+Status Graph::update(CUgraphNode node, std::span<MemoryOperation> operations) noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  const BatchMemOpNodeParams params = node_params(*device_, operations);
+  return ROSE_CU(device_->driver(), cuGraphExecBatchMemOpNodeSetParams, executable_, node, &params);
+}
+
+}  // namespace rose::driver

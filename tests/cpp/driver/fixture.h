@@ -1,0 +1,77 @@
+// What the tests of the driver room share: a device of the fake driver, a little memory that
+// streams may touch, and what must be true of the fake when a test is over.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "../../fake_driver/controls.h"
+#include "check.h"
+#include "driver/device.h"
+#include "driver/driver.h"
+#include "memory/cuda_vmm.h"
+#include "memory/pool.h"
+
+namespace rose::test {
+
+inline const Fake& fake() {
+  static const Fake found;
+  CHECK(found.log != nullptr);  // LD_LIBRARY_PATH leads to the fake
+  return found;
+}
+
+// Nothing is alive, nothing went wrong, and no context of ours is current.
+inline void check_clean() {
+  CHECK_EQ(std::string{fake().faults()}, "");
+  CHECK_EQ(std::string{fake().live()}, "");
+  CHECK_EQ(fake().depth(), 0);
+}
+
+inline driver::DevicePtr open_device() {
+  fake().reset();
+  Result<driver::DriverPtr> driver = driver::Driver::open();
+  CHECK_EQ(driver.status().message(), "");
+  Result<driver::DevicePtr> device = driver::Device::open(driver.take(), 0);
+  CHECK_EQ(device.status().message(), "");
+  return device.take();
+}
+
+constexpr std::size_t kPage = std::size_t{2} << 20;
+
+// Words in device memory; the fake's is memory of the host.
+inline Result<memory::Pool> create_words(const driver::DevicePtr& device) {
+  Result<std::unique_ptr<memory::CudaVmm>> backend = memory::CudaVmm::create(device);
+  if (!backend.ok()) return backend.status();
+  return memory::Pool::create(backend.take(), {.slab_bytes = kPage, .slab_count = 1});
+}
+
+inline driver::DevicePointer address_of(const memory::Pool& words, std::size_t index) {
+  return std::bit_cast<driver::DevicePointer>(words.data()) + 4 * index;
+}
+inline volatile std::uint32_t& word(const memory::Pool& words, std::size_t index) {
+  return *std::bit_cast<volatile std::uint32_t*>(address_of(words, index));
+}
+
+inline driver::MemoryOperation wait_for(driver::DevicePointer at, std::uint32_t value,
+                                        unsigned relation = driver::kWaitGeq) {
+  driver::MemoryOperation one{};
+  one.operation = driver::kWaitValue32;
+  one.address = at;
+  one.value = value;
+  one.flags = relation;
+  return one;
+}
+inline driver::MemoryOperation write(driver::DevicePointer at, std::uint32_t value) {
+  driver::MemoryOperation one{};
+  one.operation = driver::kWriteValue32;
+  one.address = at;
+  one.value = value;
+  return one;
+}
+
+// The driver of the tests looks at no byte of it.
+inline constexpr std::byte kCode[4]{};
+
+}  // namespace rose::test

@@ -1,0 +1,910 @@
+// Every entry point of the table, as the driver documents it, and the one symbol it is found by.
+//
+// The signatures come from csrc/driver/entries.h, and an entry without an implementation here does
+// not compile. What rose never does is refused (InvalidValue) rather than imitated.
+#include "driver/entries.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <sstream>
+#include <string_view>
+
+#include "world.h"
+
+namespace fake {
+namespace {
+
+constexpr Answer kNotInitialized = 3;
+constexpr Answer kAlreadyRegistered = 712;
+constexpr Answer kNotRegistered = 713;
+constexpr Answer kCaptureUnsupported = 900;
+constexpr Answer kCaptureInvalidated = 901;
+constexpr Answer kCaptureUnmatched = 903;
+constexpr Answer kCapturedEvent = 907;
+constexpr Answer kCaptureWrongThread = 908;
+constexpr Answer kInvalidResource = 915;
+
+struct Word {
+  Answer answer;
+  const char* name;
+  const char* text;
+};
+constexpr Word kWords[] = {
+    {0, "CUDA_SUCCESS", "no error"},
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "memory is already registered"},
+    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "memory is not registered"},
+    {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "the capture was invalidated"},
+    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "the capture was not begun in this stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "the event was last recorded in a capturing stream"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "the capture was begun by another thread"},
+    {915, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "invalid resource configuration"},
+};
+
+World& world() { return World::get(); }
+
+template <typename Map, typename Key>
+auto* find(Map& map, const Key& key) {
+  const auto found = map.find(key);
+  return found == map.end() ? nullptr : &found->second;
+}
+
+Stream* find_stream(CUstream handle) {
+  Stream* stream = find(world().streams, handle);
+  return stream != nullptr && !stream->is_destroyed ? stream : nullptr;
+}
+
+template <typename Handle>
+Handle make_handle() {
+  return reinterpret_cast<Handle>(world().next());
+}
+
+template <typename Handle>
+Answer unknown(const char* what, Handle handle) {
+  return world().fault(std::string{"unknown "} + what + " " + hex(handle), kInvalidHandle);
+}
+
+bool is_device(DeviceOrdinal device) { return device >= 0 && device < world().devices; }
+
+DeviceOrdinal current_device() {
+  for (const auto& [device, count] : world().retains) {
+    if (world().context_of(device) == contexts().stack.back()) return device;
+  }
+  return 0;
+}
+
+void note(const MemoryOperation* operations, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) world().log.push_back("  " + describe(operations[i]));
+}
+
+// ---- the entry points
+
+namespace does {
+
+#define FAKE_DECLARE(name, version, need, arguments) Answer name arguments;
+ROSE_CUDA_ENTRIES(FAKE_DECLARE)
+#undef FAKE_DECLARE
+
+Answer cuInit(unsigned) {
+  if (world().devices == 0) return kNoDevice;
+  world().is_initialised = true;
+  return kSuccess;
+}
+
+Answer cuDriverGetVersion(int* version) {
+  *version = world().version;
+  return kSuccess;
+}
+
+Answer cuGetErrorName(Answer answer, const char** name) {
+  const auto found = std::ranges::find(kWords, answer, &Word::answer);
+  *name = found == std::end(kWords) ? nullptr : found->name;
+  return *name == nullptr ? kInvalidValue : kSuccess;
+}
+
+Answer cuGetErrorString(Answer answer, const char** text) {
+  const auto found = std::ranges::find(kWords, answer, &Word::answer);
+  *text = found == std::end(kWords) ? nullptr : found->text;
+  return *text == nullptr ? kInvalidValue : kSuccess;
+}
+
+Answer cuDeviceGetCount(int* count) {
+  *count = world().devices;
+  return kSuccess;
+}
+
+Answer cuDeviceGet(DeviceOrdinal* device, int ordinal) {
+  if (!is_device(ordinal)) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+Answer cuDeviceGetName(char* name, int size, DeviceOrdinal device) {
+  if (!is_device(device)) return kInvalidDevice;
+  const std::string text = "Fake GPU " + std::to_string(device);
+  std::strncpy(name, text.c_str(), static_cast<std::size_t>(size) - 1);
+  return kSuccess;
+}
+
+Answer cuDeviceGetAttribute(int* value, int attribute, DeviceOrdinal device) {
+  if (!is_device(device)) return kInvalidDevice;
+  if (const int* set = find(world().attributes, attribute)) {
+    *value = *set;
+    return kSuccess;
+  }
+  switch (attribute) {
+    case kAttributeComputeMajor:
+      *value = 9;
+      break;
+    case kAttributeComputeMinor:
+      *value = 0;
+      break;
+    case kAttributeMultiprocessors:
+      *value = kMultiprocessors;
+      break;
+    default:
+      *value = 1;  // it can
+  }
+  return kSuccess;
+}
+
+Answer cuDevicePrimaryCtxRetain(CUcontext* context, DeviceOrdinal device) {
+  if (!is_device(device)) return kInvalidDevice;
+  ++world().retains[device];
+  *context = world().context_of(device);
+  return kSuccess;
+}
+
+Answer cuDevicePrimaryCtxRelease(DeviceOrdinal device) {
+  int* retains = find(world().retains, device);
+  if (retains == nullptr || *retains == 0) {
+    return world().fault("a context is released that nobody retains", kInvalidContext);
+  }
+  if (--*retains > 0) return kSuccess;
+  const CUcontext context = world().context_of(device);
+  for (const auto& [handle, stream] : world().streams) {
+    if (handle != nullptr && stream.context == context && !stream.is_destroyed) {
+      world().fault("a context ends before stream " + hex(handle), kSuccess);
+    }
+  }
+  for (const auto& [handle, event] : world().events) {
+    if (event.context == context) {
+      world().fault("a context ends before event " + hex(handle), kSuccess);
+    }
+  }
+  return kSuccess;
+}
+
+Answer cuCtxPushCurrent(CUcontext context) {
+  if (!world().is_context(context)) {
+    return world().fault("context " + hex(context) + " is pushed and nobody retains it",
+                         kInvalidContext);
+  }
+  contexts().stack.push_back(context);
+  contexts().is_push_refused = false;
+  return kSuccess;
+}
+
+Answer cuCtxPopCurrent(CUcontext* context) {
+  if (contexts().stack.empty()) {
+    return world().fault("no context to pop", kInvalidContext);
+  }
+  *context = contexts().stack.back();
+  contexts().stack.pop_back();
+  return kSuccess;
+}
+
+Answer cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
+  *lowest = 0;
+  *highest = kHighestPriority;
+  return kSuccess;
+}
+
+Answer cuMemGetInfo(std::size_t* free, std::size_t* total) {
+  *total = world().memory_bytes;
+  *free = *total - std::min(*total, world().used_bytes);
+  return kSuccess;
+}
+
+// ---- memory
+
+bool is_usual(const AllocationProperties* properties) {
+  return properties != nullptr && properties->type == kAllocationPinned &&
+         properties->location.type == kLocationDevice && is_device(properties->location.id);
+}
+
+bool is_whole(std::size_t size_bytes) { return size_bytes > 0 && size_bytes % kGranularity == 0; }
+
+Answer cuMemGetAllocationGranularity(std::size_t* granularity,
+                                     const AllocationProperties* properties, int) {
+  if (!is_usual(properties)) return kInvalidValue;
+  *granularity = kGranularity;
+  return kSuccess;
+}
+
+Answer cuMemAddressReserve(DevicePointer* at, std::size_t size, std::size_t alignment,
+                           DevicePointer wanted, unsigned long long flags) {
+  if (!is_whole(size) || alignment > kGranularity || wanted != 0 || flags != 0) {
+    return kInvalidValue;
+  }
+  void* room = ::mmap(nullptr, size + kGranularity, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return kOutOfMemory;
+  const auto start = std::bit_cast<DevicePointer>(room);
+  *at = (start + kGranularity - 1) / kGranularity * kGranularity;
+  if (*at > start) ::munmap(room, *at - start);
+  const DevicePointer end = start + size + kGranularity;
+  if (end > *at + size) ::munmap(std::bit_cast<void*>(*at + size), end - *at - size);
+  world().reservations[*at] = size;
+  return kSuccess;
+}
+
+// The mappings that lie in [at, at + size), if they are whole.
+bool mappings_in(DevicePointer at, std::size_t size, std::vector<DevicePointer>& out) {
+  for (const auto& [base, mapped] : world().mappings) {
+    if (base + mapped.size_bytes <= at || base >= at + size) continue;
+    if (base < at || base + mapped.size_bytes > at + size) return false;
+    out.push_back(base);
+  }
+  return true;
+}
+
+Answer cuMemAddressFree(DevicePointer at, std::size_t size) {
+  const std::size_t* reserved = find(world().reservations, at);
+  if (reserved == nullptr || *reserved != size) return unknown("reservation", at);
+  std::vector<DevicePointer> inside;
+  if (!mappings_in(at, size, inside) || !inside.empty()) {
+    return world().fault("addresses are freed that memory is mapped at", kInvalidValue);
+  }
+  ::munmap(std::bit_cast<void*>(at), size);
+  world().reservations.erase(at);
+  return kSuccess;
+}
+
+Answer cuMemCreate(MemoryHandle* handle, std::size_t size, const AllocationProperties* properties,
+                   unsigned long long flags) {
+  if (!is_usual(properties) || !is_whole(size) || flags != 0) return kInvalidValue;
+  if (size > world().memory_bytes - world().used_bytes) return kOutOfMemory;
+  auto memory = std::make_shared<Allocation>();
+  memory->fd = ::memfd_create("fakecuda", MFD_CLOEXEC);
+  if (memory->fd < 0 || ::ftruncate(memory->fd, static_cast<off_t>(size)) != 0) {
+    return kOutOfMemory;
+  }
+  memory->size_bytes = size;
+  memory->can_export = (properties->handle_types & kHandlePosixFd) != 0;
+  memory->used_bytes = &world().used_bytes;
+  world().used_bytes += size;
+  *handle = world().next();
+  world().allocations[*handle] = std::move(memory);
+  return kSuccess;
+}
+
+// What is mapped stays until it is unmapped.
+Answer cuMemRelease(MemoryHandle handle) {
+  if (world().allocations.erase(handle) == 0) return unknown("memory", handle);
+  return kSuccess;
+}
+
+bool is_reserved(DevicePointer at, std::size_t size) {
+  auto next = world().reservations.upper_bound(at);
+  if (next == world().reservations.begin()) return false;
+  --next;
+  return at + size <= next->first + next->second;
+}
+
+Answer cuMemMap(DevicePointer at, std::size_t size, std::size_t offset, MemoryHandle handle,
+                unsigned long long flags) {
+  const auto* memory = find(world().allocations, handle);
+  if (memory == nullptr) return unknown("memory", handle);
+  std::vector<DevicePointer> inside;
+  if (!is_whole(size) || size > (*memory)->size_bytes || offset != 0 || flags != 0 ||
+      at % kGranularity != 0 || !is_reserved(at, size) || !mappings_in(at, size, inside) ||
+      !inside.empty()) {
+    return kInvalidValue;
+  }
+  void* mapped =
+      ::mmap(std::bit_cast<void*>(at), size, PROT_NONE, MAP_SHARED | MAP_FIXED, (*memory)->fd, 0);
+  if (mapped == MAP_FAILED) return kOutOfMemory;
+  world().mappings[at] = {size, *memory, false};
+  return kSuccess;
+}
+
+Answer cuMemUnmap(DevicePointer at, std::size_t size) {
+  std::vector<DevicePointer> inside;
+  if (!mappings_in(at, size, inside) || inside.empty()) {
+    return world().fault("nothing whole is mapped at " + hex(at), kInvalidValue);
+  }
+  ::mmap(std::bit_cast<void*>(at), size, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  for (const DevicePointer base : inside) world().mappings.erase(base);
+  return kSuccess;
+}
+
+Answer cuMemSetAccess(DevicePointer at, std::size_t size, const AccessDescription* access,
+                      std::size_t count) {
+  std::vector<DevicePointer> inside;
+  if (count != 1 || access->location.type != kLocationDevice || !is_device(access->location.id) ||
+      access->flags != kAccessReadWrite || !mappings_in(at, size, inside) || inside.empty()) {
+    return kInvalidValue;
+  }
+  ::mprotect(std::bit_cast<void*>(at), size, PROT_READ | PROT_WRITE);
+  for (const DevicePointer base : inside) world().mappings[base].has_access = true;
+  return kSuccess;
+}
+
+Answer cuMemExportToShareableHandle(void* out, MemoryHandle handle, int type,
+                                    unsigned long long flags) {
+  const auto* memory = find(world().allocations, handle);
+  if (memory == nullptr) return unknown("memory", handle);
+  if (type != kHandlePosixFd || flags != 0 || !(*memory)->can_export) return kInvalidValue;
+  const int fd = ::dup((*memory)->fd);
+  std::memcpy(out, &fd, sizeof fd);
+  return fd < 0 ? kOutOfMemory : kSuccess;
+}
+
+Answer cuMemImportFromShareableHandle(MemoryHandle* handle, void* source, int type) {
+  const int fd = static_cast<int>(std::bit_cast<std::intptr_t>(source));
+  struct stat about{};
+  if (type != kHandlePosixFd || ::fstat(fd, &about) != 0 || about.st_size == 0) {
+    return kInvalidValue;
+  }
+  auto memory = std::make_shared<Allocation>();
+  memory->fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  memory->size_bytes = static_cast<std::size_t>(about.st_size);
+  memory->can_export = true;
+  *handle = world().next();
+  world().allocations[*handle] = std::move(memory);
+  return kSuccess;
+}
+
+Answer cuMemHostRegister(void* data, std::size_t size, unsigned flags) {
+  if (data == nullptr || size == 0 || (flags & ~(kRegisterPortable | kRegisterDeviceMap)) != 0) {
+    return kInvalidValue;
+  }
+  const auto* start = static_cast<const std::byte*>(data);
+  for (const auto& [base, range] : world().registered) {
+    if (start < base + range.size_bytes && base < start + size) return kAlreadyRegistered;
+  }
+  world().registered[start] = {size, (flags & kRegisterDeviceMap) != 0};
+  return kSuccess;
+}
+
+Answer cuMemHostUnregister(void* data) {
+  if (world().registered.erase(static_cast<const std::byte*>(data)) > 0) return kSuccess;
+  return world().fault("memory is unregistered that was not registered: " + hex(data),
+                       kNotRegistered);
+}
+
+Answer cuMemHostGetDevicePointer(DevicePointer* out, void* data, unsigned flags) {
+  const auto* start = static_cast<const std::byte*>(data);
+  for (const auto& [base, range] : world().registered) {
+    if (start < base || start >= base + range.size_bytes) continue;
+    if (!range.is_mapped || flags != 0) return kInvalidValue;
+    *out = std::bit_cast<DevicePointer>(data);
+    return kSuccess;
+  }
+  return kInvalidValue;
+}
+
+Answer cuMemsetD32Async(DevicePointer at, unsigned value, std::size_t count, CUstream stream) {
+  if (!world().is_accessible(at, 4 * count)) return kInvalidValue;
+  return world().issue(stream, Fill{at, value, count});
+}
+
+Answer cuMemcpyDtoHAsync(void* to, DevicePointer from, std::size_t size, CUstream stream) {
+  if (!world().is_accessible(from, size)) return kInvalidValue;
+  return world().issue(stream, CopyOut{to, from, size});
+}
+
+// ---- streams and events
+
+CUstream make_stream(CUcontext context, CUgreenCtx green, int priority) {
+  const auto handle = make_handle<CUstream>();
+  Stream& stream = world().streams[handle];
+  stream.context = context;
+  stream.green = green;
+  stream.priority = std::clamp(priority, kHighestPriority, 0);
+  return handle;
+}
+
+Answer cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+  if (flags > kStreamNonBlocking) return kInvalidValue;
+  *stream = make_stream(contexts().stack.back(), nullptr, priority);
+  return kSuccess;
+}
+
+Answer cuStreamDestroy(CUstream handle) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr || handle == nullptr) return unknown("stream", handle);
+  if (stream->capture) world().end_capture(*stream, false);
+  stream->is_destroyed = true;
+  return kSuccess;
+}
+
+Answer cuStreamGetPriority(CUstream handle, int* priority) {
+  const Stream* stream = find_stream(handle);
+  if (stream == nullptr) return unknown("stream", handle);
+  *priority = stream->priority;
+  return kSuccess;
+}
+
+Answer cuStreamQuery(CUstream handle) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return unknown("stream", handle);
+  if (stream->capture) {
+    stream->capture->status = kCaptureStatusInvalidated;
+    return kCaptureUnsupported;
+  }
+  return stream->queue.empty() ? kSuccess : kNotReady;
+}
+
+Answer check_operations(const MemoryOperation* operations, unsigned count, unsigned flags) {
+  if (count == 0 || count > 256 || operations == nullptr || flags != 0) return kInvalidValue;
+  for (unsigned i = 0; i < count; ++i) {
+    const MemoryOperation& one = operations[i];
+    const bool is_known = one.operation == kWaitValue32 || one.operation == kWriteValue32;
+    if (!is_known || one.address % 4 != 0 || !world().is_accessible(one.address, 4)) {
+      return kInvalidValue;
+    }
+  }
+  note(operations, count);
+  return kSuccess;
+}
+
+Answer cuStreamBatchMemOp(CUstream stream, unsigned count, MemoryOperation* operations,
+                          unsigned flags) {
+  if (const Answer bad = check_operations(operations, count, flags)) return bad;
+  return world().issue(stream, Batch{{operations, operations + count}, 0});
+}
+
+Answer cuEventCreate(CUevent* event, unsigned flags) {
+  if ((flags & ~kEventDisableTiming) != 0) return kInvalidValue;
+  *event = make_handle<CUevent>();
+  world().events[*event] = {.context = contexts().stack.back(),
+                            .has_timing = (flags & kEventDisableTiming) == 0};
+  return kSuccess;
+}
+
+Answer cuEventDestroy(CUevent event) {
+  if (world().events.erase(event) == 0) return unknown("event", event);
+  return kSuccess;
+}
+
+Answer cuEventRecord(CUevent handle, CUstream stream_handle) {
+  Event* event = find(world().events, handle);
+  const Stream* stream = find_stream(stream_handle);
+  if (event == nullptr) return unknown("event", handle);
+  if (stream == nullptr) return unknown("stream", stream_handle);
+  if (stream_handle != nullptr && stream->context != event->context) {
+    return world().fault("an event is recorded in a stream of another context", kInvalidHandle);
+  }
+  event->is_captured = stream->capture.has_value();
+  if (event->is_captured) return kSuccess;
+  return world().issue(stream_handle, Record{handle, ++event->recorded});
+}
+
+Answer cuEventQuery(CUevent handle) {
+  const Event* event = find(world().events, handle);
+  if (event == nullptr) return unknown("event", handle);
+  if (event->is_captured) return kCapturedEvent;
+  return event->done == event->recorded ? kSuccess : kNotReady;
+}
+
+Answer cuEventElapsedTime(float* ms, CUevent start_handle, CUevent end_handle) {
+  const Event* start = find(world().events, start_handle);
+  const Event* end = find(world().events, end_handle);
+  if (start == nullptr || end == nullptr) return unknown("event", start_handle);
+  for (const Event* one : {start, end}) {
+    if (!one->has_timing || one->recorded == 0) return kInvalidHandle;
+  }
+  for (const Event* one : {start, end}) {
+    if (one->done != one->recorded) return kNotReady;
+  }
+  *ms = static_cast<float>(static_cast<double>(end->time_ns - start->time_ns) / 1e6);
+  return kSuccess;
+}
+
+// ---- kernels
+
+Answer cuLibraryLoadData(CUlibrary* library, const void* code, int*, void**, unsigned options, int*,
+                         void**, unsigned library_options) {
+  if (code == nullptr || options != 0 || library_options != 0) return kInvalidValue;
+  *library = make_handle<CUlibrary>();
+  world().libraries.insert(*library);
+  return kSuccess;
+}
+
+Answer cuLibraryUnload(CUlibrary library) {
+  if (world().libraries.erase(library) == 0) return unknown("library", library);
+  std::erase_if(world().kernels, [&](const auto& one) { return one.second.library == library; });
+  return kSuccess;
+}
+
+// A library has every kernel that it is asked for: what is in it nobody looks at.
+Answer cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  if (!world().libraries.contains(library)) return unknown("library", library);
+  *kernel = make_handle<CUkernel>();
+  world().kernels[*kernel] = {library, name, false};
+  return kSuccess;
+}
+
+Answer cuKernelGetFunction(CUfunction* function, CUkernel handle) {
+  Kernel* kernel = find(world().kernels, handle);
+  if (kernel == nullptr) return unknown("kernel", handle);
+  kernel->is_loaded = true;
+  *function = reinterpret_cast<CUfunction>(handle);
+  return kSuccess;
+}
+
+std::vector<std::uint64_t> copy_arguments(const std::string& kernel, void** arguments) {
+  std::vector<std::uint64_t> copied;
+  const auto* sizes = find(world().argument_sizes, kernel);
+  for (std::size_t i = 0; sizes != nullptr && i < sizes->size(); ++i) {
+    copied.push_back(0);
+    std::memcpy(&copied.back(), arguments[i], (*sizes)[i]);
+  }
+  return copied;
+}
+
+Answer cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                      CUstream stream, void** arguments, void** extra) {
+  const auto handle = reinterpret_cast<CUkernel>(function);
+  const Kernel* kernel = find(world().kernels, handle);
+  if (kernel == nullptr) return unknown("kernel", function);
+  const std::uint64_t blocks = std::uint64_t{grid_x} * grid_y * grid_z;
+  const std::uint64_t threads = std::uint64_t{block_x} * block_y * block_z;
+  if (blocks == 0 || threads == 0 || threads > 1024 || extra != nullptr) return kInvalidValue;
+  if (!kernel->is_loaded) {
+    world().fault("kernel " + kernel->name + " is loaded by its first launch", kSuccess);
+  }
+  return world().issue(stream, Launch{handle,
+                                      {grid_x, grid_y, grid_z},
+                                      {block_x, block_y, block_z},
+                                      shared,
+                                      copy_arguments(kernel->name, arguments)});
+}
+
+// ---- graphs
+
+Answer cuStreamBeginCapture(CUstream handle, int mode) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return unknown("stream", handle);
+  if (handle == nullptr || stream->capture || mode < 0 || mode > 2) return kCaptureUnsupported;
+  const auto graph = make_handle<CUgraph>();
+  world().graphs[graph].is_captured = true;
+  stream->capture = Capture{.mode = mode, .thread = std::this_thread::get_id(), .graph = graph};
+  return kSuccess;
+}
+
+Answer cuStreamEndCapture(CUstream handle, CUgraph* graph) {
+  Stream* stream = find_stream(handle);
+  *graph = nullptr;
+  if (stream == nullptr) return unknown("stream", handle);
+  if (!stream->capture) return kCaptureUnmatched;
+  const Capture& capture = *stream->capture;
+  if (capture.mode != kCaptureRelaxed && capture.thread != std::this_thread::get_id()) {
+    return kCaptureWrongThread;
+  }
+  const bool is_whole = capture.status == kCaptureStatusActive;
+  if (is_whole) *graph = capture.graph;
+  world().end_capture(*stream, is_whole);
+  return is_whole ? kSuccess : kCaptureInvalidated;
+}
+
+Answer cuStreamGetCaptureInfo(CUstream handle, int* status, std::uint64_t* id, CUgraph* graph,
+                              const CUgraphNode** last, const GraphEdge** edges,
+                              std::size_t* count) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return unknown("stream", handle);
+  *status = stream->capture ? stream->capture->status : kCaptureStatusNone;
+  if (*status != kCaptureStatusActive) return kSuccess;
+  Capture& capture = *stream->capture;
+  capture.edges.assign(capture.last.size(), {});
+  *id = std::bit_cast<std::uint64_t>(capture.graph);
+  *graph = capture.graph;
+  *last = capture.last.data();
+  *edges = capture.edges.data();
+  *count = capture.last.size();
+  return kSuccess;
+}
+
+Answer cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* nodes,
+                                         const GraphEdge* edges, std::size_t count,
+                                         unsigned flags) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return unknown("stream", handle);
+  if (!stream->capture || edges != nullptr || flags > kSetCaptureDependencies) {
+    return kInvalidValue;
+  }
+  Capture& capture = *stream->capture;
+  if (capture.status != kCaptureStatusActive) return kCaptureInvalidated;
+  if (flags == kSetCaptureDependencies) capture.last.clear();
+  capture.last.insert(capture.last.end(), nodes, nodes + count);
+  return kSuccess;
+}
+
+Answer check_node(const BatchMemOpNodeParams* params) {
+  if (!world().is_context(params->context)) {
+    return world().fault("a node is for a context that nobody retains", kInvalidContext);
+  }
+  return check_operations(params->operations, params->count, params->flags);
+}
+
+Answer cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
+                                std::size_t count, const BatchMemOpNodeParams* params) {
+  const Graph* graph = find(world().graphs, handle);
+  if (graph == nullptr) return unknown("graph", handle);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (std::ranges::find(graph->nodes, after[i], &Node::id) == graph->nodes.end()) {
+      return kInvalidValue;
+    }
+  }
+  if (const Answer bad = check_node(params)) return bad;
+  *node = world().add_node(handle, {after, after + count},
+                           Batch{{params->operations, params->operations + params->count}, 0});
+  return kSuccess;
+}
+
+Answer cuGraphExecBatchMemOpNodeSetParams(CUgraphExec executable, CUgraphNode node,
+                                          const BatchMemOpNodeParams* params) {
+  auto* nodes = find(world().executables, executable);
+  if (nodes == nullptr) return unknown("executable graph", executable);
+  const auto found = std::ranges::find(*nodes, node, &Node::id);
+  Batch* batch = found == nodes->end() ? nullptr : std::get_if<Batch>(&found->work);
+  if (batch == nullptr || batch->operations.size() != params->count) return kInvalidValue;
+  if (const Answer bad = check_node(params)) return bad;
+  batch->operations.assign(params->operations, params->operations + params->count);
+  return kSuccess;
+}
+
+Answer cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph handle,
+                                   unsigned long long flags) {
+  const Graph* graph = find(world().graphs, handle);
+  if (graph == nullptr) return unknown("graph", handle);
+  if (graph->is_captured || flags != 0) return kInvalidValue;
+  *executable = make_handle<CUgraphExec>();
+  world().executables[*executable] = graph->nodes;
+  return kSuccess;
+}
+
+Answer cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+  const auto* nodes = find(world().executables, executable);
+  if (nodes == nullptr) return unknown("executable graph", executable);
+  return world().issue(stream, std::make_shared<GraphRun>(GraphRun{*nodes, {}}));
+}
+
+Answer cuGraphExecDestroy(CUgraphExec executable) {
+  if (world().executables.erase(executable) == 0) return unknown("executable graph", executable);
+  return kSuccess;
+}
+
+Answer cuGraphDestroy(CUgraph handle) {
+  const Graph* graph = find(world().graphs, handle);
+  if (graph == nullptr || graph->is_captured) return unknown("graph", handle);
+  world().graphs.erase(handle);
+  return kSuccess;
+}
+
+// ---- green contexts
+
+Answer cuDeviceGetDevResource(DeviceOrdinal device, DeviceResource* resource, int type) {
+  if (!is_device(device)) return kInvalidDevice;
+  if (type != kResourceSm) return kInvalidValue;
+  *resource = {};
+  resource->type = kResourceSm;
+  resource->sm = {kMultiprocessors, kSplitAlignment, kSplitAlignment};
+  return kSuccess;
+}
+
+Answer cuDevSmResourceSplitByCount(DeviceResource* groups, unsigned* count,
+                                   const DeviceResource* input, DeviceResource* rest,
+                                   unsigned flags, unsigned minimum) {
+  if (input->type != kResourceSm || groups == nullptr || rest != nullptr || flags != 0 ||
+      minimum > input->sm.count) {
+    return kInvalidValue;
+  }
+  const unsigned each = (minimum + kSplitAlignment - 1) / kSplitAlignment * kSplitAlignment;
+  if (each == 0 || each > input->sm.count) return kInvalidResource;
+  *count = std::min(*count, input->sm.count / each);
+  for (unsigned i = 0; i < *count; ++i) {
+    groups[i] = *input;
+    groups[i].sm.count = each;
+  }
+  return kSuccess;
+}
+
+Answer cuDevResourceGenerateDesc(CUdevResourceDesc* description, DeviceResource* resources,
+                                 unsigned count) {
+  if (count != 1 || resources->type != kResourceSm) return kInvalidValue;
+  *description = make_handle<CUdevResourceDesc>();
+  world().descriptions[*description] = resources->sm.count;
+  return kSuccess;
+}
+
+Answer cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, DeviceOrdinal device,
+                        unsigned flags) {
+  const unsigned* multiprocessors = find(world().descriptions, description);
+  if (!is_device(device) || multiprocessors == nullptr || flags != kGreenDefaultStream) {
+    return kInvalidValue;
+  }
+  *context = make_handle<CUgreenCtx>();
+  world().green_contexts[*context] = *multiprocessors;
+  return kSuccess;
+}
+
+Answer cuGreenCtxDestroy(CUgreenCtx context) {
+  if (world().green_contexts.erase(context) == 0) return unknown("green context", context);
+  for (const auto& [handle, stream] : world().streams) {
+    if (stream.green == context && !stream.is_destroyed) {
+      world().fault("a green context ends before its stream " + hex(handle), kSuccess);
+    }
+  }
+  return kSuccess;
+}
+
+Answer cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
+  if (!world().green_contexts.contains(context)) return unknown("green context", context);
+  if (flags != kStreamNonBlocking) return kInvalidValue;
+  *stream = make_stream(world().context_of(current_device()), context, priority);
+  return kSuccess;
+}
+
+}  // namespace does
+
+// ---- what surrounds each of them
+
+enum Index {
+#define FAKE_INDEX(name, version, need, arguments) kIndex_##name,
+  ROSE_CUDA_ENTRIES(FAKE_INDEX)
+#undef FAKE_INDEX
+      kEntries
+};
+
+constexpr const char* kNames[] = {
+#define FAKE_NAME(name, version, need, arguments) #name,
+    ROSE_CUDA_ENTRIES(FAKE_NAME)
+#undef FAKE_NAME
+};
+
+constexpr bool is_one_of(std::string_view name, std::initializer_list<std::string_view> all) {
+  return std::ranges::find(all, name) != all.end();
+}
+
+constexpr bool gives_back(std::string_view name) {
+  return is_one_of(
+      name, {"cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cuMemAddressFree", "cuMemRelease",
+             "cuMemUnmap", "cuMemHostUnregister", "cuStreamDestroy", "cuEventDestroy",
+             "cuLibraryUnload", "cuGraphExecDestroy", "cuGraphDestroy", "cuGreenCtxDestroy"});
+}
+
+constexpr bool needs_no_start(std::string_view name) {
+  return is_one_of(name, {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"});
+}
+
+// The documentation says of these that no context need be current; of memory it says nothing.
+constexpr bool needs_no_context(std::string_view name) {
+  return needs_no_start(name) || name.starts_with("cuDev") || name.starts_with("cuGreen") ||
+         name.starts_with("cuLibrary") || is_one_of(name, {"cuCtxPushCurrent", "cuCtxPopCurrent"});
+}
+
+std::string shown(const char* text) {
+  return text == nullptr ? "null" : "\"" + std::string{text} + "\"";
+}
+template <typename T>
+std::string shown(T value) {
+  if constexpr (std::is_pointer_v<T>) {
+    return hex(value);
+  } else if constexpr (std::is_same_v<T, DevicePointer>) {
+    return value < 0x1000 ? std::to_string(value) : hex(value);
+  } else {
+    return std::to_string(value);
+  }
+}
+
+// Why a call may not even begin.
+std::optional<Answer> refusal(const char* name) {
+  if (!needs_no_start(name) && !world().is_initialised) {
+    return world().fault(std::string{name} + " before cuInit", kNotInitialized);
+  }
+  const ThreadContexts& mine = contexts();
+  const bool is_excused = gives_back(name) && mine.is_push_refused;
+  if (!needs_no_context(name) && mine.stack.empty() && !is_excused) {
+    return world().fault(std::string{name} + " without a current context", kInvalidContext);
+  }
+  return {};
+}
+
+template <int kIndex, auto kDoes>
+struct Entry;
+
+template <int kIndex, typename... A, Answer (*kDoes)(A...)>
+struct Entry<kIndex, kDoes> {
+  static Answer call(A... arguments) {
+    constexpr const char* kName = kNames[kIndex];
+    const std::lock_guard turn{world().mutex};
+    world().pump();
+    std::string line = std::string{kName} + "(";
+    const char* comma = "";
+    ((line += comma + shown(arguments), comma = ", "), ...);
+    line += ")";
+    ++world().calls[kName];
+    const std::size_t place = world().log.size();
+    if (place < kLogLines) world().log.push_back(line);
+    const Answer answer = answer_of(kName, arguments...);
+    if (place < world().log.size()) world().log[place] += " = " + std::to_string(answer);
+    world().pump();
+    return answer;
+  }
+
+  static Answer answer_of(const char* name, A... arguments) {
+    if (const auto refused = refusal(name)) return *refused;
+    const std::optional<Answer> failure = world().due_failure(name);
+    if (!failure) return kDoes(arguments...);
+    if (kIndex == kIndex_cuCtxPushCurrent) contexts().is_push_refused = true;
+    if (gives_back(name)) kDoes(arguments...);
+    if constexpr (kIndex == kIndex_cuStreamEndCapture) {
+      // A capture ends also when something is wrong with it.
+      Stream* stream = find_stream(std::get<0>(std::tuple{arguments...}));
+      if (stream != nullptr && stream->capture) world().end_capture(*stream, false);
+    }
+    return *failure;
+  }
+};
+
+struct Row {
+  std::string_view name;
+  int version;
+  void* function;
+};
+const Row kRows[] = {
+#define FAKE_ROW(name, version, need, arguments) \
+  {#name, version, reinterpret_cast<void*>(&Entry<kIndex_##name, &does::name>::call)},
+    ROSE_CUDA_ENTRIES(FAKE_ROW)
+#undef FAKE_ROW
+};
+
+}  // namespace
+}  // namespace fake
+
+// A name is known at the version of the table only: at another one the driver would give a function
+// with another signature.
+extern "C" __attribute__((visibility("default"))) int cuGetProcAddress_v2(
+    const char* name, void** function, int version, std::uint64_t flags, int* why_not) {
+  using namespace fake;
+  const std::lock_guard turn{world().mutex};
+  *function = nullptr;
+  *why_not = 1;
+  if (flags != 0 || version > world().version) return kInvalidValue;
+  if (world().missing.contains(name)) return kSuccess;
+  for (const Row& row : kRows) {
+    if (row.name != name) continue;
+    if (row.version != version) {
+      world().fault(std::string{name} + " is asked for at version " + std::to_string(version),
+                    kSuccess);
+      *why_not = 2;
+      return kSuccess;
+    }
+    *function = row.function;
+    *why_not = 0;
+  }
+  return kSuccess;
+}

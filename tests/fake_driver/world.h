@@ -1,0 +1,219 @@
+// The state of the fake driver: what exists, what streams still have to do, what went wrong.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "controls.h"
+#include "driver/abi.h"
+
+namespace fake {
+
+using namespace rose::driver;
+
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+constexpr unsigned kMultiprocessors = 132;
+constexpr unsigned kSplitAlignment = 8;
+constexpr int kHighestPriority = -5;
+// A poll that goes on for minutes shall not fill memory.
+constexpr std::size_t kLogLines = 200'000;
+
+// ---- what streams do
+
+struct Batch {
+  std::vector<MemoryOperation> operations;
+  std::size_t done{0};
+};
+struct Record {
+  CUevent event;
+  std::uint64_t number;
+};
+struct Fill {
+  DevicePointer at;
+  unsigned value;
+  std::size_t count;
+};
+struct CopyOut {
+  void* to;
+  DevicePointer from;
+  std::size_t size_bytes;
+};
+struct Launch {
+  CUkernel kernel;
+  std::array<unsigned, 3> grid;
+  std::array<unsigned, 3> block;
+  unsigned shared_bytes;
+  std::vector<std::uint64_t> arguments;
+};
+struct GraphRun;
+using Work = std::variant<Batch, Record, Fill, CopyOut, Launch, std::shared_ptr<GraphRun>>;
+
+struct Node {
+  CUgraphNode id;
+  std::vector<CUgraphNode> after;
+  Work work;
+};
+// A node runs when those it comes after have run: a node that nothing waits for delays nothing.
+struct GraphRun {
+  std::vector<Node> nodes;
+  std::set<CUgraphNode> done;
+};
+
+// ---- what exists
+
+struct Capture {
+  int status{kCaptureStatusActive};
+  int mode{kCaptureGlobal};
+  std::thread::id thread;
+  CUgraph graph{nullptr};
+  std::vector<CUgraphNode> last{};
+  std::vector<GraphEdge> edges{};
+};
+struct Stream {
+  CUcontext context{nullptr};
+  CUgreenCtx green{nullptr};
+  int priority{0};
+  std::deque<Work> queue;
+  std::optional<Capture> capture;
+  bool is_held{false};
+  bool is_destroyed{false};  // what is queued still runs
+};
+struct Event {
+  CUcontext context{nullptr};
+  bool has_timing{true};
+  bool is_captured{false};
+  std::uint64_t recorded{0};
+  std::uint64_t done{0};
+  std::int64_t time_ns{0};
+};
+struct Graph {
+  std::vector<Node> nodes;
+  bool is_captured{false};  // the capture's, not yet the caller's
+};
+struct Kernel {
+  CUlibrary library{nullptr};
+  std::string name;
+  bool is_loaded{false};
+};
+struct Allocation {
+  int fd{-1};
+  std::size_t size_bytes{0};
+  bool can_export{false};
+  std::size_t* used_bytes{nullptr};  // of its device; null for what was imported
+  ~Allocation();
+};
+struct Mapped {
+  std::size_t size_bytes{0};
+  std::shared_ptr<Allocation> memory;
+  bool has_access{false};
+};
+struct Registered {
+  std::size_t size_bytes{0};
+  bool is_mapped{false};
+};
+
+struct Failure {
+  std::string name;
+  int nth{0};  // 0: none is pending
+  Answer code{kSuccess};
+};
+struct OnKernel {
+  FakeKernel run{nullptr};
+  void* context{nullptr};
+};
+
+// One for the process, behind one mutex. Recursive: what runs for a kernel may call the driver.
+class World {
+ public:
+  static World& get();
+
+  std::recursive_mutex mutex;
+  std::map<CUstream, Stream> streams;  // the default stream, null, is always there
+  std::map<CUevent, Event> events;
+  std::map<CUgraph, Graph> graphs;
+  std::map<CUgraphExec, std::vector<Node>> executables;
+  std::set<CUlibrary> libraries;
+  std::map<CUkernel, Kernel> kernels;
+  std::map<CUgreenCtx, unsigned> green_contexts;       // and their multiprocessors
+  std::map<CUdevResourceDesc, unsigned> descriptions;  // the driver has no call that frees one
+  std::map<DeviceOrdinal, int> retains;
+  std::map<MemoryHandle, std::shared_ptr<Allocation>> allocations;
+  std::map<DevicePointer, std::size_t> reservations;
+  std::map<DevicePointer, Mapped> mappings;
+  std::map<const std::byte*, Registered> registered;
+  std::size_t used_bytes{0};
+
+  bool is_initialised{false};
+  int devices{1};
+  int version{13000};
+  std::size_t memory_bytes{std::size_t{8} << 30};
+  std::map<int, int> attributes;
+  std::set<std::string> missing;
+  Failure failure;
+  std::map<std::string, std::vector<std::size_t>> argument_sizes;
+  std::map<std::string, OnKernel> on_kernel;
+  std::vector<std::string> log;
+  std::map<std::string, unsigned> calls;
+  std::vector<std::string> executed;
+  std::vector<std::string> faults;
+
+  void reset();
+  // A handle that was never given before.
+  std::uintptr_t next() { return next_ += 16; }
+  // Writes the fault down and answers `code`.
+  Answer fault(std::string what, Answer code);
+  std::string live() const;
+  // Whether the next call of `name` shall fail, and how.
+  std::optional<Answer> due_failure(const char* name);
+
+  CUcontext context_of(DeviceOrdinal device) const;
+  bool is_context(CUcontext context) const;
+  // Whether the device may touch these bytes.
+  bool is_accessible(DevicePointer at, std::size_t size_bytes) const;
+
+  // Queues work, or puts it into the graph that is being captured.
+  Answer issue(CUstream stream, Work work);
+  CUgraphNode add_node(CUgraph graph, std::vector<CUgraphNode> after, Work work);
+  // The graph of a capture goes with it.
+  void end_capture(Stream& stream, bool keep_graph);
+  void pump();
+
+ private:
+  World();
+  bool run(Work& work, CUstream stream);  // whether it is done
+  bool run(Batch& batch);
+  bool run(GraphRun& graph, CUstream stream);
+  bool run_operation(const MemoryOperation& operation);
+  void run_kernel(const Launch& launch, CUstream stream);
+
+  std::uintptr_t next_{0x1000};
+  bool is_pumping_{false};
+  bool has_moved_{false};
+};
+
+// The contexts that are current in this thread, the last on top, and whether a push was just made
+// to fail: then giving back without a context is all that can be done.
+struct ThreadContexts {
+  std::vector<CUcontext> stack;
+  bool is_push_refused{false};
+};
+ThreadContexts& contexts();
+
+std::string hex(std::uintptr_t value);
+template <typename T>
+std::string hex(T* value) {
+  return hex(reinterpret_cast<std::uintptr_t>(value));
+}
+std::string describe(const MemoryOperation& operation);
+
+}  // namespace fake
