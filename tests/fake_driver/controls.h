@@ -9,7 +9,7 @@
 #include "driver/abi.h"
 
 // Runs when a kernel is executed, in the order of its stream, with the launch's arguments: as many
-// as fakecuda_arguments() declared, each of at most 8 bytes, zero-extended. It may call anything.
+// as fakecuda_arguments() declared, in words of 8 bytes, zero-extended. It may call anything.
 using FakeKernel = void (*)(const std::uint64_t* arguments, unsigned count, void* context);
 
 // X(name, result, arguments). Texts stay valid until the same thread asks for another one.

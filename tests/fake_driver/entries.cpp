@@ -558,8 +558,11 @@ std::vector<std::uint64_t> copy_arguments(const std::string& kernel, void** argu
   std::vector<std::uint64_t> copied;
   const auto* sizes = find(world().argument_sizes, kernel);
   for (std::size_t i = 0; sizes != nullptr && i < sizes->size(); ++i) {
-    copied.push_back(0);
-    std::memcpy(&copied.back(), arguments[i], (*sizes)[i]);
+    const auto* bytes = static_cast<const std::byte*>(arguments[i]);
+    for (std::size_t at = 0; at < (*sizes)[i]; at += sizeof(std::uint64_t)) {
+      copied.push_back(0);
+      std::memcpy(&copied.back(), bytes + at, std::min(sizeof(std::uint64_t), (*sizes)[i] - at));
+    }
   }
   return copied;
 }
