@@ -84,7 +84,7 @@ def program_path(source: Path) -> Path:
 
 def ninja_text(sanitizer: str, programs: list[Path]) -> str:
     cxx = os.environ.get("CXX") or "g++"
-    include = shlex.join([f"-I{ROOT / 'csrc'}", f"-I{HERE}"])
+    include = shlex.join([f"-I{ROOT}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"])
     text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[sanitizer]} {include}", RULES]
     objects = [Path("obj", source).with_suffix(".o") for source in [*CORE, *programs]]
     for source, object_ in zip([*CORE, *programs], objects, strict=True):
