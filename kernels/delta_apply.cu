@@ -35,7 +35,8 @@ ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared<kBlock>& sha
     u16* weights = params.weights + first;
     if (entry.kind == kRaw) {
       const u16* differences = reinterpret_cast<const u16*>(payload);
-      is_good = apply_raw(differences, weights, elements, entry.changed, shared);
+      is_good = is_tail_clear(payload, 16 * elements) &&
+                apply_raw(differences, weights, elements, entry.changed, shared);
     } else {
       const GapLayout layout = gap_layout(elements, entry.changed, entry.exceptions);
       const bool is_undo = params.is_undo != 0;

@@ -46,9 +46,17 @@ struct EliasFano {
   u32 end;  // the first word after it
 };
 
+ROSE_HD inline u32 high_bits_of(u32 universe, u32 count, u32 low_bits) {
+  return count + ((universe - 1) >> low_bits);
+}
+
+ROSE_HD inline u32 high_bits_of(const EliasFano& section) {
+  return high_bits_of(section.universe, section.count, section.low_bits);
+}
+
 ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
   const u32 low_bits = floor_log2(universe / count);
-  const u32 high_words = words_of(count + ((universe - 1) >> low_bits));
+  const u32 high_words = words_of(high_bits_of(universe, count, low_bits));
   const u32 low_at = at + high_words;
   return {universe, count, low_bits, high_words, at, low_at, low_at + words_of(count * low_bits)};
 }

@@ -27,7 +27,26 @@ ROSE_DEVICE bool is_valid(const Entry& entry, u32 elements, u64 offset, u64 payl
   if (offset > payload_words || entry.words > payload_words - offset) return false;
   if (entry.kind == kRaw) return entry.exceptions == 0 && entry.words == raw_words(elements);
   return entry.kind == kGap && entry.exceptions <= entry.changed &&
-         entry.words == gap_layout(elements, entry.changed, entry.exceptions).words;
+         entry.words == gap_layout(elements, entry.changed, entry.exceptions).words &&
+         entry.words < raw_words(elements);
+}
+
+// Whether the last word of a section of `bits` bits is 0 behind them.
+ROSE_DEVICE bool is_tail_clear(const u32* section, u32 bits) {
+  return bits % 32 == 0 || section[bits / 32] >> bits % 32 == 0;
+}
+
+ROSE_DEVICE bool is_tail_clear(const u32* payload, const EliasFano& section) {
+  return is_tail_clear(payload + section.high_at, high_bits_of(section)) &&
+         is_tail_clear(payload + section.low_at, section.count * section.low_bits);
+}
+
+ROSE_DEVICE bool are_tails_clear(const u32* payload, const GapLayout& layout) {
+  const u32 exceptions = layout.ranks.count;
+  return is_tail_clear(payload, layout.positions) &&
+         is_tail_clear(payload + layout.signs_at, layout.positions.count) &&
+         (exceptions == 0 || (is_tail_clear(payload, layout.ranks) &&
+                              is_tail_clear(payload + layout.values_at, 16 * exceptions)));
 }
 
 // Sets before[i] to the ones in words 0 to i - 1, and returns all of them. All threads of the CTA
@@ -83,12 +102,18 @@ ROSE_DEVICE void for_each_number(const u32* payload, const EliasFano& section,
   }
 }
 
-// Whether the CTA can read this GAP block, whose entry is valid; all threads call it. Afterwards
-// for_each_change() may be called.
+// Whether the i-th exception has no sign and its value is no step: XOR 1 is one of any number.
+ROSE_DEVICE bool is_exception(const u32* payload, const GapLayout& layout, u32 i, u32 rank) {
+  return field(payload + layout.signs_at, rank, 1) == 0 &&
+         field(payload + layout.values_at, 16 * i, 16) > 1;
+}
+
+// Whether this GAP block, whose entry is valid, is what a pack writes, but for what only the
+// weights can tell. All threads of the CTA call it; then for_each_change() may be called.
 template <u32 kBlock>
 ROSE_DEVICE bool prepare_gap(const u32* payload, const GapLayout& layout,
                              DecodeShared<kBlock>& shared) {
-  bool is_bad = false;
+  bool is_bad = threadIdx.x == 0 && !are_tails_clear(payload, layout);
   if (layout.ranks.count != 0) {
     const u32 mask_words = words_of(layout.positions.count);
     for (u32 i = threadIdx.x; i < mask_words; i += kThreadsOf<kBlock>) shared.is_exception[i] = 0;
@@ -96,8 +121,8 @@ ROSE_DEVICE bool prepare_gap(const u32* payload, const GapLayout& layout,
                                 shared.ones_before, shared);
     if (ones != layout.ranks.count) return false;  // the same for all threads
     for_each_number<kBlock>(payload, layout.ranks, shared.ones_before,
-                            [&](u32, u32 rank, bool is_good) {
-                              if (!is_good) {
+                            [&](u32 i, u32 rank, bool is_good) {
+                              if (!is_good || !is_exception(payload, layout, i, rank)) {
                                 is_bad = true;
                               } else {
                                 atomicOr(&shared.is_exception[rank / 32], 1U << rank % 32);

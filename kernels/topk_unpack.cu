@@ -59,7 +59,8 @@ ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared<kBlock>& sh
                             params.values + output};
     if (entry.kind == kRaw) {
       const u16* differences = reinterpret_cast<const u16*>(payload);
-      is_good = unpack_raw(differences, block, elements, entry.changed, shared);
+      is_good = is_tail_clear(payload, 16 * elements) &&
+                unpack_raw(differences, block, elements, entry.changed, shared);
     } else {
       const GapLayout layout = gap_layout(elements, entry.changed, entry.exceptions);
       is_good = prepare_gap(payload, layout, shared);

@@ -583,3 +583,71 @@ class GreenContext:
     def create_stream(self, *, highest: bool) -> CudaStream: ...
 
 def embedded_kernels() -> list[str]: ...
+class DeviceCodec:
+    @staticmethod
+    def create(device: CudaDevice) -> DeviceCodec: ...
+    def delta_pack(
+        self,
+        *,
+        bits: int,
+        shadow: int,
+        count: int,
+        block_elements: int,
+        arena: int,
+        arena_words: int,
+        cursor: int,
+        entries: int,
+        offsets: int,
+        stream: int,
+        threshold: int = 0,
+        digest: int = 0,
+        first_index: int = 0,
+        seed: int = 0,
+    ) -> None: ...
+    def delta_apply(
+        self,
+        *,
+        entries: int,
+        offsets: int,
+        payload: int,
+        payload_words: int,
+        weights: int,
+        count: int,
+        block_elements: int,
+        bad_block: int,
+        stream: int,
+        undo: bool = False,
+    ) -> None: ...
+    def topk_unpack(
+        self,
+        *,
+        entries: int,
+        offsets: int,
+        first_outputs: int,
+        payload: int,
+        payload_words: int,
+        base: int,
+        count: int,
+        block_elements: int,
+        positions: int,
+        values: int,
+        output_count: int,
+        bad_block: int,
+        stream: int,
+    ) -> None: ...
+    def topk_histogram(
+        self, *, bits: int, shadow: int, count: int, histogram: int, stream: int
+    ) -> None: ...
+    def topk_threshold(
+        self, *, histogram: int, budget: int, threshold: int, stream: int
+    ) -> None: ...
+    def digest(
+        self,
+        *,
+        bits: int,
+        count: int,
+        sums: int,
+        stream: int,
+        first_index: int = 0,
+        seed: int = 0,
+    ) -> None: ...

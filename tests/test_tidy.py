@@ -137,6 +137,7 @@ def frameworks_stay_in_engines(source: Source) -> Iterator[Finding]:
 # --- which way C++ includes go --------------------------------------------------------------------
 
 CORE_FLOORS: Final = {
+    "kernels": 0,  # the headers of kernels/: what device code and its launchers agree on
     "base": 0,
     "driver": 1,
     **dict.fromkeys(("memory", "compute", "slo", "transfer", "scheduler"), 2),
@@ -581,6 +582,7 @@ CLEAN: Final = [
     ("frameworks_stay_in_engines", "rose/cli/x.py", "from rose.engines import torch"),
     ("includes_go_down", "csrc/slo/x.cpp", '#include <map>\n#include "base/status.h"'),
     ("includes_go_down", "csrc/slo/x.cpp", '#include "slo/model.h"'),
+    ("includes_go_down", "csrc/transfer/x.h", '#include "kernels/digest.h"'),
     ("includes_go_down", "csrc/bind/x.cpp", '#include <pybind11/stl.h>\n#include "slo/model.h"'),
     ("python_says_nothing_banned", "rose/cli/x.py", "print(1)"),
     ("python_says_nothing_banned", "rose/executor/x.py", "try: f()\nexcept Exception: g()"),

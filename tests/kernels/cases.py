@@ -153,6 +153,28 @@ def gap_of(positions: list[int], ranks: list[int] | None = None) -> tuple[int, t
     return entry_of(GAP, changed, len(ranks or []), len(payload)), tuple(payload)
 
 
+def tails(block: tuple[int, tuple[int, ...]]) -> list[Corruption]:
+    """Set the last bit of each section of a GAP block in turn; no section of it ends with a word."""
+    entry, _ = block
+    changed, exceptions = entry >> 4 & 0xFFFFF, entry >> 24 & 0xFFFFF
+    low, rank_low = reference.low_bits(BLOCK, changed), reference.low_bits(changed, exceptions)
+    sections = {
+        "position_lows": changed * low,
+        "signs": changed,
+        "rank_highs": exceptions + ((changed - 1) >> rank_low),
+        "rank_lows": exceptions * rank_low,
+        "values": 16 * exceptions,
+    }
+    end = reference.words(changed + ((BLOCK - 1) >> low))
+    found = []
+    for name, bits in sections.items():
+        assert bits % 32
+        end += reference.words(bits)
+        if name != "rank_highs":  # a bit more there is a rank more
+            found.append(Corruption(f"unused_{name}", *flipped(block, 32 * end - 1)))
+    return found
+
+
 def flipped(block: tuple[int, tuple[int, ...]], *bits: int) -> tuple[int, tuple[int, ...]]:
     entry, payload = block
     words = list(payload)
@@ -168,6 +190,9 @@ def corruptions() -> list[Corruption]:
     _, payload = three
     ranked = gap_of([5, 700, 9000, 9001], [0, 2])
     ranks_at = 32 * (reference.elias_fano_words(BLOCK, 4) + 1)
+    values_at = len(ranked[1]) - 1
+    value_bits = [32 * values_at + bit for bit in range(16) if 0x1234 >> bit & 1]
+    many = list(range(BLOCK * 3 // 4))
     return [
         Corruption("empty_with_changes", entry_of(0, 1, 0, 0)),
         Corruption("empty_with_words", entry_of(0, 0, 0, 1), (0,)),
@@ -190,6 +215,11 @@ def corruptions() -> list[Corruption]:
         Corruption("positions_descend", *gap_of([5, 9001, 9000])),
         Corruption("positions_equal_across_words", *gap_of([*range(32), 31])),
         Corruption("a_rank_less", *flipped(ranked, ranks_at)),
+        *tails(gap_of([5, 700, 9000, 9001, 9002, 9003], [0, 2, 5])),
+        Corruption("exception_with_a_sign", *flipped(ranked, ranks_at - 32)),
+        Corruption("exception_without_a_change", *flipped(ranked, *value_bits)),
+        Corruption("exception_of_a_step", *flipped(ranked, *value_bits, 32 * values_at)),
+        Corruption("gap_where_raw_is_smaller", *gap_of(list(range(BLOCK)), many)),
         Corruption("rank_past_the_end", *gap_of([5, 700, 9000, 9001, 9002], [0, 5])),
         Corruption("ranks_equal", *gap_of([5, 700, 9000, 9001], [2, 2])),
         Corruption("ranks_descend", *gap_of([5, 700, 9000, 9001], [3, 2])),
