@@ -1,0 +1,60 @@
+"""Turn a delta into the positions it changes and the values they get."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rose.errors import InvalidArgument
+from rose.kernels import operands
+from rose.kernels.block_changes import Lists, change_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedChanges:
+    """What a delta changes, on the device.
+
+    Args:
+        positions: (capacity,) int64, ascending, and -1 from `count` on.
+        values: (capacity,) int16, the bits that the positions get.
+        count: () int64, changes of the table; those beyond the capacity are not listed.
+        errors: () int32, the lowest bad block, or -1. The places of a bad block's changes hold -1.
+    """
+
+    positions: Any
+    values: Any
+    count: Any
+    errors: Any
+
+
+def topk_unpack(
+    base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int, capacity: int
+) -> UnpackedChanges:
+    """List what a delta changes in `base`, which stays as it is; nothing waits for the device.
+
+    Args:
+        base: contiguous 16-bit elements at any 2-byte aligned address, which the delta starts from.
+        entries: (blocks,) int64, the u64 of the table.
+        offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
+        payload: int32 that holds u32 words.
+        block_elements: 65,536 or 16,384, as it was packed.
+        capacity: how many changes to have room for: the budget of a top-k delta.
+
+    Raises:
+        InvalidArgument: the tensors do not go together, or one is of another type.
+    """
+    bits = operands.bits_of("base", base)
+    operands.check_table(entries, offsets, payload, bits, block_elements)
+    if capacity < 0:
+        raise InvalidArgument(f"capacity {capacity} must not be negative")
+    device = bits.device
+    changed = (entries >> 4) & 0xFFFFF
+    ends = changed.cumsum(0)
+    lists = Lists(
+        firsts=ends - changed,
+        positions=torch.full((capacity,), -1, dtype=torch.int64, device=device),
+        values=torch.zeros(capacity, dtype=torch.int16, device=device),
+    )
+    errors = torch.full((), -1, dtype=torch.int32, device=device)
+    change_blocks(bits, entries, offsets, payload, errors, block_elements=block_elements, to=lists)
+    return UnpackedChanges(lists.positions, lists.values, changed.sum(), errors)

@@ -1,0 +1,142 @@
+"""Every Triton kernel compiles for the GPUs it is meant for, ahead of time and without one."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels import interpreter as triton
+from tests.kernels.interpreter import Child
+
+# What the functions pass, by the name of the kernel's argument.
+TYPES = {
+    **dict.fromkeys("new shadow weights bits halves values".split(), "*i16"),
+    **dict.fromkeys("arena payload marks threshold".split(), "*i32"),
+    **dict.fromkeys("entries offsets cursor digest ends bins firsts found".split(), "*i64"),
+    "errors": "*u32",
+    **dict.fromkeys("count arena_words payload_words first_word seed capacity".split(), "i64"),
+}
+LISTS = {"firsts": None, "found": None, "values": None}
+# kernel, and its compile-time arguments
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "digest.digest_kernel": [{}],
+    "topk_pack.histogram_kernel": [{}],
+    "delta_pack.gather_kernel": [{}],
+    "delta_pack.delta_pack_kernel": [
+        {"block_elements": 65_536, "threshold": None},
+        {"block_elements": 16_384},
+    ],
+    "block_changes.change_blocks_kernel": [
+        {"block_elements": 65_536, "undo": False, **LISTS},
+        {"block_elements": 16_384, "undo": True, **LISTS},
+        {"block_elements": 65_536, "undo": False},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    with triton.child(interpret=False) as running:
+        # A cache of its own: what an earlier run compiled proves nothing.
+        running.run(use_cache, tmp_path_factory.mktemp("triton"))
+        yield running
+
+
+def use_cache(folder: Path) -> None:
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+
+
+# ---- what runs in the child ----------------------------------------------------------------------
+
+
+def kernels() -> list[str]:
+    import importlib
+    import pkgutil
+
+    from triton.runtime.jit import JITFunction
+
+    import rose.kernels
+
+    return sorted(
+        f"{module.name}.{name}"
+        for module in pkgutil.iter_modules(rose.kernels.__path__)
+        for name, held in vars(importlib.import_module(f"rose.kernels.{module.name}")).items()
+        if isinstance(held, JITFunction) and name.endswith("_kernel")
+    )
+
+
+def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligned: bool) -> Any:
+    """Compile one kernel for tensors whose addresses are multiples of 16 bytes, or are not."""
+    import importlib
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from rose.kernels.tile import NUM_WARPS
+
+    module, function = name.split(".")
+    kernel = getattr(importlib.import_module(f"rose.kernels.{module}"), function)
+    signature = {arg: "constexpr" if arg in variant else TYPES[arg] for arg in kernel.arg_names}
+    pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
+    return triton.compile(
+        ASTSource(
+            kernel,
+            signature,
+            {(kernel.arg_names.index(arg),): value for arg, value in variant.items()},
+            {(i,): [["tt.divisibility", 16]] for i in pointers} if aligned else {},
+        ),
+        target=GPUTarget(*target),
+        options={"num_warps": NUM_WARPS},
+    )
+
+
+def ptxas_report(name: str, variant: dict[str, Any], arch: int, aligned: bool) -> str:
+    """Return what the assembler says of a kernel, with the size of the binary Triton made."""
+    import triton
+
+    kernel = compiled(name, variant, ("cuda", arch, 32), aligned)
+    suffix = "a" if arch >= 90 else ""
+    command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{arch}{suffix}"]
+    done = subprocess.run(
+        [*command, "/dev/stdin", "-o", "/dev/null"],
+        input=kernel.asm["ptx"],
+        capture_output=True,
+        text=True,
+    )
+    return f"binary {len(kernel.asm['cubin'])}\n{done.stdout}{done.stderr}"
+
+
+def amd_assembly(name: str, variant: dict[str, Any]) -> str:
+    kernel = compiled(name, variant, ("hip", "gfx942", 64), aligned=True)
+    assert kernel.asm["hsaco"]
+    return kernel.asm["amdgcn"]
+
+
+# ---- the tests -----------------------------------------------------------------------------------
+
+
+def test_every_kernel_is_compiled_below(child: Child) -> None:
+    assert child.run(kernels) == sorted(VARIANTS)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_compiles_for_hopper_and_ampere(child: Child, name: str, arch: int) -> None:
+    for variant in VARIANTS[name]:
+        for aligned in (True, False):
+            report = child.run(ptxas_report, name, variant, arch, aligned)
+            assert re.search(r"^binary [1-9]", report), report
+            spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+            assert spills == ["0", "0"], report
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_compiles_for_mi300(child: Child, name: str) -> None:
+    for variant in VARIANTS[name]:
+        assembly = child.run(amd_assembly, name, variant)
+        assert re.findall(r"\.vgpr_spill_count: +(\d+)", assembly) == ["0"]

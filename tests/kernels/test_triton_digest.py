@@ -1,0 +1,55 @@
+"""Digests in Triton: the sums of the reference, however a tensor is split."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rose.errors import InvalidArgument
+from tests.kernels import interpreter as triton
+from tests.kernels.interpreter import MASK64, Bits, Child
+from tests.reference import delta as reference
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with triton.child(interpret=True) as running:
+        yield running
+
+
+def random_bits(count: int) -> Bits:
+    return np.random.default_rng(count).integers(0, 1 << 16, count, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 1023, 1024, 1025, 5003])
+def test_the_sums_are_those_of_the_reference(child: Child, count: int) -> None:
+    bits = random_bits(count)
+    assert child.run(triton.digest, bits) == reference.digest(bits)
+    assert child.run(triton.digest, bits, skip=1) == reference.digest(bits)
+
+
+@pytest.mark.parametrize("seed", [1, -1, 1 << 31, 1 << 63, MASK64])
+@pytest.mark.parametrize("first_index", [0, 4, 1 << 33])
+def test_index_and_seed_are_those_of_the_reference(
+    child: Child, first_index: int, seed: int
+) -> None:
+    bits = random_bits(1030)
+    want = reference.digest(bits, first_index=first_index, seed=seed)
+    assert child.run(triton.digest, bits, first_index=first_index, seed=seed) == want
+
+
+@pytest.mark.parametrize("split", [4, 1020, 1024, 2000])
+def test_the_digest_of_a_tensor_is_the_sum_of_its_parts(child: Child, split: int) -> None:
+    bits = random_bits(2050)
+    parts = [
+        child.run(triton.digest, bits[:split], seed=7),
+        child.run(triton.digest, bits[split:], seed=7, first_index=split),
+    ]
+    total = tuple(sum(sums) & MASK64 for sums in zip(*parts, strict=True))
+    assert total == child.run(triton.digest, bits, seed=7) == reference.digest(bits, seed=7)
+
+
+@pytest.mark.parametrize("first_index", [2, -4])
+def test_a_part_that_begins_inside_a_word_is_refused(child: Child, first_index: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"first_index {first_index} must be a multiple of 4"):
+        child.run(triton.digest, random_bits(4), first_index=first_index)

@@ -1,0 +1,158 @@
+"""Top-k deltas in Triton: the threshold, what is sent, and what is listed of it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rose.errors import InvalidArgument
+from tests.kernels import interpreter as triton
+from tests.kernels.interpreter import Bits, Child
+from tests.reference import delta as reference
+
+BLOCK = 16_384
+# Of bf16: zeros, subnormals, the smallest normal, ones and their neighbours, the largest,
+# infinities, NaNs.
+SPECIAL = [
+    *(0x0000, 0x8000, 0x0001, 0x007F, 0x8001, 0x0080, 0x0081, 0x8080, 0x3F80, 0x3F81, 0xBF80),
+    *(0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF),
+]
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with triton.child(interpret=True) as running:
+        yield running
+
+
+def weights(count: int, *, seed: int = 3) -> tuple[Bits, Bits]:
+    """Return new and old bf16 bits of small weights, of which half changed."""
+    rng = np.random.default_rng(seed)
+    old = (rng.standard_normal(count) * 0.02).astype(np.float32)
+    new = old + (rng.standard_normal(count) * 1e-3).astype(np.float32) * (rng.random(count) < 0.5)
+    return ((values.view(np.uint32) >> 16).astype(np.uint16) for values in (new, old))
+
+
+def special_pairs() -> tuple[Bits, Bits]:
+    new, old = np.meshgrid(SPECIAL, SPECIAL)
+    return new.astype(np.uint16).ravel(), old.astype(np.uint16).ravel()
+
+
+def offsets_of(entries: list[int]) -> list[int]:
+    return [sum(entry >> 44 for entry in entries[:block]) for block in range(len(entries))]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7, 100, 480, 2000])
+def test_the_threshold_is_that_of_the_reference(child: Child, budget: int) -> None:
+    new, old = weights(2000)
+    want = reference.topk_threshold(new, old, budget)
+    assert child.run(triton.topk_threshold, new, old, budget=budget) == want
+
+
+@pytest.mark.parametrize("budget", [0, 40, 120, 200, 400])
+def test_the_threshold_of_special_bits_is_that_of_the_reference(child: Child, budget: int) -> None:
+    new, old = special_pairs()
+    want = reference.topk_threshold(new, old, budget)
+    assert child.run(triton.topk_threshold, new, old, budget=budget) == want
+
+
+def test_no_budget_sends_nothing_also_of_nan(child: Child) -> None:
+    new, old = special_pairs()
+    assert child.run(triton.topk_threshold, new, old, budget=0) == reference.NOTHING_SENT
+    packed = child.run(triton.delta_pack, new, old, budget=0, block_elements=BLOCK)
+    assert packed.entries == [0]
+    assert (packed.shadow == old).all()
+
+
+def test_of_nothing_the_threshold_is_the_smallest(child: Child) -> None:
+    nothing = np.array([], np.uint16)
+    assert child.run(triton.topk_threshold, nothing, nothing, budget=0) == 1
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 0x0080, 0x3F80, 0x7F7F, 0x7F80, 0x7FFF, 0x8000])
+def test_only_what_reaches_the_threshold_is_sent(child: Child, threshold: int) -> None:
+    new, old = special_pairs()
+    shadow = old.copy()
+    want = reference.pack(new, shadow, block_elements=BLOCK, threshold=threshold)
+    packed = child.run(triton.delta_pack, new, old, threshold=threshold, block_elements=BLOCK)
+    assert (packed.entries, packed.arena) == (want.entries, want.payload)
+    assert (packed.shadow == shadow).all()
+    assert packed.digest == reference.digest(shadow)
+
+
+def test_topk_pack_keeps_to_the_budget_and_leaves_the_rest_in_the_shadow(child: Child) -> None:
+    new, old = weights(BLOCK + 300)
+    shadow = old.copy()
+    threshold = reference.topk_threshold(new, old, 150)
+    want = reference.pack(new, shadow, block_elements=BLOCK, threshold=threshold)
+    packed = child.run(
+        triton.delta_pack, new, old, budget=150, block_elements=BLOCK, first_index=8, seed=5
+    )
+    assert (packed.entries, packed.arena) == (want.entries, want.payload)
+    assert (packed.shadow == shadow).all()
+    assert packed.digest == reference.digest(shadow, first_index=8, seed=5)
+    assert 0 < sum(entry >> 4 & 0xFFFFF for entry in packed.entries) <= 150
+
+
+def test_unpacked_changes_are_those_of_the_reference(child: Child) -> None:
+    new, old = weights(2 * BLOCK + 100)
+    new[BLOCK : 2 * BLOCK] = ~old[BLOCK : 2 * BLOCK]  # one RAW block between two GAP
+    new[:BLOCK:3] = old[:BLOCK:3]
+    want = reference.pack(new, old.copy(), block_elements=BLOCK)
+    assert [entry & 15 for entry in want.entries] == [reference.GAP, reference.RAW, reference.GAP]
+    positions, values = reference.topk_unpack(want, old)
+    found = child.run(
+        triton.topk_unpack,
+        old,
+        want.entries,
+        offsets_of(want.entries),
+        want.payload,
+        block_elements=BLOCK,
+        capacity=len(positions) + 5,
+    )
+    assert found.error == -1
+    assert found.count == len(positions)
+    assert found.positions == positions + [-1] * 5
+    assert found.values[: found.count] == values
+
+
+def test_what_is_beyond_the_capacity_is_counted_only(child: Child) -> None:
+    new, old = weights(200)
+    want = reference.pack(new, old.copy(), block_elements=BLOCK)
+    positions, values = reference.topk_unpack(want, old)
+    found = child.run(
+        triton.topk_unpack,
+        old,
+        want.entries,
+        [0],
+        want.payload,
+        block_elements=BLOCK,
+        capacity=10,
+    )
+    assert found.count == len(positions) > 10
+    assert (found.positions, found.values) == (positions[:10], values[:10])
+
+
+def test_a_corrupt_block_is_reported_and_lists_nothing(child: Child) -> None:
+    new, old = weights(200)
+    want = reference.pack(new, old.copy(), block_elements=BLOCK)
+    payload = [word ^ 1 for word in want.payload]
+    found = child.run(
+        triton.topk_unpack, old, want.entries, [0], payload, block_elements=BLOCK, capacity=200
+    )
+    assert found.error == 0
+    assert found.positions == [-1] * 200
+
+
+def test_a_budget_below_nothing_is_refused(child: Child) -> None:
+    new, old = weights(4)
+    with pytest.raises(InvalidArgument, match="budget -1 must not be negative"):
+        child.run(triton.topk_threshold, new, old, budget=-1)
+    with pytest.raises(InvalidArgument, match="capacity -1 must not be negative"):
+        child.run(triton.topk_unpack, old, [0], [0], [], block_elements=BLOCK, capacity=-1)
+
+
+def test_keys_of_float16_are_refused(child: Child) -> None:
+    new, old = weights(4)
+    with pytest.raises(InvalidArgument, match="new is float16; the keys of top-k are defined for"):
+        child.run(triton.delta_pack, new, old, threshold=1, dtype="float16")
