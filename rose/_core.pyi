@@ -479,6 +479,13 @@ def delta_pack(
     threshold: int = 0,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int]]: ...
+def delta_check(
+    *,
+    count: int,
+    block_elements: int,
+    entries: npt.NDArray[np.uint64],
+    payload: npt.NDArray[np.uint32],
+) -> None: ...
 def delta_apply(
     weights: npt.NDArray[np.uint16],
     *,

@@ -13,6 +13,7 @@
 
 #include "bind/status.h"
 #include "transfer/delta_apply.h"
+#include "transfer/delta_check.h"
 #include "transfer/delta_pack.h"
 #include "transfer/digest.h"
 #include "transfer/simd.h"
@@ -97,6 +98,17 @@ py::tuple delta_pack(const Bits& fresh, Bits& shadow, std::uint32_t block_elemen
                         to_tuple(delta.digest));
 }
 
+void delta_check(std::uint64_t count, std::uint32_t block_elements,
+                 const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload) {
+  const DeltaView delta = view_of(count, block_elements, entries, payload);
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = transfer::check_delta(delta);
+  }
+  check(status);
+}
+
 void delta_apply(Bits& weights, std::uint64_t count, std::uint32_t block_elements,
                  const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload,
                  bool undo) {
@@ -153,6 +165,9 @@ void bind_transfer(py::module_& module) {
   module.def("delta_pack", &delta_pack, py::arg("new").noconvert(), py::arg("shadow").noconvert(),
              py::kw_only(), py::arg("block_elements"), py::arg("threshold") = 0,
              py::arg("isa") = py::none());
+  module.def("delta_check", &delta_check, py::kw_only(), py::arg("count"),
+             py::arg("block_elements"), py::arg("entries").noconvert(),
+             py::arg("payload").noconvert());
   module.def("delta_apply", &delta_apply, py::arg("weights").noconvert(), py::kw_only(),
              py::arg("count"), py::arg("block_elements"), py::arg("entries").noconvert(),
              py::arg("payload").noconvert(), py::arg("undo") = false);

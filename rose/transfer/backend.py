@@ -1,6 +1,7 @@
 """Who computes: one back end per kind of device, all with the same bits."""
 
-from typing import Any, Final, Protocol
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,7 @@ from rose import _core
 from rose.config import read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.delta import Delta
-from rose.transfer.tensor import CPU
+from rose.transfer.tensor import CPU, TensorBits
 
 ISAS: Final = ("portable", "avx2", "avx512")
 
@@ -100,17 +101,22 @@ class HostBackend:
         return _core.digest(bits, first_index=first_index, seed=seed, isa=self._isa)
 
 
-def backend_of(name: str, device: str) -> Backend:
-    """Return who computes for a tensor on `device`.
+def backend_of(tensor: TensorBits) -> Backend:
+    """Return who computes where `tensor` is.
 
     Raises:
         InvalidArgument: nobody does.
+        Unavailable: its GPU has no driver that rose can use.
     """
-    if device != CPU:
+    if tensor.device == CPU:
+        return HostBackend(isa=lowered_isa(read_environment().isa))
+    if not tensor.device.startswith("cuda"):
         raise InvalidArgument(
-            f"{name} is on {device}: transfer computes on the CPU, pass its .cpu()"
+            f"{tensor.name} is on {tensor.device}: transfer computes on CPUs and GPUs, pass .cpu()"
         )
-    return HostBackend(isa=lowered_isa(read_environment().isa))
+    # Here, because it imports torch, and Triton or the driver.
+    gpu = import_module("rose.transfer.gpu")
+    return cast("Backend", gpu.gpu_backend(tensor.bits))
 
 
 def lowered_isa(wanted: str | None) -> str | None:

@@ -30,7 +30,7 @@ def delta_pack(new: Any, shadow: Any, *, block_elements: int = BLOCK_ELEMENTS[0]
         OutOfMemory: there is no room for the delta.
     """
     one, other = _versions(new, shadow)
-    backend = backend_of(one.name, one.device)
+    backend = backend_of(one)
     _check_block_elements(block_elements)
     return backend.delta_pack(one.bits, other.bits, block_elements=block_elements, threshold=0)
 
@@ -46,7 +46,7 @@ def delta_apply(weights: Any, delta: Delta, *, undo: bool = False) -> None:
         CorruptData: the delta is not well formed; the sentence names its block.
     """
     tensor = bits_of("weights", weights, is_written=True)
-    backend_of(tensor.name, tensor.device).delta_apply(tensor.bits, delta, undo=undo)
+    backend_of(tensor).delta_apply(tensor.bits, delta, undo=undo)
 
 
 def topk_pack(
@@ -70,7 +70,7 @@ def topk_pack(
     one, other = _versions(new, shadow)
     check_bfloat16(one)
     check_bfloat16(other)
-    backend = backend_of(one.name, one.device)
+    backend = backend_of(one)
     _check_block_elements(block_elements)
     if not 0 <= budget < _WORD:
         raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
@@ -93,7 +93,7 @@ def topk_unpack(delta: Delta, base: Any) -> tuple[npt.NDArray[np.int64], npt.NDA
     """
     tensor = bits_of("base", base)
     check_bfloat16(tensor)
-    return backend_of(tensor.name, tensor.device).topk_unpack(tensor.bits, delta)
+    return backend_of(tensor).topk_unpack(tensor.bits, delta)
 
 
 def digest(tensor: Any, *, first_index: int = 0, seed: int = 0) -> tuple[int, int]:
@@ -114,7 +114,7 @@ def digest(tensor: Any, *, first_index: int = 0, seed: int = 0) -> tuple[int, in
     for name, value in (("first_index", first_index), ("seed", seed)):
         if not 0 <= value < _WORD:
             raise InvalidArgument(f"{name} {value} must be a number of 64 bits")
-    backend = backend_of(part.name, part.device)
+    backend = backend_of(part)
     return backend.digest(part.bits, first_index=first_index, seed=seed)
 
 

@@ -1,0 +1,186 @@
+"""The delta codec by the CUDA kernels that are embedded in the core, on tensors of torch.
+
+The same functions as the Triton twins of this room, with the same results. They launch on torch's
+current stream, and nothing waits for the device.
+"""
+
+from typing import Any
+
+import torch
+
+from rose._core import CudaDevice, DeviceCodec
+from rose.errors import InvalidArgument
+from rose.kernels import operands
+from rose.kernels.blocks import PackedBlocks, UnpackedChanges
+
+_KEYS = 1 << 15
+
+
+class EmbeddedCodec:
+    """The kernels of one GPU, loaded; any thread."""
+
+    def __init__(self, ordinal: int) -> None:
+        """Load the kernels on GPU `ordinal`.
+
+        Raises:
+            Unavailable: no driver, or a build without device code.
+        """
+        self._codec = DeviceCodec.create(CudaDevice.open(ordinal))
+
+    def delta_pack(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int = 65_536,
+        threshold: Any = None,
+        first_index: int = 0,
+        seed: int = 0,
+        arena_words: int | None = None,
+    ) -> PackedBlocks:
+        """As `rose.kernels.delta_pack.delta_pack`."""
+        operands.check_twins(new, shadow)
+        operands.check_block_elements(block_elements)
+        bits, old = operands.bits_of("new", new), operands.bits_of("shadow", shadow)
+        operands.first_word(first_index)
+        if threshold is not None:
+            operands.check_keys(new)
+            operands.check_words("threshold", threshold, torch.int32, new)
+        count = bits.numel()
+        full, rest = divmod(count, block_elements)
+        if arena_words is None:
+            arena_words = full * (block_elements // 2) + (rest + 1) // 2
+        if arena_words < 0:
+            raise InvalidArgument(f"arena_words {arena_words} must not be negative")
+        blocks = full + (rest > 0)
+        entries = torch.empty(blocks, dtype=torch.int64, device=bits.device)
+        offsets = torch.empty_like(entries)
+        arena = torch.empty(arena_words, dtype=torch.int32, device=bits.device)
+        sums = torch.zeros(3, dtype=torch.int64, device=bits.device)
+        cursor, digest = sums[0], sums[1:]
+        self._codec.delta_pack(
+            bits=bits.data_ptr(),
+            shadow=old.data_ptr(),
+            count=count,
+            block_elements=block_elements,
+            arena=arena.data_ptr(),
+            arena_words=arena_words,
+            cursor=cursor.data_ptr(),
+            entries=entries.data_ptr(),
+            offsets=offsets.data_ptr(),
+            threshold=0 if threshold is None else threshold.data_ptr(),
+            digest=digest.data_ptr(),
+            first_index=first_index,
+            seed=seed & operands.MASK64,
+            stream=_stream_of(bits),
+        )
+        return PackedBlocks(entries, offsets, arena, cursor, digest)
+
+    def delta_apply(
+        self,
+        weights: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        block_elements: int,
+        undo: bool = False,
+    ) -> Any:
+        """As `rose.kernels.delta_apply.delta_apply`; the bad block is an int64 scalar."""
+        bits = operands.bits_of("weights", weights)
+        operands.check_table(entries, offsets, payload, bits, block_elements)
+        bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
+        self._codec.delta_apply(
+            entries=entries.data_ptr(),
+            offsets=offsets.data_ptr(),
+            payload=payload.data_ptr(),
+            payload_words=payload.numel(),
+            weights=bits.data_ptr(),
+            count=bits.numel(),
+            block_elements=block_elements,
+            bad_block=bad_block.data_ptr(),
+            undo=undo,
+            stream=_stream_of(bits),
+        )
+        return bad_block
+
+    def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> Any:
+        """As `rose.kernels.topk_pack.topk_threshold`."""
+        operands.check_twins(new, shadow)
+        operands.check_keys(new)
+        if budget < 0:
+            raise InvalidArgument(f"budget {budget} must not be negative")
+        bits, old = operands.bits_of("new", new), operands.bits_of("shadow", shadow)
+        histogram = torch.zeros(_KEYS, dtype=torch.int64, device=bits.device)
+        threshold = torch.empty((), dtype=torch.int32, device=bits.device)
+        stream = _stream_of(bits)
+        self._codec.topk_histogram(
+            bits=bits.data_ptr(),
+            shadow=old.data_ptr(),
+            count=bits.numel(),
+            histogram=histogram.data_ptr(),
+            stream=stream,
+        )
+        self._codec.topk_threshold(
+            histogram=histogram.data_ptr(),
+            budget=budget,
+            threshold=threshold.data_ptr(),
+            stream=stream,
+        )
+        return threshold
+
+    def topk_unpack(
+        self,
+        base: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        block_elements: int,
+        capacity: int,
+    ) -> UnpackedChanges:
+        """As `rose.kernels.topk_unpack.topk_unpack`."""
+        bits = operands.bits_of("base", base)
+        operands.check_table(entries, offsets, payload, bits, block_elements)
+        if capacity < 0:
+            raise InvalidArgument(f"capacity {capacity} must not be negative")
+        changed = (entries >> 4) & 0xFFFFF
+        firsts = changed.cumsum(0) - changed
+        positions = torch.full((capacity,), -1, dtype=torch.int64, device=bits.device)
+        values = torch.zeros(capacity, dtype=torch.int16, device=bits.device)
+        bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
+        self._codec.topk_unpack(
+            entries=entries.data_ptr(),
+            offsets=offsets.data_ptr(),
+            first_outputs=firsts.data_ptr(),
+            payload=payload.data_ptr(),
+            payload_words=payload.numel(),
+            base=bits.data_ptr(),
+            count=bits.numel(),
+            block_elements=block_elements,
+            positions=positions.data_ptr(),
+            values=values.data_ptr(),
+            output_count=capacity,
+            bad_block=bad_block.data_ptr(),
+            stream=_stream_of(bits),
+        )
+        return UnpackedChanges(positions, values, changed.sum(), bad_block)
+
+    def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
+        """As `rose.kernels.digest.digest`."""
+        flat = operands.bits_of("bits", bits)
+        operands.first_word(first_index)
+        sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
+        self._codec.digest(
+            bits=flat.data_ptr(),
+            count=flat.numel(),
+            sums=sums.data_ptr(),
+            first_index=first_index,
+            seed=seed & operands.MASK64,
+            stream=_stream_of(flat),
+        )
+        return sums
+
+
+def _stream_of(tensor: Any) -> int:
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)

@@ -1,0 +1,33 @@
+"""Which code computes on a GPU: the embedded CUDA kernels, or their Triton twins."""
+
+import functools
+from typing import Any
+
+import torch
+
+from rose._core import embedded_kernels
+from rose.kernels.blocks import BlockCodec
+from rose.kernels.embedded import EmbeddedCodec
+
+
+# Kernels are loaded once and stay: to load them at a launch could wait for a stream that a closed
+# gate holds.
+@functools.cache
+def codec_of(ordinal: int) -> BlockCodec:
+    """Return the codec for GPU `ordinal` of torch.
+
+    Raises:
+        Unavailable: the driver or the device refuses the embedded kernels.
+        ImportError: there are none, and no Triton either.
+    """
+    if embedded_kernels() and torch.version.hip is None:
+        return EmbeddedCodec(ordinal)
+    # Here, because Triton is an optional package.
+    from rose.kernels.triton_codec import TritonCodec  # noqa: PLC0415
+
+    return TritonCodec()
+
+
+def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
+    """Copy an array of NumPy to the GPU of `like`, as signed numbers of `dtype`'s size."""
+    return torch.from_numpy(array.view(dtype)).to(like.device)
