@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,10 @@ def instructions(library: Path) -> Iterator[tuple[str, str]]:
             yield name, line
 
 
-def leaks(library: Path) -> dict[str, str]:
+def leaks(code: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return each function that uses registers it is not named for, with the first such use."""
     found: dict[str, str] = {}
-    for name, line in instructions(library):
+    for name, line in code:
         if (AVX512.search(line) and "avx512" not in name) or (
             AVX2.search(line) and "avx2" not in name and "avx512" not in name
         ):
@@ -50,12 +50,19 @@ def leaks(library: Path) -> dict[str, str]:
     return found
 
 
-def test_wide_registers_stay_in_functions_named_for_them(built: Path) -> None:
-    assert leaks(extension(built)) == {}
+@pytest.fixture(scope="module")
+def code(built: Path) -> list[tuple[str, str]]:
+    return list(instructions(extension(built)))
 
 
-def test_the_extension_keeps_the_names_of_its_functions(built: Path) -> None:
-    names = {name for name, _ in instructions(extension(built))}
+def test_wide_registers_stay_in_functions_named_for_them(code: list[tuple[str, str]]) -> None:
+    assert leaks(code) == {}
+
+
+def test_the_extension_keeps_the_names_of_its_functions(
+    built: Path, code: list[tuple[str, str]]
+) -> None:
+    names = {name for name, _ in code}
     assert len([name for name in names if name.startswith("rose::")]) > 50
     text = "".join(path.read_text() for path in built.glob("csrc/**/*.cpp"))
     for level in ("avx2", "avx512"):
@@ -98,5 +105,5 @@ def test_planted_leak_is_found(tmp_path: Path) -> None:
     flags = "-std=c++20 -O2 -shared -fPIC planted.cpp -o planted.so".split()
     done = run(*cxx, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = {name.split("(")[0] for name in leaks(tmp_path / "planted.so")}
+    found = {name.split("(")[0] for name in leaks(instructions(tmp_path / "planted.so"))}
     assert found == {f"planted::{name}" for name in ("wrong_avx2", "masked", "wide", "narrow")}
