@@ -67,10 +67,7 @@ auto* find(Map& map, const Key& key) {
   return found == map.end() ? nullptr : &found->second;
 }
 
-Stream* find_stream(CUstream handle) {
-  Stream* stream = find(world().streams, handle);
-  return stream != nullptr && !stream->is_destroyed ? stream : nullptr;
-}
+Stream* find_stream(CUstream handle) { return world().find_stream(handle); }
 
 template <typename Handle>
 Handle make_handle() {
@@ -83,13 +80,6 @@ Answer unknown(const char* what, Handle handle) {
 }
 
 bool is_device(DeviceOrdinal device) { return device >= 0 && device < world().devices; }
-
-DeviceOrdinal current_device() {
-  for (const auto& [device, count] : world().retains) {
-    if (world().context_of(device) == contexts().stack.back()) return device;
-  }
-  return 0;
-}
 
 void note(const MemoryOperation* operations, unsigned count) {
   for (unsigned i = 0; i < count; ++i) world().log.push_back("  " + describe(operations[i]));
@@ -749,7 +739,7 @@ Answer cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, Devi
     return kInvalidValue;
   }
   *context = make_handle<CUgreenCtx>();
-  world().green_contexts[*context] = *multiprocessors;
+  world().green_contexts[*context] = {device, *multiprocessors};
   return kSuccess;
 }
 
@@ -764,9 +754,10 @@ Answer cuGreenCtxDestroy(CUgreenCtx context) {
 }
 
 Answer cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
-  if (!world().green_contexts.contains(context)) return unknown("green context", context);
+  const GreenContext* green = find(world().green_contexts, context);
+  if (green == nullptr) return unknown("green context", context);
   if (flags != kStreamNonBlocking) return kInvalidValue;
-  *stream = make_stream(world().context_of(current_device()), context, priority);
+  *stream = make_stream(world().context_of(green->device), context, priority);
   return kSuccess;
 }
 
