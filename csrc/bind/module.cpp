@@ -6,6 +6,7 @@ namespace rose::bind {
 void bind_driver(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
+void bind_stream_gate(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
 void bind_moves(pybind11::module_& module);
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_memory(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);
+  rose::bind::bind_stream_gate(module);
   rose::bind::bind_creditor(module);
   rose::bind::bind_moves(module);
   rose::bind::bind_transfer(module);

@@ -1,0 +1,145 @@
+// StreamGate and its probe for Python. As in bind/driver.cpp, nothing here holds the GIL while it
+// calls the driver, and no wait does.
+#include "compute/stream_gate.h"
+
+#include <pybind11/native_enum.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <bit>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bind/clock.h"
+#include "bind/status.h"
+#include "compute/gate_probe.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using compute::GateChoice;
+using compute::GateKind;
+using compute::GateProbe;
+using compute::HostGate;
+using compute::KindProbe;
+using compute::StreamGate;
+using compute::Verdict;
+using driver::Device;
+using driver::Graph;
+
+namespace {
+
+using unlocked = py::call_guard<py::gil_scoped_release>;
+
+CUstream stream_of(std::uintptr_t handle) noexcept { return std::bit_cast<CUstream>(handle); }
+
+std::unique_ptr<StreamGate> create_gate(const std::shared_ptr<Device>& device,
+                                        std::shared_ptr<HostGate> gate, std::uintptr_t stream,
+                                        GateKind kind, std::uint32_t window,
+                                        double drain_timeout_ms) {
+  const compute::StreamGateConfig config{
+      .window = window, .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms"), .library = {}};
+  const auto create = [&] {
+    const py::gil_scoped_release release;
+    return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config);
+  };
+  return take(create());
+}
+
+Verdict pass_gate(StreamGate& gate, double timeout_ms) {
+  const auto pass = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
+    const py::gil_scoped_release release;
+    return gate.pass(timeout_ns);
+  };
+  return take(pass());
+}
+
+Verdict launch_graph(StreamGate& gate, Graph& graph, double timeout_ms) {
+  const auto launch = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
+    const py::gil_scoped_release release;
+    return gate.launch(graph, timeout_ns);
+  };
+  return take(launch());
+}
+
+Verdict settle_gate(StreamGate& gate, double timeout_ms) {
+  const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+  const py::gil_scoped_release release;
+  return gate.settle(timeout_ns);
+}
+
+void insert_gate(StreamGate& gate, std::uintptr_t stream) {
+  const auto insert = [&] {
+    const py::gil_scoped_release release;
+    return gate.insert(stream_of(stream));
+  };
+  check(insert());
+}
+
+GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_stream,
+                const std::vector<std::uintptr_t>& serving_streams,
+                std::optional<int> max_connections, bool in_one_process) {
+  compute::ProbeRequest request;
+  request.borrower = stream_of(borrower_stream);
+  for (const std::uintptr_t one : serving_streams) request.serving.push_back(stream_of(one));
+  request.max_connections = max_connections;
+  request.in_one_process = in_one_process;
+  const py::gil_scoped_release release;
+  return compute::probe_gates(device, request);
+}
+
+void bind_probe(py::module_& module) {
+  py::class_<KindProbe>(module, "KindProbe")
+      .def_readonly("is_usable", &KindProbe::is_usable)
+      .def_readonly("why", &KindProbe::why)
+      .def_readonly("wake_us", &KindProbe::wake_us)
+      .def_readonly("alias_us", &KindProbe::alias_us);
+
+  py::class_<GateChoice>(module, "GateChoice")
+      .def_readonly("kind", &GateChoice::kind)
+      .def_readonly("why", &GateChoice::why);
+
+  py::class_<GateProbe>(module, "GateProbe")
+      .def_readonly("memop", &GateProbe::memop)
+      .def_readonly("kernel", &GateProbe::kernel)
+      .def_readonly("choice", &GateProbe::choice);
+
+  module.def("probe_gates", &probe, py::arg("device").none(false), py::kw_only(),
+             py::arg("borrower_stream"), py::arg("serving_streams"), py::arg("max_connections"),
+             py::arg("in_one_process"));
+}
+
+}  // namespace
+
+void bind_stream_gate(py::module_& module) {
+  py::native_enum<GateKind>(module, "GateKind", "enum.Enum")
+      .value("HOST", GateKind::kHost)
+      .value("MEMOP", GateKind::kMemop)
+      .value("KERNEL", GateKind::kKernel)
+      .finalize();
+
+  // ~StreamGate waits for the device.
+  py::class_<StreamGate>(module, "StreamGate", py::release_gil_before_calling_cpp_dtor())
+      .def_static("create", &create_gate, py::arg("device").none(false),
+                  py::arg("gate").none(false), py::kw_only(), py::arg("stream"), py::arg("kind"),
+                  py::arg("window") = 2, py::arg("drain_timeout_ms") = 1000.0)
+      .def("begin_step", &StreamGate::begin_step)
+      .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
+      .def("settle", &settle_gate, py::kw_only(), py::arg("timeout_ms"))
+      .def("leave", &StreamGate::leave, unlocked())
+      .def("end_step", &StreamGate::end_step, unlocked())
+      .def("insert", &insert_gate, py::arg("stream"))
+      .def("launch", &launch_graph, py::arg("graph"), py::kw_only(), py::arg("timeout_ms"))
+      .def("is_drained", &StreamGate::is_drained, unlocked())
+      .def_property_readonly("kind", &StreamGate::kind)
+      .def_property_readonly("enqueued", &StreamGate::enqueued)
+      .def_property_readonly("in_flight", &StreamGate::in_flight)
+      .def_property_readonly("drain_timeouts", &StreamGate::drain_timeouts)
+      .def_property_readonly("overdue",
+                             [](const StreamGate& gate) { return gate.gate().overdue(); });
+
+  bind_probe(module);
+}
+
+}  // namespace rose::bind

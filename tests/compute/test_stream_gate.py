@@ -1,0 +1,256 @@
+"""The gate in a stream as Python sees it, over the fake driver: meaning, errors, and the GIL."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rose._core import (
+    CloseReason,
+    CudaDevice,
+    CudaGraph,
+    CudaStream,
+    GateKind,
+    HostGate,
+    StreamGate,
+    Verdict,
+    embedded_kernels,
+    probe_gates,
+)
+from rose.errors import InvalidArgument, Unavailable
+from tests.fake_driver import Fake, in_child
+
+LONG_MS = 30_000.0
+SOME_ERROR = 719
+
+
+class Rig:
+    """A device of the fake with one borrower's stream and its gate."""
+
+    def __init__(self, fake: Fake, *, window: int = 2) -> None:
+        self.fake = fake
+        self.device = CudaDevice.open(0)
+        self.stream = CudaStream.create(self.device, highest=False)
+        self.gate = HostGate()
+        self.borrower = StreamGate.create(
+            self.device,
+            self.gate,
+            stream=self.stream.handle,
+            kind=GateKind.MEMOP,
+            window=window,
+        )
+
+    def open_with(self, segments: int) -> None:
+        self.gate.grant(segments)
+        assert self.gate.open(self.gate.close_epoch)
+
+    def capture(self, gates: int) -> CudaGraph:
+        CudaGraph.begin_capture(self.device, self.stream.handle)
+        for _ in range(gates):
+            self.borrower.insert(self.stream.handle)
+        return CudaGraph.end_capture(self.device, self.stream.handle)
+
+
+@contextmanager
+def running(fake: Fake) -> Iterator[None]:
+    """A device that goes on by itself: the fake's streams move when it is called."""
+    over = threading.Event()
+
+    def pump() -> None:
+        while not over.wait(0.0001):
+            fake.pump()
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@in_child()
+def test_segment_starts_with_credit_and_an_open_gate(fake: Fake) -> None:
+    rig = Rig(fake)
+    assert rig.borrower.kind is GateKind.MEMOP
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.TIMED_OUT
+    assert rig.gate.open(rig.gate.close_epoch)
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    assert (rig.borrower.enqueued, rig.borrower.in_flight, rig.gate.passed) == (1, 1, 0)
+    rig.gate.grant(1)
+    fake.pump()
+    assert (rig.borrower.enqueued, rig.borrower.in_flight, rig.gate.passed) == (1, 0, 1)
+    assert not rig.gate.is_running()
+    assert rig.borrower.overdue == 0
+
+
+@in_child()
+def test_waiting_borrower_lets_other_python_threads_run(fake: Fake) -> None:
+    rig = Rig(fake)
+    verdicts: list[Verdict] = []
+    with running(fake):
+        waiting = threading.Thread(
+            target=lambda: verdicts.append(rig.borrower.pass_(timeout_ms=LONG_MS))
+        )
+        waiting.start()
+        rig.open_with(1)  # needs the GIL that the waiting thread must have given up
+        waiting.join()
+        settling = threading.Thread(
+            target=lambda: verdicts.append(rig.borrower.settle(timeout_ms=LONG_MS))
+        )
+        settling.start()
+        settling.join()
+    assert verdicts == [Verdict.PASSED, Verdict.PASSED]
+    assert rig.gate.passed == 1
+
+
+@in_child()
+def test_abort_and_shut_down_drain_the_stream(fake: Fake) -> None:
+    rig = Rig(fake)
+    with running(fake):
+        rig.borrower.begin_step()
+        assert rig.gate.open(rig.gate.close_epoch)
+        assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+        rig.gate.close(CloseReason.REVOCATION)
+        assert rig.gate.abort_step()
+        assert rig.borrower.pass_(timeout_ms=LONG_MS) is Verdict.ABORTED
+        assert rig.gate.passed == 1
+        assert rig.borrower.is_drained()
+        assert rig.borrower.drain_timeouts == 0
+        assert not rig.gate.is_open()
+        rig.borrower.end_step()
+        assert not rig.gate.is_in_step()
+        rig.gate.shut_down()
+        assert rig.borrower.pass_(timeout_ms=LONG_MS) is Verdict.SHUT_DOWN
+
+
+@in_child()
+def test_graph_is_launched_with_numbers_of_its_own(fake: Fake) -> None:
+    rig = Rig(fake, window=4)
+    graph = rig.capture(2)
+    rig.open_with(4)
+    for launched in (2, 4):
+        assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.PASSED
+        fake.pump()
+        assert rig.gate.passed == rig.borrower.enqueued == launched
+    assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.PASSED
+    assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.TIMED_OUT
+    rig.gate.grant(2)
+    fake.pump()
+    assert rig.gate.passed == 6
+
+
+@in_child()
+def test_segment_durations_reach_the_statistics(fake: Fake) -> None:
+    rig = Rig(fake)
+    rig.borrower.begin_step()
+    rig.open_with(2)
+    for _ in range(2):
+        assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    rig.borrower.leave()
+    assert rig.gate.stats().segments == 2
+    assert len(rig.gate.drain_segments_ms()) == 2
+
+
+@in_child()
+def test_failures_name_the_call_and_leave_the_gate_usable(fake: Fake) -> None:
+    rig = Rig(fake)
+    rig.open_with(1)
+    fake.fail("cuStreamBatchMemOp", code=SOME_ERROR)
+    with pytest.raises(Exception, match=rf"cuStreamBatchMemOp.*{SOME_ERROR}"):
+        rig.borrower.pass_(timeout_ms=1)
+    assert rig.borrower.enqueued == 0
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    with pytest.raises(InvalidArgument, match="not being captured"):
+        rig.borrower.insert(rig.stream.handle)
+    graph = rig.capture(0)
+    with pytest.raises(InvalidArgument, match="no gate"):
+        rig.borrower.launch(graph, timeout_ms=1)
+    with pytest.raises(InvalidArgument, match="timeout_ms"):
+        rig.borrower.pass_(timeout_ms=-1)
+    assert fake.faults() == []
+
+
+@in_child()
+def test_bad_arguments_are_refused_before_anything_is_registered(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    stream = CudaStream.create(device, highest=False)
+    alive = fake.live()
+    with pytest.raises(InvalidArgument, match="window is 65, but must lie in 1 to 64"):
+        StreamGate.create(device, HostGate(), stream=stream.handle, kind=GateKind.MEMOP, window=65)
+    with pytest.raises(InvalidArgument, match="HostGate itself"):
+        StreamGate.create(device, HostGate(), stream=stream.handle, kind=GateKind.HOST)
+    assert fake.live() == alive
+
+
+@in_child()
+def test_kernel_gate_needs_device_code(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    stream = CudaStream.create(device, highest=False)
+    gate = HostGate()
+
+    def create() -> StreamGate:
+        return StreamGate.create(device, gate, stream=stream.handle, kind=GateKind.KERNEL)
+
+    if "gate" not in embedded_kernels():
+        with pytest.raises(Unavailable, match="device code"):
+            create()
+        return
+    fake.on_kernel("gate_kernel", lambda _: None)
+    borrower = create()
+    assert gate.open(gate.close_epoch)
+    assert borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    fake.pump()
+    assert fake.kernels()[0].startswith("gate_kernel grid 1 1 1 block 1 1 1")
+
+
+@in_child()
+def test_dropped_gate_leaves_nothing(fake: Fake) -> None:
+    rig = Rig(fake)
+    assert rig.gate.open(rig.gate.close_epoch)
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    with running(fake):  # which needs the GIL while the gate drains
+        del rig.borrower
+    assert fake.pending(rig.stream.handle) == 0
+    assert fake.live() == ["contexts 1", "streams 1"]
+    assert fake.faults() == []
+
+
+@in_child()
+def test_probe_chooses_and_says_why(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    borrower = CudaStream.create(device, highest=False)
+    serving = [CudaStream.create(device, highest=True) for _ in range(2)]
+    streams = [one.handle for one in serving]
+
+    def probe(max_connections: int | None = None):
+        with running(fake):
+            return probe_gates(
+                device,
+                borrower_stream=borrower.handle,
+                serving_streams=streams,
+                max_connections=max_connections,
+                in_one_process=False,
+            )
+
+    found = probe()
+    assert found.memop.is_usable
+    assert not found.kernel.is_usable
+    assert "another process" in found.kernel.why
+    assert found.choice.kind is GateKind.MEMOP
+    assert found.memop.wake_us > 0
+    assert found.memop.alias_us > 0
+
+    few = probe(max_connections=1)
+    assert few.choice.kind is GateKind.HOST
+    assert "CUDA_DEVICE_MAX_CONNECTIONS is 1" in few.choice.why
+
+    fake.hold(streams[1])
+    stalled = probe()
+    fake.release(streams[1])
+    assert stalled.choice.kind is GateKind.HOST
+    assert "stalls serving streams" in stalled.memop.why
+    assert fake.pending(borrower.handle) == 0
+    assert fake.live() == ["contexts 1", "streams 3"]
+    assert fake.faults() == []
