@@ -87,9 +87,18 @@ ROSE_AVX512 inline void add_avx512(__m512i words, SumsAvx512& sums) noexcept {
   sums.second_keys = _mm512_add_epi64(sums.second_keys, second_stride);
 }
 
+// _mm512_reduce_add_epi64 of g++ 12 adds signed numbers, and these overflow.
+ROSE_AVX512 inline std::uint64_t total_avx512(__m512i sums) noexcept {
+  std::uint64_t lanes[8];
+  _mm512_storeu_si512(lanes, sums);
+  std::uint64_t total = 0;
+  for (const std::uint64_t lane : lanes) total += lane;
+  return total;
+}
+
 ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& digest) noexcept {
-  digest.first += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(sums.first));
-  digest.second += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(sums.second));
+  digest.first += total_avx512(sums.first);
+  digest.second += total_avx512(sums.second);
 }
 
 // A bit for each of 32 elements that differ.

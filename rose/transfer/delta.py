@@ -29,7 +29,7 @@ def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.
             f"{name} of {array.ndim} dimensions and {array.dtype} "
             f"must be one contiguous row of {np.dtype(dtype)}"
         )
-    view = array.view()
+    view: npt.NDArray[Any] = array.view()
     view.setflags(write=False)
     return view
 

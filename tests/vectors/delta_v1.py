@@ -106,9 +106,9 @@ def by_hand() -> list[dict[str, Any]]:
         pack("one element, one step: RAW", [0x3F81], [0x3F80]),
         pack("ten elements, one step up", one_step, ten),
         pack("ten elements, one step down", ten, one_step),
-        pack("a step down wraps", [0xFFFF] + ten, [0x0000] + ten),
-        pack("a step up wraps", [0x0000] + ten, [0xFFFF] + ten),
-        pack("the sign of a zero is an exception", [0x8000] + ten * 2, [0x0000] + ten * 2),
+        pack("a step down wraps", [0xFFFF, *ten], [0x0000, *ten]),
+        pack("a step up wraps", [0x0000, *ten], [0xFFFF, *ten]),
+        pack("the sign of a zero is an exception", [0x8000, *ten, *ten], [0x0000, *ten, *ten]),
         pack("every special pattern becomes every other", *zip(*pairs, strict=True)),
         pack("the last of 33 changes", [0] * 32 + [1], [0] * 33),
     ]

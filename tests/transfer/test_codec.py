@@ -1,0 +1,325 @@
+"""The laws of the codec, and its reference held against it on whatever Hypothesis finds."""
+
+import itertools
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.transfer import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.transfer.backend import HostBackend
+from tests.reference import delta as reference
+from tests.transfer.twins import (
+    DENSE,
+    ISAS,
+    SIZES,
+    SPECIAL,
+    WIDE,
+    Bits,
+    as_delta,
+    as_model,
+    pack_both,
+    unaligned,
+)
+from tests.vectors.delta_v1 import changed, weights
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> tuple[Bits, Bits]:
+    """Draw new and old: random bits or special patterns, some of them steps of one."""
+    count = draw(st.sampled_from(SIZES))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    density = draw(st.sampled_from([0.0, 0.003, 0.02, 0.2, 0.6, 1.0]))
+    new, old = changed(rng, count, density=density, steps=draw(st.sampled_from([0.0, 0.9, 1.0])))
+    if draw(st.booleans()):
+        is_special = rng.random(count) < 0.5
+        new[is_special] = rng.choice(np.array(SPECIAL, np.uint16), int(is_special.sum()))
+        old[is_special] = rng.choice(np.array(SPECIAL, np.uint16), int(is_special.sum()))
+    return new, old
+
+
+thresholds = st.sampled_from([0, 1, 0x0080, 0x3C00, 0x3F80, 0x7F80, 0x7FFF, 0x8000])
+
+
+@given(versions(), thresholds, st.sampled_from(ISAS))
+def test_twins_say_what_the_reference_says(
+    pair: tuple[Bits, Bits], threshold: int, isa: str
+) -> None:
+    new, old = pair
+    delta, shadow = pack_both(new, old, isa=isa, threshold=threshold)
+    held = unaligned(old)
+    delta_apply(held, delta)
+    assert held.tolist() == shadow.tolist()
+    if threshold == 0:
+        assert held.tolist() == new.tolist()
+    positions, values = topk_unpack(delta, old)
+    assert (positions.tolist(), values.tolist()) == reference.topk_unpack(as_model(delta), old)
+    assert delta.changed == len(positions)
+    delta_apply(held, delta, undo=True)
+    assert held.tolist() == old.tolist()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("count", "block_elements"),
+    [
+        (4095, DENSE),
+        (4097, DENSE),
+        (DENSE - 1, DENSE),
+        (DENSE, DENSE),
+        (DENSE + 1, DENSE),
+        (2 * DENSE + 3, DENSE),
+        (WIDE - 1, WIDE),
+        (WIDE, WIDE),
+        (WIDE + 1, WIDE),
+    ],
+)
+def test_borders_of_blocks(count: int, block_elements: int, density: float, isa: str) -> None:
+    if block_elements == WIDE and density == 0.3:
+        density = 0.05  # the reference takes a while
+    rng = np.random.default_rng(count)
+    new, old = changed(rng, count, density=density, steps=0.89)
+    delta, shadow = pack_both(new, old, isa=isa, block_elements=block_elements)
+    held = unaligned(old)
+    delta_apply(held, delta)
+    assert np.array_equal(held, shadow)
+    delta_apply(held, delta, undo=True)
+    assert np.array_equal(held, old)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "where", [[0], [4095], [4096], [DENSE - 1], [0, 31, 32, 63, 64, DENSE - 1]]
+)
+def test_single_changes_are_found_wherever_they_are(where: list[int], isa: str) -> None:
+    old = np.zeros(DENSE, np.uint16)
+    new = old.copy()
+    new[where] = 7
+    delta, _ = pack_both(new, old, isa=isa, block_elements=DENSE)
+    assert topk_unpack(delta, old)[0].tolist() == where
+
+
+@pytest.mark.parametrize("steps", [1.0, 0.0])
+def test_gap_goes_over_to_raw_where_raw_is_smaller(steps: float) -> None:
+    rng = np.random.default_rng(3)
+    kinds = []
+    for density in np.linspace(0, 1, 21):
+        new, old = changed(rng, 1021, density=float(density), steps=steps)
+        delta, _ = pack_both(new, old, isa=ISAS[-1])
+        kinds.append(int(delta.entries[0]) & 15)
+        assert len(delta.payload) <= 511
+    assert kinds == sorted(kinds)
+    assert kinds[-1] == (reference.GAP if steps else reference.RAW)
+
+
+@given(versions(), versions())
+def test_two_deltas_are_undone_in_reverse(
+    first: tuple[Bits, Bits], second: tuple[Bits, Bits]
+) -> None:
+    base, middle = first[1], first[0]
+    last = np.resize(second[0], len(base)).astype(np.uint16)
+    shadow = base.copy()
+    one, two = delta_pack(middle, shadow), delta_pack(last, shadow)
+    held = base.copy()
+    for delta in (one, two):
+        delta_apply(held, delta)
+        assert digest(held) == delta.digest
+    assert held.tolist() == last.tolist()
+    delta_apply(held, two, undo=True)
+    assert held.tolist() == middle.tolist()
+    delta_apply(held, one, undo=True)
+    assert held.tolist() == base.tolist()
+
+
+@given(versions())
+def test_a_delta_applied_twice_is_undone_twice(pair: tuple[Bits, Bits]) -> None:
+    # The payload is its own undo on whatever bits it is applied to.
+    new, old = pair
+    delta = delta_pack(new, old.copy())
+    held = old.copy()
+    for undo in (False, False, True, True):
+        delta_apply(held, delta, undo=undo)
+    assert held.tolist() == old.tolist()
+
+
+def test_a_second_pack_of_the_same_weights_is_empty() -> None:
+    new, shadow = changed(np.random.default_rng(5), 70_000, density=0.02, steps=0.9)
+    delta_pack(new, shadow)
+    again = delta_pack(new, shadow)
+    assert (again.changed, len(again.payload)) == (0, 0)
+    assert again.digest == digest(new)
+
+
+# ---- top-k
+
+
+@given(versions(), st.sampled_from([0, 1, 2, 10, 500, 1 << 40]), st.sampled_from(ISAS))
+def test_threshold_is_that_of_the_reference(pair: tuple[Bits, Bits], budget: int, isa: str) -> None:
+    new, old = pair
+    threshold = HostBackend(isa=isa).topk_threshold(unaligned(new), unaligned(old), budget=budget)
+    assert threshold == reference.topk_threshold(new, old, budget)
+
+
+@given(versions(), st.sampled_from([0, 1, 7, 100]))
+def test_topk_stays_in_its_budget_and_moves_the_shadow_where_it_sent(
+    pair: tuple[Bits, Bits], budget: int
+) -> None:
+    new, old = pair
+    shadow = old.copy()
+    delta = topk_pack(new, shadow, budget=budget)
+    positions, values = topk_unpack(delta, old)
+    assert len(positions) <= budget
+    assert np.flatnonzero(shadow != old).tolist() == positions.tolist()
+    assert shadow[positions].tolist() == new[positions].tolist() == values.tolist()
+    assert delta.digest == digest(shadow)
+    # What stays back is no larger than what was sent.
+    left = reference.change_key(new, old)[(new != old) & (shadow == old)]
+    sent = reference.change_key(new, old)[positions]
+    assert not (len(left) and len(sent)) or left.max() < sent.min()
+
+
+def test_what_was_not_sent_is_sent_later() -> None:
+    new, base = weights(np.random.default_rng(11), 5000)
+    shadow, held = base.copy(), base.copy()
+    for _ in range(100):
+        delta = topk_pack(new, shadow, budget=50)
+        delta_apply(held, delta)
+        assert digest(held) == delta.digest
+    delta_apply(held, delta_pack(new, shadow))
+    assert held.tolist() == new.tolist()
+
+
+FLUSHED = """
+import sys
+import numpy as np, torch
+from rose.transfer import topk_pack
+rng = np.random.default_rng(17)
+signs = np.array([0, 0x8000], np.uint16)
+old = rng.integers(0, 0x0180, 4096, dtype=np.uint16) | rng.choice(signs, 4096)
+new = rng.integers(0, 0x0180, 4096, dtype=np.uint16)
+assert torch.set_flush_denormal(sys.argv[1] == "flush")
+for budget in (0, 100, 2000, 4096):
+    print(topk_pack(new, old.copy(), budget=budget).to_bytes().hex())
+"""
+
+
+def test_flushing_subnormals_changes_nothing() -> None:
+    pytest.importorskip("torch")
+
+    def packed(mode: str) -> str:
+        command = [sys.executable, "-c", FLUSHED, mode]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    said = packed("keep")
+    assert len(set(said.split())) == 4
+    assert packed("flush") == said
+
+
+# ---- digests
+
+
+@given(
+    st.lists(st.integers(0, 300), max_size=5),
+    st.integers(0, 3),
+    st.integers(0, (1 << 64) - 1),
+    st.sampled_from(ISAS),
+)
+def test_digest_is_the_sum_of_its_parts(words: list[int], rest: int, seed: int, isa: str) -> None:
+    bits = np.random.default_rng(sum(words)).integers(
+        0, 1 << 16, 4 * sum(words) + rest, dtype=np.uint16
+    )
+    backend = HostBackend(isa=isa)
+    whole = backend.digest(bits, first_index=0, seed=seed)
+    assert whole == reference.digest(bits, seed=seed)
+    borders = [0, *(4 * sum(words[: i + 1]) for i in range(len(words))), len(bits)]
+    parts = [
+        backend.digest(unaligned(bits[a:b]), first_index=a, seed=seed)
+        for a, b in itertools.pairwise(borders)
+    ]
+    assert whole == tuple(sum(part[i] for part in parts) % (1 << 64) for i in range(2))
+
+
+def test_digest_tells_places_and_seeds_apart() -> None:
+    bits = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint16)
+    swapped = np.concatenate([bits[4:], bits[:4]])
+    seen = [digest(bits), digest(swapped), digest(bits, seed=1), digest(bits, first_index=4)]
+    assert len(set(seen)) == 4
+
+
+# ---- payloads of others
+
+
+@given(versions())
+def test_deltas_of_the_reference_are_taken(pair: tuple[Bits, Bits]) -> None:
+    new, old = pair
+    held = old.copy()
+    delta_apply(held, as_delta(reference.pack(new, old.copy(), block_elements=WIDE)))
+    assert held.tolist() == new.tolist()
+
+
+def test_every_word_is_written_whatever_was_in_the_memory(repo: Path) -> None:
+    vectors = ["tests/transfer/test_vectors.py", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *vectors],
+        cwd=repo,
+        env={**os.environ, "MALLOC_PERTURB_": "165"},  # what glibc fills fresh memory with
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+STARVED = """
+import resource
+import numpy as np
+from rose.errors import OutOfMemory
+from rose.transfer import delta_pack
+new, shadow = np.ones(1 << 26, np.uint16), np.zeros(1 << 26, np.uint16)
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (64 << 20),) * 2)
+try:
+    delta_pack(new, shadow)
+except OutOfMemory as error:
+    print(error)
+assert not shadow.any()
+"""
+
+
+def test_shadow_stays_when_there_is_no_room() -> None:
+    command = [sys.executable, "-c", STARVED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"no room for {1 << 25} numbers of 4 bytes\n"
+
+
+def big_zeros(count: int) -> Bits:
+    return np.frombuffer(mmap.mmap(-1, 2 * count), np.uint16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_more_than_2_31_elements() -> None:
+    # Anonymous pages that nobody writes to cost no memory, but those that are read may.
+    count = (1 << 31) + WIDE + 5
+    where = np.array([0, (1 << 31) - 1, 1 << 31, (1 << 31) + WIDE - 1, count - 1])
+    new, shadow = big_zeros(count), big_zeros(count)
+    new[where] = [1, 0xFFFF, 7, 1, 9]
+    delta = delta_pack(new, shadow)
+    assert shadow[where].tolist() == new[where].tolist()
+    shadow[where] = 0
+    positions, values = topk_unpack(delta, shadow)
+    assert positions.tolist() == where.tolist()
+    assert values.tolist() == new[where].tolist()
+    delta_apply(shadow, delta)
+    assert digest(shadow) == delta.digest
+    delta_apply(shadow, delta, undo=True)
+    assert not shadow[where].any()
+    assert topk_pack(new, shadow, budget=1).changed == 1
