@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "bind/clock.h"
 #include "bind/status.h"
 #include "memory/arbiter.h"
+#include "memory/cuda_vmm.h"
 #include "memory/faulty.h"
 #include "memory/host_memfd.h"
 #include "memory/ledger.h"
@@ -26,10 +28,12 @@
 namespace rose::bind {
 
 namespace py = pybind11;
+using driver::Device;
 using memory::Arbiter;
 using memory::BlockAllocator;
 using memory::BlockId;
 using memory::Candidate;
+using memory::CudaVmm;
 using memory::Grant;
 using memory::GrantRefusal;
 using memory::HostMemfd;
@@ -123,26 +127,64 @@ void check_slab(const BlockAllocator& allocator, SlabId slab) {
 
 // ---- making an arbiter
 
+struct ArbiterParts {
+  memory::PoolShape shape;
+  std::size_t object_bytes_max;
+  std::int64_t fail_backend_call;
+  std::shared_ptr<Device> device;  // null: the memory of the host
+  std::shared_ptr<const Clock> clock;
+  std::shared_ptr<MoveObserver> observer;
+};
+
+Result<std::unique_ptr<memory::PageBackend>> create_backend(const ArbiterParts& parts) {
+  std::unique_ptr<memory::PageBackend> backend = std::make_unique<HostMemfd>();
+  if (parts.device != nullptr) {
+    Result<std::unique_ptr<CudaVmm>> made = CudaVmm::create(parts.device);
+    if (!made.ok()) return made.status();
+    backend = made.take();
+  }
+  if (parts.fail_backend_call > 0) {
+    auto plan = std::make_shared<memory::FaultPlan>();
+    plan->fail_call = parts.fail_backend_call;
+    backend = std::make_unique<memory::FaultyBackend>(std::move(backend), std::move(plan));
+  }
+  return backend;
+}
+
+Result<std::unique_ptr<Arbiter>> make_arbiter(ArbiterParts parts) {
+  Result<std::unique_ptr<memory::PageBackend>> backend = create_backend(parts);
+  if (!backend.ok()) return backend.status();
+  Result<Pool> pool = Pool::create(backend.take(), parts.shape, parts.object_bytes_max);
+  if (!pool.ok()) return pool.status();
+  return Arbiter::create(pool.take(), std::move(parts.clock), std::move(parts.observer));
+}
+
 std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t slab_count,
                                         std::int32_t header_slabs, std::shared_ptr<Clock> clock,
                                         std::shared_ptr<MoveObserver> observer,
                                         std::size_t object_bytes_max,
-                                        std::int64_t fail_backend_call) {
-  std::unique_ptr<memory::PageBackend> backend = std::make_unique<HostMemfd>();
-  if (fail_backend_call > 0) {
-    auto plan = std::make_shared<memory::FaultPlan>();
-    plan->fail_call = fail_backend_call;
-    backend = std::make_unique<memory::FaultyBackend>(std::move(backend), std::move(plan));
-  }
-  const memory::PoolShape shape{slab_bytes, slab_count, header_slabs};
-  Result<Pool> pool = Pool::create(std::move(backend), shape, object_bytes_max);
-  if (!pool.ok()) raise(pool.status());
-  return take(Arbiter::create(pool.take(), clock_or_boot(std::move(clock)), std::move(observer)));
+                                        std::int64_t fail_backend_call,
+                                        std::shared_ptr<Device> device) {
+  ArbiterParts parts{{slab_bytes, slab_count, header_slabs},
+                     object_bytes_max,
+                     fail_backend_call,
+                     std::move(device),
+                     clock_or_boot(std::move(clock)),
+                     std::move(observer)};
+  const auto make = [&] {
+    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    return make_arbiter(std::move(parts));
+  };
+  return take(make());
 }
 
 // The base keeps the arbiter, and with it the mapping, as long as any view is alive.
 py::array_t<std::uint8_t> pool_view(const py::object& self) {
   const auto& pool = self.cast<const Arbiter&>().pool();
+  if (!pool.is_on_host()) {
+    raise(Status::invalid_argument(
+        "the pool is in device memory, which the host cannot view: use pool_address"));
+  }
   return py::array_t<std::uint8_t>{static_cast<py::ssize_t>(pool.size_bytes()),
                                    reinterpret_cast<const std::uint8_t*>(pool.data()), self};
 }
@@ -329,11 +371,13 @@ void bind_allocator(py::module_& m) {
 void bind_arbiter(py::module_& m) {
   py::class_<MoveObserver, std::shared_ptr<MoveObserver>>(m, "MoveObserver");
   using Self = Arbiter;
-  py::class_<Self, std::shared_ptr<Self>>(m, "Arbiter")
-      .def_static(
-          "create", &create_arbiter, py::kw_only(), py::arg("slab_bytes"), py::arg("slab_count"),
-          py::arg("header_slabs"), py::arg("clock") = py::none(), py::arg("observer") = py::none(),
-          py::arg("object_bytes_max") = Pool::kObjectBytesMax, py::arg("fail_backend_call") = 0)
+  // Taking a device's memory apart may wait for the driver.
+  py::class_<Self, std::shared_ptr<Self>>(m, "Arbiter", py::release_gil_before_calling_cpp_dtor())
+      .def_static("create", &create_arbiter, py::kw_only(), py::arg("slab_bytes"),
+                  py::arg("slab_count"), py::arg("header_slabs"), py::arg("clock") = py::none(),
+                  py::arg("observer") = py::none(),
+                  py::arg("object_bytes_max") = Pool::kObjectBytesMax,
+                  py::arg("fail_backend_call") = 0, py::arg("device") = py::none())
       .def_property_readonly("slab_bytes",
                              [](const Self& a) { return a.pool().shape().slab_bytes; })
       .def_property_readonly("slab_count",
@@ -341,6 +385,11 @@ void bind_arbiter(py::module_& m) {
       .def_property_readonly("header_slabs",
                              [](const Self& a) { return a.pool().shape().header_slabs; })
       .def("now_ns", [](const Self& a) { return a.clock().now_ns(); })
+      .def_property_readonly("is_on_host", [](const Self& a) { return a.pool().is_on_host(); })
+      .def_property_readonly(
+          "pool_address",
+          [](const Self& a) { return std::bit_cast<std::uintptr_t>(a.pool().data()); })
+      .def_property_readonly("pool_bytes", [](const Self& a) { return a.pool().size_bytes(); })
       .def("pool_view", &pool_view)
       .def("share_ledger", &share_ledger)
       .def(

@@ -3,6 +3,7 @@
 
 namespace rose::bind {
 
+void bind_driver(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
@@ -15,6 +16,7 @@ void bind_device_codec(pybind11::module_& module);
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of rose.";
   module.attr("__compiler__") = __VERSION__;
+  rose::bind::bind_driver(module);
   rose::bind::bind_memory(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);

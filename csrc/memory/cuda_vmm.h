@@ -21,6 +21,7 @@ class CudaVmm final : public PageBackend {
 
   std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
 
+  bool is_on_host() const noexcept override { return false; }
   Result<VaRange> reserve(std::size_t size_bytes) noexcept override;
   void release_range(VaRange range) noexcept override;
   Result<PageHandle> create(std::size_t size_bytes) noexcept override;

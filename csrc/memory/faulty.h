@@ -31,6 +31,7 @@ class FaultyBackend final : public PageBackend {
   FaultyBackend(std::unique_ptr<PageBackend> inner, std::shared_ptr<FaultPlan> plan) noexcept
       : inner_{std::move(inner)}, plan_{std::move(plan)} {}
 
+  bool is_on_host() const noexcept override { return inner_->is_on_host(); }
   Result<VaRange> reserve(std::size_t size_bytes) noexcept override;
   void release_range(VaRange range) noexcept override;
   Result<PageHandle> create(std::size_t size_bytes) noexcept override;

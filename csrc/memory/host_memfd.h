@@ -9,6 +9,7 @@ namespace rose::memory {
 
 class HostMemfd final : public PageBackend {
  public:
+  bool is_on_host() const noexcept override { return true; }
   Result<VaRange> reserve(std::size_t size_bytes) noexcept override;
   void release_range(VaRange range) noexcept override;
   Result<PageHandle> create(std::size_t size_bytes) noexcept override;

@@ -29,6 +29,9 @@ class PageBackend {
  public:
   virtual ~PageBackend() = default;
 
+  // Whether the addresses of reserve() may be dereferenced here; otherwise a device alone may.
+  virtual bool is_on_host() const noexcept = 0;
+
   virtual Result<VaRange> reserve(std::size_t size_bytes) noexcept = 0;
   virtual void release_range(VaRange range) noexcept = 0;
 

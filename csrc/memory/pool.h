@@ -27,7 +27,9 @@ class Pool {
   ~Pool();
 
   const PoolShape& shape() const noexcept { return shape_; }
+  // Not to be dereferenced unless is_on_host().
   std::byte* data() const noexcept { return range_.base; }
+  bool is_on_host() const noexcept { return backend_->is_on_host(); }
   std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
 
   // 140 GiB in 1 GiB objects are 140 descriptors; the usual limit of a process is 1,024.

@@ -151,6 +151,23 @@ class Fake:
         self._library.fakecuda_on_kernel(kernel.encode(), callback, None)
 
 
+def run_python(
+    code: str, *, folder: Path, text: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python where libraries are looked for in `folder` first."""
+    paths = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        input=text,
+        cwd=ROOT,
+        env={**os.environ, **environment, **paths},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
 def in_child(**environment: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test in a process of its own, where `libcuda.so.1` is the fake.
 
@@ -160,23 +177,9 @@ def in_child(**environment: str) -> Callable[[Callable[..., None]], Callable[...
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def outside(**arguments: Any) -> None:
-            start = f"from {__name__} import inside; inside()"
             place = f"{inspect.getfile(test)}\n{test.__name__}\n{json.dumps(arguments)}"
-            done = subprocess.run(
-                [sys.executable, "-c", start],
-                input=place,
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    **environment,
-                    "LD_LIBRARY_PATH": str(build()),
-                    "PYTHONPATH": str(ROOT),
-                },
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
+            start = f"from {__name__} import inside; inside()"
+            done = run_python(start, folder=build(), text=place, **environment)
             assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
         signature = inspect.signature(test)

@@ -282,6 +282,7 @@ Answer cuMemAddressFree(DevicePointer at, std::size_t size) {
 Answer cuMemCreate(MemoryHandle* handle, std::size_t size, const AllocationProperties* properties,
                    unsigned long long flags) {
   if (!is_usual(properties) || !is_whole(size) || flags != 0) return kInvalidValue;
+  world().log.push_back("  on device " + std::to_string(properties->location.id));
   if (size > world().memory_bytes - world().used_bytes) return kOutOfMemory;
   auto memory = std::make_shared<Allocation>();
   memory->fd = ::memfd_create("fakecuda", MFD_CLOEXEC);
@@ -345,6 +346,7 @@ Answer cuMemSetAccess(DevicePointer at, std::size_t size, const AccessDescriptio
       access->flags != kAccessReadWrite || !mappings_in(at, size, inside) || inside.empty()) {
     return kInvalidValue;
   }
+  world().log.push_back("  for device " + std::to_string(access->location.id));
   ::mprotect(std::bit_cast<void*>(at), size, PROT_READ | PROT_WRITE);
   for (const DevicePointer base : inside) world().mappings[base].has_access = true;
   return kSuccess;

@@ -215,7 +215,7 @@ int check_failures(const Scenario& scenario) {
   for (int n = 1;; ++n) {
     const Status status = run_with_foreign_context(scenario, n);
     if (fake().is_fail_pending() != 0) {
-      CHECK_EQ(status.message(), "");
+      CHECK_EQ(says(status), "");
       return n - 1;
     }
     const std::vector<std::string> calls = called();

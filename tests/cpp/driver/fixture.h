@@ -22,6 +22,9 @@ inline const Fake& fake() {
   return found;
 }
 
+// A copy, for the status is often gone at the end of the line.
+inline std::string says(const Status& status) { return status.message(); }
+
 // Nothing is alive, nothing went wrong, and no context of ours is current.
 inline void check_clean() {
   CHECK_EQ(std::string{fake().faults()}, "");
@@ -32,9 +35,9 @@ inline void check_clean() {
 inline driver::DevicePtr open_device() {
   fake().reset();
   Result<driver::DriverPtr> driver = driver::Driver::open();
-  CHECK_EQ(driver.status().message(), "");
+  CHECK_EQ(says(driver.status()), "");
   Result<driver::DevicePtr> device = driver::Device::open(driver.take(), 0);
-  CHECK_EQ(device.status().message(), "");
+  CHECK_EQ(says(device.status()), "");
   return device.take();
 }
 
