@@ -517,6 +517,7 @@ def digest(
     seed: int = 0,
     isa: str | None = None,
 ) -> tuple[int, int]: ...
+
 class DeviceFacts:
     @property
     def ordinal(self) -> int: ...

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from rose._core import CudaDriver, GateKind, GateResult, embedded_kernels
+from rose._core import CudaDriver, GateKind, KindProbe, embedded_kernels
 from rose.cli.finding import Finding, State
 from rose.compute import Gpu
 from rose.config import read_environment
@@ -56,7 +56,7 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
         yield Finding(f"{name} {kind.name}", *_tried(result))
 
 
-def _tried(result: GateResult) -> tuple[State, str]:
+def _tried(result: KindProbe) -> tuple[State, str]:
     if not result.is_usable:
         return State.ABSENT, result.why
     waits = f"wakes in {result.wake_us:.1f} us, a serving stream beside it {result.alias_us:.1f} us"

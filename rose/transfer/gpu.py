@@ -1,4 +1,4 @@
-"""The codec on tensors of a GPU. A `Delta` is host memory, so pack and apply wait for the stream."""
+"""The codec on tensors of a GPU. A `Delta` is host memory, so both ends wait for the stream."""
 
 from typing import Any
 
@@ -28,9 +28,7 @@ class GpuBackend:
     def delta_pack(self, new: Any, shadow: Any, *, block_elements: int, threshold: int) -> Delta:
         """Pack on the device, and fetch the result."""
         least = on_gpu_of(np.array([threshold], np.int32), new, np.int32)[0] if threshold else None
-        packed = self._codec.delta_pack(
-            new, shadow, block_elements=block_elements, threshold=least
-        )
+        packed = self._codec.delta_pack(new, shadow, block_elements=block_elements, threshold=least)
         entries, payload = _fetched(packed)
         first, second = (one & _MASK64 for one in packed.digest.tolist())
         return Delta(new.numel(), block_elements, entries, payload, (first, second))

@@ -84,6 +84,8 @@ def test_tenants_get_streams_of_their_own_and_a_tested_gate(fake: Fake) -> None:
 
 @in_child()
 def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
+    # The fake runs no kernel, so the self-test's own would look stuck and be left where it is.
+    fake.fail("cuLaunchKernel", code=LAUNCH_FAILED)
     rig = Rig()
     with rig.step():
         rig.rollout.gate()
@@ -239,7 +241,9 @@ def test_a_pool_that_does_not_fit_is_said_and_leaves_nothing(fake: Fake) -> None
     fake.fail("cuMemCreate", code=OUT_OF_MEMORY)
     device = CoServing.open("cuda:0", pool_bytes=(SLABS + 2) * SLAB, slab_bytes=SLAB)
     with pytest.raises(MemoryError, match="cuMemCreate"):
-        device.serving(SERVING_KV, slo=SLO(ttft_ms=1, tpot_ms=1), reserve_bytes=0)
+        device.serving(
+            SERVING_KV, slo=SLO(ttft_ms=1, tpot_ms=1), reserve_bytes=0, request_tokens=64
+        )
     device.close()
     del device
     gc.collect()
