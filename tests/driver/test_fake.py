@@ -1,12 +1,14 @@
 """The fake driver sees what it is there to see, shown by calling it as rose never would."""
 
 import ctypes
+import re
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fake_driver import Fake, in_child
+from tests.fake_driver import HERE, Fake, build, in_child
 
 PAGE = 2 << 20
 
@@ -183,3 +185,15 @@ def test_kernel_runs_a_function_of_the_test(fake: Fake) -> None:
     assert fake.kernels() == [
         "scale grid 4 1 1 block 32 1 1 shared 0 stream 0x0 arguments 0x10000000000 0x7"
     ]
+
+
+def test_fake_exports_nothing_but_itself() -> None:
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", build() / "libcuda.so.1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.split()[-1] for line in shown.stdout.splitlines()}
+    declared = set(re.findall(r"^  X\((\w+), ", (HERE / "controls.h").read_text(), re.M))
+    assert names == {"cuGetProcAddress_v2"} | {f"fakecuda_{name}" for name in declared}

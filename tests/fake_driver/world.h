@@ -181,7 +181,7 @@ class World {
   std::optional<Answer> due_failure(const char* name);
 
   CUcontext context_of(DeviceOrdinal device) const;
-  // The stream, unless it was never made or is destroyed; its fault is on the caller.
+  // Null when it was never made or is destroyed.
   Stream* find_stream(CUstream handle);
   bool is_context(CUcontext context) const;
   // Whether the device may touch these bytes.
