@@ -344,15 +344,6 @@ Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept
   return {};
 }
 
-Result<std::optional<Verdict>> StreamGate::try_launch(driver::Graph& graph) noexcept {
-  leave();
-  const Result<GraphGates*> gates = gates_of(graph);
-  if (!gates.ok()) return gates.status();
-  if (is_told_to_stop() || !can_launch(*gates.value())) return std::optional<Verdict>{};
-  ROSE_TRY(start_graph(graph, *gates.value()));
-  return std::optional{Verdict::kPassed};
-}
-
 Result<Verdict> StreamGate::launch(driver::Graph& graph, Nanoseconds timeout_ns) noexcept {
   leave();
   const Result<GraphGates*> gates = gates_of(graph);

@@ -81,7 +81,6 @@ class StreamGate {
   // Launches a graph with inserted gates in the borrower's stream, when the gate lets all of them
   // be added and the launch before it has passed its last gate. docs/adr/0008 on their numbers.
   // InvalidArgument for a graph without gates.
-  Result<std::optional<Verdict>> try_launch(driver::Graph& graph) noexcept;
   Result<Verdict> launch(driver::Graph& graph, Nanoseconds timeout_ns) noexcept;
 
   // Whether nothing that an abort or a shut-down left behind is on the device. Never waits.
