@@ -154,7 +154,7 @@ def gap_of(positions: list[int], ranks: list[int] | None = None) -> tuple[int, t
 
 
 def tails(block: tuple[int, tuple[int, ...]]) -> list[Corruption]:
-    """Set the last bit of each section of a GAP block in turn; no section of it ends with a word."""
+    """Set the last, unused bit of each section of a GAP block in turn."""
     entry, _ = block
     changed, exceptions = entry >> 4 & 0xFFFFF, entry >> 24 & 0xFFFFF
     low, rank_low = reference.low_bits(BLOCK, changed), reference.low_bits(changed, exceptions)
