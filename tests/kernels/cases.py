@@ -154,7 +154,7 @@ def gap_of(positions: list[int], ranks: list[int] | None = None) -> tuple[int, t
 
 
 def tails(block: tuple[int, tuple[int, ...]]) -> list[Corruption]:
-    """Set the last bit of each section of a GAP block in turn; no section of it ends with a word."""
+    """Set the last, unused bit of each section of a GAP block in turn."""
     entry, _ = block
     changed, exceptions = entry >> 4 & 0xFFFFF, entry >> 24 & 0xFFFFF
     low, rank_low = reference.low_bits(BLOCK, changed), reference.low_bits(changed, exceptions)
@@ -207,6 +207,7 @@ def corruptions() -> list[Corruption]:
         Corruption("a_word_less", entry_of(GAP, 3, 0, len(payload) - 1), payload[:-1]),
         Corruption("raw_with_exceptions", raw | 1 << 24, dense),
         Corruption("raw_a_word_less", entry_of(RAW, 1, 0, BLOCK // 2 - 1), dense[:-1]),
+        Corruption("raw_a_word_more", raw + (1 << 44), (*dense, 0)),
         Corruption("raw_counts_wrong", entry_of(RAW, 2, 0, BLOCK // 2), dense),
         Corruption("a_position_less", *flipped(three, 0)),
         Corruption("a_position_more", *flipped(three, 3)),
@@ -214,7 +215,8 @@ def corruptions() -> list[Corruption]:
         Corruption("positions_equal", *gap_of([5, 9000, 9000])),
         Corruption("positions_descend", *gap_of([5, 9001, 9000])),
         Corruption("positions_equal_across_words", *gap_of([*range(32), 31])),
-        Corruption("a_rank_less", *flipped(ranked, ranks_at)),
+        Corruption("the_first_rank_less", *flipped(ranked, ranks_at)),
+        Corruption("the_last_rank_less", *flipped(ranked, ranks_at + 2)),
         *tails(gap_of([5, 700, 9000, 9001, 9002, 9003], [0, 2, 5])),
         Corruption("exception_with_a_sign", *flipped(ranked, ranks_at - 32)),
         Corruption("exception_without_a_change", *flipped(ranked, *value_bits)),

@@ -77,18 +77,15 @@ class Buffer:
 
 
 def params(names: str) -> type[ctypes.Structure]:
-    """Make the struct of a kernel: every field is eight bytes wide, but those that say /4."""
-    fields = [
-        (name.removesuffix("/4"), ctypes.c_uint32 if name.endswith("/4") else ctypes.c_uint64)
-        for name in names.split()
-    ]
+    """Make the struct of a kernel: every field is eight bytes wide."""
+    fields = [(name, ctypes.c_uint64) for name in names.split()]
     return type("Params", (ctypes.Structure,), {"_fields_": fields})
 
 
 PackParams = params(
     "bits shadow count threshold arena arena_words cursor entries offsets digest first_index seed"
 )
-ApplyParams = params("entries offsets payload payload_words weights count bad_block is_undo/4")
+ApplyParams = params("entries offsets payload payload_words weights count bad_block is_undo")
 UnpackParams = params(
     "entries offsets first_outputs payload payload_words base count positions values output_count "
     "bad_block"
