@@ -1,6 +1,6 @@
 """What a suite says: rows, and the one document that every suite writes.
 
-A document is `{"machine", "commit", "suite", "rows"}`; one that was written although something could
+A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when something could
 not be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
 has exactly these keys:
 

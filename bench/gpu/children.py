@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,14 +63,10 @@ def environment(**more: str) -> dict[str, str]:
 def _stop(child: "subprocess.Popen[bytes]") -> None:
     """End a child and all it started."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError):  # it has ended, and left nobody behind
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            pass  # only those it left behind could still be there, and they are not
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def run_child(

@@ -16,6 +16,7 @@ WINDOW_MAX: Final = 64
 EVENTS: Final = 256
 PARK_SEGMENT_MS: Final = 2.0
 
+
 def spin_until(condition: Callable[[], bool], *, limit_s: float = 5.0, nap_s: float = 0.0) -> None:
     """Poll, without sleeping where the answer is microseconds away."""
     end_s = time.monotonic() + limit_s

@@ -84,10 +84,8 @@ def pytest_command(*arguments: str) -> list[str]:
 
 
 @dataclass(slots=True)
-class TestFile:
+class FileOfTests:
     """One file of tests, which may take several processes: a test can end the one it runs in."""
-
-    __test__ = False  # for pytest, which collects by name
 
     path: str
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -147,11 +145,8 @@ class TestFile:
                 return
 
 
-def test_files(root: Path = ROOT) -> list[str]:
+def files_of_tests(root: Path = ROOT) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.glob("tests/gpu/test_*.py"))
-
-
-test_files.__test__ = False  # type: ignore[attr-defined]
 
 
 def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
@@ -160,7 +155,7 @@ def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
     allowed = Deadline(deadline.at_most(TESTS_S))
     outcomes: dict[str, tuple[str, str]] = {}
     for path in files:
-        file = TestFile(path)
+        file = FileOfTests(path)
         file.run(out, allowed)
         outcomes |= file.outcomes
     with (out / "tests.jsonl").open("w", encoding="utf-8") as lines:

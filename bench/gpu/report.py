@@ -1,6 +1,7 @@
 """What a suite of device rows reports with: each row goes to a file as soon as it is known."""
 
 import json
+import math
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ class Report:
         name = one["name"]
         check(name.removeprefix(CONTROL) in self._promised, f"{name} is not in ROWS")
         check(name not in self._said, f"{name} is reported twice")
+        check(math.isfinite(one["value"]), f"{name}: {one['value']} is not a finite number")
         self._said.add(name)
         self._write({"row": one})
 

@@ -170,7 +170,7 @@ def main(
         print(f"gpu: cannot write into {out}: {error.strerror}", file=sys.stderr)
         return EXIT_MENDABLE
     run = Run(out, machine_card() | gpu, deadline)
-    run.all_parts(suites, parts.test_files() if test_files is None else test_files)
+    run.all_parts(suites, parts.files_of_tests() if test_files is None else test_files)
     # A log has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     console.print(table_of(run.document(), run.found.tests))

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench.gpu.codecs import CudaTwin, Packed, TritonTwin
 from bench.gpu.report import Report
 from bench.gpu.timing import GB, copy_gb_s, event_timed, fresh_seed, median_of, need_free
 from bench.gpu.weights import CHANGED_SHARE, Versions, arena_words_of, two_versions
 from bench.paired import Pairs
-from bench.rows import Bar, Peer
+from bench.rows import Peer
 from rose.errors import check
 
 COUNT: Final = 500_000_000
@@ -16,6 +15,7 @@ TOPK_COUNT: Final = 1 << 27
 ELEMENT_BYTES: Final = 2
 # Read new and shadow; digest and table are small. The shadow's changed lines come on top.
 PACK_BYTES: Final = 2 * ELEMENT_BYTES
+BLOCK_ELEMENTS: Final = 65_536
 ROUNDS: Final = 15
 
 ROWS: Final = (
@@ -36,32 +36,25 @@ ROWS: Final = (
 class Packing:
     """A pack that can be repeated: the shadow is put back before each."""
 
-    def __init__(self, twin: Any, versions: Versions) -> None:
-        self.twin = twin
+    def __init__(self, codec: Any, versions: Versions) -> None:
         self.versions = versions
         self.shadow = versions.old.clone()
-        self.packed: Packed | None = None
+        self._codec = codec
 
     def restore(self) -> None:
         self.shadow.copy_(self.versions.old)
 
-    def once(self) -> None:
-        self.packed = self.twin.pack(
-            self.versions.new,
-            self.shadow,
-            arena_words=arena_words_of(self.versions.count),
-            into=self.packed,
-        )
+    def once(self) -> Any:
+        arena_words = arena_words_of(self.versions.count)
+        return self._codec.delta_pack(self.versions.new, self.shadow, arena_words=arena_words)
 
-    def checked(self) -> Packed:
+    def checked(self) -> Any:
         """Pack once, and make sure that it is a whole delta of what changed."""
         import torch
 
         self.restore()
-        self.once()
+        packed = self.once()
         check(torch.equal(self.shadow, self.versions.new), "the shadow became the new weights")
-        check(self.packed is not None, "there is a delta")
-        packed: Packed = self.packed
         words, room = int(packed.words.item()), packed.arena.numel()
         check(words <= room, f"a delta of {words} words fits an arena of {room}")
         changed = int(((packed.entries >> 4) & 0xFFFFF).sum().item())
@@ -78,13 +71,27 @@ class Packing:
         return event_timed(self.once, before=self.restore)
 
 
+def applied(codec: Any, packed: Any, weights: Any, *, undo: bool = False) -> Any:
+    """Apply or undo a delta; returns the lowest corrupt block, or -1, on the device."""
+    return codec.delta_apply(
+        weights,
+        packed.entries,
+        packed.offsets,
+        packed.arena,
+        block_elements=BLOCK_ELEMENTS,
+        undo=undo,
+    )
+
+
 def share_of_copy(moved_bytes: int, ms: float, gb_s: float) -> float:
     """Return which share of the copy's bandwidth this is."""
     return moved_bytes / GB / (ms * 1e-3) / gb_s
 
 
 def floor_ms(moved_bytes: int, gb_s: float) -> Peer:
-    return Peer(f"{moved_bytes / GB:.3g} GB at the copy's speed", moved_bytes / GB / gb_s * 1e3, "ms")
+    return Peer(
+        f"{moved_bytes / GB:.3g} GB at the copy's speed", moved_bytes / GB / gb_s * 1e3, "ms"
+    )
 
 
 def torch_pack(versions: Versions, shadow: Any) -> Callable[[], None]:
@@ -98,7 +105,7 @@ def torch_pack(versions: Versions, shadow: Any) -> Callable[[], None]:
     return pack
 
 
-def packs(report: Report, cuda: CudaTwin, versions: Versions, gb_s: float) -> Packed:
+def packs(report: Report, cuda: Any, versions: Versions, gb_s: float) -> Any:
     packing = Packing(cuda, versions)
     packed = packing.checked()
     moved_bytes = PACK_BYTES * versions.count
@@ -108,8 +115,7 @@ def packs(report: Report, cuda: CudaTwin, versions: Versions, gb_s: float) -> Pa
         report.add("pack_gap_0p5b_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
     with report.rows("pack_over_torch"):
         shadow = versions.old.clone()
-        restore = lambda: shadow.copy_(versions.old)  # noqa: E731
-        peer = event_timed(torch_pack(versions, shadow), before=restore)
+        peer = event_timed(torch_pack(versions, shadow), before=lambda: shadow.copy_(versions.old))
         report_pairs(report, "pack_over_torch", packing.timed(), peer, "torch ne/nonzero/index")
     return packed
 
@@ -130,19 +136,19 @@ def report_pairs(
     report.add_ratio(name, paired, peer=Peer(peer_name, paired.peer, "ms"))
 
 
-def applies(report: Report, cuda: CudaTwin, versions: Versions, packed: Packed) -> None:
+def applies(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
     import torch
 
     weights = versions.old.clone()
 
     def undo() -> None:
-        cuda.apply(packed, weights, undo=True)
+        applied(cuda, packed, weights, undo=True)
 
     def apply() -> None:
-        cuda.apply(packed, weights)
+        applied(cuda, packed, weights)
 
     with report.rows("apply_gap_0p5b_ms", "apply_over_index_copy"):
-        check(int(cuda.apply(packed, weights).item()) == -1, "no block is corrupt")
+        check(int(applied(cuda, packed, weights).item()) == -1, "no block is corrupt")
         check(torch.equal(weights, versions.new), "applied, the old weights are the new ones")
         ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
         report.add("apply_gap_0p5b_ms", ms, "ms")
@@ -156,7 +162,7 @@ def applies(report: Report, cuda: CudaTwin, versions: Versions, packed: Packed) 
         check(torch.equal(weights, versions.old), "undone, they are the old ones again")
 
 
-def digests(report: Report, cuda: CudaTwin, versions: Versions, gb_s: float) -> None:
+def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
     with report.rows("digest_gb_s", "digest_share_of_copy"):
         moved_bytes = ELEMENT_BYTES * versions.count
         ms = median_of(event_timed(lambda: cuda.digest(versions.new)), rounds=ROUNDS)
@@ -164,7 +170,7 @@ def digests(report: Report, cuda: CudaTwin, versions: Versions, gb_s: float) -> 
         report.add("digest_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
 
 
-def topk(report: Report, cuda: CudaTwin) -> None:
+def topk(report: Report, cuda: Any) -> None:
     """Threshold and pack of the largest tenth of the changes, against torch.topk over all."""
     import torch
 
@@ -172,11 +178,13 @@ def topk(report: Report, cuda: CudaTwin) -> None:
         versions = two_versions(TOPK_COUNT, seed=fresh_seed("top-k"))
         budget = int(TOPK_COUNT * CHANGED_SHARE / 10)
         shadow = versions.old.clone()
-        restore = lambda: shadow.copy_(versions.old)  # noqa: E731
+
+        def restore() -> None:
+            shadow.copy_(versions.old)
 
         def subject() -> None:
-            threshold = cuda.threshold(versions.new, shadow, budget=budget)
-            cuda.pack(
+            threshold = cuda.topk_threshold(versions.new, shadow, budget=budget)
+            cuda.delta_pack(
                 versions.new,
                 shadow,
                 arena_words=arena_words_of(TOPK_COUNT),
@@ -199,21 +207,26 @@ def topk(report: Report, cuda: CudaTwin) -> None:
         )
 
 
-def twins(report: Report, cuda: CudaTwin, versions: Versions, packed: Packed) -> None:
-    triton = TritonTwin()
+def twins(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
+    from rose.kernels.triton_codec import TritonCodec
+
+    triton = TritonCodec()
     with report.rows("triton_over_cuda_pack"):
         subject, peer = Packing(triton, versions), Packing(cuda, versions)
         subject.checked()
         report_pairs(report, "triton_over_cuda_pack", subject.timed(), peer.timed(), "CUDA")
     with report.rows("triton_over_cuda_apply"):
         weights = versions.old.clone()
-        back = lambda: cuda.apply(packed, weights, undo=True)  # noqa: E731
-        cuda.apply(packed, weights)
+        applied(cuda, packed, weights)
+
+        def back() -> None:
+            applied(cuda, packed, weights, undo=True)
+
         report_pairs(
             report,
             "triton_over_cuda_apply",
-            event_timed(lambda: triton.apply(packed, weights), before=back),
-            event_timed(lambda: cuda.apply(packed, weights), before=back),
+            event_timed(lambda: applied(triton, packed, weights), before=back),
+            event_timed(lambda: applied(cuda, packed, weights), before=back),
             "CUDA",
         )
     with report.rows("triton_over_cuda_digest"):
@@ -229,13 +242,13 @@ def twins(report: Report, cuda: CudaTwin, versions: Versions, packed: Packed) ->
 def measure(report: Report) -> None:
     import torch
 
-    from rose._core import CudaDevice
-
     with report.rows(*ROWS):
+        from rose.kernels.embedded import EmbeddedCodec
+
         torch.cuda.init()
         need_free(16 * COUNT)
         gb_s = copy_gb_s()
-        cuda = CudaTwin(CudaDevice.open(0))
+        cuda = EmbeddedCodec(0)
         versions = two_versions(COUNT, seed=fresh_seed("codec"))
         packed = packs(report, cuda, versions, gb_s)
         applies(report, cuda, versions, packed)

@@ -2,20 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-from bench.gpu.codecs import CudaTwin
 from bench.gpu.report import Report
-from bench.gpu.suite_codec import ELEMENT_BYTES, PACK_BYTES, Packing, floor_ms, share_of_copy
+from bench.gpu.suite_codec import (
+    ELEMENT_BYTES,
+    PACK_BYTES,
+    Packing,
+    applied,
+    floor_ms,
+    share_of_copy,
+)
 from bench.gpu.timing import copy_gb_s, event_timed, fresh_seed, median_of, need_free
 from bench.gpu.weights import Versions, arena_words_of, two_versions
 from bench.rows import Bar
 from rose.errors import check
 
 COUNTS: Final = {"2b": 2_000_000_000, "7p6b": 7_600_000_000}
-# Both versions, the shadow, the arena, and what a chunk of random numbers takes.
+# Both versions, the shadow, the arena, a byte for each element that is compared, and what a chunk
+# of random numbers takes.
 VERSIONS: Final = 3
-CHUNK_BYTES: Final = 4 << 30
+CHUNK_BYTES: Final = 3 << 30
 ROUNDS: Final = 9
 BARS: Final = {"pack_gap_7p6b_ms": Bar(at_most=10), "apply_gap_7p6b_ms": Bar(at_most=2)}
 
@@ -27,7 +34,7 @@ ROWS: Final = (
 
 
 def need_bytes(count: int) -> int:
-    return VERSIONS * ELEMENT_BYTES * count + 4 * arena_words_of(count) + CHUNK_BYTES
+    return VERSIONS * ELEMENT_BYTES * count + 4 * arena_words_of(count) + count + CHUNK_BYTES
 
 
 @contextmanager
@@ -39,7 +46,7 @@ def versions_of(size: str) -> Iterator[Versions]:
     torch.cuda.empty_cache()
 
 
-def one_size(report: Report, cuda: CudaTwin, size: str, gb_s: float) -> None:
+def one_size(report: Report, cuda: Any, size: str, gb_s: float) -> None:
     import torch
 
     names = [f"{row}_{size}_ms" for row in ("pack_gap", "apply_gap")]
@@ -55,10 +62,10 @@ def one_size(report: Report, cuda: CudaTwin, size: str, gb_s: float) -> None:
         weights = packing.shadow
 
         def undo() -> None:
-            cuda.apply(packed, weights, undo=True)
+            applied(cuda, packed, weights, undo=True)
 
         def apply() -> None:
-            cuda.apply(packed, weights)
+            applied(cuda, packed, weights)
 
         ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
         report.add(names[1], ms, "ms", bar=BARS.get(names[1]))
@@ -70,12 +77,12 @@ def one_size(report: Report, cuda: CudaTwin, size: str, gb_s: float) -> None:
 def measure(report: Report) -> None:
     import torch
 
-    from rose._core import CudaDevice
-
     with report.rows(*ROWS):
+        from rose.kernels.embedded import EmbeddedCodec
+
         torch.cuda.init()
         gb_s = copy_gb_s()
-        cuda = CudaTwin(CudaDevice.open(0))
+        cuda = EmbeddedCodec(0)
         for size in COUNTS:
             one_size(report, cuda, size, gb_s)
             torch.cuda.empty_cache()

@@ -82,9 +82,7 @@ class Loan:
         self.serving = self.arbiter.add_partition("serving", **everything)
         self.rollout = self.arbiter.add_partition("rollout", **everything)
         for partition in (self.serving, self.rollout):
-            self.arbiter.allocator(
-                partition, block_bytes=MIB, origin_bytes=partition * SLAB_BYTES
-            )
+            self.arbiter.allocator(partition, block_bytes=MIB, origin_bytes=partition * SLAB_BYTES)
 
     def move_us(self) -> float:
         """Lend 1 GiB, unmeasured, and take it back; it is serving's when the call returns."""

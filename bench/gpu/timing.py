@@ -28,7 +28,9 @@ def fresh_seed(name: str) -> int:
     return seed
 
 
-def event_timed(run: Callable[[], object], *, before: Callable[[], object] | None = None) -> Measure:
+def event_timed(
+    run: Callable[[], object], *, before: Callable[[], object] | None = None
+) -> Measure:
     """Return a measure of what `run` puts into the current stream, in milliseconds.
 
     `before` is put into the stream first, and not measured.

@@ -14,25 +14,36 @@ MASK64: Final = (1 << 64) - 1
 BOUND: Final = 1 << 30
 
 
+def codec_called(name: str) -> Any:
+    if name == "cuda":
+        from rose.kernels.embedded import EmbeddedCodec
+
+        return EmbeddedCodec(0)
+    pytest.importorskip("triton")
+    from rose.kernels.triton_codec import TritonCodec
+
+    return TritonCodec()
+
+
 def unsigned(sums: Any) -> tuple[int, int]:
     first, second = sums.tolist()
     return first & MASK64, second & MASK64
 
 
 @pytest.mark.parametrize("name", ["cuda", "triton"])
-def test_more_than_two_to_the_31_elements(device: Any, name: str) -> None:
+def test_more_than_two_to_the_31_elements(name: str) -> None:
     torch = pytest.importorskip("torch")
-    from bench.gpu.codecs import CudaTwin, TritonTwin
+    from bench.gpu.suite_codec import applied
     from bench.gpu.timing import fresh_seed
     from bench.gpu.weights import arena_words_of, two_versions
 
     torch.cuda.empty_cache()
     if torch.cuda.mem_get_info()[0] < NEED_BYTES:
         pytest.skip(f"{NEED_BYTES >> 30} GiB of device memory are needed")
-    twin: Any = CudaTwin(device) if name == "cuda" else TritonTwin()
+    codec = codec_called(name)
     versions = two_versions(COUNT, seed=fresh_seed("large"))
     shadow = versions.old.clone()
-    packed = twin.pack(versions.new, shadow, arena_words=arena_words_of(COUNT))
+    packed = codec.delta_pack(versions.new, shadow, arena_words=arena_words_of(COUNT))
     assert torch.equal(shadow, versions.new)
     assert int(packed.words.item()) <= packed.arena.numel()
     changed = int(((packed.entries >> 4) & 0xFFFFF).sum().item())
@@ -46,21 +57,21 @@ def test_more_than_two_to_the_31_elements(device: Any, name: str) -> None:
         (versions.new[-(COUNT % 65_536) :] != versions.old[-(COUNT % 65_536) :]).sum().item()
     )
     weights = versions.old.clone()
-    assert int(twin.apply(packed, weights).item()) == -1
+    assert int(applied(codec, packed, weights).item()) == -1
     assert torch.equal(weights, versions.new)
-    assert int(twin.apply(packed, weights, undo=True).item()) == -1
+    assert int(applied(codec, packed, weights, undo=True).item()) == -1
     assert torch.equal(weights, versions.old)
-    whole = unsigned(twin.digest(versions.new))
+    whole = unsigned(codec.digest(versions.new))
     assert whole == unsigned(packed.digest)
     del weights, shadow, packed
 
 
-def test_both_twins_digest_the_same(device: Any) -> None:
+def test_both_twins_digest_the_same() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from bench.gpu.codecs import CudaTwin, TritonTwin
     from bench.gpu.timing import fresh_seed
 
     torch.manual_seed(fresh_seed("digest"))
     bits = torch.randint(-(1 << 15), 1 << 15, (100_000_007,), dtype=torch.int16, device="cuda")
-    assert unsigned(CudaTwin(device).digest(bits)) == unsigned(TritonTwin().digest(bits))
+    one, other = (codec_called(name).digest(bits) for name in ("cuda", "triton"))
+    assert unsigned(one) == unsigned(other)

@@ -1,10 +1,10 @@
-"""One GPU shared by two engines that are plain threads: a loan, a step, an abort, and the return."""
+"""One GPU shared by two engines that are plain threads: a loan, a step, an abort, a return."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -135,6 +135,8 @@ def step(rig: Rig, blocks: list[int], value: int, *, cycles: int = 200_000) -> N
                     if segment + 1 < SEGMENTS:
                         rig.rollout.gate()
                 rig.rollout.finish()
+            # Nothing of the step waits at a gate any more.
+            rig.rollout_stream.synchronize()
         finally:
             rig.rollout.unpin(pin)
 
@@ -192,6 +194,7 @@ def test_serving_works_while_a_step_is_parked_and_takes_its_memory(rig: Rig) -> 
             except StepAborted:
                 outcome.append("aborted")
             finally:
+                rig.rollout_stream.synchronize()  # an abort has drained it
                 rig.rollout.unpin(pin)
                 with rig.lock:
                     rig.held += blocks

@@ -52,9 +52,7 @@ class Pair:
         )
         rollout_lane = self.device.rollout(geometries[1], limit_bytes=POOL_BYTES)
         self.serving = engines.serving_engine(on_gpu[0], serving_lane, config)
-        self.rollout = engines.rollout_engine(
-            on_gpu[1], rollout_lane, config, layers_per_segment=1
-        )
+        self.rollout = engines.rollout_engine(on_gpu[1], rollout_lane, config, layers_per_segment=1)
 
 
 @pytest.fixture

@@ -64,9 +64,7 @@ def test_too_few_connections_are_no_place_for_a_parked_stream(lanes: Any) -> Non
 # ---- credit and the open bit
 
 
-def test_no_segment_starts_without_credit(
-    lanes: Any, kind: Any, work: Callable[[], Any]
-) -> None:
+def test_no_segment_starts_without_credit(lanes: Any, kind: Any, work: Callable[[], Any]) -> None:
     borrower = lanes.graph_borrower(kind, window=8)
     borrower.half.begin_step()
     borrower.open(2)
@@ -110,7 +108,7 @@ def test_no_segment_is_added_while_the_gate_is_closed(
     borrower.drain()
 
 
-def test_finish_waits_for_the_results(lanes: Any, kind: Any) -> None:
+def test_what_has_settled_can_be_waited_for(lanes: Any, kind: Any) -> None:
     import torch
 
     from rose._core import Verdict
@@ -130,7 +128,7 @@ def test_finish_waits_for_the_results(lanes: Any, kind: Any) -> None:
     lanes.rollout.synchronize()
     for _ in range(4):
         assert borrower.push(segment)
-    assert borrower.half.finish(timeout_ms=LONG_MS) == Verdict.PASSED
+    assert borrower.half.settle(timeout_ms=LONG_MS) == Verdict.PASSED
     with torch.cuda.stream(lanes.rollout):
         assert total.item() == 5
     borrower.drain()
@@ -208,7 +206,7 @@ def test_numbers_may_wrap(lanes: Any, kind: Any, work: Callable[[], Any]) -> Non
     time.sleep(VISIBLE_S)
     assert gate.passed == (first + 6) % (1 << 32)
     gate.grant(100)
-    assert half.finish(timeout_ms=LONG_MS) == Verdict.PASSED
+    assert half.settle(timeout_ms=LONG_MS) == Verdict.PASSED
     assert gate.passed == (first + 8) % (1 << 32)
     half.leave()
     half.end_step()

@@ -286,7 +286,6 @@ class TritonTwin:
         seed: int = 0,
     ) -> Packed:
         import torch
-
         from rose.kernels.delta_pack import delta_pack
 
         bits, _ = self._uploaded(new, skew_bytes)
