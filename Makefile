@@ -7,7 +7,7 @@ SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc tests/cpp bench -name '*.h' -o -name '*.cpp')
 
-.PHONY: install build demo test lint format bench clean
+.PHONY: install build demo test lint format bench gpu clean
 
 install: $(STAMP)
 
@@ -51,6 +51,11 @@ format: install
 bench: build
 	@mkdir -p $(dir $(JSON))
 	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON)
+
+# With the interpreter as it is: no environment is made, nothing is downloaded.
+gpu:
+	@test -n "$(OUT)" || { echo "gpu: no folder for the results: make gpu OUT=gpu-results" >&2; exit 2; }
+	@$(PYTHON) -m bench.gpu.run --out "$(OUT)"
 
 clean:
 	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,6 +1,8 @@
 """What a suite says: rows, and the one document that every suite writes.
 
-A document is `{"machine", "commit", "suite", "rows"}`, and a row has exactly these keys:
+A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when something could
+not be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
+has exactly these keys:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number
@@ -21,6 +23,8 @@ from typing import Any, Final
 
 CONTROL: Final = "aa_"
 _DOCUMENT_KEYS: Final = {"machine", "commit", "suite", "rows"}
+_UNMEASURED: Final = "unmeasured"
+_UNMEASURED_KEYS: Final = {"name", "reason"}
 _ROW_KEYS: Final = {"name", "value", "unit", "peer", "bar", "ok"}
 _PEER_KEYS: Final = {"name", "value", "unit"}
 _DIRECTIONS: Final = ("at_least", "at_most")
@@ -79,7 +83,8 @@ def row(
         "unit": unit,
         "peer": None if peer is None else peer.as_json(),
         "bar": None if bar is None else bar.as_json(),
-        "ok": None if bar is None or is_void else bar.is_met(value),
+        # What is judged is what is written.
+        "ok": None if bar is None or is_void else bar.is_met(rounded(value)),
     }
 
 
@@ -93,17 +98,26 @@ def void_reason(one: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
 
 def faults(document: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a document, one sentence each; nothing for a sound one."""
-    if set(document) != _DOCUMENT_KEYS:
+    if set(document) - {_UNMEASURED} != _DOCUMENT_KEYS:
         return [f"the document has the keys {sorted(document)}, not {sorted(_DOCUMENT_KEYS)}"]
     if not (document["machine"] and isinstance(document["machine"], dict)):
         return ["there is no machine card"]
     rows = document["rows"]
     names = [one.get("name") for one in rows]
-    wrong = [] if rows else ["there are no rows"]
+    unmeasured = document.get(_UNMEASURED, [])
+    wrong = [] if rows or unmeasured else ["there are no rows"]
     wrong += [f"two rows are called {name}" for name in set(names) if names.count(name) > 1]
+    for one in unmeasured:
+        wrong += _unmeasured_faults(one, names)
     for one in rows:
         wrong += _row_faults(one)
     return wrong
+
+
+def _unmeasured_faults(one: Any, names: Sequence[Any]) -> list[str]:
+    if not (isinstance(one, dict) and set(one) == _UNMEASURED_KEYS and all(one.values())):
+        return [f"{one} does not say what is unmeasured, and why"]
+    return [f"{one['name']} is measured and unmeasured"] * (one["name"] in names)
 
 
 def _row_faults(one: Mapping[str, Any]) -> list[str]:

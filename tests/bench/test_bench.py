@@ -178,3 +178,33 @@ def test_a_faulty_document_is_found() -> None:
     assert faults({**document_of(SOUND), "machine": {}})
     assert faults(document_of())
     assert faults(document_of(SOUND, SOUND)) == ["two rows are called x"]
+
+
+def test_a_document_says_what_is_unmeasured_and_why() -> None:
+    missing = {"name": "y", "reason": "stopped after 45 s"}
+    assert faults(document_of(SOUND) | {"unmeasured": [missing]}) == []
+    assert faults(document_of() | {"unmeasured": [missing]}) == []
+    assert faults(document_of(SOUND) | {"unmeasured": []}) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "y"},
+        {"name": "y", "reason": ""},
+        {"name": "", "reason": "z"},
+        {"name": "y", "reason": "z", "ok": None},
+        {"name": "x", "reason": "but it is"},
+        "y",
+    ],
+)
+def test_an_unmeasured_row_without_a_reason_is_found(wrong: Any) -> None:
+    assert len(faults(document_of(SOUND) | {"unmeasured": [wrong]})) == 1
+
+
+def test_no_rows_and_nothing_unmeasured_is_a_fault() -> None:
+    assert faults(document_of() | {"unmeasured": []}) == ["there are no rows"]
+
+
+def test_what_is_judged_is_what_is_written() -> None:
+    assert faults(document_of(row("x", 10.0000001, "ms", bar=Bar(at_most=10)))) == []

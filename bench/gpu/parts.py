@@ -1,0 +1,363 @@
+"""The parts of `make gpu`: each runs children, and says which rows it measured and which not."""
+
+import importlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from bench.gpu.children import ROOT, Deadline, last_line, python, run_child
+from bench.gpu.report import read_rows
+from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
+
+BUILD_S: Final = 150.0
+TESTS_S: Final = 180.0
+TEST_FILE_S: Final = 90.0
+ONE_TEST_S: Final = 40
+SUITE_S: Final = 45.0
+DEMO_S: Final = 90.0
+SANITIZER_S: Final = 30.0
+
+NOTHING: Final = Bar(at_most=0)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a part found; those of all parts are added up.
+
+    Args:
+        rows: as `bench.rows` has them.
+        unmeasured: name and reason of each row that is missing.
+        tests: id, outcome and reason of each test that did not pass.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    unmeasured: list[dict[str, str]] = field(default_factory=list)
+    tests: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def cannot(self, names: Sequence[str], why: str) -> None:
+        self.unmeasured += [{"name": name, "reason": why} for name in names]
+
+    def extend(self, other: "Findings") -> None:
+        self.rows += other.rows
+        self.unmeasured += other.unmeasured
+        self.tests += other.tests
+
+    @property
+    def is_complete(self) -> bool:
+        has_failed = any(outcome == "failed" for _, outcome, _ in self.tests)
+        return not self.unmeasured and not has_failed
+
+
+# ---- the build
+
+
+def build(out: Path, deadline: Deadline) -> str | None:
+    """Build the extension and the fat binary in place; returns why that failed, or None."""
+    log = out / "build.log"
+    ending = run_child(
+        python("setup.py", "-q", "build_ext", "--inplace"),
+        log=log,
+        limit_s=deadline.at_most(BUILD_S),
+        more_environment={"ROSE_CUDA": "on"},
+    )
+    return None if ending.is_good else f"the build failed: {ending.reason(last_line(log))}"
+
+
+# ---- the tests
+
+TEST_ROWS: Final = ("gpu_tests_passed", "gpu_tests_failed", "gpu_tests_skipped")
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    """Return how GPU tests are run: only what this folder needs, and nothing of the defaults."""
+    return python(
+        *("-m", "pytest", *arguments, "-m", "gpu", "-v", "-ra", "--confcutdir=tests/gpu"),
+        *("-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib"),
+        "--strict-markers",
+    )
+
+
+@dataclass(slots=True)
+class FileOfTests:
+    """One file of tests, which may take several processes: a test can end the one it runs in."""
+
+    path: str
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+    is_collected: bool = False
+
+    def read(self, progress: Path) -> str | None:
+        """Take in what a process wrote; returns the test in which it ended, if it did."""
+        running = None
+        lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
+        for line in lines:
+            try:
+                one = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if "collected" in one:
+                self.waiting.update(set(one["collected"]) - set(self.outcomes))
+                self.is_collected = True
+            elif "began" in one:
+                running = one["began"]
+            else:
+                running = None if one["test"] == running else running
+                self.end(one["test"], one["outcome"], one["why"])
+        return running
+
+    def end(self, test: str, outcome: str, why: str) -> None:
+        self.waiting.discard(test)
+        if self.outcomes.get(test, ("",))[0] != "failed":  # a later phase does not mend it
+            self.outcomes[test] = (outcome, why)
+
+    def run(self, out: Path, deadline: Deadline) -> None:
+        """Run until every test has an outcome, time is over, or a process got no test done."""
+        log = out / "tests.log"
+        while not self.is_collected or self.waiting:
+            before = len(self.outcomes)
+            deselect = [part for test in self.outcomes for part in ("--deselect", test)]
+            with TemporaryDirectory() as folder:
+                progress = Path(folder) / "progress"
+                ending = run_child(
+                    [
+                        *pytest_command(self.path, *deselect),
+                        *("-p", "bench.gpu.progress", f"--progress={progress}"),
+                        # Dumps every thread and ends the process; without pytest-timeout these
+                        # two are unknown, which pytest only warns of.
+                        *("-o", f"timeout={ONE_TEST_S}", "-o", "timeout_method=thread"),
+                    ],
+                    log=log,
+                    limit_s=deadline.at_most(TEST_FILE_S),
+                )
+                culprit = self.read(progress)
+            why = ending.reason(last_line(log))
+            if culprit is not None:
+                self.end(culprit, "failed", f"its process ended here: {why}")
+            if len(self.outcomes) == before:
+                for test in self.waiting or {self.path}:
+                    self.outcomes[test] = ("failed", f"not run: {why}")
+                return
+
+
+def files_of_tests(root: Path = ROOT) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.glob("tests/gpu/test_*.py"))
+
+
+def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
+    """Run the GPU tests, one process a file at least, so that none can spoil all others."""
+    found = Findings()
+    allowed = Deadline(deadline.at_most(TESTS_S))
+    outcomes: dict[str, tuple[str, str]] = {}
+    for path in files:
+        file = FileOfTests(path)
+        file.run(out, allowed)
+        outcomes |= file.outcomes
+    with (out / "tests.jsonl").open("w", encoding="utf-8") as lines:
+        for test, (outcome, why) in outcomes.items():
+            lines.write(json.dumps({"test": test, "outcome": outcome, "why": why}) + "\n")
+    count = [sum(outcome == kind for outcome, _ in outcomes.values()) for kind in _OUTCOMES]
+    bars = (None, NOTHING, None)
+    found.rows = [
+        row(name, value, "tests", bar=bar)
+        for name, value, bar in zip(TEST_ROWS, count, bars, strict=True)
+    ]
+    found.tests = [(test, *how) for test, how in outcomes.items() if how[0] != "passed"]
+    return found
+
+
+_OUTCOMES: Final = ("passed", "failed", "skipped")
+
+
+# ---- the device suites
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A module with `ROWS`, the names it promises, and `measure(report)`.
+
+    Args:
+        module: imports neither torch nor a driver before `measure`.
+        limit_s: of its process.
+        environment: what its process needs to be told.
+    """
+
+    module: str
+    limit_s: float = SUITE_S
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def promised(self) -> tuple[str, ...]:
+        return tuple(importlib.import_module(self.module).ROWS)
+
+
+def suite(one: Suite, out: Path, deadline: Deadline) -> Findings:
+    """Run a suite in a process of its own; what it promised and did not say is unmeasured."""
+    found, log = Findings(), out / "suites.log"
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows"
+        ending = run_child(
+            python("-m", "bench.gpu.child", one.module, str(path)),
+            log=log,
+            limit_s=deadline.at_most(one.limit_s),
+            more_environment=one.environment,
+        )
+        found.rows, found.unmeasured = read_rows(path)
+    known = {item["name"] for item in [*found.rows, *found.unmeasured]}
+    why = "it was not reported" if ending.is_good else ending.reason(last_line(log))
+    found.cannot([name for name in one.promised if name not in known], why)
+    return found
+
+
+# ---- the demo
+
+# Row: where report.json has it, unit, bar.
+_DEMO: Final = {
+    "demo_blocked_by_rollout_ms_p99": (("blocked_by_rollout_ms_p99",), "ms", None),
+    "demo_segment_ms_p99": (("segment_ms_p99",), "ms", None),
+    "demo_harvested_share": (("arms", "rose", "harvested_share"), "share", None),
+    "demo_certificates_granted": (("certificates", "granted"), "certificates", None),
+    "demo_certificate_violations": (("certificates", "violations"), "certificates", NOTHING),
+    "demo_pauses": (("pauses",), "pauses", None),
+}
+_DEMO_RATIOS: Final = {
+    "demo_ttft_p50_over_alone": "ttft_p50",
+    "demo_tpot_p50_over_alone": "tpot_p50",
+}
+DEMO_ROWS: Final = (*_DEMO_RATIOS, *_DEMO)
+DEMO_NEEDS: Final = "5.23"
+
+
+def why_no_demo() -> str | None:
+    """Return why the demo cannot run with this interpreter, or None."""
+    for package in ("torch", "transformers", "psutil", "matplotlib", "jinja2"):
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            return f"the demo needs {package}, which is not installed"
+        if package == "transformers" and not found.startswith(f"{DEMO_NEEDS}."):
+            return f"the demo needs transformers {DEMO_NEEDS}, and {found} is here"
+    return None
+
+
+def demo(out: Path, deadline: Deadline) -> Findings:
+    """Run `rose demo --device cuda:0 --quick` and keep its report."""
+    found, log = Findings(), out / "demo.log"
+    if (why := why_no_demo()) is not None:
+        found.cannot(DEMO_ROWS, why)
+        return found
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "demo"
+        ending = run_child(
+            python(
+                *("-m", "rose.cli.main", "demo", "--device", "cuda:0", "--quick"),
+                *("--out", str(made)),
+            ),
+            log=log,
+            limit_s=deadline.at_most(DEMO_S),
+        )
+        if not ending.is_good:
+            found.cannot(DEMO_ROWS, ending.reason(last_line(log)))
+            return found
+        text = (made / "report.json").read_text(encoding="utf-8")
+    (out / "demo.json").write_text(text, encoding="utf-8")
+    found.extend(demo_rows(json.loads(text)))
+    return found
+
+
+def demo_rows(report: Mapping[str, Any]) -> Findings:
+    """Return the rows of a demo's report; what it could not tell is unmeasured."""
+    found = Findings()
+    ratios = report["ratios"]
+    for name, key in _DEMO_RATIOS.items():
+        value, control, peer = (ratios[arm][key] for arm in ("rose", "aa", "share_all"))
+        if value is None or control is None:
+            found.cannot([name], "the demo had too few requests to say")
+            continue
+        found.rows += [
+            row(
+                name,
+                value,
+                "ratio",
+                peer=None if peer is None else Peer("share-all", peer, "ratio"),
+                bar=Bar(at_most=1.1),
+                is_void=not CONTROL_BAR.is_met(control),
+            ),
+            row(CONTROL + name, control, "ratio", bar=CONTROL_BAR),
+        ]
+    for name, (path, unit, bar) in _DEMO.items():
+        value: Any = report
+        for key in path:
+            value = value[key]
+        if value is None:
+            found.cannot([name], "the demo did not tell")
+        else:
+            found.rows.append(row(name, value, unit, bar=bar))
+    return found
+
+
+# ---- the sanitizer
+
+# Small, without torch, and with an allocation for each buffer: an access beyond one is seen.
+SANITIZED_TESTS: Final = (
+    "tests/gpu/test_codec.py::test_pack_is_bit_for_bit_the_reference[1000]",
+    "tests/gpu/test_codec.py::test_apply_is_bit_for_bit_the_reference[1000]",
+    "tests/gpu/test_codec.py::test_topk_is_bit_for_bit_the_reference[1000]",
+    "tests/gpu/test_codec.py::test_digest_is_bit_for_bit_the_reference[1001]",
+)
+# What each tool prints last: how much it found.
+SANITIZER_TOOLS: Final = {
+    "memcheck": r"ERROR SUMMARY: (\d+) error",
+    "racecheck": r"RACECHECK SUMMARY: (\d+) hazard",
+    "initcheck": r"ERROR SUMMARY: (\d+) error",
+}
+SANITIZER_ROWS: Final = tuple(f"sanitizer_{tool}_findings" for tool in SANITIZER_TOOLS)
+
+
+def sanitizer(out: Path, deadline: Deadline) -> Findings:
+    """Run a few kernels under compute-sanitizer, once with each tool."""
+    found, log = Findings(), out / "sanitizer.log"
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        found.cannot(SANITIZER_ROWS, "compute-sanitizer is not on the path")
+        return found
+    for name, (tool, pattern) in zip(SANITIZER_ROWS, SANITIZER_TOOLS.items(), strict=True):
+        began = log.stat().st_size if log.exists() else 0
+        ending = run_child(
+            [
+                # The driver's answers are not looked at: rose asks it for entries it may lack.
+                *(program, "--tool", tool, *(["--report-api-errors", "no"] * (tool == "memcheck"))),
+                *pytest_command(*SANITIZED_TESTS),
+            ],
+            log=log,
+            limit_s=deadline.at_most(SANITIZER_S),
+        )
+        with log.open("rb") as file:
+            file.seek(began)
+            said = file.read().decode(errors="replace")
+        found.extend(sanitizer_row(name, pattern, said, ending.is_good, ending.reason()))
+    return found
+
+
+def sanitizer_row(name: str, pattern: str, said: str, is_good: bool, why: str) -> Findings:
+    """Return what a tool found. It counts only when the tests ran to their end under it."""
+    found = Findings()
+    counts = re.findall(pattern, said)
+    has_run = re.search(r"\d+ (?:passed|failed)", said)
+    refused = re.search(r"=+ (Error: .*|.*not supported.*)", said, re.IGNORECASE)
+    if counts and has_run and (is_good or int(counts[-1]) > 0):
+        found.rows.append(row(name, int(counts[-1]), "findings", bar=NOTHING))
+    else:
+        found.cannot([name], refused[1].strip() if refused else why)
+    return found
+
+
+def skip_all(names: Iterator[str] | Sequence[str], why: str) -> Findings:
+    found = Findings()
+    found.cannot(list(names), why)
+    return found

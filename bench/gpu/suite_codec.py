@@ -1,0 +1,259 @@
+"""Pack, apply, top-k and digest on half a billion elements: against torch, and Triton's twin."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from bench.gpu.report import Report
+from bench.gpu.timing import GB, copy_gb_s, event_timed, fresh_seed, median_of, need_free
+from bench.gpu.weights import CHANGED_SHARE, Versions, arena_words_of, two_versions
+from bench.paired import Pairs
+from bench.rows import Peer
+from rose.errors import check
+
+COUNT: Final = 500_000_000
+TOPK_COUNT: Final = 1 << 27
+ELEMENT_BYTES: Final = 2
+# Read new and shadow; digest and table are small. The shadow's changed lines come on top.
+PACK_BYTES: Final = 2 * ELEMENT_BYTES
+BLOCK_ELEMENTS: Final = 65_536
+ROUNDS: Final = 15
+
+ROWS: Final = (
+    "pack_gap_0p5b_ms",
+    "pack_gap_0p5b_share_of_copy",
+    "pack_over_torch",
+    "apply_gap_0p5b_ms",
+    "apply_over_index_copy",
+    "digest_gb_s",
+    "digest_share_of_copy",
+    "topk_over_torch",
+    "triton_over_cuda_pack",
+    "triton_over_cuda_apply",
+    "triton_over_cuda_digest",
+)
+
+
+class Packing:
+    """A pack that can be repeated: the shadow is put back before each."""
+
+    def __init__(self, codec: Any, versions: Versions) -> None:
+        self.versions = versions
+        self.shadow = versions.old.clone()
+        self._codec = codec
+
+    def restore(self) -> None:
+        self.shadow.copy_(self.versions.old)
+
+    def once(self) -> Any:
+        arena_words = arena_words_of(self.versions.count)
+        return self._codec.delta_pack(self.versions.new, self.shadow, arena_words=arena_words)
+
+    def checked(self) -> Any:
+        """Pack once, and make sure that it is a whole delta of what changed."""
+        import torch
+
+        self.restore()
+        packed = self.once()
+        check(torch.equal(self.shadow, self.versions.new), "the shadow became the new weights")
+        words, room = int(packed.words.item()), packed.arena.numel()
+        check(words <= room, f"a delta of {words} words fits an arena of {room}")
+        changed = int(((packed.entries >> 4) & 0xFFFFF).sum().item())
+        truly = sum(
+            int(torch.count_nonzero(new != old).item())
+            for new, old in zip(
+                self.versions.new.split(1 << 28), self.versions.old.split(1 << 28), strict=True
+            )
+        )
+        check(changed == truly, f"the delta has {changed} changes, and there are {truly}")
+        return packed
+
+    def timed(self) -> Callable[[], float]:
+        return event_timed(self.once, before=self.restore)
+
+
+def applied(codec: Any, packed: Any, weights: Any, *, undo: bool = False) -> Any:
+    """Apply or undo a delta; returns the lowest corrupt block, or -1, on the device."""
+    return codec.delta_apply(
+        weights,
+        packed.entries,
+        packed.offsets,
+        packed.arena,
+        block_elements=BLOCK_ELEMENTS,
+        undo=undo,
+    )
+
+
+def share_of_copy(moved_bytes: int, ms: float, gb_s: float) -> float:
+    """Return which share of the copy's bandwidth this is."""
+    return moved_bytes / GB / (ms * 1e-3) / gb_s
+
+
+def floor_ms(moved_bytes: int, gb_s: float) -> Peer:
+    return Peer(
+        f"{moved_bytes / GB:.3g} GB at the copy's speed", moved_bytes / GB / gb_s * 1e3, "ms"
+    )
+
+
+def torch_pack(versions: Versions, shadow: Any) -> Callable[[], None]:
+    """Return what one writes in torch: compare, find, gather, and bring the shadow up to date."""
+
+    def pack() -> None:
+        positions = (versions.new != shadow).nonzero().view(-1)
+        values = versions.new.index_select(0, positions)
+        shadow.index_copy_(0, positions, values)
+
+    return pack
+
+
+def packs(report: Report, cuda: Any, versions: Versions, gb_s: float) -> Any:
+    packing = Packing(cuda, versions)
+    packed = packing.checked()
+    moved_bytes = PACK_BYTES * versions.count
+    with report.rows("pack_gap_0p5b_ms", "pack_gap_0p5b_share_of_copy"):
+        ms = median_of(packing.timed(), rounds=ROUNDS)
+        report.add("pack_gap_0p5b_ms", ms, "ms", peer=floor_ms(moved_bytes, gb_s))
+        report.add("pack_gap_0p5b_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
+    with report.rows("pack_over_torch"):
+        shadow = versions.old.clone()
+        peer = event_timed(torch_pack(versions, shadow), before=lambda: shadow.copy_(versions.old))
+        report_pairs(report, "pack_over_torch", packing.timed(), peer, "torch ne/nonzero/index")
+    return packed
+
+
+def report_pairs(
+    report: Report,
+    name: str,
+    subject: Callable[[], float],
+    peer: Callable[[], float],
+    peer_name: str,
+) -> None:
+    """Measure by turns, after a round to warm up."""
+    Pairs(subject, peer).round()
+    pairs = Pairs(subject, peer)
+    for _ in range(ROUNDS):
+        pairs.round()
+    paired = pairs.result()
+    report.add_ratio(name, paired, peer=Peer(peer_name, paired.peer, "ms"))
+
+
+def applies(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
+    import torch
+
+    weights = versions.old.clone()
+
+    def undo() -> None:
+        applied(cuda, packed, weights, undo=True)
+
+    def apply() -> None:
+        applied(cuda, packed, weights)
+
+    with report.rows("apply_gap_0p5b_ms", "apply_over_index_copy"):
+        check(int(applied(cuda, packed, weights).item()) == -1, "no block is corrupt")
+        check(torch.equal(weights, versions.new), "applied, the old weights are the new ones")
+        ms = median_of(event_timed(apply, before=undo), rounds=ROUNDS)
+        report.add("apply_gap_0p5b_ms", ms, "ms")
+        positions = (versions.new != versions.old).nonzero().view(-1)
+        values = versions.new.index_select(0, positions)
+        other = versions.old.clone()
+        peer = event_timed(lambda: other.index_copy_(0, positions, values))
+        subject = event_timed(apply, before=undo)
+        report_pairs(report, "apply_over_index_copy", subject, peer, "torch index_copy_")
+        undo()
+        check(torch.equal(weights, versions.old), "undone, they are the old ones again")
+
+
+def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
+    with report.rows("digest_gb_s", "digest_share_of_copy"):
+        moved_bytes = ELEMENT_BYTES * versions.count
+        ms = median_of(event_timed(lambda: cuda.digest(versions.new)), rounds=ROUNDS)
+        report.add("digest_gb_s", moved_bytes / GB / (ms * 1e-3), "GB/s")
+        report.add("digest_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
+
+
+def topk(report: Report, cuda: Any) -> None:
+    """Threshold and pack of the largest tenth of the changes, against torch.topk over all."""
+    import torch
+
+    with report.rows("topk_over_torch"):
+        versions = two_versions(TOPK_COUNT, seed=fresh_seed("top-k"))
+        budget = int(TOPK_COUNT * CHANGED_SHARE / 10)
+        shadow = versions.old.clone()
+
+        def restore() -> None:
+            shadow.copy_(versions.old)
+
+        def subject() -> None:
+            threshold = cuda.topk_threshold(versions.new, shadow, budget=budget)
+            cuda.delta_pack(
+                versions.new,
+                shadow,
+                arena_words=arena_words_of(TOPK_COUNT),
+                threshold=threshold,
+            )
+
+        def peer() -> None:
+            new, old = (one.view(torch.bfloat16) for one in (versions.new, shadow))
+            size = (new.float() - old.float()).abs()
+            positions = torch.topk(size, budget, sorted=False).indices
+            values = versions.new.index_select(0, positions)
+            shadow.index_copy_(0, positions, values)
+
+        report_pairs(
+            report,
+            "topk_over_torch",
+            event_timed(subject, before=restore),
+            event_timed(peer, before=restore),
+            "torch.topk, gather, index_copy_",
+        )
+
+
+def twins(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
+    from rose.kernels.triton_codec import TritonCodec
+
+    triton = TritonCodec()
+    with report.rows("triton_over_cuda_pack"):
+        subject, peer = Packing(triton, versions), Packing(cuda, versions)
+        subject.checked()
+        report_pairs(report, "triton_over_cuda_pack", subject.timed(), peer.timed(), "CUDA")
+    with report.rows("triton_over_cuda_apply"):
+        weights = versions.old.clone()
+        applied(cuda, packed, weights)
+
+        def back() -> None:
+            applied(cuda, packed, weights, undo=True)
+
+        report_pairs(
+            report,
+            "triton_over_cuda_apply",
+            event_timed(lambda: applied(triton, packed, weights), before=back),
+            event_timed(lambda: applied(cuda, packed, weights), before=back),
+            "CUDA",
+        )
+    with report.rows("triton_over_cuda_digest"):
+        report_pairs(
+            report,
+            "triton_over_cuda_digest",
+            event_timed(lambda: triton.digest(versions.new)),
+            event_timed(lambda: cuda.digest(versions.new)),
+            "CUDA",
+        )
+
+
+def measure(report: Report) -> None:
+    import torch
+
+    with report.rows(*ROWS):
+        from rose.kernels.embedded import EmbeddedCodec
+
+        torch.cuda.init()
+        need_free(16 * COUNT)
+        gb_s = copy_gb_s()
+        cuda = EmbeddedCodec(0)
+        versions = two_versions(COUNT, seed=fresh_seed("codec"))
+        packed = packs(report, cuda, versions, gb_s)
+        applies(report, cuda, versions, packed)
+        digests(report, cuda, versions, gb_s)
+        twins(report, cuda, versions, packed)
+        del versions, packed
+        torch.cuda.empty_cache()
+        topk(report, cuda)

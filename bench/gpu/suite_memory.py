@@ -1,0 +1,122 @@
+"""What a driver's mapping costs beside a move of ownership, which calls no driver at all."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from bench.gpu.driver_calls import DriverCalls
+from bench.gpu.lanes import Lanes
+from bench.gpu.report import Report
+from bench.paired import quantile
+from bench.rows import Peer
+from rose.errors import check
+from rose.units import GIB, MIB
+
+SIZES_MIB: Final = (2, 32, 1024)
+CALLS: Final = ("create", "map", "unmap")
+ROUNDS: Final = 15
+BUSY_MS: Final = 40.0
+SLAB_BYTES: Final = 32 * MIB
+MOVES: Final = 400
+
+ROWS: Final = (
+    *(f"vmm_{call}_us_{size}mib" for size in SIZES_MIB for call in CALLS),
+    *(f"vmm_{call}_us_{size}mib_busy" for size in SIZES_MIB for call in CALLS),
+    "move_1gib_us_p50",
+    "move_1gib_us_p99",
+    "move_1gib_us_p99_busy",
+)
+
+
+@contextmanager
+def busy(lanes: Lanes) -> Iterator[None]:
+    """Keep a kernel running on the serving stream."""
+    import torch
+
+    with torch.cuda.stream(lanes.serving):
+        lanes.sleep_ms(BUSY_MS)()
+    time.sleep(1e-3)
+    yield
+    lanes.serving.synchronize()
+
+
+def mappings(report: Report, lanes: Lanes) -> None:
+    import torch
+
+    calls = DriverCalls()
+    torch.cuda.current_stream().synchronize()
+    for size in SIZES_MIB:
+        idle_names = [f"vmm_{call}_us_{size}mib" for call in CALLS]
+        busy_names = [f"{name}_busy" for name in idle_names]
+        with report.rows(*idle_names, *busy_names):
+            calls.cycle_us(size * MIB)
+            idle = [calls.cycle_us(size * MIB) for _ in range(ROUNDS)]
+            beside = []
+            for _ in range(ROUNDS):
+                with busy(lanes):
+                    beside.append(calls.cycle_us(size * MIB))
+            for at, (idle_name, busy_name) in enumerate(zip(idle_names, busy_names, strict=True)):
+                idle_us = statistics.median(one[at] for one in idle)
+                busy_us = statistics.median(one[at] for one in beside)
+                report.add(idle_name, idle_us, "us")
+                report.add(busy_name, busy_us, "us", peer=Peer("on an idle GPU", idle_us, "us"))
+
+
+class Loan:
+    """A pool on the device with 1 GiB that a borrower holds and does not use."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        from rose._core import Arbiter
+
+        self.slabs = GIB // SLAB_BYTES
+        self.arbiter = Arbiter.create(
+            slab_bytes=SLAB_BYTES,
+            slab_count=self.slabs + 2,
+            header_slabs=2,
+            device=lanes.gpu.device,
+        )
+        check(not self.arbiter.is_on_host, "the pool is on the device")
+        everything = {"reserve_slabs": 0, "limit_slabs": self.slabs + 2}
+        self.serving = self.arbiter.add_partition("serving", **everything)
+        self.rollout = self.arbiter.add_partition("rollout", **everything)
+        for partition in (self.serving, self.rollout):
+            self.arbiter.allocator(partition, block_bytes=MIB, origin_bytes=partition * SLAB_BYTES)
+
+    def move_us(self) -> float:
+        """Lend 1 GiB, unmeasured, and take it back; it is serving's when the call returns."""
+        from rose._core import Grant
+
+        epoch = self.arbiter.epoch
+        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12, expected_epoch=epoch)
+        check(isinstance(loan, Grant), "the pool is there for the borrower alone")
+        deadline_ns = self.arbiter.now_ns() + 10**9
+        began_ns = time.perf_counter_ns()
+        self.arbiter.revoke(self.rollout, self.slabs, deadline_ns=deadline_ns, taker=self.serving)
+        took_us = (time.perf_counter_ns() - began_ns) * 1e-3
+        home = self.arbiter.give_back(self.serving, self.slabs)
+        check(home == self.slabs, "an idle loan comes home inside the call")
+        return took_us
+
+
+def moves(report: Report, lanes: Lanes) -> None:
+    names = ("move_1gib_us_p50", "move_1gib_us_p99", "move_1gib_us_p99_busy")
+    with report.rows(*names):
+        loan = Loan(lanes)
+        for _ in range(20):
+            loan.move_us()
+        idle = [loan.move_us() for _ in range(MOVES)]
+        with busy(lanes):
+            beside = [loan.move_us() for _ in range(MOVES)]
+        report.add("move_1gib_us_p50", quantile(idle, 0.5), "us")
+        idle_p99 = quantile(idle, 0.99)
+        report.add("move_1gib_us_p99", idle_p99, "us")
+        peer = Peer("on an idle GPU", idle_p99, "us")
+        report.add("move_1gib_us_p99_busy", quantile(beside, 0.99), "us", peer=peer)
+
+
+def measure(report: Report) -> None:
+    lanes = Lanes()
+    moves(report, lanes)
+    mappings(report, lanes)
