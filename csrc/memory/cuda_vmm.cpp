@@ -6,11 +6,16 @@
 #include <cstdint>
 #include <string>
 
+#include "driver/stream.h"
+
 namespace rose::memory {
 
 using driver::Current;
 
 namespace {
+
+// A pool takes milliseconds; a device that needs longer is stuck.
+constexpr Nanoseconds kClearNs = 10'000'000'000;
 
 driver::AllocationProperties properties_of(const driver::Device& device) noexcept {
   driver::AllocationProperties properties{};
@@ -98,6 +103,19 @@ Status CudaVmm::map(std::byte* at, PageHandle handle) noexcept {
 void CudaVmm::unmap(VaRange range) noexcept {
   const Current current{*device_};
   device_->driver().entries().cuMemUnmap(pointer_of(range.base), range.size_bytes);
+}
+
+Status CudaVmm::clear(VaRange range) noexcept {
+  Result<std::unique_ptr<driver::Stream>> stream =
+      driver::Stream::create(device_, driver::Priority::kLowest);
+  if (!stream.ok()) return stream.status();
+  {
+    const Current current{*device_};
+    ROSE_TRY(current.status());
+    ROSE_TRY(ROSE_CU(device_->driver(), cuMemsetD32Async, pointer_of(range.base), 0,
+                     range.size_bytes / sizeof(std::uint32_t), stream.value()->get()));
+  }
+  return stream.value()->wait(kClearNs);
 }
 
 Result<FileDescriptor> CudaVmm::export_fd(PageHandle handle) noexcept {

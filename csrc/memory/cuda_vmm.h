@@ -12,7 +12,7 @@ namespace rose::memory {
 // The addresses it gives are the device's: nobody may dereference them on the host.
 //
 // Sizes are multiples of the driver's granularity (2 MiB): others are InvalidArgument. Memory can
-// be exported, and its bytes are those of whoever had them before: zeroed it is not.
+// be exported, and its bytes are those of whoever had them before until they are cleared.
 class CudaVmm final : public PageBackend {
  public:
   // Unavailable for a device without virtual memory, or whose memory cannot be handed on by
@@ -28,6 +28,7 @@ class CudaVmm final : public PageBackend {
   void release(PageHandle handle) noexcept override;
   Status map(std::byte* at, PageHandle handle) noexcept override;
   void unmap(VaRange range) noexcept override;
+  Status clear(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
   // The driver does not tell how large imported memory is: too large a size shows at map().
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;

@@ -40,6 +40,11 @@ void FaultyBackend::unmap(VaRange range) noexcept {
   --plan_->live_mappings;
 }
 
+Status FaultyBackend::clear(VaRange range) noexcept {
+  ROSE_TRY(next_call());
+  return inner_->clear(range);
+}
+
 Result<FileDescriptor> FaultyBackend::export_fd(PageHandle handle) noexcept {
   ROSE_TRY(next_call());
   return inner_->export_fd(handle);

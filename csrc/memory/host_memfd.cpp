@@ -43,6 +43,14 @@ void HostMemfd::unmap(VaRange range) noexcept {
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
+Status HostMemfd::clear(VaRange range) noexcept {
+  // Gives the pages back, which come again as zeros when they are touched.
+  if (::madvise(range.base, range.size_bytes, MADV_REMOVE) != 0) {
+    return from_errno("madvise(clear)", errno);
+  }
+  return {};
+}
+
 Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
   const FileDescriptor* fd = find(handle);
   if (fd == nullptr) return Status::invalid_argument("no such memory object");

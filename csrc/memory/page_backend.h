@@ -41,6 +41,8 @@ class PageBackend {
   // Maps all of `handle` at `at`, inside a range of reserve(). On error nothing is mapped.
   virtual Status map(std::byte* at, PageHandle handle) noexcept = 0;
   virtual void unmap(VaRange range) noexcept = 0;
+  // Makes the mapped bytes of `range` zero; they are when it returns.
+  virtual Status clear(VaRange range) noexcept = 0;
 
   // A descriptor another process can import; the caller owns it.
   virtual Result<FileDescriptor> export_fd(PageHandle handle) noexcept = 0;

@@ -42,6 +42,9 @@ Result<Pool> Pool::create(std::unique_ptr<PageBackend> backend, PoolShape shape,
   for (std::size_t at = 0; at < shape.total_bytes(); at += object_bytes) {
     ROSE_TRY(pool.map_next(at, std::min(object_bytes, shape.total_bytes() - at)));
   }
+  if (shape.header_slabs > 0) {
+    ROSE_TRY(pool.backend_->clear({pool.range_.base, shape.header_bytes()}));
+  }
   return pool;
 }
 

@@ -13,7 +13,9 @@ namespace rose::memory {
 //
 // Invariants:
 //   1. All slabs, header first, are contiguous in address space.
-//   2. An address inside the pool stays valid and keeps its bytes until the pool ends.
+//   2. The header is zeros when the pool is made: null blocks read as such. Other bytes may be
+//      anything.
+//   3. An address inside the pool stays valid and keeps its bytes until the pool ends.
 class Pool {
  public:
   // Reserves, creates and maps everything; on error nothing is left. One memory object holds up to

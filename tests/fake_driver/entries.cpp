@@ -269,6 +269,14 @@ Answer cuMemAddressFree(DevicePointer at, std::size_t size) {
   return kSuccess;
 }
 
+// Fresh device memory holds what it held before, so nothing may count on zeros.
+void soil(int fd, std::size_t size) {
+  void* bytes = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (bytes == MAP_FAILED) return;
+  std::memset(bytes, 0xA5, size);
+  ::munmap(bytes, size);
+}
+
 Answer cuMemCreate(MemoryHandle* handle, std::size_t size, const AllocationProperties* properties,
                    unsigned long long flags) {
   if (!is_usual(properties) || !is_whole(size) || flags != 0) return kInvalidValue;
@@ -279,6 +287,7 @@ Answer cuMemCreate(MemoryHandle* handle, std::size_t size, const AllocationPrope
   if (memory->fd < 0 || ::ftruncate(memory->fd, static_cast<off_t>(size)) != 0) {
     return kOutOfMemory;
   }
+  soil(memory->fd, size);
   memory->size_bytes = size;
   memory->can_export = (properties->handle_types & kHandlePosixFd) != 0;
   memory->used_bytes = &world().used_bytes;

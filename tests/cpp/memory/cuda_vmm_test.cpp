@@ -46,6 +46,16 @@ TEST(sizes_are_whole_pages_of_the_driver) {
   check_clean();
 }
 
+TEST(the_header_of_a_pool_is_zeros) {
+  {
+    const DevicePtr device = open_device();
+    const Pool pool = Pool::create(CudaVmm::create(device).take(), {kPage, 1, 2}).take();
+    for (std::size_t i = 0; i < 2 * kPage / 4; i += 1021) CHECK_EQ(word(pool, i), 0u);
+    CHECK_EQ(word(pool, 2 * kPage / 4), 0xA5A5A5A5u);
+  }
+  check_clean();
+}
+
 TEST(device_that_cannot_share_memory_is_refused) {
   const auto refusal = [](int attribute) {
     fake().reset();
