@@ -83,14 +83,14 @@ def refusal(project: Path, **environment: str) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_on_without_nvcc_stops(project: Path) -> None:
-    said = refusal(project, ROSE_CUDA="on", ROSE_NVCC=NOWHERE)
+def test_on_without_nvcc_stops(built: Path) -> None:
+    said = refusal(built, ROSE_CUDA="on", ROSE_NVCC=NOWHERE)
     assert said == f"{NOT_FOUND}ROSE_NVCC='{NOWHERE}' is no program{MEND}"
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "ON", " off"])
-def test_any_other_value_is_refused(project: Path, value: str) -> None:
-    said = refusal(project, ROSE_CUDA=value)
+def test_any_other_value_is_refused(built: Path, value: str) -> None:
+    said = refusal(built, ROSE_CUDA=value)
     assert said == f"rose: ROSE_CUDA='{value}' means nothing (set it to auto, on or off)"
 
 
@@ -109,9 +109,9 @@ def program(path: Path, script: str = "exit 0") -> Path:
         "nvcc fatal   : Value 'c++20' is not defined for option 'std'",
     ],
 )
-def test_an_old_nvcc_is_one_sentence(project: Path, tmp_path: Path, mode: str, says: str) -> None:
+def test_an_old_nvcc_is_one_sentence(built: Path, tmp_path: Path, mode: str, says: str) -> None:
     old = program(tmp_path / "old" / "nvcc", f'echo "{says}" >&2\nexit 1')
-    said = refusal(project, ROSE_CUDA=mode, ROSE_NVCC=str(old))
+    said = refusal(built, ROSE_CUDA=mode, ROSE_NVCC=str(old))
     mend = "(install the CUDA toolkit >= 12.8, or set ROSE_CUDA=off)"
     assert said == f"rose: '{old}' cannot compile the kernels: {says} {mend}"
 
