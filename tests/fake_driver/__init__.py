@@ -29,16 +29,17 @@ FLAGS: Final = (
     "-std=c++20 -O1 -g -shared -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Wconversion "
     "-Werror -Wl,-soname,libcuda.so.1 -Wl,--no-undefined"
 )
+# All else, the inline functions of the standard library too, stays inside.
+EXPORTS: Final = "{ global: cuGetProcAddress_v2; fakecuda_*; local: *; };"
 
 
 def build() -> Path:
     """Build the fake unless it is there already, and return the folder it is in."""
     sources = sorted(HERE.glob("*.cpp"))
-    exports = HERE / "exports.map"
-    parts = [*sources, *HERE.glob("*.h"), *(ROOT / "csrc/driver").glob("*.h"), exports]
+    parts = [*sources, *HERE.glob("*.h"), *(ROOT / "csrc/driver").glob("*.h")]
     command = [*shlex.split(os.environ.get("CXX") or "g++"), *FLAGS.split()]
-    command += [f"-Wl,--version-script={exports}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
-    stamp = hashlib.sha256(shlex.join(command).encode())
+    command += [f"-I{ROOT / 'csrc'}", f"-I{HERE}"]
+    stamp = hashlib.sha256((shlex.join(command) + EXPORTS).encode())
     for part in sorted(parts):
         stamp.update(part.read_bytes())
     base = ROOT / "build" / "fake-driver"
@@ -47,7 +48,9 @@ def build() -> Path:
     with (base / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test run must not build here now
         if not (folder / "libcuda.so.1").exists():
-            made = folder / "made.so"
+            exports, made = folder / "exports.map", folder / "made.so"
+            exports.write_text(EXPORTS)
+            command += [f"-Wl,--version-script={exports}"]
             subprocess.run([*command, *sources, "-o", made], check=True)
             made.rename(folder / "libcuda.so.1")
     return folder
@@ -151,6 +154,23 @@ class Fake:
         self._library.fakecuda_on_kernel(kernel.encode(), callback, None)
 
 
+def run_python(
+    code: str, *, folder: Path, text: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python where libraries are looked for in `folder` first."""
+    paths = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        input=text,
+        cwd=ROOT,
+        env={**os.environ, **environment, **paths},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
 def in_child(**environment: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test in a process of its own, where `libcuda.so.1` is the fake.
 
@@ -160,23 +180,9 @@ def in_child(**environment: str) -> Callable[[Callable[..., None]], Callable[...
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def outside(**arguments: Any) -> None:
-            start = f"from {__name__} import inside; inside()"
             place = f"{inspect.getfile(test)}\n{test.__name__}\n{json.dumps(arguments)}"
-            done = subprocess.run(
-                [sys.executable, "-c", start],
-                input=place,
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    **environment,
-                    "LD_LIBRARY_PATH": str(build()),
-                    "PYTHONPATH": str(ROOT),
-                },
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
+            start = f"from {__name__} import inside; inside()"
+            done = run_python(start, folder=build(), text=place, **environment)
             assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
         signature = inspect.signature(test)

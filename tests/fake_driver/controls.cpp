@@ -28,6 +28,12 @@ const char* lines(const std::vector<std::string>& all) {
   return keep(std::move(text));
 }
 
+Stream* find(CUstream handle) {
+  Stream* stream = world().find_stream(handle);
+  if (stream == nullptr) world().fault("a test names unknown stream " + hex(handle), kSuccess);
+  return stream;
+}
+
 }  // namespace
 }  // namespace fake
 
@@ -132,24 +138,25 @@ void fakecuda_pump() {
 
 void fakecuda_hold(CUstream stream) {
   const Turn turn;
-  world().streams[stream].is_held = true;
+  if (Stream* one = find(stream)) one->is_held = true;
 }
 
 void fakecuda_release(CUstream stream) {
   const Turn turn;
-  world().streams[stream].is_held = false;
+  if (Stream* one = find(stream)) one->is_held = false;
   world().pump();
 }
 
 unsigned fakecuda_pending(CUstream stream) {
   const Turn turn;
-  return static_cast<unsigned>(world().streams[stream].queue.size());
+  const Stream* one = find(stream);
+  return one == nullptr ? 0 : static_cast<unsigned>(one->queue.size());
 }
 
 void fakecuda_invalidate(CUstream stream) {
   const Turn turn;
-  std::optional<Capture>& capture = world().streams[stream].capture;
-  if (capture) capture->status = kCaptureStatusInvalidated;
+  Stream* one = find(stream);
+  if (one != nullptr && one->capture) one->capture->status = kCaptureStatusInvalidated;
 }
 
 void fakecuda_arguments(const char* kernel, const char* sizes) {

@@ -67,10 +67,7 @@ auto* find(Map& map, const Key& key) {
   return found == map.end() ? nullptr : &found->second;
 }
 
-Stream* find_stream(CUstream handle) {
-  Stream* stream = find(world().streams, handle);
-  return stream != nullptr && !stream->is_destroyed ? stream : nullptr;
-}
+Stream* find_stream(CUstream handle) { return world().find_stream(handle); }
 
 template <typename Handle>
 Handle make_handle() {
@@ -83,13 +80,6 @@ Answer unknown(const char* what, Handle handle) {
 }
 
 bool is_device(DeviceOrdinal device) { return device >= 0 && device < world().devices; }
-
-DeviceOrdinal current_device() {
-  for (const auto& [device, count] : world().retains) {
-    if (world().context_of(device) == contexts().stack.back()) return device;
-  }
-  return 0;
-}
 
 void note(const MemoryOperation* operations, unsigned count) {
   for (unsigned i = 0; i < count; ++i) world().log.push_back("  " + describe(operations[i]));
@@ -282,6 +272,7 @@ Answer cuMemAddressFree(DevicePointer at, std::size_t size) {
 Answer cuMemCreate(MemoryHandle* handle, std::size_t size, const AllocationProperties* properties,
                    unsigned long long flags) {
   if (!is_usual(properties) || !is_whole(size) || flags != 0) return kInvalidValue;
+  world().log.push_back("  on device " + std::to_string(properties->location.id));
   if (size > world().memory_bytes - world().used_bytes) return kOutOfMemory;
   auto memory = std::make_shared<Allocation>();
   memory->fd = ::memfd_create("fakecuda", MFD_CLOEXEC);
@@ -345,6 +336,7 @@ Answer cuMemSetAccess(DevicePointer at, std::size_t size, const AccessDescriptio
       access->flags != kAccessReadWrite || !mappings_in(at, size, inside) || inside.empty()) {
     return kInvalidValue;
   }
+  world().log.push_back("  for device " + std::to_string(access->location.id));
   ::mprotect(std::bit_cast<void*>(at), size, PROT_READ | PROT_WRITE);
   for (const DevicePointer base : inside) world().mappings[base].has_access = true;
   return kSuccess;
@@ -750,7 +742,7 @@ Answer cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, Devi
     return kInvalidValue;
   }
   *context = make_handle<CUgreenCtx>();
-  world().green_contexts[*context] = *multiprocessors;
+  world().green_contexts[*context] = {device, *multiprocessors};
   return kSuccess;
 }
 
@@ -765,9 +757,10 @@ Answer cuGreenCtxDestroy(CUgreenCtx context) {
 }
 
 Answer cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
-  if (!world().green_contexts.contains(context)) return unknown("green context", context);
+  const GreenContext* green = find(world().green_contexts, context);
+  if (green == nullptr) return unknown("green context", context);
   if (flags != kStreamNonBlocking) return kInvalidValue;
-  *stream = make_stream(world().context_of(current_device()), context, priority);
+  *stream = make_stream(world().context_of(green->device), context, priority);
   return kSuccess;
 }
 

@@ -123,6 +123,11 @@ CUcontext World::context_of(DeviceOrdinal device) const {
   return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(0x100 + 16 * device));
 }
 
+Stream* World::find_stream(CUstream handle) {
+  const auto found = streams.find(handle);
+  return found == streams.end() || found->second.is_destroyed ? nullptr : &found->second;
+}
+
 bool World::is_context(CUcontext context) const {
   return std::ranges::any_of(
       retains, [&](const auto& one) { return one.second > 0 && context_of(one.first) == context; });
@@ -147,16 +152,13 @@ bool World::is_accessible(DevicePointer at, std::size_t size_bytes) const {
 // ---- streams
 
 Answer World::issue(CUstream handle, Work work) {
-  const auto found = streams.find(handle);
-  if (found == streams.end() || found->second.is_destroyed) {
-    return fault("work for unknown stream " + hex(handle), kInvalidHandle);
-  }
-  Stream& stream = found->second;
-  if (!stream.capture) {
-    stream.queue.push_back(std::move(work));
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return fault("work for unknown stream " + hex(handle), kInvalidHandle);
+  if (!stream->capture) {
+    stream->queue.push_back(std::move(work));
     return kSuccess;
   }
-  Capture& capture = *stream.capture;
+  Capture& capture = *stream->capture;
   if (capture.status != kCaptureStatusActive) return 901;
   capture.last = {add_node(capture.graph, capture.last, std::move(work))};
   return kSuccess;

@@ -105,6 +105,10 @@ struct Kernel {
   std::string name;
   bool is_loaded{false};
 };
+struct GreenContext {
+  DeviceOrdinal device{0};
+  unsigned multiprocessors{0};
+};
 struct Allocation {
   int fd{-1};
   std::size_t size_bytes{0};
@@ -144,7 +148,7 @@ class World {
   std::map<CUgraphExec, std::vector<Node>> executables;
   std::set<CUlibrary> libraries;
   std::map<CUkernel, Kernel> kernels;
-  std::map<CUgreenCtx, unsigned> green_contexts;       // and their multiprocessors
+  std::map<CUgreenCtx, GreenContext> green_contexts;
   std::map<CUdevResourceDesc, unsigned> descriptions;  // the driver has no call that frees one
   std::map<DeviceOrdinal, int> retains;
   std::map<MemoryHandle, std::shared_ptr<Allocation>> allocations;
@@ -177,6 +181,8 @@ class World {
   std::optional<Answer> due_failure(const char* name);
 
   CUcontext context_of(DeviceOrdinal device) const;
+  // Null when it was never made or is destroyed.
+  Stream* find_stream(CUstream handle);
   bool is_context(CUcontext context) const;
   // Whether the device may touch these bytes.
   bool is_accessible(DevicePointer at, std::size_t size_bytes) const;

@@ -65,7 +65,11 @@ TEST(device_that_is_not_there_is_an_invalid_argument) {
     CHECK_EQ(says(status),
              "no CUDA device " + std::to_string(ordinal) + ": the driver shows 2, counted from 0");
   }
-  CHECK_EQ(Device::open(driver, 1).take()->facts().name, "Fake GPU 1");
+  {
+    const DevicePtr second = Device::open(driver, 1).take();
+    CHECK_EQ(second->facts().name, "Fake GPU 1");
+    CHECK_EQ(second->handle(), 1);
+  }
   check_clean();
 }
 

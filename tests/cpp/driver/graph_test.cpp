@@ -78,6 +78,25 @@ TEST(inserted_wait_stands_between_what_was_captured_before_and_after) {
   check_clean();
 }
 
+TEST(inserted_write_comes_after_all_that_was_captured) {
+  {
+    const Bench bench;
+    std::array gate{wait_for(address_of(bench.words, 0), 1)};
+    std::array mark{write(address_of(bench.words, 1), 7)};
+    CHECK(bench.begin().ok());
+    CHECK(bench.insert(gate).ok());
+    CHECK(bench.launch("between").ok());
+    CHECK(bench.insert(mark).ok());
+    const std::unique_ptr<Graph> graph = bench.end().take();
+    CHECK(graph->launch(bench.stream->get()).ok());
+    CHECK_EQ(word(bench.words, 1), 0);
+    word(bench.words, 0) = 1;
+    fake().pump();
+    CHECK_EQ(word(bench.words, 1), 7);
+  }
+  check_clean();
+}
+
 TEST(update_counts_from_the_next_launch_on) {
   {
     const Bench bench;
@@ -142,6 +161,7 @@ TEST(nothing_is_inserted_where_nothing_is_captured) {
     CHECK(status.code() == Code::kInvalidArgument);
     CHECK_EQ(says(status), "the stream is not being captured");
     CHECK(bench.insert({}).status().code() == Code::kInvalidArgument);
+    CHECK_EQ(says(bench.insert({}).status()), "no memory operations to insert");
     CHECK(bench.end().status().code() == Code::kUnavailable);
   }
   check_clean();

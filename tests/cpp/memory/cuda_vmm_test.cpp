@@ -121,7 +121,7 @@ TEST(memory_smaller_than_was_said_shows_at_map) {
   check_clean();
 }
 
-TEST(memory_is_pinned_on_the_device_and_can_be_exported) {
+TEST(memory_is_on_the_device_and_open_to_it) {
   {
     fake().reset();
     fake().set_devices(2);
@@ -131,7 +131,14 @@ TEST(memory_is_pinned_on_the_device_and_can_be_exported) {
     const PageHandle handle = backend->create(kPage).take();
     CHECK(backend->create(kPage).status().code() == Code::kOutOfMemory);
     CHECK(backend->export_fd(handle).ok());
+    const VaRange range = backend->reserve(kPage).take();
+    CHECK(backend->map(range.base, handle).ok());
+    const std::string log = fake().log();
+    CHECK(log.find("\n  on device 1\n") != std::string::npos);
+    CHECK(log.find("\n  for device 1\n") != std::string::npos);
+    backend->unmap(range);
     backend->release(handle);
+    backend->release_range(range);
   }
   check_clean();
 }

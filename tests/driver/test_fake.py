@@ -1,0 +1,199 @@
+"""The fake driver sees what it is there to see, shown by calling it as rose never would."""
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.fake_driver import HERE, Fake, build, in_child
+
+PAGE = 2 << 20
+
+
+class Raw:
+    """Entry points by name, with 64-bit arguments."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self("cuInit", 2000, 0)
+
+    def find(self, name: str, version: int) -> tuple[int, int, int]:
+        function, why_not = ctypes.c_void_p(), ctypes.c_int()
+        answer = self.library.cuGetProcAddress_v2(
+            name.encode(), ctypes.byref(function), version, 0, ctypes.byref(why_not)
+        )
+        return answer, function.value or 0, why_not.value
+
+    def __call__(self, name: str, version: int, *arguments: Any) -> int:
+        answer, function, why_not = self.find(name, version)
+        assert (answer, why_not) == (0, 0)
+        kinds = [ctypes.c_void_p if isinstance(one, int) else type(one) for one in arguments]
+        return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function)(*arguments)
+
+    def make(self, name: str, version: int, *arguments: Any) -> int:
+        out = ctypes.c_void_p()
+        assert self(name, version, ctypes.addressof(out), *arguments) == 0
+        return out.value or 0
+
+    def use_context(self) -> None:
+        self("cuCtxPushCurrent", 4000, self.make("cuDevicePrimaryCtxRetain", 7000, 0))
+
+
+@in_child()
+def test_name_is_known_at_its_version_only(fake: Fake) -> None:
+    raw = Raw()
+    answer, function, why_not = raw.find("cuMemCreate", 10020)
+    assert (answer, why_not) == (0, 0)
+    assert function
+    assert raw.find("cuMemCreate", 10010) == (0, 0, 2)
+    assert raw.find("cuMemCreateWrongly", 10020) == (0, 0, 1)
+    assert raw.find("cuMemCreate", 14000) == (1, 0, 1)
+    assert fake.faults() == ["cuMemCreate is asked for at version 10010"]
+
+
+def destroy_twice(raw: Raw) -> None:
+    raw.use_context()
+    stream = raw.make("cuStreamCreateWithPriority", 5050, 1, 0)
+    assert raw("cuStreamDestroy", 4000, stream) == 0
+    assert raw("cuStreamDestroy", 4000, stream) == 400
+
+
+def release_what_was_never_made(raw: Raw) -> None:
+    raw.use_context()
+    assert raw("cuMemRelease", 10020, 0xDEAD) == 400
+
+
+def call_without_context(raw: Raw) -> None:
+    assert raw("cuStreamQuery", 2000, 0) == 201
+
+
+def pop_nothing(raw: Raw) -> None:
+    assert raw("cuCtxPopCurrent", 4000, ctypes.addressof(ctypes.c_void_p())) == 201
+
+
+def push_what_nobody_retains(raw: Raw) -> None:
+    context = raw.make("cuDevicePrimaryCtxRetain", 7000, 0)
+    assert raw("cuDevicePrimaryCtxRelease", 11000, 0) == 0
+    assert raw("cuCtxPushCurrent", 4000, context) == 201
+
+
+def end_the_context_first(raw: Raw) -> None:
+    raw.use_context()
+    raw.make("cuEventCreate", 2000, 0)
+    assert raw("cuDevicePrimaryCtxRelease", 11000, 0) == 0
+
+
+def free_addresses_in_use(raw: Raw) -> None:
+    raw.use_context()
+    at = raw.make("cuMemAddressReserve", 10020, PAGE, 0, 0, 0)
+    # pinned, exportable, on device 0
+    properties = (ctypes.c_int * 8)(1, 1, 1, 0)
+    memory = raw.make("cuMemCreate", 10020, PAGE, ctypes.addressof(properties), 0)
+    assert raw("cuMemMap", 10020, at, PAGE, 0, memory, 0) == 0
+    assert raw("cuMemAddressFree", 10020, at, PAGE) == 1
+
+
+def reach_memory_that_is_gone(raw: Raw) -> None:
+    raw.use_context()
+    page = (ctypes.c_uint32 * 16)()
+    at = ctypes.addressof(page)
+    stream = raw.make("cuStreamCreateWithPriority", 5050, 1, 0)
+    assert raw("cuMemHostRegister", 6050, at, 64, 2) == 0
+    raw.library.fakecuda_hold(ctypes.c_void_p(stream))
+    assert raw("cuMemsetD32Async", 3020, at, 1, 1, stream) == 0
+    assert raw("cuMemHostUnregister", 4000, at) == 0
+    raw.library.fakecuda_release(ctypes.c_void_p(stream))
+    assert page[0] == 0
+
+
+def load_by_launching(raw: Raw) -> None:
+    raw.use_context()
+    code = ctypes.create_string_buffer(4)
+    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
+    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"late"))
+    assert raw("cuLaunchKernel", 4000, kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == 0
+
+
+def unload_under_a_launch(raw: Raw) -> None:
+    raw.use_context()
+    code = ctypes.create_string_buffer(4)
+    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
+    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"late"))
+    raw.make("cuKernelGetFunction", 12000, kernel)
+    stream = raw.make("cuStreamCreateWithPriority", 5050, 1, 0)
+    raw.library.fakecuda_hold(ctypes.c_void_p(stream))
+    assert raw("cuLaunchKernel", 4000, kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0) == 0
+    assert raw("cuLibraryUnload", 12000, library) == 0
+    raw.library.fakecuda_release(ctypes.c_void_p(stream))
+
+
+MISTAKES: dict[str, tuple[Callable[[Raw], None], str]] = {
+    "destroy_twice": (destroy_twice, "unknown stream 0x"),
+    "release_what_was_never_made": (release_what_was_never_made, "unknown memory 0xdead"),
+    "call_without_context": (call_without_context, "cuStreamQuery without a current context"),
+    "pop_nothing": (pop_nothing, "no context to pop"),
+    "push_what_nobody_retains": (push_what_nobody_retains, "is pushed and nobody retains it"),
+    "end_the_context_first": (end_the_context_first, "a context ends before event 0x"),
+    "free_addresses_in_use": (free_addresses_in_use, "addresses are freed that memory is mapped"),
+    "reach_memory_that_is_gone": (
+        reach_memory_that_is_gone,
+        "a memset reached memory that is gone",
+    ),
+    "load_by_launching": (load_by_launching, "kernel late is loaded by its first launch"),
+    "unload_under_a_launch": (unload_under_a_launch, "a kernel ran after its library was unloaded"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@in_child()
+def test_mistake_is_a_fault(fake: Fake, mistake: str) -> None:
+    make, says = MISTAKES[mistake]
+    make(Raw())
+    assert len(fake.faults()) == 1
+    assert says in fake.faults()[0]
+
+
+@in_child()
+def test_call_before_init_is_a_fault(fake: Fake) -> None:
+    raw = Raw.__new__(Raw)
+    raw.library = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
+    assert raw("cuDeviceGetCount", 2000, ctypes.addressof(count)) == 3
+    assert fake.faults() == ["cuDeviceGetCount before cuInit"]
+
+
+@in_child()
+def test_kernel_runs_a_function_of_the_test(fake: Fake) -> None:
+    raw = Raw()
+    raw.use_context()
+    code = ctypes.create_string_buffer(4)
+    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
+    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"scale"))
+    raw.make("cuKernelGetFunction", 12000, kernel)
+    seen: list[list[int]] = []
+    fake.arguments("scale", [8, 4])
+    fake.on_kernel("scale", seen.append)
+    first, second = ctypes.c_uint64(1 << 40), ctypes.c_uint32(7)
+    values = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
+    sizes = (4, 1, 1, 32, 1, 1, 0, 0)
+    at = ctypes.addressof(values)
+    assert raw("cuLaunchKernel", 4000, kernel, *sizes, at, 0) == 0
+    assert seen == [[1 << 40, 7]]
+    assert fake.kernels() == [
+        "scale grid 4 1 1 block 32 1 1 shared 0 stream 0x0 arguments 0x10000000000 0x7"
+    ]
+
+
+def test_fake_exports_nothing_but_itself() -> None:
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", build() / "libcuda.so.1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.split()[-1] for line in shown.stdout.splitlines()}
+    declared = set(re.findall(r"^  X\((\w+), ", (HERE / "controls.h").read_text(), re.M))
+    assert names == {"cuGetProcAddress_v2"} | {f"fakecuda_{name}" for name in declared}
