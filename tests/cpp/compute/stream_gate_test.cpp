@@ -336,6 +336,17 @@ TEST(abort_lets_what_is_in_the_stream_run_out_and_nothing_more) {
   CHECK_EQ(rig.gate->passed(), 4);
 }
 
+TEST(pass_that_must_not_wait_leaves_an_abort_to_one_that_may) {
+  Rig rig;
+  rig.borrower->begin_step();
+  rig.open(8);
+  CHECK(rig.gate->abort_step());
+  CHECK(!rig.borrower->try_pass().value().has_value());
+  CHECK_EQ(rig.borrower->enqueued(), 0);
+  CHECK_EQ(rig.pass(), Verdict::kAborted);
+  CHECK_EQ(rig.borrower->try_pass().value(), Verdict::kPassed);
+}
+
 TEST(abort_reaches_a_host_that_waits) {
   Rig rig;
   const Running device;
@@ -389,6 +400,22 @@ TEST(device_that_is_late_is_counted_and_stays_closed_until_it_is_done) {
   CHECK(rig.borrower->is_drained());
   rig.open(1);
   CHECK_EQ(rig.pass(), Verdict::kPassed);
+}
+
+TEST(late_device_gets_nothing_more_even_if_the_gate_is_open) {
+  Rig rig{{.drain_ns = kShortNs}};
+  rig.borrower->begin_step();
+  rig.open(8);
+  fake().hold(rig.stream->get());
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK(rig.gate->abort_step());
+  CHECK_EQ(rig.pass(), Verdict::kAborted);
+  CHECK(rig.gate->is_open());
+  CHECK_EQ(rig.pass(), Verdict::kTimedOut);
+  CHECK_EQ(rig.borrower->enqueued(), 1);
+  fake().release(rig.stream->get());
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK(!rig.gate->is_draining());
 }
 
 TEST(creditor_cannot_stall_a_drain) {
@@ -679,6 +706,8 @@ TEST(kernel_gate_is_one_thread_with_the_words_of_the_gate) {
 TEST(captured_kernel_gate_needs_no_number) {
   Rig rig{{.window = 4}, 0, GateKind::kKernel};
   KernelGate device{rig};
+  CHECK_EQ(rig.borrower->insert(rig.stream->get()).code(), Code::kInvalidArgument);
+  CHECK_EQ(fake().calls("cuLaunchKernel"), 0);
   const auto graph = rig.capture(2);
   rig.open(4);
   CHECK_EQ(rig.gate->passed(), 0);
