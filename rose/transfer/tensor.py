@@ -77,7 +77,7 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
         )
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument(f"{name} is not contiguous: pass {name}.contiguous()")
-    row = tensor.detach().view(-1).view(torch.int16)
+    row = tensor.view(torch.int16).view(-1)  # integers have no gradient: this detaches too
     is_here = tensor.device.type == CPU
     bits = row.numpy().view(np.uint16) if is_here else row
     return TensorBits(name, bits, tuple(tensor.shape), dtype, CPU if is_here else str(row.device))

@@ -126,6 +126,7 @@ def resealed(at: int, layout: str, value: int) -> bytes:
         (12, "<I", 4096),
         (16, "<Q", (1 << 64) - 1),
         (16, "<Q", 1 << 62),
+        (24, "<Q", 2),  # one word less than there are
         (24, "<Q", 1 << 60),
         (48, "<Q", 1),
     ],
