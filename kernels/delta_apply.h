@@ -16,7 +16,7 @@ struct DeltaApplyParams {
   u16* weights;
   u64 count;
   u64* bad_block;  // ~0 before
-  u64 is_undo;  // 0 or 1; as wide as the rest, so that no byte of the struct is padding
+  u64 is_undo;     // 0 or 1; as wide as the rest, so that no byte of the struct is padding
 };
 
 }  // namespace rose::kernels

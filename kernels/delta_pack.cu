@@ -33,7 +33,7 @@ struct PackBlock {
   u64 first_index;
 };
 
-ROSE_DEVICE PackBlock pack_block(const DeltaPackParams& params, u32 block_elements) {
+ROSE_DEVICE PackBlock block_of_cta(const DeltaPackParams& params, u32 block_elements) {
   const u64 first = static_cast<u64>(blockIdx.x) * block_elements;
   const u64 rest = params.count - first;
   const u16* bits = params.bits + first;
@@ -204,7 +204,7 @@ ROSE_DEVICE void move_shadow(const PackBlock& block, const PackShared<kBlock>& s
 template <u32 kBlock>
 ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared<kBlock>& shared) {
   static_assert(kThreadsOf<kBlock> * kElementsOfThread == kBlock);
-  const PackBlock block = pack_block(params, kBlock);
+  const PackBlock block = block_of_cta(params, kBlock);
   const u32 elements = block.elements;
   DigestSum sum = fill_masks(params, block, shared);
   __syncthreads();  // the masks are whole, threads can read others' parts

@@ -68,9 +68,9 @@ ROSE_DEVICE u32 count_ones(const u32* words, u32 count, u16* before, DecodeShare
   return static_cast<u32>(scanned.total);
 }
 
-// The `width` <= 16 bits at bit `at`. Touches no word that holds none of them.
+// The `width` <= 16 bits at bit `at`. For a width of 0 it looks at the section behind; there is one
+// behind every section of low bits.
 ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
-  if (width == 0) return 0;
   const u32 shift = at % 32;
   u32 bits = words[at / 32] >> shift;
   if (shift + width > 32) bits |= words[at / 32 + 1] << (32 - shift);

@@ -19,7 +19,8 @@ struct HistogramShared {
 
 ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
   const u32 slot = key % kSlots;
-  const u32 owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
+  u32 owner = shared.key[slot];  // once it is claimed it stays so, and most are
+  if (owner == kUnclaimed) owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
   if (owner == kUnclaimed || owner == key) {
     atomicAdd(&shared.changes[slot], 1U);
   } else {

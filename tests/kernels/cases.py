@@ -278,6 +278,11 @@ def position_past_a_short_end() -> Delta:
     return Delta(19, BLOCK, [entry_of(GAP, 3, 0, len(payload))], payload)
 
 
+def raw_block_with_a_tail() -> Delta:
+    """One block of a single element whose word has something in its unused half."""
+    return Delta(1, BLOCK, [entry_of(RAW, 1, 0, 1)], [0x0001_0003])
+
+
 def cut_deltas() -> list[Delta]:
     """Sound but for the end of the payload, which is missing."""
     sound = three_blocks().delta

@@ -21,6 +21,7 @@ from tests.kernels.cases import (
     histogram_agrees,
     pack_agrees,
     position_past_a_short_end,
+    raw_block_with_a_tail,
     unpack_agrees,
 )
 from tests.kernels.on_cpu import DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
@@ -182,10 +183,18 @@ def test_payload_that_was_cut_changes_nothing_past_its_end(
     cut_delta_is_found(kernels, delta)
 
 
-def test_position_past_a_short_end_is_found(kernels: KernelsOnCpu) -> None:
-    weights = np.zeros(19, np.uint16)
-    assert kernels.apply(position_past_a_short_end(), weights) == 0
+@pytest.mark.parametrize(
+    "delta",
+    [position_past_a_short_end(), raw_block_with_a_tail()],
+    ids=["position_past_it", "raw_with_a_tail"],
+)
+def test_short_block_that_is_corrupt_changes_nothing(kernels: KernelsOnCpu, delta: Delta) -> None:
+    weights = np.zeros(delta.count, np.uint16)
+    assert kernels.apply(delta, weights) == 0
     assert not weights.any()
+    _, values, bad = kernels.unpack(delta, weights)
+    assert bad == 0
+    assert set(values) == {0xA5A5}
 
 
 def test_output_that_is_too_small_is_left_alone(kernels: KernelsOnCpu) -> None:
