@@ -28,6 +28,7 @@ ROOMS = [
     "rose.cli.main",
     "rose.engines",
     "rose.executor",
+    "rose.kernels",
     "rose.memory",
     "rose.slo",
     "rose.traces",

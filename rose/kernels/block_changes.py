@@ -1,4 +1,4 @@
-"""What a delta block changes, inside a Triton program: each change of a block that is sound.
+"""What the sound blocks of a delta change.
 
 `delta_apply` and `topk_unpack` differ only in where a change goes.
 """
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rose.kernels import operands
-from rose.kernels.block_check import fields_of, is_sound
+from rose.kernels.block_check import check_blocks, fields_of
 from rose.kernels.gap_code import (
     GAP,
     RAW,
@@ -23,7 +23,7 @@ from rose.kernels.gap_code import (
     set_field,
     words,
 )
-from rose.kernels.tile import NUM_WARPS, TILE
+from rose.kernels.tile import LAUNCH, TILE
 
 # Programs that share the blocks among them. More than any device runs at once, and few enough that
 # their marks take 8 MiB.
@@ -52,22 +52,22 @@ def mark_exceptions(
 @triton.jit
 def put(
     position: tl.tensor,
-    number: tl.tensor,
+    rank: tl.tensor,
     bits: tl.tensor,
     mask: tl.tensor,
     base: tl.tensor,
     weights: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
-    capacity: tl.tensor,
+    room: tl.tensor,
 ) -> None:
     """Write what changes to: into `weights`, or beside its position into the lists of top-k."""
     if found is None:
         tl.store(weights + position, bits.to(tl.int16), mask=mask)
     else:
-        fits = mask & (number < capacity)
-        tl.store(found + number, base + position, mask=fits)
-        tl.store(values + number, bits.to(tl.int16), mask=fits)
+        fits = mask & (rank < room)
+        tl.store(found + rank, base + position, mask=fits)
+        tl.store(values + rank, bits.to(tl.int16), mask=fits)
 
 
 @triton.jit
@@ -78,16 +78,15 @@ def change_block(
     weights: tl.tensor,
     base: tl.tensor,
     elements: tl.tensor,
-    first: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
-    capacity: tl.tensor,
+    room: tl.tensor,
     undo: tl.constexpr,
 ) -> None:
     """Put each change of a sound block.
 
-    `base` is where the block starts, and `weights` points there. `first` is the number of its first
-    change in the lists.
+    `base` is where the block starts, and `weights` points there. `found` and `values` are None, or
+    point to where its changes are listed, `room` of them at most.
     """
     kind, changed, exceptions, _ = fields_of(entry)
     rank_base = 0
@@ -110,7 +109,7 @@ def change_block(
                 step = -step
             old = tl.load(weights + position, mask=is_set, other=0).to(tl.int32)
             bits = tl.where(exception > 0, old ^ xor, old + step)
-            put(position, first + rank, bits, is_set, base, weights, found, values, capacity)
+            put(position, rank, bits, is_set, base, weights, found, values, room)
             rank_base += tl.sum(is_set.to(tl.int32), 0)
             exception_base += tl.sum(exception, 0)
     if kind == RAW:
@@ -121,20 +120,19 @@ def change_block(
             change = is_set.to(tl.int32)
             rank = rank_base + tl.cumsum(change, 0) - change
             bits = tl.load(weights + position, mask=is_set, other=0).to(tl.int32) ^ xor
-            put(position, first + rank, bits, is_set, base, weights, found, values, capacity)
+            put(position, rank, bits, is_set, base, weights, found, values, room)
             rank_base += tl.sum(change, 0)
 
 
-@triton.jit(do_not_specialize=["count", "payload_words", "capacity"])
+@triton.jit(do_not_specialize=["count", "capacity"])
 def change_blocks_kernel(
     weights: tl.tensor,
     entries: tl.tensor,
     offsets: tl.tensor,
     payload: tl.tensor,
+    verdicts: tl.tensor,
     marks: tl.tensor,
-    errors: tl.tensor,
     count: tl.int64,
-    payload_words: tl.int64,
     firsts: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
@@ -142,10 +140,10 @@ def change_blocks_kernel(
     block_elements: tl.constexpr,
     undo: tl.constexpr,
 ) -> None:
-    """One program per delta block at a time: judge all of it, and only then change anything.
+    """One program per delta block at a time, of those that `check_blocks` found sound.
 
-    `errors` is unsigned, so that -1, for none, is more than any block. With `firsts`, `found` and
-    `values`, changes are listed there from `firsts` of their block on; without, `weights` changes.
+    With `firsts`, `found` and `values`, changes are listed there from `firsts` of their block on;
+    without, `weights` changes.
     """
     program = tl.program_id(0).to(tl.int64)
     marks += program * (block_elements // 32)
@@ -155,10 +153,15 @@ def change_blocks_kernel(
         elements = tl.minimum(count - base, block_elements).to(tl.int32)
         entry = tl.load(entries + block)
         offset = tl.load(offsets + block)
-        first = base
-        if firsts is not None:
+        block_found = None
+        block_values = None
+        room = 0
+        if found is not None:
             first = tl.load(firsts + block)
-        if is_sound(entry, offset, payload, payload_words, elements):
+            block_found = found + first
+            block_values = values + first
+            room = tl.maximum(tl.minimum(capacity - first, block_elements), 0).to(tl.int32)
+        if tl.load(verdicts + block) > 0:
             change_block(
                 entry,
                 payload + offset,
@@ -166,14 +169,11 @@ def change_blocks_kernel(
                 weights + base,
                 base,
                 elements,
-                first,
-                found,
-                values,
-                capacity,
+                block_found,
+                block_values,
+                room,
                 undo,
             )
-        else:
-            tl.atomic_min(errors, block, sem="relaxed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +196,27 @@ def change_blocks(
     entries: Any,
     offsets: Any,
     payload: Any,
-    errors: Any,
     *,
     block_elements: int,
     undo: bool = False,
     to: Lists | None = None,
-) -> None:
-    """Launch the kernel on operands that were checked."""
+) -> Any:
+    """Change `weights` by the sound blocks of a delta, or list their changes.
+
+    Returns:
+        int32 scalar on the device: the lowest block that is not sound, or -1.
+
+    Raises:
+        InvalidArgument: the tensors do not go together, or one is of another type.
+    """
+    operands.check_table(entries, offsets, payload, weights, block_elements)
+    count = weights.numel()
+    verdicts, errors = check_blocks(
+        entries, offsets, payload, count=count, block_elements=block_elements
+    )
     blocks = entries.numel()
     if not blocks:
-        return
+        return errors
     programs = min(blocks, PROGRAMS)
     marks = torch.empty(programs * (block_elements // 32), dtype=torch.int32, device=weights.device)
     with operands.on_device_of(weights):
@@ -214,15 +225,15 @@ def change_blocks(
             entries,
             offsets,
             payload,
+            verdicts,
             marks,
-            errors.view(torch.uint32),
-            weights.numel(),
-            payload.numel(),
+            count,
             None if to is None else to.firsts,
             None if to is None else to.positions,
             None if to is None else to.values,
             0 if to is None else to.positions.numel(),
             block_elements=block_elements,
             undo=undo,
-            num_warps=NUM_WARPS,
+            **LAUNCH,
         )
+    return errors

@@ -1,14 +1,18 @@
-"""Whether a delta block is sound, inside a Triton program, before anything is changed by it.
+"""Whether the blocks of a delta are sound, which is judged before anything is changed.
 
 A block that passes is the only one that says what it says, but for what only the weights can tell.
 Nothing is read outside the payload, whatever the table and the payload hold.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from rose.kernels import operands
 from rose.kernels.gap_code import EMPTY, GAP, RAW, field, high_words, layout, low_bits, positions
-from rose.kernels.tile import TILE
+from rose.kernels.tile import LAUNCH, TILE
 
 
 @triton.jit
@@ -124,3 +128,53 @@ def is_sound(
         if (kind == RAW) & (size == raw_words) & (exceptions == 0):
             is_good = is_raw_sound(section, elements, changed)
     return is_good
+
+
+@triton.jit(do_not_specialize=["count", "payload_words"])
+def check_blocks_kernel(
+    entries: tl.tensor,
+    offsets: tl.tensor,
+    payload: tl.tensor,
+    verdicts: tl.tensor,
+    errors: tl.tensor,
+    count: tl.int64,
+    payload_words: tl.int64,
+    block_elements: tl.constexpr,
+) -> None:
+    """One program per delta block writes whether it is sound.
+
+    `errors` is unsigned, so that -1, for none, is more than any block.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    elements = tl.minimum(count - block * block_elements, block_elements).to(tl.int32)
+    entry = tl.load(entries + block)
+    offset = tl.load(offsets + block)
+    is_good = is_sound(entry, offset, payload, payload_words, elements)
+    tl.store(verdicts + block, is_good.to(tl.int8))
+    tl.atomic_min(errors, block.to(tl.uint32), mask=is_good == 0, sem="relaxed")
+
+
+def check_blocks(
+    entries: Any, offsets: Any, payload: Any, *, count: int, block_elements: int
+) -> tuple[Any, Any]:
+    """Judge the blocks of a table that was checked against `count` elements.
+
+    Returns:
+        (blocks,) int8, 1 for each block that is sound; and the lowest other one as int32, or -1.
+    """
+    verdicts = torch.empty(entries.numel(), dtype=torch.int8, device=entries.device)
+    errors = torch.full((), -1, dtype=torch.int32, device=entries.device)
+    if entries.numel():
+        with operands.on_device_of(entries):
+            check_blocks_kernel[(entries.numel(),)](
+                entries,
+                offsets,
+                payload,
+                verdicts,
+                errors.view(torch.uint32),
+                count,
+                payload.numel(),
+                block_elements=block_elements,
+                **LAUNCH,
+            )
+    return verdicts, errors

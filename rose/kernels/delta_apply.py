@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from rose.kernels import operands
 from rose.kernels.block_changes import change_blocks
 
@@ -37,7 +35,4 @@ def delta_apply(
         InvalidArgument: the tensors do not go together, or one is of another type.
     """
     bits = operands.bits_of("weights", weights)
-    operands.check_table(entries, offsets, payload, bits, block_elements)
-    errors = torch.full((), -1, dtype=torch.int32, device=bits.device)
-    change_blocks(bits, entries, offsets, payload, errors, block_elements=block_elements, undo=undo)
-    return errors
+    return change_blocks(bits, entries, offsets, payload, block_elements=block_elements, undo=undo)

@@ -22,7 +22,7 @@ from rose.kernels.gap_code import (
     set_field,
     set_position,
 )
-from rose.kernels.tile import NUM_WARPS, TILE, load_bits
+from rose.kernels.tile import LAUNCH, TILE, load_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ def delta_pack(
                 word,
                 operands.signed64(seed),
                 block_elements=block_elements,
-                num_warps=NUM_WARPS,
+                **LAUNCH,
             )
     return PackedBlocks(entries, offsets, arena, cursor, digest)
 
@@ -295,6 +295,8 @@ def gather(packed: PackedBlocks) -> PackedBlocks:
     payload = torch.empty_like(packed.arena)
     ends = ((packed.entries >> 44) & 0xFFFFF).cumsum(0)
     with operands.on_device_of(payload):
-        gather_kernel[(blocks,)](packed.entries, packed.offsets, packed.arena, ends, payload)
+        gather_kernel[(blocks,)](
+            packed.entries, packed.offsets, packed.arena, ends, payload, **LAUNCH
+        )
     starts = torch.cat((ends.new_zeros(1), ends[:-1]))
     return PackedBlocks(packed.entries, starts, payload, ends[-1], packed.digest)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from rose.kernels import operands
-from rose.kernels.tile import NUM_WARPS, TILE, load_bits
+from rose.kernels.tile import LAUNCH, TILE, load_bits
 
 FIRST_STRIDE = tl.constexpr(0x9E3779B97F4A7C15)
 SECOND_STRIDE = tl.constexpr(0xD1B54A32D192ED03)
@@ -89,6 +89,6 @@ def digest(bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
     if count:
         with operands.on_device_of(flat):
             digest_kernel[(-(-count // TILE.value),)](
-                flat, sums, count, word, operands.signed64(seed), num_warps=NUM_WARPS
+                flat, sums, count, word, operands.signed64(seed), **LAUNCH
             )
     return sums

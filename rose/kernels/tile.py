@@ -1,13 +1,20 @@
-"""How much of an array one program holds at a time, and how it loads that."""
+"""How much of an array one program holds at a time, how it loads that, and how it is launched."""
 
-from typing import Final
+from typing import Any, Final
 
+import torch
 import triton
 import triton.language as tl
 
-# Four elements to a thread: with eight, the pack kernel takes every register there is.
-TILE = tl.constexpr(1024)
+TILE = tl.constexpr(512)  # two elements to a thread: with four, packing runs out of registers
 NUM_WARPS: Final = 8
+# Two programs of 8 warps to a multiprocessor. Unless it is told, NVIDIA's assembler makes room for a
+# third one, and spills; ROCm has no such option.
+REGISTERS_MAX: Final = 128
+LAUNCH: Final[dict[str, Any]] = {
+    "num_warps": NUM_WARPS,
+    **({} if torch.version.hip else {"maxnreg": REGISTERS_MAX}),
+}
 
 
 @triton.jit

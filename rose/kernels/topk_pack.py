@@ -10,7 +10,7 @@ from rose.errors import InvalidArgument
 from rose.kernels import operands
 from rose.kernels.change_key import KEYS, change_key
 from rose.kernels.delta_pack import PackedBlocks, delta_pack
-from rose.kernels.tile import NUM_WARPS, TILE, load_bits
+from rose.kernels.tile import LAUNCH, TILE, load_bits
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,7 +52,7 @@ def topk_threshold(new: Any, shadow: Any, *, budget: int) -> Any:
     if count:
         with operands.on_device_of(new):
             histogram_kernel[(-(-count // TILE.value),)](
-                new_bits, shadow_bits, bins, count, num_warps=NUM_WARPS
+                new_bits, shadow_bits, bins, count, **LAUNCH
             )
     # From the largest key to key 1: how many changes reach it. It never falls on that way, so the
     # keys that too many reach are those below the threshold.

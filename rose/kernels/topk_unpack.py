@@ -44,7 +44,7 @@ def topk_unpack(
         InvalidArgument: the tensors do not go together, or one is of another type.
     """
     bits = operands.bits_of("base", base)
-    operands.check_table(entries, offsets, payload, bits, block_elements)
+    operands.check_words("entries", entries, torch.int64, bits)
     if capacity < 0:
         raise InvalidArgument(f"capacity {capacity} must not be negative")
     device = bits.device
@@ -55,6 +55,5 @@ def topk_unpack(
         positions=torch.full((capacity,), -1, dtype=torch.int64, device=device),
         values=torch.zeros(capacity, dtype=torch.int16, device=device),
     )
-    errors = torch.full((), -1, dtype=torch.int32, device=device)
-    change_blocks(bits, entries, offsets, payload, errors, block_elements=block_elements, to=lists)
+    errors = change_blocks(bits, entries, offsets, payload, block_elements=block_elements, to=lists)
     return UnpackedChanges(lists.positions, lists.values, changed.sum(), errors)

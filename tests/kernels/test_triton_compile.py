@@ -17,6 +17,7 @@ TYPES = {
     **dict.fromkeys("new shadow weights bits halves values".split(), "*i16"),
     **dict.fromkeys("arena payload marks threshold".split(), "*i32"),
     **dict.fromkeys("entries offsets cursor digest ends bins firsts found".split(), "*i64"),
+    "verdicts": "*i8",
     "errors": "*u32",
     **dict.fromkeys("count arena_words payload_words first_word seed capacity".split(), "i64"),
 }
@@ -30,6 +31,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"block_elements": 65_536, "threshold": None},
         {"block_elements": 16_384},
     ],
+    "block_check.check_blocks_kernel": [{"block_elements": 65_536}, {"block_elements": 16_384}],
     "block_changes.change_blocks_kernel": [
         {"block_elements": 65_536, "undo": False, **LISTS},
         {"block_elements": 16_384, "undo": True, **LISTS},
@@ -77,11 +79,12 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from rose.kernels.tile import NUM_WARPS
+    from rose.kernels.tile import NUM_WARPS, REGISTERS_MAX
 
     module, function = name.split(".")
     kernel = getattr(importlib.import_module(f"rose.kernels.{module}"), function)
     signature = {arg: "constexpr" if arg in variant else TYPES[arg] for arg in kernel.arg_names}
+    limit = {"maxnreg": REGISTERS_MAX} if target[0] == "cuda" else {}
     pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
     return triton.compile(
         ASTSource(
@@ -91,7 +94,7 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
             {(i,): [["tt.divisibility", 16]] for i in pointers} if aligned else {},
         ),
         target=GPUTarget(*target),
-        options={"num_warps": NUM_WARPS},
+        options={"num_warps": NUM_WARPS, **limit},
     )
 
 

@@ -1,0 +1,93 @@
+"""The Triton twins say what the shared vectors of the delta format, version 1, say."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import interpreter as triton
+from tests.kernels.interpreter import Child
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with triton.child(interpret=True) as running:
+        yield running
+
+
+def cases(kind: str, repo: Path) -> list[dict[str, Any]]:
+    found = json.loads((repo / "tests/vectors/delta_v1.json").read_text(encoding="utf-8"))[kind]
+    assert found
+    return found
+
+
+def numbers(digits: str, dtype: str) -> Any:
+    return np.frombuffer(bytes.fromhex(digits), dtype).copy()
+
+
+def table(case: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+    entries = numbers(case["entries"], "<u8").tolist()
+    offsets = [sum(entry >> 44 for entry in entries[:block]) for block in range(len(entries))]
+    return entries, offsets, numbers(case["payload"], "<u4").tolist()
+
+
+def check_pack(child: Child, case: dict[str, Any], **which: int) -> None:
+    packed = child.run(
+        triton.delta_pack,
+        numbers(case["new"], "<u2"),
+        numbers(case["shadow"], "<u2"),
+        block_elements=case["block_elements"],
+        **which,
+    )
+    assert (packed.entries, packed.offsets, packed.arena) == table(case), case["name"]
+    assert packed.digest == tuple(numbers(case["digest"], "<u8").tolist()), case["name"]
+    assert (packed.shadow == numbers(case["after"], "<u2")).all(), case["name"]
+
+
+def test_packs_are_those_of_the_vectors(child: Child, repo: Path) -> None:
+    for case in cases("packs", repo):
+        check_pack(child, case, threshold=case["threshold"])
+        old, after = numbers(case["shadow"], "<u2"), numbers(case["after"], "<u2")
+        for before, want, undo in ((old, after, False), (after, old, True)):
+            error, got = child.run(
+                triton.delta_apply,
+                before,
+                *table(case),
+                block_elements=case["block_elements"],
+                undo=undo,
+            )
+            assert error == -1, case["name"]
+            assert (got == want).all(), case["name"]
+
+
+def test_topk_deltas_are_those_of_the_vectors(child: Child, repo: Path) -> None:
+    for case in cases("topk", repo):
+        new, old = numbers(case["new"], "<u2"), numbers(case["shadow"], "<u2")
+        threshold = child.run(triton.topk_threshold, new, old, budget=case["budget"])
+        assert threshold == case["threshold"], case["name"]
+        check_pack(child, case, budget=case["budget"])
+        positions = numbers(case["positions"], "<i8").tolist()
+        found = child.run(
+            triton.topk_unpack,
+            old,
+            *table(case),
+            block_elements=case["block_elements"],
+            capacity=len(positions),
+        )
+        assert (found.count, found.error) == (len(positions), -1), case["name"]
+        assert found.positions == positions, case["name"]
+        assert found.values == numbers(case["values"], "<u2").tolist(), case["name"]
+
+
+def test_digests_are_those_of_the_vectors(child: Child, repo: Path) -> None:
+    for case in cases("digests", repo):
+        got = child.run(
+            triton.digest,
+            numbers(case["bits"], "<u2"),
+            first_index=case["first_index"],
+            seed=case["seed"],
+        )
+        assert got == tuple(numbers(case["digest"], "<u8").tolist()), case["name"]
