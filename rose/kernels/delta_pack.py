@@ -1,6 +1,5 @@
 """Pack what changed between new weights and the shadow into delta blocks, and move the shadow."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ import triton.language as tl
 
 from rose.errors import InvalidArgument
 from rose.kernels import operands
+from rose.kernels.blocks import PackedBlocks
 from rose.kernels.change_key import change_key
 from rose.kernels.digest import add_to_digest, mixed_words
 from rose.kernels.gap_code import (
@@ -23,27 +23,6 @@ from rose.kernels.gap_code import (
     set_position,
 )
 from rose.kernels.tile import LAUNCH, TILE, load_bits
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBlocks:
-    """A delta on the device, its blocks in any order.
-
-    Args:
-        entries: (blocks,) int64, the u64 of the table; kind 15 is a block the arena had no room
-            for, whose shadow did not move.
-        offsets: (blocks,) int64, where a block's payload lies in the arena, in words.
-        arena: int32 that holds u32 words.
-        words: () int64, words that the blocks asked for; more than the arena has when blocks were
-            deferred.
-        digest: (2,) int64, the digest of the shadow after packing.
-    """
-
-    entries: Any
-    offsets: Any
-    arena: Any
-    words: Any
-    digest: Any
 
 
 @triton.jit

@@ -8,8 +8,9 @@ import triton.language as tl
 
 from rose.errors import InvalidArgument
 from rose.kernels import operands
+from rose.kernels.blocks import PackedBlocks
 from rose.kernels.change_key import KEYS, change_key
-from rose.kernels.delta_pack import PackedBlocks, delta_pack
+from rose.kernels.delta_pack import delta_pack
 from rose.kernels.tile import LAUNCH, TILE, load_bits
 
 

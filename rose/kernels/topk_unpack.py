@@ -1,6 +1,5 @@
 """Turn a delta into the positions it changes and the values they get."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,23 +7,7 @@ import torch
 from rose.errors import InvalidArgument
 from rose.kernels import operands
 from rose.kernels.block_changes import Lists, change_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedChanges:
-    """What a delta changes, on the device.
-
-    Args:
-        positions: (capacity,) int64, ascending, and -1 from `count` on.
-        values: (capacity,) int16, the bits that the positions get.
-        count: () int64, changes of the table; those beyond the capacity are not listed.
-        errors: () int32, the lowest bad block, or -1. The places of a bad block's changes hold -1.
-    """
-
-    positions: Any
-    values: Any
-    count: Any
-    errors: Any
+from rose.kernels.blocks import UnpackedChanges
 
 
 def topk_unpack(

@@ -15,7 +15,7 @@ import pytest
 
 from bench.gpu import parts, run
 from bench.gpu.children import Deadline, Ending, last_line, python, run_child, shorten
-from bench.gpu.parts import Findings, Suite, FileOfTests
+from bench.gpu.parts import FileOfTests, Findings, Suite
 from bench.gpu.report import Cannot, Report, read_rows
 from bench.rows import faults
 

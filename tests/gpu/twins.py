@@ -286,6 +286,7 @@ class TritonTwin:
         seed: int = 0,
     ) -> Packed:
         import torch
+
         from rose.kernels.delta_pack import delta_pack
 
         bits, _ = self._uploaded(new, skew_bytes)

@@ -159,7 +159,8 @@ def gather(entries: list[int], offsets: list[int], arena: list[int]) -> tuple[li
     """Return offsets and payload of blocks that lie in any order."""
     import torch
 
-    from rose.kernels.delta_pack import PackedBlocks, gather
+    from rose.kernels.blocks import PackedBlocks
+    from rose.kernels.delta_pack import gather
 
     words, digest = torch.zeros((), dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     gathered = gather(PackedBlocks(*table(entries, offsets, arena), words, digest))
