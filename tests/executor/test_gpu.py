@@ -1,10 +1,11 @@
 """A device that is a GPU: the executor over the fake driver, whose streams execute."""
 
 import gc
-import os
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,7 +228,7 @@ def test_kv_is_described_for_torch_and_cupy_and_never_touched_by_the_host(fake: 
     assert about["data"] == (rig.device.arbiter.pool_address + kv.origin_bytes, False)
     assert about["shape"] == (flat.nbytes,)
     assert len(views) == ROLLOUT_KV.layers
-    steps = {b.address - a.address for a, b in zip(views, views[1:], strict=False)}
+    steps = {b.address - a.address for a, b in itertools.pairwise(views)}
     assert steps == {kv.blocks_per_slab * ROLLOUT_KV.layer_block_bytes}
     ends = {view.address + view.nbytes for view in views}
     assert max(ends) <= rig.device.arbiter.pool_address + rig.device.arbiter.pool_bytes
@@ -262,7 +263,7 @@ def test_another_name_is_refused(name: str) -> None:
         CoServing.open(name, pool_bytes=64 * MIB)
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has an NVIDIA driver")
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
 def test_without_a_driver_a_gpu_is_refused_in_one_sentence() -> None:
     with pytest.raises(Unavailable, match="no CUDA driver"):
         CudaDriver.open()
