@@ -171,6 +171,15 @@ TEST(kernel_that_works_is_chosen_where_memory_operations_do_not) {
   }
 }
 
+TEST(memory_operations_are_chosen_where_both_work) {
+  Rig rig;
+  const KernelDevice device{rig.borrower->get()};
+  const GateProbe probe = rig.probe();
+  CHECK(probe.memop.is_usable);
+  CHECK(probe.kernel.is_usable);
+  CHECK_EQ(probe.choice.kind, GateKind::kMemop);
+}
+
 TEST(driver_without_the_entry_has_no_gate_of_memory_operations) {
   fake().reset();
   fake().missing("cuStreamBatchMemOp");

@@ -344,7 +344,8 @@ TEST(pass_that_must_not_wait_leaves_an_abort_to_one_that_may) {
   CHECK(!rig.borrower->try_pass().value().has_value());
   CHECK_EQ(rig.borrower->enqueued(), 0);
   CHECK_EQ(rig.pass(), Verdict::kAborted);
-  CHECK_EQ(rig.borrower->try_pass().value(), Verdict::kPassed);
+  CHECK(rig.borrower->try_pass().value().has_value());
+  CHECK_EQ(rig.borrower->enqueued(), 1);
 }
 
 TEST(abort_reaches_a_host_that_waits) {
