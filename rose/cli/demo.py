@@ -8,6 +8,7 @@ from typing import Final
 import click
 from rich.console import Console
 
+from rose._core import CudaDriver
 from rose.cli.arms import BenchSettings, choose_cores
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.report import print_table, summarise, write_report
@@ -100,9 +101,12 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
     console = Console()
+    ordinal = device_ordinal(device)
+    if ordinal is not None:
+        CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
     bench = BenchSettings(
         device=device,
-        cores=choose_cores(cores) if device_ordinal(device) is None else frozenset(),
+        cores=choose_cores(cores) if ordinal is None else frozenset(),
         pool_bytes=pool_mib * MIB,
         reserve_bytes=reserve_mib * MIB,
         slo=SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms),

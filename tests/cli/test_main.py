@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -12,6 +13,7 @@ from rose.cli import doctor, verify
 from rose.cli import main as main_module
 from rose.cli.main import main
 from rose.errors import CorruptData, InternalError, InvalidArgument
+from tests.fake_driver import Fake, in_child
 
 
 def run(capsys, *arguments):
@@ -141,8 +143,35 @@ def test_doctor_imports_no_torch():
     assert result.stdout == "[]\n"
 
 
-def test_doctor_says_that_there_is_no_cuda_back_end():
-    assert "CUDA back end is not in this version" in findings()["gpu"].why
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+def test_doctor_says_why_there_is_no_gpu():
+    assert findings()["gpu"].state is doctor.State.ABSENT
+    assert "no CUDA driver" in findings()["gpu"].why
+
+
+@in_child()
+def test_doctor_tries_the_gates_of_each_gpu(fake: Fake):
+    fake.fail("cuLaunchKernel", code=719)
+    found = findings()
+    assert found["cuda driver"].state is doctor.State.ACTIVE
+    assert "Fake GPU 0" in found["gpu 0"].why
+    assert found["gpu 0 gate"].why.startswith("MEMOP: ")
+    assert "wakes in" in found["gpu 0 MEMOP"].why
+    assert found["gpu 0 KERNEL"].state is doctor.State.ABSENT
+    assert fake.faults() == []
+
+
+@in_child(FAKECUDA_MISSING="cuStreamBatchMemOp")
+def test_doctor_says_why_a_gate_is_not_chosen(fake: Fake):
+    fake.fail("cuLaunchKernel", code=719)
+    found = findings()
+    assert found["gpu 0 gate"].why.startswith("HOST: ")
+    assert "cuStreamBatchMemOp" in found["gpu 0 MEMOP"].why
+
+
+@in_child(CUDA_DEVICE_MAX_CONNECTIONS="1")
+def test_doctor_refuses_gates_on_too_few_connections(fake: Fake):
+    assert "CUDA_DEVICE_MAX_CONNECTIONS is 1" in findings()["gpu 0 MEMOP"].why
 
 
 def test_doctor_finds_what_the_kernel_offers():

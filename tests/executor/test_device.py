@@ -163,7 +163,7 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
         return device.serving(SERVING_KV, **arguments)
 
     says(lambda: open_device(pool_bytes=0), "0 bytes", "raise pool_bytes")
-    says(lambda: CoServing.open("cuda:7", pool_bytes=1), "cuda:7", "use 'cpu'")
+    says(lambda: CoServing.open("tpu:7", pool_bytes=1), "tpu:7", "use 'cpu'")
     says(lambda: add(open_device(pool_bytes=2 * SLAB)), "no room", "raise pool_bytes")
     with open_device() as device:
         says(

@@ -161,7 +161,7 @@ def test_rose_isa_lowers_the_instruction_set(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_rose_isa_is_read_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROSE_ISA", "portable")
-    assert backend_of("new", "cpu")._isa == "portable"  # type: ignore[attr-defined]
+    assert backend_of(bits_of("new", FREE))._isa == "portable"  # type: ignore[attr-defined]
     monkeypatch.setenv("ROSE_ISA", "sse9")
     with pytest.raises(InvalidArgument, match="ROSE_ISA=sse9: choose portable, avx2 or avx512"):
         digest(FREE)
@@ -233,7 +233,7 @@ def test_what_torch_has_and_transfer_does_not_take() -> None:
         (here, here.clone().half(), "new is of bfloat16 and shadow of float16: make them equal"),
         (here[::2], here[:4].clone(), r"new is not contiguous: pass new.contiguous\(\)"),
         (here.to_sparse(), here.clone(), "new is not contiguous"),
-        (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on the CPU"),
+        (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and GPUs"),
         (here, here.to("meta"), "new is on cpu and shadow on meta: move one of them"),
         (here, here, "new and shadow overlap in memory"),
     ]

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 
 _VOCABULARY: Final = 4096
 
@@ -68,7 +68,12 @@ def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
 
     Raises:
         InvalidArgument: no such preset or directory, or a model transformers cannot load or batch.
+        Unavailable: this torch has no such device.
     """
+    if device != "cpu" and not torch.cuda.is_available():
+        raise Unavailable(
+            f"torch {torch.__version__} cannot use '{device}': install a torch built for CUDA"
+        )
     if name in PRESETS:
         torch.manual_seed(seed)
         return PRESETS[name]().float().eval().to(device)
