@@ -17,7 +17,6 @@ inline float widen_flushed(std::uint16_t bits) noexcept {
 // 0 to kKeyNan. Subnormals become zeros by masks, before and after the subtraction, so it does not
 // matter whether this thread's floating point flushes them too. It must round to nearest.
 inline std::uint32_t change_key(std::uint16_t fresh, std::uint16_t old) noexcept {
-  if ((fresh & 0x7FFF) > 0x7F80 || (old & 0x7FFF) > 0x7F80) return kKeyNan;
   const float difference = widen_flushed(fresh) - widen_flushed(old);
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(difference) & 0x7FFF'FFFF;
   if (bits > 0x7F80'0000) return kKeyNan;
