@@ -31,7 +31,8 @@ struct Scanned {
   u64 total;
 };
 
-// All threads of the CTA call it.
+// All threads of the CTA call it. Between two calls they meet at some other barrier, so that the
+// answers of the first were read.
 template <u32 kThreads>
 ROSE_DEVICE Scanned scan(u64 number, ScanShared<kThreads>& shared) {
   constexpr u32 kWarps = kThreads / kWarp;
@@ -43,7 +44,6 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared<kThreads>& shared) {
     const u64 other = __shfl_up_sync(kAllLanes, sum, step);
     if (lane >= step) sum += other;
   }
-  __syncthreads();  // the scan before was read by all, its place can be written
   if (lane == kWarp - 1) shared.before[warp + 1] = sum;
   __syncthreads();  // every warp has written its sum, the first thread can add them up
   if (threadIdx.x == 0) {

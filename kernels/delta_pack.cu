@@ -152,16 +152,17 @@ ROSE_DEVICE void write_gap(const PackBlock& block, PackShared<kBlock>& shared,
                            const GapLayout& layout, u32* payload, u32 changes, u32 exceptions) {
   constexpr u32 kWindow = PackShared<kBlock>::kWindowWords;
   for (u32 first = 0; first < layout.words; first += kWindow) {
+    // A thread clears the words that it copied itself.
     for (u32 i = threadIdx.x; i < kWindow; i += kThreadsOf<kBlock>) shared.window[i] = 0;
     __syncthreads();  // the window is zero, bits can be set
     put_changes(block, shared, layout, {shared.window, first, kWindow}, changes, exceptions);
-    __syncthreads();  // every bit is set, the window can be copied
+    // Every bit is set, the window can be copied; the old bits were read, the shadow can move.
+    __syncthreads();
     const u32 rest = layout.words - first;
     const u32 words = rest < kWindow ? rest : kWindow;
     for (u32 i = threadIdx.x; i < words; i += kThreadsOf<kBlock>) {
       payload[first + i] = shared.window[i];
     }
-    __syncthreads();  // the window was copied and the values were read, both can be overwritten
   }
 }
 

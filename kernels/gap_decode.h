@@ -50,7 +50,7 @@ ROSE_DEVICE bool are_tails_clear(const u32* payload, const GapLayout& layout) {
 }
 
 // Sets before[i] to the ones in words 0 to i - 1, and returns all of them. All threads of the CTA
-// call it; what they read of `before` earlier is done with when the first barrier of scan() opens.
+// call it; `before` is written behind the barriers of scan(), when nobody reads what it was.
 template <u32 kBlock>
 ROSE_DEVICE u32 count_ones(const u32* words, u32 count, u16* before, DecodeShared<kBlock>& shared) {
   const u32 share = (count + kThreadsOf<kBlock> - 1) / kThreadsOf<kBlock>;
@@ -64,7 +64,7 @@ ROSE_DEVICE u32 count_ones(const u32* words, u32 count, u16* before, DecodeShare
     before[i] = static_cast<u16>(sum);  // 65,536 only after the last one, where nobody looks
     sum += static_cast<u32>(__popc(words[i]));
   }
-  __syncthreads();  // `before` is written, all can read it
+  __syncthreads();  // `before` is written, all can read it; the scan was read, one more may come
   return static_cast<u32>(scanned.total);
 }
 

@@ -65,8 +65,6 @@ CASES += [
 ]
 # The largest payloads that are still GAP: they go through the pack's window many times.
 CASES += [Case(65_536, 131_072 + 7, density, wild) for density, wild in ((0.6, 0.1), (1, 0.6))]
-# Sanitizers cost most of their time on the largest.
-SANITISED_COUNT_MAX = 70_000
 CASES += [Case(16_384, 3_001, is_special=True), Case(65_536, 399, is_special=True)]
 
 

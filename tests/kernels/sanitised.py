@@ -12,10 +12,11 @@ from tests.kernels.on_cpu import KernelsOnCpu, Order
 
 
 def run_cases(library: Path) -> None:
-    for order, shift in ((Order.SHUFFLED, 2), (Order.FORWARD, 0)):
+    # The largest cases cost most of the time, and their addresses are those of the smaller ones.
+    for order, shift, count_max in ((Order.SHUFFLED, 2, 20_000), (Order.FORWARD, 0, 70_000)):
         kernels = KernelsOnCpu(library, order=order, shift=shift, guard=0)
         for case in cases.CASES:
-            if case.count > cases.SANITISED_COUNT_MAX:
+            if case.count > count_max:
                 continue
             cases.pack_agrees(kernels, case)
             cases.apply_agrees(kernels, case)
