@@ -1,8 +1,8 @@
 """What a suite says: rows, and the one document that every suite writes.
 
-A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when something
-could not be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows.
-A row has exactly these keys:
+A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
+be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
+has exactly these keys:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number

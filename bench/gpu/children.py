@@ -29,6 +29,10 @@ class Deadline:
     def left_s(self) -> float:
         return max(0.0, self._end_s - self._now())
 
+    def less(self, reserve_s: float) -> "Deadline":
+        """Return a deadline that comes `reserve_s` earlier, to leave that time to others."""
+        return Deadline(self._end_s - reserve_s - self._now(), now=self._now)
+
     def at_most(self, limit_s: float) -> float:
         """Return `limit_s`, or less when less is left."""
         return min(limit_s, self.left_s())
@@ -47,6 +51,8 @@ class Ending:
 
     def reason(self, last_line: str = "") -> str:
         """Say why it did not end well."""
+        if self.status is None and self.seconds == 0:
+            return "no time was left for it"
         if self.status is None:
             return f"stopped after {self.seconds:.0f} s"
         how = f"signal {-self.status}" if self.status < 0 else f"status {self.status}"

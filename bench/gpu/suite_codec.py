@@ -1,4 +1,4 @@
-"""Pack, apply, top-k and digest on half a billion elements: against torch, and Triton's twin."""
+"""Pack, apply, top-k and digest on half a billion elements, against torch."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -27,9 +27,6 @@ ROWS: Final = (
     "digest_gb_s",
     "digest_share_of_copy",
     "topk_over_torch",
-    "triton_over_cuda_pack",
-    "triton_over_cuda_apply",
-    "triton_over_cuda_digest",
 )
 
 
@@ -207,38 +204,6 @@ def topk(report: Report, cuda: Any) -> None:
         )
 
 
-def twins(report: Report, cuda: Any, versions: Versions, packed: Any) -> None:
-    from rose.kernels.triton_codec import TritonCodec
-
-    triton = TritonCodec()
-    with report.rows("triton_over_cuda_pack"):
-        subject, peer = Packing(triton, versions), Packing(cuda, versions)
-        subject.checked()
-        report_pairs(report, "triton_over_cuda_pack", subject.timed(), peer.timed(), "CUDA")
-    with report.rows("triton_over_cuda_apply"):
-        weights = versions.old.clone()
-        applied(cuda, packed, weights)
-
-        def back() -> None:
-            applied(cuda, packed, weights, undo=True)
-
-        report_pairs(
-            report,
-            "triton_over_cuda_apply",
-            event_timed(lambda: applied(triton, packed, weights), before=back),
-            event_timed(lambda: applied(cuda, packed, weights), before=back),
-            "CUDA",
-        )
-    with report.rows("triton_over_cuda_digest"):
-        report_pairs(
-            report,
-            "triton_over_cuda_digest",
-            event_timed(lambda: triton.digest(versions.new)),
-            event_timed(lambda: cuda.digest(versions.new)),
-            "CUDA",
-        )
-
-
 def measure(report: Report) -> None:
     import torch
 
@@ -253,7 +218,6 @@ def measure(report: Report) -> None:
         packed = packs(report, cuda, versions, gb_s)
         applies(report, cuda, versions, packed)
         digests(report, cuda, versions, gb_s)
-        twins(report, cuda, versions, packed)
         del versions, packed
         torch.cuda.empty_cache()
         topk(report, cuda)

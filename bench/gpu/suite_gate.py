@@ -5,7 +5,7 @@ import time
 from typing import Any, Final
 
 from bench.gpu.lanes import CREDIT_MAX, LONG_MS, WINDOW_MAX, Borrower, Lanes, spin_until
-from bench.gpu.report import Report
+from bench.gpu.report import Cannot, Report
 from bench.paired import quantile
 from bench.rows import Peer
 from rose.errors import check
@@ -24,8 +24,7 @@ ROWS: Final = (
     *(f"gate_{kind}_in_graph_us" for kind in KINDS),
     *(f"gate_wake_us_{statistic}_{kind}" for kind in KINDS for statistic in ("p50", "p99")),
     "graph_update_us",
-    "gate_alias_us_memop",
-    "gate_alias_us_kernel",
+    *(f"gate_alias_us_{kind}" for kind in KINDS),
 )
 
 
@@ -177,12 +176,17 @@ def _wake_us(borrower: Borrower, waiting: int) -> float:
 
 
 def probed(report: Report, lanes: Lanes) -> None:
-    with report.rows("gate_alias_us_memop", "gate_alias_us_kernel"):
+    """How long an idle serving stream takes beside a borrower that is parked: the self-test's."""
+    rows = {name: f"gate_alias_us_{name}" for name in KINDS}
+    with report.rows(*rows.values()):
         found = lanes.gpu.probe(max_connections=None)
-        print(f"the self-test chose {found.choice.kind}: {found.choice.why}")
-        for name, one in (("memop", found.memop), ("kernel", found.kernel)):
-            print(f"{name}: {one.is_usable}, {one.why}")
-            report.add(f"gate_alias_us_{name}", one.alias_us, "us")
+        print(f"the self-test chose {found.choice.kind}: {found.choice.why}", flush=True)
+        for name, row in rows.items():
+            with report.rows(row):
+                one = getattr(found, name)
+                if not one.is_usable:
+                    raise Cannot(f"the self-test refuses it: {one.why}")
+                report.add(row, one.alias_us, "us")
 
 
 def measure(report: Report) -> None:

@@ -21,9 +21,14 @@ BUSY_MS: Final = 40.0
 SLAB_BYTES: Final = 32 * MIB
 MOVES: Final = 400
 
+MAPPINGS: Final = tuple(
+    f"vmm_{call}_us_{size}mib{beside}"
+    for size in SIZES_MIB
+    for call in CALLS
+    for beside in ("", "_busy")
+)
 ROWS: Final = (
-    *(f"vmm_{call}_us_{size}mib" for size in SIZES_MIB for call in CALLS),
-    *(f"vmm_{call}_us_{size}mib_busy" for size in SIZES_MIB for call in CALLS),
+    *MAPPINGS,
     "move_1gib_us_p50",
     "move_1gib_us_p99",
     "move_1gib_us_p99_busy",
@@ -43,25 +48,27 @@ def busy(lanes: Lanes) -> Iterator[None]:
 
 
 def mappings(report: Report, lanes: Lanes) -> None:
-    import torch
+    with report.rows(*MAPPINGS):
+        calls = DriverCalls()
+        for size in SIZES_MIB:
+            names = [f"vmm_{call}_us_{size}mib" for call in CALLS]
+            with report.rows(*names, *(f"{name}_busy" for name in names)):
+                one_size(report, lanes, calls, names, size * MIB)
 
-    calls = DriverCalls()
-    torch.cuda.current_stream().synchronize()
-    for size in SIZES_MIB:
-        idle_names = [f"vmm_{call}_us_{size}mib" for call in CALLS]
-        busy_names = [f"{name}_busy" for name in idle_names]
-        with report.rows(*idle_names, *busy_names):
-            calls.cycle_us(size * MIB)
-            idle = [calls.cycle_us(size * MIB) for _ in range(ROUNDS)]
-            beside = []
-            for _ in range(ROUNDS):
-                with busy(lanes):
-                    beside.append(calls.cycle_us(size * MIB))
-            for at, (idle_name, busy_name) in enumerate(zip(idle_names, busy_names, strict=True)):
-                idle_us = statistics.median(one[at] for one in idle)
-                busy_us = statistics.median(one[at] for one in beside)
-                report.add(idle_name, idle_us, "us")
-                report.add(busy_name, busy_us, "us", peer=Peer("on an idle GPU", idle_us, "us"))
+
+def one_size(
+    report: Report, lanes: Lanes, calls: DriverCalls, names: list[str], size_bytes: int
+) -> None:
+    calls.cycle_us(size_bytes)  # the first one is not like the others
+    idle = [calls.cycle_us(size_bytes) for _ in range(ROUNDS)]
+    beside = []
+    for _ in range(ROUNDS):
+        with busy(lanes):
+            beside.append(calls.cycle_us(size_bytes))
+    for at, name in enumerate(names):
+        idle_us, busy_us = (statistics.median(one[at] for one in all_) for all_ in (idle, beside))
+        report.add(name, idle_us, "us")
+        report.add(f"{name}_busy", busy_us, "us", peer=Peer("on an idle GPU", idle_us, "us"))
 
 
 class Loan:

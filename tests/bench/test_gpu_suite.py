@@ -162,6 +162,27 @@ def test_a_run_whose_time_is_over_still_writes_its_document(
         *SOUND.promised,
         *BROKEN.promised,
     }
+    assert {one["reason"] for one in document["unmeasured"]} == {"no time was left for it"}
+
+
+def test_the_demo_has_its_time_whatever_comes_before(
+    whole: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_s: list[float] = []
+
+    def demo(_out: Path, deadline: Deadline) -> Findings:
+        left_s.append(deadline.left_s())
+        return Findings()
+
+    monkeypatch.setattr(parts, "demo", demo)
+    monkeypatch.setattr(parts, "DEMO_S", 50.0)
+    hanging = Suite(BROKEN.module, limit_s=100.0)
+    monkeypatch.setattr(parts, "why_no_demo", lambda: None)
+    assert whole(hanging, total_s=54.0) == 1
+    assert left_s[0] > 40.0
+    # Where it cannot run, the suites have that time.
+    monkeypatch.setattr(parts, "why_no_demo", lambda: "no transformers")
+    assert whole(SOUND, total_s=50.0) == 0
 
 
 def test_without_a_build_nothing_else_is_tried(
@@ -245,7 +266,9 @@ def test_a_child_says_how_it_ended(tmp_path: Path) -> None:
     assert failed.reason(last_line(log)) == "status 1: too bad"
     killed = run_child(python("-c", "import os; os.abort()"), log=log, limit_s=30)
     assert killed.reason() == "signal 6"
-    assert run_child(python("-c", ""), log=log, limit_s=0) == Ending(None, 0.0)
+    late = run_child(python("-c", ""), log=log, limit_s=0)
+    assert late == Ending(None, 0.0)
+    assert late.reason() == "no time was left for it"
 
 
 def test_this_checkout_comes_first_in_a_child(tmp_path: Path, repo: Path) -> None:
@@ -262,8 +285,10 @@ def test_the_deadline_shortens_what_is_left() -> None:
     clock[0] = 107.0
     assert deadline.at_most(45.0) == 3.0
     assert deadline.at_most(2.0) == 2.0
+    assert deadline.less(2.0).at_most(45.0) == 1.0
     clock[0] = 200.0
     assert deadline.left_s() == 0.0
+    assert deadline.less(2.0).left_s() == 0.0
 
 
 def test_a_long_log_keeps_its_head_and_its_tail(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 torch, triton and cupy are imported by tests and fixtures, never when tests are collected.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.gpu.card import why_no_gpu
@@ -47,3 +49,11 @@ def lanes(gpu: None) -> Any:
     from bench.gpu.lanes import Lanes
 
     return Lanes()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Return other numbers in each run; a test that fails shows its seed."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

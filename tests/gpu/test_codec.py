@@ -1,26 +1,22 @@
-"""The codec on a GPU, bit for bit: CUDA and Triton against the reference and the C++ twin.
+"""The CUDA kernels of the codec on a GPU, bit for bit. Each run draws fresh bits, and says its seed.
 
-Each run draws fresh bits, and prints its seed.
+Without torch: a sanitizer runs some of these tests, and memory is allocated buffer by buffer.
 """
 
-import itertools
-import os
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from rose import _core
-from tests.gpu.twins import NO_BAD_BLOCK, Bits, CudaTwin, Packed, TritonTwin
-from tests.reference import delta as reference
+from tests.gpu import codec_checks as codec
+from tests.gpu.codec_checks import LARGE, SMALL
+from tests.gpu.twins import CudaTwin
 
 pytestmark = pytest.mark.gpu
 
-LARGE: Final = 65_536
-SMALL: Final = 16_384
 # Around a word, a warp, a block of each size, and a prime.
 COUNTS: Final = (1, 31, 32, 33, 1000, SMALL - 1, SMALL + 1, LARGE, LARGE + 7, 104_729)
-MASK64: Final = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
@@ -28,324 +24,86 @@ def cuda(device: Any) -> CudaTwin:
     return CudaTwin(device)
 
 
-@pytest.fixture(params=["cuda", "triton"])
-def twin(request: pytest.FixtureRequest) -> Any:
-    if request.param == "cuda":
-        return request.getfixturevalue("cuda")
-    pytest.importorskip("triton")
-    return TritonTwin()
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
-def two_versions(
-    rng: np.random.Generator, count: int, *, share: float, step_share: float = 0.89
-) -> tuple[Bits, Bits]:
-    """Return new and old bits; all patterns occur, NaN and subnormals too."""
-    old = rng.integers(0, 1 << 16, count, dtype=np.uint16)
-    is_changed = rng.random(count) < share
-    is_step = rng.random(count) < step_share
-    up = rng.integers(0, 2, count, dtype=np.uint16)
-    step = np.where(up == 1, old + np.uint16(1), old - np.uint16(1))
-    other = old ^ rng.integers(1, 1 << 16, count, dtype=np.uint16)
-    new = np.where(is_changed, np.where(is_step, step, other), old)
-    return new.astype(np.uint16), old
-
-
-def arena_for(count: int, block_elements: int) -> int:
-    """Return room for any delta of `count` elements."""
-    full, rest = divmod(count, block_elements)
-    return full * (block_elements // 2) + (rest + 1) // 2
-
-
-def packed_whole(twin: Any, new: Bits, old: Bits, block_elements: int, **more: Any) -> Packed:
-    arena_words = arena_for(len(new), block_elements)
-    packed: Packed = twin.pack(
-        new, old, block_elements=block_elements, arena_words=arena_words, **more
-    )
-    return packed
-
-
-def check_same(packed: Packed, wanted: reference.Delta, shadow: Bits) -> None:
-    got = packed.gathered()
-    assert got.entries == wanted.entries
-    assert got.payload == wanted.payload
-    assert packed.words == len(wanted.payload)
-    assert (packed.shadow == shadow).all()
-
-
-# ---- pack
-
-
-def check_pack(twin: Any, rng: np.random.Generator, count: int, **more: Any) -> None:
-    for share, step_share in ((0.01, 0.89), (0.3, 0.5), (1.0, 0.0)):
-        new, old = two_versions(rng, count, share=share, step_share=step_share)
-        for block_elements in (LARGE, SMALL):
-            shadow = old.copy()
-            wanted = reference.pack(new, shadow, block_elements=block_elements)
-            packed = packed_whole(twin, new, old, block_elements, **more)
-            check_same(packed, wanted, shadow)
-            assert packed.digest == reference.digest(shadow)
-
-
 @pytest.mark.parametrize("count", COUNTS)
 def test_pack_is_bit_for_bit_the_reference(
     cuda: CudaTwin, rng: np.random.Generator, count: int
 ) -> None:
-    check_pack(cuda, rng, count)
-
-
-@pytest.mark.parametrize("count", [1, 33, 1000, SMALL + 1, LARGE + 7])
-def test_triton_packs_as_the_reference(rng: np.random.Generator, count: int) -> None:
-    pytest.importorskip("triton")
-    check_pack(TritonTwin(), rng, count)
+    codec.check_pack(cuda, rng, count)
 
 
 @pytest.mark.parametrize("skew_bytes", [2, 4, 6, 8, 14])
 def test_any_address_of_an_element_will_do(
-    twin: Any, rng: np.random.Generator, skew_bytes: int
+    cuda: CudaTwin, rng: np.random.Generator, skew_bytes: int
 ) -> None:
-    new, old = two_versions(rng, 20_011, share=0.05)
-    shadow = old.copy()
-    wanted = reference.pack(new, shadow, block_elements=SMALL)
-    packed = packed_whole(twin, new, old, SMALL, skew_bytes=skew_bytes)
-    check_same(packed, wanted, shadow)
-    applied = twin.apply(old, wanted, skew_bytes=skew_bytes)
-    assert (applied.weights == new).all()
-    assert twin.digest(new, skew_bytes=skew_bytes) == reference.digest(new)
+    codec.check_any_address(cuda, rng, skew_bytes)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.9])
 def test_millions_of_elements_pack_as_the_core_packs_them(
-    twin: Any, rng: np.random.Generator, share: float
+    cuda: CudaTwin, rng: np.random.Generator, share: float
 ) -> None:
-    new, old = two_versions(rng, 5_000_011, share=share)
-    shadow = old.copy()
-    entries, payload, digest = _core.delta_pack(
-        new, shadow, block_elements=LARGE, threshold=0, isa=None
-    )
-    packed = packed_whole(twin, new, old, LARGE)
-    assert (packed.entries == entries).all()
-    gathered = packed.gathered()
-    assert gathered.payload == payload.tolist()
-    assert (packed.shadow == new).all()
-    assert packed.digest == tuple(digest)
+    codec.check_millions(cuda, rng, share)
 
 
-def test_index_and_seed_are_those_of_the_tensor(twin: Any, rng: np.random.Generator) -> None:
-    new, old = two_versions(rng, 3001, share=0.1)
-    seed = int(rng.integers(0, 1 << 63)) * 2 + 1
-    packed = packed_whole(twin, new, old, LARGE, first_index=1 << 34, seed=seed)
-    assert packed.digest == reference.digest(new, first_index=1 << 34, seed=seed)
-
-
-# ---- an arena that is too small
+def test_index_and_seed_are_those_of_the_tensor(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    codec.check_index_and_seed(cuda, rng)
 
 
 def test_deferred_blocks_leave_their_shadow_and_come_with_the_next_pack(
-    twin: Any, rng: np.random.Generator
+    cuda: CudaTwin, rng: np.random.Generator
 ) -> None:
-    new, old = two_versions(rng, 10 * SMALL + 5, share=0.3)
-    needed = packed_whole(twin, new, old, SMALL).words
-    first = twin.pack(new, old, block_elements=SMALL, arena_words=needed // 2)
-    assert first.words == needed
-    deferred = first.deferred()
-    assert deferred
-    assert len(deferred) < len(first.entries)
-    for block in range(len(first.entries)):
-        part = slice(block * SMALL, (block + 1) * SMALL)
-        expected = old if block in deferred else new
-        assert (first.shadow[part] == expected[part]).all()
-    assert first.digest == reference.digest(first.shadow)
-    rest = packed_whole(twin, new, first.shadow, SMALL)
-    assert rest.deferred() == []
-    halfway = twin.apply(old, first.gathered())
-    assert (halfway.weights == first.shadow).all()
-    assert (twin.apply(halfway.weights, rest.gathered()).weights == new).all()
+    codec.check_deferred(cuda, rng)
 
 
-def test_an_arena_without_room_defers_everything(twin: Any, rng: np.random.Generator) -> None:
-    new, old = two_versions(rng, 3 * SMALL, share=0.5)
-    packed = twin.pack(new, old, block_elements=SMALL, arena_words=1)
-    assert packed.deferred() == [0, 1, 2]
-    assert (packed.shadow == old).all()
-    assert packed.words > 1
-
-
-# ---- apply
-
-
-def check_apply(twin: Any, rng: np.random.Generator, count: int) -> None:
-    for share in (0.01, 0.4, 1.0):
-        new, old = two_versions(rng, count, share=share)
-        for block_elements in (LARGE, SMALL):
-            delta = reference.pack(new, old.copy(), block_elements=block_elements)
-            applied = twin.apply(old, delta)
-            assert applied.bad_block == NO_BAD_BLOCK
-            assert (applied.weights == new).all()
-            undone = twin.apply(new, delta, undo=True)
-            assert undone.bad_block == NO_BAD_BLOCK
-            assert (undone.weights == old).all()
+def test_an_arena_without_room_defers_everything(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    codec.check_no_room(cuda, rng)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_apply_is_bit_for_bit_the_reference(
     cuda: CudaTwin, rng: np.random.Generator, count: int
 ) -> None:
-    check_apply(cuda, rng, count)
+    codec.check_apply(cuda, rng, count)
 
 
-@pytest.mark.parametrize("count", [1, 33, 1000, SMALL + 1, LARGE + 7])
-def test_triton_applies_as_the_reference(rng: np.random.Generator, count: int) -> None:
-    pytest.importorskip("triton")
-    check_apply(TritonTwin(), rng, count)
-
-
-def entry_with(entry: int, **fields: int) -> int:
-    at = {"kind": (0, 15), "changed": (4, 0xFFFFF), "exceptions": (24, 0xFFFFF), "words": (44, -1)}
-    for name, value in fields.items():
-        shift, mask = at[name]
-        mask = 0xFFFFF if mask == -1 else mask
-        entry = entry & ~(mask << shift) | value << shift
-    return entry
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"kind": 7},
-        {"kind": 15},
-        {"changed": 0},
-        {"changed": SMALL + 1},
-        {"changed": 0xFFFFF},
-        {"exceptions": 0xFFFFF},
-        {"words": 0},
-        {"words": 0xFFFFF},
-    ],
-)
+@pytest.mark.parametrize("fields", codec.CORRUPT, ids=str)
 def test_a_corrupt_block_leaves_its_weights_alone(
-    twin: Any, rng: np.random.Generator, fields: dict[str, int]
+    cuda: CudaTwin, rng: np.random.Generator, fields: dict[str, int]
 ) -> None:
-    new, old = two_versions(rng, 4 * SMALL, share=0.02)
-    delta = reference.pack(new, old.copy(), block_elements=SMALL)
-    sound = list(delta.entries)
-    delta.entries[2] = entry_with(sound[2], **fields)
-    # The payloads stay where they were: only the words of the entry itself are wrong.
-    payload, delta.payload = delta.payload, []
-    for entry, bad in zip(sound, delta.entries, strict=True):
-        size, said = entry >> 44, bad >> 44
-        part, payload = payload[:size], payload[size:]
-        delta.payload += (part + [0] * said)[:said]
-    applied = twin.apply(old, delta)
-    assert applied.bad_block == 2
-    for block in range(4):
-        part = slice(block * SMALL, (block + 1) * SMALL)
-        expected = old if block == 2 else new
-        assert (applied.weights[part] == expected[part]).all()
+    codec.check_corrupt(cuda, rng, fields)
 
 
-def test_flipped_bits_never_reach_another_block(twin: Any, rng: np.random.Generator) -> None:
-    new, old = two_versions(rng, 3 * SMALL, share=0.02)
-    delta = reference.pack(new, old.copy(), block_elements=SMALL)
-    start, size = delta.entries[0] >> 44, delta.entries[1] >> 44
-    for _ in range(24):
-        bad = reference.Delta(delta.count, SMALL, list(delta.entries), list(delta.payload))
-        bad.payload[start + int(rng.integers(size))] ^= 1 << int(rng.integers(32))
-        applied = twin.apply(old, bad)
-        assert (applied.weights[:SMALL] == new[:SMALL]).all()
-        assert (applied.weights[2 * SMALL :] == new[2 * SMALL :]).all()
-        if applied.bad_block != NO_BAD_BLOCK:
-            assert applied.bad_block == 1
-            assert (applied.weights[SMALL : 2 * SMALL] == old[SMALL : 2 * SMALL]).all()
-
-
-# ---- top-k
-
-
-def check_topk(twin: Any, rng: np.random.Generator, count: int) -> None:
-    new, old = two_versions(rng, count, share=0.5)
-    for budget in (0, 1, count // 20, count):
-        threshold = twin.threshold(new, old, budget=budget)
-        assert threshold == reference.topk_threshold(new, old, budget)
-        shadow = old.copy()
-        wanted = reference.pack(new, shadow, block_elements=SMALL, threshold=threshold)
-        packed = packed_whole(twin, new, old, SMALL, threshold=threshold)
-        check_same(packed, wanted, shadow)
-        unpacked = twin.unpack(old, wanted)
-        assert unpacked.bad_block == NO_BAD_BLOCK
-        positions, values = reference.topk_unpack(wanted, old)
-        assert unpacked.positions == positions
-        assert unpacked.values == values
+def test_flipped_bits_never_reach_another_block(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    codec.check_flipped(cuda, rng)
 
 
 @pytest.mark.parametrize("count", [1, 33, 1000, SMALL + 1])
 def test_topk_is_bit_for_bit_the_reference(
     cuda: CudaTwin, rng: np.random.Generator, count: int
 ) -> None:
-    check_topk(cuda, rng, count)
+    codec.check_topk(cuda, rng, count)
 
 
-@pytest.mark.parametrize("count", [33, SMALL + 1])
-def test_triton_finds_the_same_top(rng: np.random.Generator, count: int) -> None:
-    pytest.importorskip("triton")
-    check_topk(TritonTwin(), rng, count)
-
-
-def test_millions_have_the_threshold_of_the_core(twin: Any, rng: np.random.Generator) -> None:
-    new, old = two_versions(rng, 4_000_037, share=0.3)
-    for budget in (0, 1000, 100_000, 2_000_000):
-        wanted = _core.topk_threshold(new, old, budget=budget, isa=None)
-        assert twin.threshold(new, old, budget=budget) == wanted
-
-
-# ---- digest
-
-
-def check_digest(twin: Any, rng: np.random.Generator, count: int) -> None:
-    bits = rng.integers(0, 1 << 16, count, dtype=np.uint16)
-    seed = int(rng.integers(0, 1 << 63))
-    assert twin.digest(bits) == reference.digest(bits)
-    wanted = reference.digest(bits, first_index=1 << 20, seed=seed)
-    assert twin.digest(bits, first_index=1 << 20, seed=seed) == wanted
+def test_millions_have_the_threshold_of_the_core(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    codec.check_threshold_of_millions(cuda, rng)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 1001, 65_537])
 def test_digest_is_bit_for_bit_the_reference(
     cuda: CudaTwin, rng: np.random.Generator, count: int
 ) -> None:
-    check_digest(cuda, rng, count)
+    codec.check_digest(cuda, rng, count)
 
 
-@pytest.mark.parametrize("count", [1, 3, 1001, 65_537])
-def test_triton_digests_as_the_reference(rng: np.random.Generator, count: int) -> None:
-    pytest.importorskip("triton")
-    check_digest(TritonTwin(), rng, count)
+def test_the_digest_of_parts_adds_up(cuda: CudaTwin, rng: np.random.Generator) -> None:
+    codec.check_digest_of_parts(cuda, rng)
 
 
-def test_the_digest_of_parts_adds_up(twin: Any, rng: np.random.Generator) -> None:
-    bits = rng.integers(0, 1 << 16, 1_000_003, dtype=np.uint16)
-    cuts = [0, 4, 40_000, 999_996, len(bits)]
-    parts = [
-        twin.digest(bits[start:end], first_index=start) for start, end in itertools.pairwise(cuts)
-    ]
-    whole = tuple(sum(part[which] for part in parts) & MASK64 for which in range(2))
-    assert twin.digest(bits) == whole
-    assert whole == tuple(_core.digest(bits, first_index=0, seed=0, isa=None))
-
-
-# ---- refusals
-
-
-def test_a_launcher_names_the_address_it_refuses(cuda: CudaTwin, device: Any) -> None:
+def test_a_launcher_names_the_address_it_refuses(device: Any) -> None:
     from rose.errors import InvalidArgument
 
-    codec = _core.DeviceCodec.create(device)
+    launcher = _core.DeviceCodec.create(device)
     with pytest.raises(InvalidArgument, match="bits is null"):
-        codec.digest(bits=0, count=4, sums=256, stream=0)
+        launcher.digest(bits=0, count=4, sums=256, stream=0)
     with pytest.raises(InvalidArgument, match="multiple of 8"):
-        codec.digest(bits=256, count=4, sums=260, stream=0)
+        launcher.digest(bits=256, count=4, sums=260, stream=0)

@@ -1,6 +1,7 @@
 """Rose is a guest: a program that uses it finds CUDA as it was, and pays nothing on import."""
 
 import ctypes
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,23 +87,38 @@ def test_no_error_is_left_after_a_call_that_fails(device: Any) -> None:
     _, total = device.memory_info()
     slabs = total // (64 * MIB) + 16
     with pytest.raises(OutOfMemory):
-        Arbiter.create(slab_bytes=64 * MIB, slab_count=slabs, header_slabs=1, device=device)
+        # In one piece, so that the driver refuses it before it has given any.
+        Arbiter.create(
+            slab_bytes=64 * MIB,
+            slab_count=slabs,
+            header_slabs=1,
+            object_bytes_max=2 * total,
+            device=device,
+        )
     with pytest.raises(InvalidArgument, match="999"):
         CudaDevice.open(999)
     check_clean()
 
 
-def test_a_pool_that_does_not_fit_leaves_all_memory_free(device: Any) -> None:
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_a_pool_that_fails_half_way_leaves_all_memory_free(device: Any, failing: int) -> None:
     from rose._core import Arbiter
-    from rose.errors import OutOfMemory
+    from rose.errors import RoseError
 
-    before, total = device.memory_info()
-    with pytest.raises(OutOfMemory):
+    gc.collect()
+    before, _ = device.memory_info()
+    with pytest.raises(RoseError):
         Arbiter.create(
-            slab_bytes=64 * MIB, slab_count=total // (64 * MIB) + 16, header_slabs=1, device=device
+            slab_bytes=64 * MIB,
+            slab_count=8,
+            header_slabs=1,
+            object_bytes_max=192 * MIB,
+            fail_backend_call=failing,
+            device=device,
         )
     after, _ = device.memory_info()
     assert before - after < 64 * MIB
+    check_clean()
 
 
 def test_the_current_context_is_the_callers(device: Any) -> None:

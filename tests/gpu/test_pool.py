@@ -190,13 +190,12 @@ def test_an_ownership_move_touches_no_memory(tenants: Tenants, device: Any) -> N
 
 
 IMPORTER: Final = """
-import ctypes, sys
+import sys
+import numpy as np
 from bench.gpu.driver_calls import DriverCalls
 from tests.gpu.memory import Memory
 memory, calls = Memory(), DriverCalls()
 with calls.imported(int(sys.argv[1]), int(sys.argv[2])) as address:
-    word = (ctypes.c_ubyte * 8)()
-    import numpy as np
     content = np.empty(8, np.uint8)
     memory.to_host(content, address)
     assert (content == 0x5A).all(), content
