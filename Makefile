@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
 SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
-CXX_FILES = $(shell find csrc tests/cpp bench -name '*.h' -o -name '*.cpp')
+CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: install build demo test lint format bench gpu clean
 

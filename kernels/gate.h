@@ -1,15 +1,7 @@
 // The gate as a kernel: what one thread does in the borrower's stream until its segment may start.
 #pragma once
 
-#include <cstdint>
-
-#ifndef ROSE_HD
-#ifdef __CUDACC__
-#define ROSE_HD __host__ __device__
-#else
-#define ROSE_HD
-#endif
-#endif
+#include "device.h"
 
 namespace rose::kernels {
 

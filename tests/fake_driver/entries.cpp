@@ -410,11 +410,6 @@ Answer cuMemsetD32Async(DevicePointer at, unsigned value, std::size_t count, CUs
   return world().issue(stream, Fill{at, value, count});
 }
 
-Answer cuMemcpyDtoHAsync(void* to, DevicePointer from, std::size_t size, CUstream stream) {
-  if (!world().is_accessible(from, size)) return kInvalidValue;
-  return world().issue(stream, CopyOut{to, from, size});
-}
-
 // ---- streams and events
 
 CUstream make_stream(CUcontext context, CUgreenCtx green, int priority) {

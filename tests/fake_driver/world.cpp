@@ -213,12 +213,6 @@ bool World::run(Work& work, CUstream stream) {
     } else {
       std::fill_n(std::bit_cast<std::uint32_t*>(fill->at), fill->count, fill->value);
     }
-  } else if (const auto* copy = std::get_if<CopyOut>(&work)) {
-    if (!is_accessible(copy->from, copy->size_bytes)) {
-      fault("a copy reached memory that is gone: " + hex(copy->from), kSuccess);
-    } else {
-      std::memcpy(copy->to, std::bit_cast<const void*>(copy->from), copy->size_bytes);
-    }
   } else if (const auto* launch = std::get_if<Launch>(&work)) {
     run_kernel(*launch, stream);
   }

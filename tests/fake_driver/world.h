@@ -43,11 +43,6 @@ struct Fill {
   unsigned value;
   std::size_t count;
 };
-struct CopyOut {
-  void* to;
-  DevicePointer from;
-  std::size_t size_bytes;
-};
 struct Launch {
   CUkernel kernel;
   std::array<unsigned, 3> grid;
@@ -56,7 +51,7 @@ struct Launch {
   std::vector<std::uint64_t> arguments;
 };
 struct GraphRun;
-using Work = std::variant<Batch, Record, Fill, CopyOut, Launch, std::shared_ptr<GraphRun>>;
+using Work = std::variant<Batch, Record, Fill, Launch, std::shared_ptr<GraphRun>>;
 
 struct Node {
   CUgraphNode id;
