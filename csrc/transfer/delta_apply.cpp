@@ -9,8 +9,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Also writes the elements that stay: a branch on each would cost more than a RAW block has of
-// them.
+// Also writes the elements that stay: to branch on each of them would cost more.
 void apply_raw(const BlockView& block, std::uint16_t* weights) noexcept {
   for (std::uint32_t i = 0; i < block.elements; ++i) {
     weights[i] = static_cast<std::uint16_t>(weights[i] ^ raw_xor(block, i));
