@@ -220,7 +220,7 @@ class Cta {
                                        : ": not all lanes of its mask came");
   }
 
-  static void poison_shared();
+  void poison_shared();
 
   Order order_{Order::kForward};
   std::mt19937 random_;
