@@ -63,7 +63,7 @@ def copy_gb_s() -> float:
     """Return what a copy inside the device's memory moves, bytes read and written, in GB/s."""
     import torch
 
-    source = torch.randint(-(1 << 62), 1 << 62, (COPY_BYTES // 8,), device="cuda")
+    source = torch.randint(-(1 << 61), 1 << 61, (COPY_BYTES // 8,), device="cuda")
     target = torch.empty_like(source)
     ms = median_of(event_timed(lambda: target.copy_(source)), rounds=COPY_ROUNDS)
     return 2 * COPY_BYTES / GB / (ms * 1e-3)

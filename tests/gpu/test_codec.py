@@ -1,4 +1,4 @@
-"""The CUDA kernels of the codec on a GPU, bit for bit. Each run draws fresh bits, and says its seed.
+"""The CUDA kernels of the codec on a GPU, bit for bit. Each run draws fresh bits and says its seed.
 
 Without torch: a sanitizer runs some of these tests, and memory is allocated buffer by buffer.
 """
