@@ -78,8 +78,11 @@ def test_tenants_get_streams_of_their_own_and_a_tested_gate(fake: Fake) -> None:
     rig = Rig()
     assert rig.device.gate_choice.kind is GateKind.MEMOP
     assert rig.serving.stream not in (None, 0, rig.rollout.stream)
-    created = [line for line in fake.log() if line.startswith("cuStreamCreateWithPriority")]
-    assert len(created) == 2
+    gpu = rig.device._gpu
+    assert gpu is not None
+    lowest, highest = gpu.device.priority_range
+    assert (gpu.serving.priority, gpu.rollout.priority) == (highest, lowest)
+    assert highest < lowest
     rig.close()
 
 
