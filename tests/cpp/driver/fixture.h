@@ -47,7 +47,9 @@ constexpr std::size_t kPage = std::size_t{2} << 20;
 inline Result<memory::Pool> create_words(const driver::DevicePtr& device) {
   Result<std::unique_ptr<memory::CudaVmm>> backend = memory::CudaVmm::create(device);
   if (!backend.ok()) return backend.status();
-  return memory::Pool::create(backend.take(), {.slab_bytes = kPage, .slab_count = 1});
+  // In the header, which is zeros.
+  return memory::Pool::create(backend.take(),
+                              {.slab_bytes = kPage, .slab_count = 1, .header_slabs = 1});
 }
 
 inline driver::DevicePointer address_of(const memory::Pool& words, std::size_t index) {
