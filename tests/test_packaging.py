@@ -200,6 +200,13 @@ def test_pip_shows_the_sentence(unpacked: Path, tmp_path: Path) -> None:
     assert NO_COMPILER.format("/nonexistent/g++", "not found") in done.stdout + done.stderr
 
 
+def test_core_of_a_wheel_names_no_function(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if ".so" in name)
+        library = archive.extract(name, tmp_path)
+    assert ".symtab" not in run("readelf", "-SW", library, cwd=tmp_path).stdout
+
+
 def test_core_has_no_executable_stack_and_no_driver(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if ".so" in name)
