@@ -4,7 +4,7 @@ import importlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -357,7 +357,7 @@ def sanitizer_row(name: str, pattern: str, said: str, is_good: bool, why: str) -
     return found
 
 
-def skip_all(names: Iterator[str] | Sequence[str], why: str) -> Findings:
+def skip_all(names: Sequence[str], why: str) -> Findings:
     found = Findings()
-    found.cannot(list(names), why)
+    found.cannot(names, why)
     return found
