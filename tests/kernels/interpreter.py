@@ -111,15 +111,18 @@ def scalar(value: int | None) -> Any:
     return None if value is None else torch.tensor(value, dtype=torch.int32)
 
 
-def table(entries: list[int], offsets: list[int], payload: list[int]) -> tuple[Any, Any, Any]:
-    """Return what `delta_apply` takes; behind the payload lies what must not be read."""
+def table(
+    entries: list[int], offsets: list[int], payload: list[int], *, around: list[int] | None = None
+) -> tuple[Any, Any, Any]:
+    """Return what `delta_apply` takes; `around` lies in front of the payload and behind it."""
     import torch
 
-    words = np.array([*payload, *[0xFFFFFFFF] * GUARD], np.uint32).view(np.int32)
+    around = around or [0xFFFFFFFF] * GUARD
+    words = np.array([*around, *payload, *around], np.uint32).view(np.int32)
     return (
         torch.from_numpy(np.array(entries, np.uint64).view(np.int64)),
         torch.tensor(offsets, dtype=torch.int64),
-        torch.from_numpy(words)[: len(payload)],
+        torch.from_numpy(words)[len(around) : len(around) + len(payload)],
     )
 
 
@@ -176,6 +179,7 @@ def delta_apply(
     skip: int = 0,
     dtype: str = "int16",
     programs: int = 1024,
+    around: list[int] | None = None,
     **options: Any,
 ) -> tuple[int, Bits]:
     from rose.kernels import block_changes
@@ -183,7 +187,8 @@ def delta_apply(
 
     block_changes.PROGRAMS = programs
     held = Guarded(weights, skip, dtype)
-    errors = delta_apply(held.tensor, *table(entries, offsets, payload), **options)
+    delta = table(entries, offsets, payload, around=around)
+    errors = delta_apply(held.tensor, *delta, **options)
     return int(errors), held.bits()
 
 
@@ -204,6 +209,28 @@ def topk_unpack(
     return Unpacked(
         found.positions.tolist(), unsigned(found.values, 16), int(found.count), int(found.errors)
     )
+
+
+def listed_in_a_part(
+    base: Bits,
+    entries: list[int],
+    offsets: list[int],
+    payload: list[int],
+    *,
+    capacity: int,
+    **options: Any,
+) -> tuple[list[int], list[int]]:
+    """Return what lies behind lists of `capacity` once changes were listed there."""
+    import torch
+
+    from rose.kernels.block_changes import Lists, change_blocks
+
+    positions = torch.full((len(base),), -1, dtype=torch.int64)
+    values = torch.full((len(base),), -1, dtype=torch.int16)
+    lists = Lists(torch.zeros(1, dtype=torch.int64), positions[:capacity], values[:capacity])
+    delta = table(entries, offsets, payload)
+    assert int(change_blocks(Guarded(base).tensor, *delta, to=lists, **options)) == -1
+    return positions[capacity:].tolist(), values[capacity:].tolist()
 
 
 def digest(bits: Bits, *, skip: int = 0, **options: Any) -> tuple[int, int]:

@@ -78,7 +78,7 @@ def test_small_arrays_have_the_bits_of_the_reference(
 
 @pytest.mark.parametrize(
     ("count", "density", "exceptions"),
-    [(BLOCK - 1, 0.01, 0.2), (BLOCK, 0.3, 0.02), (BLOCK + 1, 1, 0), (BLOCK, 0.9, 0.9)],
+    [(BLOCK - 1, 0.01, 0.2), (BLOCK, 0.3, 0.02), (BLOCK + 1, 1, 0), (BLOCK, 0.1, 0.6)],
 )
 def test_whole_blocks_have_the_bits_of_the_reference(
     child: Child, count: int, density: float, exceptions: float
@@ -293,6 +293,7 @@ CORRUPT: dict[str, Callable[[], tuple[int, list[int]]]] = {
     "gap where raw is smaller": gap_where_raw_is_smaller,
     "a position less": lambda: with_bit(GOOD, 0, 0),
     "a position more": lambda: with_bit(GOOD, 0, 1),
+    "no last position": lambda: with_bit(GOOD, 0, (99 >> 3) + 7),
     "a position too large": lambda: replace(
         GOOD, positions=(3, 4, 17, 40, 41, 42, 77, 100)
     ).encode(),
@@ -304,6 +305,7 @@ CORRUPT: dict[str, Callable[[], tuple[int, list[int]]]] = {
     "a bit behind the low positions": lambda: with_bit(GOOD, 0, 32 + 24),
     "a bit behind the signs": lambda: with_bit(GOOD, 1, 8),
     "a rank less": lambda: with_bit(GOOD, 2, 0),
+    "no last rank": lambda: with_bit(GOOD, 2, (5 >> 1) + 2),
     "a rank too large": lambda: replace(
         GOOD, positions=GOOD.positions[:7], signs=GOOD.signs[:7], ranks=(1, 4, 7)
     ).encode(),
@@ -315,6 +317,7 @@ CORRUPT: dict[str, Callable[[], tuple[int, list[int]]]] = {
     "a bit behind the values": lambda: with_bit(GOOD, 3, 63),
     "raw with fewer changes": lambda: raw([1] * 99 + [0], changed=100),
     "raw with more changes": lambda: raw([1] * 100, changed=99),
+    "raw that changes nothing": lambda: raw([0] * 100, changed=0),
     "raw with exceptions": lambda: raw([1] * 100, changed=100, exceptions=1),
     "raw too long": lambda: raw([1] * 100 + [0, 0], changed=100),
 }
@@ -370,6 +373,23 @@ def test_a_block_outside_the_payload_is_corrupt(child: Child, at: int) -> None:
     error, before, after = apply_behind_a_good_block(child, *GOOD.encode(), at=at)
     assert error == 1
     assert (before == after).all()
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_sound_block_beside_the_payload_is_corrupt(child: Child, side: int) -> None:
+    entry, words = GOOD.encode()
+    old = random_bits(Gap.ELEMENTS)
+    error, after = child.run(
+        triton.delta_apply,
+        old,
+        [entry],
+        [side * len(words)],
+        [0] * len(words),
+        block_elements=BLOCK,
+        around=words,
+    )
+    assert error == 0
+    assert (after == old).all()
 
 
 def test_the_lowest_corrupt_block_is_reported(child: Child) -> None:

@@ -131,6 +131,16 @@ def test_what_is_beyond_the_capacity_is_counted_only(child: Child) -> None:
     )
     assert found.count == len(positions) > 10
     assert (found.positions, found.values) == (positions[:10], values[:10])
+    behind = child.run(
+        triton.listed_in_a_part,
+        old,
+        want.entries,
+        [0],
+        want.payload,
+        block_elements=BLOCK,
+        capacity=10,
+    )
+    assert behind == ([-1] * 190, [-1] * 190)
 
 
 def test_a_corrupt_block_is_reported_and_lists_nothing(child: Child) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import Child
 
+pytestmark = pytest.mark.timeout(600)  # each test is a file of cases, and interpreted
+
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
