@@ -13,11 +13,13 @@ class Environment:
         isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use; None when it is not
             set.
         cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set to a number.
+        is_cuda_eager: `CUDA_MODULE_LOADING` says that kernels are loaded before their first launch.
     """
 
     is_ci: bool
     isa: str | None = None
     cuda_max_connections: int | None = None
+    is_cuda_eager: bool = False
 
 
 def read_environment() -> Environment:
@@ -27,4 +29,5 @@ def read_environment() -> Environment:
         is_ci=os.environ.get("CI", "") not in ("", "0", "false"),
         isa=os.environ.get("ROSE_ISA") or None,
         cuda_max_connections=int(connections) if connections.isdecimal() else None,
+        is_cuda_eager=os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER",
     )

@@ -62,7 +62,9 @@ class Ending:
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a child: this checkout comes first on its path."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ours = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    # Kernels that load at their first launch can wait for a borrower that is parked.
+    eager = {"CUDA_MODULE_LOADING": "EAGER"}
+    ours = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **eager}
     return os.environ | ours | more
 
 

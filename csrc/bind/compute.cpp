@@ -107,8 +107,10 @@ void bind_compute(py::module_& module) {
       .def("fileno", [](const HostGate& gate) { return gate.fd().get(); })
       .def("begin_step", &HostGate::begin_step)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
-      // A host that passed its gate has done the segment before: nothing of it waits anywhere.
-      .def("settle", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
+      // A host that passed its gate is in its segment: nothing of the step waits anywhere.
+      .def(
+          "settle", [](const HostGate&, double) { return Verdict::kPassed; }, py::kw_only(),
+          py::arg("timeout_ms"))
       .def("leave", &HostGate::leave)
       .def("end_step", &HostGate::end_step)
       .def("close", &HostGate::close, py::arg("reason"))

@@ -79,12 +79,13 @@ void insert_gate(StreamGate& gate, std::uintptr_t stream) {
 
 GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_stream,
                 const std::vector<std::uintptr_t>& serving_streams,
-                std::optional<int> max_connections, bool in_one_process) {
+                std::optional<int> max_connections, bool in_one_process, bool try_all) {
   compute::ProbeRequest request;
   request.borrower = stream_of(borrower_stream);
   for (const std::uintptr_t one : serving_streams) request.serving.push_back(stream_of(one));
   request.max_connections = max_connections;
   request.in_one_process = in_one_process;
+  request.try_all = try_all;
   const py::gil_scoped_release release;
   return compute::probe_gates(device, request);
 }
@@ -92,6 +93,7 @@ GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_s
 void bind_probe(py::module_& module) {
   py::class_<KindProbe>(module, "KindProbe")
       .def_readonly("is_usable", &KindProbe::is_usable)
+      .def_readonly("is_stuck", &KindProbe::is_stuck)
       .def_readonly("why", &KindProbe::why)
       .def_readonly("wake_us", &KindProbe::wake_us)
       .def_readonly("alias_us", &KindProbe::alias_us);
@@ -107,7 +109,7 @@ void bind_probe(py::module_& module) {
 
   module.def("probe_gates", &probe, py::arg("device").none(false), py::kw_only(),
              py::arg("borrower_stream"), py::arg("serving_streams"), py::arg("max_connections"),
-             py::arg("in_one_process"));
+             py::arg("in_one_process"), py::arg("try_all") = false);
 }
 
 }  // namespace

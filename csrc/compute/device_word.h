@@ -23,7 +23,11 @@ class DeviceWord {
 
   // The device still waits on the word, nobody knows for how long: registration and page stay for
   // the life of the process. Pulling memory from under a device would end that process's context.
-  static void abandon(std::unique_ptr<DeviceWord> word) noexcept { (void)word.release(); }
+  // `code` is what waits there, if it is a kernel of ours: unloading it could wait for it.
+  static void abandon(std::unique_ptr<DeviceWord> word, std::shared_ptr<const void> code) noexcept {
+    word->code_ = std::move(code);
+    (void)word.release();
+  }
 
   HostGate& gate() const noexcept { return *gate_; }
   // The half of `state` that holds the open bit and the drain bit.
@@ -40,6 +44,7 @@ class DeviceWord {
   std::shared_ptr<HostGate> gate_;
   driver::DevicePointer base_{0};
   bool is_registered_{false};
+  std::shared_ptr<const void> code_;
 };
 
 }  // namespace rose::compute

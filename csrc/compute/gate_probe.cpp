@@ -114,6 +114,7 @@ class Trial {
     const auto waited = wait_done(*behind_, from_ns, kWakeNs);
     if (!waited.ok()) return waited.status();
     if (!waited.value()) {
+      out.is_stuck = true;
       return Status::unavailable("the gate did not let its segment start when it was opened");
     }
     const double wake_us = us_of(*waited.value());
@@ -162,7 +163,13 @@ KindProbe probe(GateKind kind, const driver::DevicePtr& device,
 GateProbe probe_gates(const driver::DevicePtr& device, const ProbeRequest& request) noexcept {
   GateProbe out;
   out.memop = probe(GateKind::kMemop, device, request);
-  out.kernel = probe(GateKind::kKernel, device, request);
+  if (out.memop.is_stuck) {
+    out.kernel.why = "not tried: the borrower's stream is stuck";
+  } else if (out.memop.is_usable && !request.try_all) {
+    out.kernel.why = "not tried: MEMOP works";
+  } else {
+    out.kernel = probe(GateKind::kKernel, device, request);
+  }
   if (out.memop.is_usable) {
     out.choice = {GateKind::kMemop, "MEMOP: " + out.memop.why};
   } else if (out.kernel.is_usable) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "kernels/gate.h"
 
@@ -109,7 +110,7 @@ StreamGate::~StreamGate() {
   if (word_ == nullptr) return;
   if (in_flight() != 0) drain();
   if (in_flight() != 0) {
-    DeviceWord::abandon(std::move(word_));
+    DeviceWord::abandon(std::move(word_), config_.library);
   } else {
     gate().end_drain();
   }
@@ -211,19 +212,24 @@ Verdict StreamGate::settle(Nanoseconds timeout_ns) noexcept {
 }
 
 bool StreamGate::is_told_to_stop() const noexcept {
-  return gate().is_shut_down() || gate().is_abort_asked();
+  return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
-// What the borrower has to be told before anything else.
+// What the borrower has to be told before anything else, but not before the device has done what
+// could not be taken back: whoever is told gives the step's blocks away.
 std::optional<Verdict> StreamGate::told() noexcept {
-  std::optional<Verdict> verdict;
-  if (gate().is_shut_down()) {
-    verdict = Verdict::kShutDown;
-  } else if (gate().take_abort()) {
-    verdict = Verdict::kAborted;
+  if (!owed_) {
+    if (gate().is_shut_down()) {
+      owed_ = Verdict::kShutDown;
+    } else if (gate().take_abort()) {
+      owed_ = Verdict::kAborted;
+    } else {
+      return std::nullopt;
+    }
+    drain();
   }
-  if (verdict) drain();
-  return verdict;
+  if (!is_drained()) return std::nullopt;
+  return std::exchange(owed_, std::nullopt);
 }
 
 template <typename Ready>
@@ -237,7 +243,7 @@ Verdict StreamGate::wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept 
     const std::uint32_t seen = gate().bell();
     if (const auto verdict = told()) return *verdict;
     const Nanoseconds now_ns = real_now_ns();
-    const bool is_now = is_ready();
+    const bool is_now = !owed_ && is_ready();
     const Nanoseconds left_ns = timeout_ns - (now_ns - from_ns);
     if (is_now || left_ns <= 0) {
       if (rung_at) gate().record_wait(now_ns - from_ns);

@@ -39,9 +39,9 @@ struct StreamGateConfig {
 //    is closed: the host waits instead. (A graph with more gates than the window goes alone.)
 // 3. What is in the stream cannot be taken out again, and its blocks are pinned. So an abort, and a
 //    shut-down, let these segments and no others run to their end: the drain bit is set until the
-//    last has started, then the stream is waited for. A device that is late is counted in
-//    drain_timeouts(); the drain bit stays until the last has started, no opening succeeds, and
-//    is_drained() says when the blocks are free.
+//    last has started, then the stream is waited for. kAborted and kShutDown are told when that is
+//    over and the blocks are free, not before; a device that is late is counted in
+//    drain_timeouts(), until then the answer is kTimedOut, and no opening succeeds.
 // 4. Every wait ends at its deadline. After a Status the gate is as if the call had not been made.
 //
 // Threads: one, the borrower's; all waits may be made without any lock. Before it waits for the
@@ -136,6 +136,7 @@ class StreamGate {
   std::unordered_map<CUgraph, GraphGates> graphs_;
 
   std::unique_ptr<driver::Event> drained_;
+  std::optional<Verdict> owed_;  // kAborted or kShutDown, while the device is late
   bool is_draining_{false};
   bool is_marked_{false};  // drained_ lies behind all work of this drain
   std::uint64_t drain_timeouts_{0};

@@ -23,6 +23,9 @@ def gpu_findings() -> Iterator[Finding]:
         return
     version = f"{driver.version // 1000}.{driver.version % 1000 // 10}"
     yield Finding("cuda driver", State.ACTIVE, f"for CUDA {version}, {count} GPUs")
+    if count > 0 and not read_environment().is_cuda_eager:
+        why = "lazy: a first launch can wait for a parked borrower; set CUDA_MODULE_LOADING=EAGER"
+        yield Finding("module loading", State.ABSENT, why)
     for ordinal in range(count):
         yield from _one_gpu(ordinal)
 
@@ -40,9 +43,10 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
     try:
         gpu = Gpu.open(ordinal)
         facts, memory = gpu.device.facts, gpu.device.memory_info()
-        probe = gpu.probe(max_connections=read_environment().cuda_max_connections)
+        environment = read_environment()
+        probe = gpu.probe(max_connections=environment.cuda_max_connections, try_all=True)
     except RoseError as error:
-        yield Finding(name, State.BROKEN, str(error))
+        yield Finding(name, State.ABSENT, str(error))
         return
     yield Finding(
         name,
@@ -51,6 +55,9 @@ def _one_gpu(ordinal: int) -> Iterator[Finding]:
         f"{facts.multiprocessors} SMs, {memory[0] / _BYTES_PER_GIB:.1f} of "
         f"{memory[1] / _BYTES_PER_GIB:.1f} GiB free",
     )
+    if not (facts.has_virtual_memory and facts.has_posix_fd_handles):
+        why = "no virtual memory that descriptors can share, which a KV pool needs"
+        yield Finding(f"{name} pool", State.ABSENT, why)
     yield Finding(f"{name} gate", State.ACTIVE, f"{probe.choice.kind.name}: {probe.choice.why}")
     for kind, result in ((GateKind.MEMOP, probe.memop), (GateKind.KERNEL, probe.kernel)):
         yield Finding(f"{name} {kind.name}", *_tried(result))

@@ -9,7 +9,8 @@ from rose.errors import DeadlineExceeded
 class BorrowerGate(Protocol):
     """The borrower's half of a gate. One thread calls it.
 
-    The life of a step: `begin_step` → `pass_`, `pass_`, … → `settle` → `leave` → `end_step`.
+    The life of a step: `begin_step` → `pass_` → `settle` → `pass_`, … → `settle` → `leave` →
+    `end_step`.
     """
 
     def begin_step(self) -> None:
@@ -21,7 +22,7 @@ class BorrowerGate(Protocol):
         ...
 
     def settle(self, *, timeout_ms: float) -> Verdict:
-        """Wait until nothing of the step waits at a gate; its results can then be waited for."""
+        """Wait until every segment that was let into the stream has started."""
         ...
 
     def leave(self) -> None:
@@ -57,11 +58,12 @@ class SynchronousGate:
         return self._gate.pass_(timeout_ms=timeout_ms)
 
     def settle(self, *, timeout_ms: float) -> Verdict:
-        """Wait for the last segment."""
-        return self.pass_(timeout_ms=timeout_ms)
+        """Say that nothing waits: the host stopped at the gate itself."""
+        del timeout_ms
+        return Verdict.PASSED
 
     def leave(self) -> None:
-        """End the last segment."""
+        """End the last segment, whose work `RolloutLane.finish` has waited for."""
         self._gate.leave()
 
     def end_step(self) -> None:

@@ -13,7 +13,7 @@ from rose._core import (
     probe_gates,
 )
 from rose.compute.gate import BorrowerGate, SynchronousGate
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 
 
 def device_ordinal(name: str) -> int | None:
@@ -59,19 +59,28 @@ class Gpu:
             rollout=CudaStream.create(device, highest=False),
         )
 
-    def probe(self, *, max_connections: int | None) -> GateProbe:
+    def probe(self, *, max_connections: int | None, try_all: bool = False) -> GateProbe:
         """Find out by trying which gates hold, open and leave serving's stream alone.
 
         Args:
             max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set.
+            try_all: also KERNEL where MEMOP works.
+
+        Raises:
+            Unavailable: a gate that was opened did not wake, so the borrower's stream is lost.
         """
-        return probe_gates(
+        probe = probe_gates(
             self.device,
             borrower_stream=self.rollout.handle,
             serving_streams=[self.serving.handle],
             max_connections=max_connections,
             in_one_process=True,
+            try_all=try_all,
         )
+        for tried in (probe.memop, probe.kernel):
+            if tried.is_stuck:
+                raise Unavailable(f"{self.device.name}: {tried.why}, so nothing can be lent on it")
+        return probe
 
     def borrower_gate(self, gate: HostGate, kind: GateKind, *, window: int) -> BorrowerGate:
         """Return the borrower's side of `gate` for this GPU.

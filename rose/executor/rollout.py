@@ -93,6 +93,9 @@ class RolloutLane:
         with self._reporting:
             self._gate.begin_step()
             verdict = self._gate.pass_(timeout_ms=timeout_ms)
+            if verdict == Verdict.PASSED:
+                # What prepares a step waits for its stream: it must not be parked there.
+                verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
             return Quantum(self)
@@ -111,15 +114,17 @@ class RolloutLane:
         self._until_passed(self._gate.pass_)
 
     def finish(self) -> None:
-        """Wait until nothing of the step waits at a gate; call it before its results are read.
+        """Wait until all segments are done; call it before results are read and slabs unpinned.
 
-        On a CPU this is one more gate. On a GPU the host has run ahead of its stream; it waits here
-        with its leases renewed, and not in a call of the engine's that an abort could not reach.
+        This is one more gate, behind the last segment. On a GPU the host has run ahead of its
+        stream; it waits here until the stream has passed that gate, with its leases renewed, and
+        not in a call of the engine's that an abort could not reach.
 
         Raises:
             StepAborted: as `gate`.
             Unavailable: as `gate`.
         """
+        self._until_passed(self._gate.pass_)
         self._until_passed(self._gate.settle)
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 
 from rose._core import embedded_kernels
@@ -30,4 +31,5 @@ def codec_of(ordinal: int) -> BlockCodec:
 
 def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
     """Copy an array of NumPy to the GPU of `like`, as signed numbers of `dtype`'s size."""
-    return torch.from_numpy(array.view(dtype)).to(like.device)
+    # A copy: the arrays of a delta are read-only, which torch would warn of.
+    return torch.from_numpy(np.array(array).view(dtype)).to(like.device)

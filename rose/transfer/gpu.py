@@ -27,6 +27,9 @@ class GpuBackend:
 
     def delta_pack(self, new: Any, shadow: Any, *, block_elements: int, threshold: int) -> Delta:
         """Pack on the device, and fetch the result."""
+        span = 2 * new.numel()
+        if abs(new.data_ptr() - shadow.data_ptr()) < span:
+            raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
         least = on_gpu_of(np.array([threshold], np.int32), new, np.int32)[0] if threshold else None
         packed = self._codec.delta_pack(new, shadow, block_elements=block_elements, threshold=least)
         entries, payload = _fetched(packed)
@@ -39,7 +42,8 @@ class GpuBackend:
         bad_block = self._codec.delta_apply(
             weights, *_sent(delta, weights), block_elements=delta.block_elements, undo=undo
         )
-        check(int(bad_block) == -1, f"the device refuses block {int(bad_block)} of a sound delta")
+        refused = int(bad_block)
+        check(refused == -1, f"the device refuses block {refused} of a sound delta")
 
     def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> int:
         """Count on the device."""

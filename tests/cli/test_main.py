@@ -158,7 +158,16 @@ def test_doctor_tries_the_gates_of_each_gpu(fake: Fake):
     assert found["gpu 0 gate"].why.startswith("MEMOP: ")
     assert "wakes in" in found["gpu 0 MEMOP"].why
     assert found["gpu 0 KERNEL"].state is doctor.State.ABSENT
+    assert "CUDA_MODULE_LOADING=EAGER" in found["module loading"].why
     assert fake.faults() == []
+
+
+@in_child(CUDA_MODULE_LOADING="EAGER", FAKECUDA_ATTRIBUTES="103=0")
+def test_doctor_says_what_a_pool_lacks(fake: Fake):
+    fake.fail("cuLaunchKernel", code=719)
+    found = findings()
+    assert "module loading" not in found
+    assert "a KV pool needs" in found["gpu 0 pool"].why
 
 
 @in_child(FAKECUDA_MISSING="cuStreamBatchMemOp")

@@ -232,6 +232,7 @@ def test_probe_chooses_and_says_why(fake: Fake) -> None:
                 serving_streams=streams,
                 max_connections=max_connections,
                 in_one_process=False,
+                try_all=True,
             )
 
     found = probe()

@@ -142,6 +142,27 @@ def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None
     assert stepper.client.wrong(stepper.pair.rollout_model) == []
 
 
+def test_step_that_fails_is_ended_and_lets_go_of_its_slabs(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper.client.send(prompt_tokens=60, new_tokens=4)
+    stepper.prepare()
+    assert stepper.processor._pin is not None
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(stepper.processor.model_runner, "compute_batch", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        stepper.processor._generation_step(stepper.engine.manager.model)
+    gate = stepper.pair.device.gate
+    assert not gate.is_in_step()
+    assert not gate.is_running()
+    assert stepper.processor._pin is None
+    arbiter, lane = stepper.pair.device.arbiter, stepper.pair.rollout_lane
+    assert all(one.pins == 0 for one in arbiter.candidates(lane.kv.partition))
+
+
 def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> None:
     pair, allocator = stepper.pair, stepper.pair.rollout_lane.kv.allocator
     name = stepper.client.send(prompt_tokens=60, new_tokens=4)

@@ -125,6 +125,56 @@ def test_steps_run_while_serving_is_idle_and_none_starts_after_an_arrival(fake: 
 
 
 @in_child()
+def test_a_step_is_granted_when_its_first_segment_has_started_and_not_before(fake: Fake) -> None:
+    rig = Rig()
+    with rig.step():  # the creditor is there
+        rig.rollout.finish()
+    fake.hold(rig.rollout.stream)
+    for _ in range(3):
+        assert isinstance(rig.rollout.try_step(timeout_ms=30), Refusal)
+    assert fake.pending(rig.rollout.stream) > 0
+    fake.release(rig.rollout.stream)
+    with rig.step():
+        assert fake.pending(rig.rollout.stream) == 0
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_finish_waits_until_the_stream_has_done_the_last_segment(fake: Fake) -> None:
+    rig = Rig()
+    is_finished = threading.Event()
+
+    def run() -> None:
+        with rig.step():
+            rig.rollout.gate()
+            fake.hold(rig.rollout.stream)
+            rig.rollout.finish()
+            is_finished.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert not is_finished.wait(0.2)
+    fake.release(rig.rollout.stream)
+    assert is_finished.wait(30)
+    thread.join(30)
+    rig.close()
+
+
+@in_child()
+def test_a_stream_that_is_stuck_ends_the_attempt_to_lend(fake: Fake) -> None:
+    device = CoServing.open("cuda:0", pool_bytes=(SLABS + 2) * SLAB, slab_bytes=SLAB)
+    device.serving(
+        SERVING_KV, slo=SLO(ttft_ms=1, tpot_ms=1), reserve_bytes=0, step_tokens=8, request_tokens=8
+    )
+    assert device._gpu is not None
+    fake.hold(device._gpu.rollout.handle)
+    with pytest.raises(Unavailable, match="so nothing can be lent on it"):
+        device.rollout(ROLLOUT_KV, limit_bytes=SLAB)
+    device.close()
+
+
+@in_child()
 def test_serving_steps_never_wait_for_the_gpu_on_the_host(fake: Fake) -> None:
     rig = Rig()
     quantum = rig.step()

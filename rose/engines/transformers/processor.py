@@ -6,6 +6,7 @@ Both run in the generation thread of a transformers manager, which calls, once p
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from rose.clock import Clock
 from rose.engines.torch import stream_of
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.errors import StepAborted, Unavailable
+from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor import Quantum, Revocation, RolloutLane, ServingLane, StepBatch
 
@@ -27,8 +28,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     """A stock processor whose thread stays on the device's cores and whose busy time is counted.
 
     On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
-    work goes into `stream`, copies of inputs included: the default stream would wait for both
-    tenants.
+    work goes into `stream`, copies of inputs included: nothing orders the default stream with it.
     """
 
     def __init__(
@@ -47,8 +47,18 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         if self.stream is not None:
             self.inputs_and_outputs.compute_stream = self.stream
             self.offloading_manager._compute_stream = self.stream
+            # What stock code has filled so far, on whatever stream was the current one.
+            self.stream.wait_stream(torch.cuda.current_stream(kwargs["model_device"]))
         self.busy_ns = 0
         self._step_began_ns = 0
+
+    def reset(self) -> None:
+        """Reset as stock does, on the processor's own stream: it fills what steps read."""
+        if self.stream is None:
+            super().reset()
+            return
+        with torch.cuda.stream(self.stream):
+            super().reset()
 
     def prepare_next_batch(self) -> bool:
         """Take in what came, once, then prepare a batch if there is work.
@@ -189,6 +199,7 @@ class RolloutProcessor(DeviceProcessor):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
+        is_ended = False
         try:
             self.lane.gate()  # Between the batch's preparation and the model.
             io = self.inputs_and_outputs
@@ -196,8 +207,26 @@ class RolloutProcessor(DeviceProcessor):
             self.model_runner.compute_batch(model, inputs)
             self.lane.finish()  # Between the model and the books.
             io.retrieve_device_outputs()
+            is_ended = True
         except StepAborted:
-            self._was_aborted = True
+            self._was_aborted = is_ended = True
+        finally:
+            if not is_ended:
+                self._drop_step()
+
+    def _drop_step(self) -> None:
+        """End a step that failed: its slabs must not stay pinned when nobody will end it."""
+        if self.stream is not None:
+            with suppress(StepAborted, RoseError):
+                self.lane.finish()
+        self._in_flight = frozenset()
+        self._unpin()
+        self._end_quantum()
+
+    def _unpin(self) -> None:
+        if self._pin is not None:
+            self.lane.unpin(self._pin)
+            self._pin = None
 
     def update_batch(self) -> None:
         """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
@@ -209,9 +238,7 @@ class RolloutProcessor(DeviceProcessor):
             else:
                 super().update_batch()
             self._in_flight = frozenset()
-            if self._pin is not None:
-                self.lane.unpin(self._pin)
-                self._pin = None
+            self._unpin()
             self._evacuate(self.lane.leaving())
         self._end_quantum()
 

@@ -47,7 +47,8 @@ struct Rig {
                .serving = {serving[0]->get(), serving[1]->get()},
                .max_connections = {},
                .library = library,
-               .in_one_process = true};
+               .in_one_process = true,
+               .try_all = true};
     alive = fake().live();
   }
   ~Rig() {

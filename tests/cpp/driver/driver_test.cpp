@@ -21,11 +21,11 @@ TEST(device_shows_its_facts) {
     const Result<Device::PriorityRange> range = device->priority_range();
     CHECK_EQ(range.value().lowest, 0);
     CHECK_EQ(range.value().highest, -5);
-    fake().set_memory(3 * kPage);
-    const Result<memory::Pool> words = create_words(device);
+    fake().set_memory(5 * kPage);
+    const Result<memory::Pool> words = create_words(device);  // two pages: a header and a slab
     const Result<Device::MemoryInfo> memory = device->memory_info();
-    CHECK_EQ(memory.value().total_bytes, 3 * kPage);
-    CHECK_EQ(memory.value().free_bytes, 2 * kPage);
+    CHECK_EQ(memory.value().total_bytes, 5 * kPage);
+    CHECK_EQ(memory.value().free_bytes, 3 * kPage);
   }
   check_clean();
 }
