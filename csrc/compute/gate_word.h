@@ -18,9 +18,8 @@ namespace rose::compute {
 // 3. running != 0 from before a segment's last look at `state` until that segment has ended. On a
 //    device it stays kIdle: serving never waits on the host for a segment there, the priority of
 //    its streams bounds what one can cost.
-// 4. While the drain bit is set no opening succeeds, and a device starts what is in its stream up
-// to
-//    `credit` as if the gate were open. The borrower's host has stopped adding to it by then.
+// 4. While the drain bit is set no opening succeeds, and a device starts what is in its stream, up
+//    to `credit`, as if the gate were open. The borrower's host has stopped adding to it by then.
 struct GateWord {
   static constexpr std::uint64_t kOpenBit = 1;
   static constexpr std::uint64_t kDrainBit = 2;
