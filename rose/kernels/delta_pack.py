@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from rose.errors import InvalidArgument
 from rose.kernels import operands
 from rose.kernels.blocks import PackedBlocks
 from rose.kernels.change_key import change_key
@@ -209,39 +208,28 @@ def delta_pack(
     if threshold is not None:
         operands.check_keys(new)
         operands.check_words("threshold", threshold, torch.int32, new)
-    count = new.numel()
-    full, rest = divmod(count, block_elements)
-    if arena_words is None:
-        arena_words = full * (block_elements // 2) + (rest + 1) // 2
-    if arena_words < 0:
-        raise InvalidArgument(f"arena_words {arena_words} must not be negative")
-    blocks = full + (rest > 0)
-    device = new.device
-    entries = torch.empty(blocks, dtype=torch.int64, device=device)
-    offsets = torch.empty(blocks, dtype=torch.int64, device=device)
-    arena = torch.empty(arena_words, dtype=torch.int32, device=device)
-    sums = torch.zeros(3, dtype=torch.int64, device=device)
-    cursor, digest = sums[0], sums[1:]
+    packed = operands.empty_blocks(new, block_elements, arena_words)
+    blocks = packed.entries.numel()
     if blocks:
         with operands.on_device_of(new):
             delta_pack_kernel[(blocks,)](
                 new_bits,
                 shadow_bits,
                 threshold,
-                entries,
-                offsets,
-                arena,
-                arena.view(torch.int16),
-                cursor,
-                digest,
-                count,
-                arena_words,
+                packed.entries,
+                packed.offsets,
+                packed.arena,
+                packed.arena.view(torch.int16),
+                packed.words,
+                packed.digest,
+                new.numel(),
+                packed.arena.numel(),
                 word,
                 operands.signed64(seed),
                 block_elements=block_elements,
                 **LAUNCH,
             )
-    return PackedBlocks(entries, offsets, arena, cursor, digest)
+    return packed
 
 
 @triton.jit

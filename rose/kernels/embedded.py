@@ -46,35 +46,24 @@ class EmbeddedCodec:
         if threshold is not None:
             operands.check_keys(new)
             operands.check_words("threshold", threshold, torch.int32, new)
-        count = bits.numel()
-        full, rest = divmod(count, block_elements)
-        if arena_words is None:
-            arena_words = full * (block_elements // 2) + (rest + 1) // 2
-        if arena_words < 0:
-            raise InvalidArgument(f"arena_words {arena_words} must not be negative")
-        blocks = full + (rest > 0)
-        entries = torch.empty(blocks, dtype=torch.int64, device=bits.device)
-        offsets = torch.empty_like(entries)
-        arena = torch.empty(arena_words, dtype=torch.int32, device=bits.device)
-        sums = torch.zeros(3, dtype=torch.int64, device=bits.device)
-        cursor, digest = sums[0], sums[1:]
+        packed = operands.empty_blocks(bits, block_elements, arena_words)
         self._codec.delta_pack(
             bits=bits.data_ptr(),
             shadow=old.data_ptr(),
-            count=count,
+            count=bits.numel(),
             block_elements=block_elements,
-            arena=arena.data_ptr(),
-            arena_words=arena_words,
-            cursor=cursor.data_ptr(),
-            entries=entries.data_ptr(),
-            offsets=offsets.data_ptr(),
+            arena=packed.arena.data_ptr(),
+            arena_words=packed.arena.numel(),
+            cursor=packed.words.data_ptr(),
+            entries=packed.entries.data_ptr(),
+            offsets=packed.offsets.data_ptr(),
             threshold=0 if threshold is None else threshold.data_ptr(),
-            digest=digest.data_ptr(),
+            digest=packed.digest.data_ptr(),
             first_index=first_index,
             seed=seed & operands.MASK64,
             stream=_stream_of(bits),
         )
-        return PackedBlocks(entries, offsets, arena, cursor, digest)
+        return packed
 
     def delta_apply(
         self,

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from rose.errors import InvalidArgument
+from rose.kernels.blocks import PackedBlocks
 
 BITS_DTYPES: Final = (torch.bfloat16, torch.float16, torch.int16, torch.uint16)
 BLOCK_ELEMENTS: Final = (65_536, 16_384)
@@ -81,6 +82,24 @@ def signed64(seed: int) -> int:
     """Return the 64 bits of a seed as the signed number that every launcher can pass."""
     bits = seed & MASK64
     return bits - (bits >> 63 << 64)
+
+
+def empty_blocks(bits: Any, block_elements: int, arena_words: int | None) -> PackedBlocks:
+    """Make room for the delta of `bits`, by default enough for any; words and digest are 0."""
+    full, rest = divmod(bits.numel(), block_elements)
+    if arena_words is None:
+        arena_words = full * (block_elements // 2) + (rest + 1) // 2
+    if arena_words < 0:
+        raise InvalidArgument(f"arena_words {arena_words} must not be negative")
+    entries = torch.empty(full + (rest > 0), dtype=torch.int64, device=bits.device)
+    sums = torch.zeros(3, dtype=torch.int64, device=bits.device)
+    return PackedBlocks(
+        entries=entries,
+        offsets=torch.empty_like(entries),
+        arena=torch.empty(arena_words, dtype=torch.int32, device=bits.device),
+        words=sums[0],
+        digest=sums[1:],
+    )
 
 
 def on_device_of(tensor: Any) -> AbstractContextManager[Any]:
