@@ -71,8 +71,8 @@ def _core() -> Finding:
             f"cannot be loaded ({error}); install rose again, with a C++20 compiler",
         )
     compiler = getattr(core, "__compiler__", None)
-    isa = getattr(core, "__isa__", None)
-    facts = [f"built with {compiler}" if compiler else "loaded", str(isa or platform.machine())]
+    isas = core.isa_names()
+    facts = [f"built with {compiler}" if compiler else "loaded", platform.machine(), isas[-1]]
     return Finding("C++ core", State.ACTIVE, ", ".join(facts))
 
 
