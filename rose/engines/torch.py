@@ -51,10 +51,9 @@ def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Call
     """Put gates between the decoder layers of `model`.
 
     A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
-    serve `generate` elsewhere. On a GPU the forward pass must not wait for its stream (`.item()`,
-    `nonzero`): behind a closed gate it would wait with serving, and no abort would reach it.
-    Works for eager modules; hooks do not fire when a CUDA graph is
-    replayed.
+    serve `generate` elsewhere. Works for eager modules; hooks do not fire when a CUDA graph is
+    replayed. On a GPU the forward pass must not wait for its stream (`.item()`, `nonzero`): behind
+    a closed gate it would wait with serving, and no abort would reach it.
 
     Args:
         rollout: the lane whose quantum the layers run under.

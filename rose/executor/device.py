@@ -14,6 +14,7 @@ from rose._core import (
     Clock,
     CloseReason,
     Creditor,
+    GateChoice,
     HostGate,
     LatencyModel,
     MoveLog,
@@ -73,6 +74,8 @@ class CoServing:
         self._creditor: Creditor | None = None
         self._is_closed = False
         self.safety = Safety(self._give_back)
+        # Which gate stops the borrower on a GPU, and why; None on a CPU.
+        self.gate_choice: GateChoice | None = None
 
     @classmethod
     def open(
@@ -306,10 +309,9 @@ class CoServing:
         if self._gpu is None:
             return self._gate
         environment = read_environment()
-        self.gate_choice = self._gpu.probe(max_connections=environment.cuda_max_connections).choice
-        return self._gpu.borrower_gate(
-            self._gate, self.gate_choice.kind, window=self._policy.gate_window
-        )
+        choice = self._gpu.probe(max_connections=environment.cuda_max_connections).choice
+        self.gate_choice = choice
+        return self._gpu.borrower_gate(self._gate, choice.kind, window=self._policy.gate_window)
 
     def _why_refused(self) -> Reason:
         if self._creditor is None:
