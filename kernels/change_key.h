@@ -15,7 +15,7 @@ ROSE_HD inline u32 widened(u16 bits) {
   return kept << 16;
 }
 
-// 0 to kLargestKey.
+// 0 to kLargestKey. It must round to nearest; whether subnormals are flushed does not matter.
 ROSE_HD inline u32 change_key(u16 now, u16 old) {
   const float difference =
       __builtin_bit_cast(float, widened(now)) - __builtin_bit_cast(float, widened(old));

@@ -1,5 +1,5 @@
-// What lets a plain C++ compiler take the headers of kernels/: the CPU twins and the launchers
-// share their formulas and structs, and the tests run the kernels themselves on a CPU.
+// What lets a plain C++ compiler take the headers of kernels/: the launchers share their structs,
+// the CPU twins the key of a change, and the tests run the kernels themselves on a CPU.
 #pragma once
 
 #include <cstdint>
