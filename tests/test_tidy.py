@@ -61,13 +61,14 @@ TOP: Final = ("cli", "node", "cluster", "adapters", "sim")
 FLOORS: Final = {
     "_core": 0,
     **dict.fromkeys(("", *GROUND), 1),
-    **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces"), 2),
+    **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces", "environments"), 2),
     **dict.fromkeys(("executor", "scheduler", "transfer"), 3),
     "engines": 4,
-    **dict.fromkeys((*TOP, "__main__"), 5),
+    "rl": 5,
+    **dict.fromkeys((*TOP, "__main__"), 6),
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
-FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels"})
+FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "rl"})
 # The tensor edge of transfer looks at tensors of torch, and imports it when it is given one.
 TENSOR_EDGE: Final = PurePosixPath("rose/transfer/tensor.py")
 

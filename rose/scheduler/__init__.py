@@ -1,0 +1,1 @@
+"""The elastic rollout scheduler: which worker runs which turn of which trajectory."""
