@@ -199,9 +199,10 @@ class VersionLog:
         """
         with self._changed:
             seed, make = self._seed, self._make_seed
+            needed_n = min(at_least_n, self._newest())
         if make is None:
             raise Unavailable("no version was published yet")
-        if seed is None or seed[0].version.n < at_least_n:
+        if seed is None or seed[0].version.n < needed_n:
             seed = make()
             self._keep_seed(*seed)
         return [seed[0], *self.manifests_after(seed[0].version.n)]
