@@ -107,12 +107,12 @@ class RemoteSource:
             connection.settimeout(self._timeout_s)
             connection.sendall(wire.ask(n, tile, is_seed=is_seed))
             return self._answer(connection, n, tile)
+        except (CorruptData, DeadlineExceeded, Unavailable):  # first: a late answer is an OSError
+            self._hang_up()
+            raise
         except OSError as error:
             self._hang_up()
             raise Unavailable(f"the connection broke: {error}") from error
-        except (CorruptData, DeadlineExceeded, Unavailable):
-            self._hang_up()
-            raise
 
     def _answer(self, connection: socket.socket, n: int, tile: int) -> bytes | None:
         said = wire.receive(connection, wire.ANSWER_BYTES, self._timeout_s, self._clock)
