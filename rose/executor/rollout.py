@@ -214,6 +214,10 @@ class RolloutLane:
         """The slabs on loan that are not being taken back."""
         return self._lender.lent_slabs()
 
+    def slabs_max(self) -> int:
+        """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
+        return self._lender.slabs_max()
+
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""
         return self._lender.retry_after_ms()

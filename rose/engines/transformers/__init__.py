@@ -18,12 +18,14 @@ from rose.engines.transformers.live_weights import LiveWeights, flat_bits, round
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
+from rose.engines.transformers.worker import EngineWorker
 
 __all__ = [
     "PRESETS",
     "Committed",
     "Engine",
     "EngineConfig",
+    "EngineWorker",
     "LiveWeights",
     "Model",
     "Output",

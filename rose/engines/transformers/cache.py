@@ -148,9 +148,11 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
     @property
     def holds_tokens(self) -> int:
         """How many tokens fit the whole cache."""
-        return min(
-            allocator.num_blocks * allocator.tokens_per_page
-            for allocator in self.cache_allocators.values()
+        return int(
+            min(
+                allocator.num_blocks * allocator.tokens_per_page
+                for allocator in self.cache_allocators.values()
+            )
         )
 
 

@@ -112,7 +112,9 @@ class CommitQueue:
         is_match = self.has_committed
         with self._lock:
             pending = self._pending.popleft()
-        self.is_quarantined = pending.slices.state.name == "QUARANTINED"
+        # Only a commit that goes well ends it: going back leads to what was there before.
+        is_undefined = pending.slices.state.name == "QUARANTINED"
+        self.is_quarantined = not is_match and (is_undefined or self.is_quarantined)
         now_ns = self._clock.now_ns()
         began_ns = max(pending.called_ns, self._pause_began_ns)
         self._pause_began_ns = now_ns

@@ -74,10 +74,16 @@ class Engine:
         self.processor = processor
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
+        self.is_stopping = False
 
     def start(self) -> None:
         """Start the generation thread."""
+        self.is_stopping = False
         self.manager.start()
+
+    def wake(self) -> None:
+        """End the wait of an idle generation thread; any thread may call it."""
+        self.manager._wake_up_loop.set()
 
     def submit(
         self,
@@ -150,12 +156,17 @@ class Engine:
         """
         self._check_accepting()
         self.processor.commits.add(commit, version=version, on_done=on_done)
-        self.manager._wake_up_loop.set()
+        self.wake()
 
     @property
     def version(self) -> int:
         """Of the weights that the next token comes from."""
         return self._router.version
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether its weights are those of no version, so that it runs no step."""
+        return self.processor.commits.is_quarantined
 
     @property
     def is_running(self) -> bool:
@@ -184,6 +195,7 @@ class Engine:
 
     def stop(self) -> None:
         """Stop the thread at the next step boundary; requests that are left fail."""
+        self.is_stopping = True
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
         # Its thread is gone, so the weights are this thread's to bring back.
@@ -335,7 +347,7 @@ def rollout_engine(
     borrower = engine.processor
     check(isinstance(borrower, RolloutProcessor), "the borrower has a processor of another kind")
     lane.on_revoke = borrower.give_up_slabs
-    lane.on_room = wake.set
+    lane.on_room = borrower.note_room
     lane.on_look = borrower.while_parked
     engine.on_stop(gate_layers(lane, model, every=layers_per_segment))
     return engine

@@ -137,7 +137,7 @@ class LiveWeights:
     def _equals(self, tile: int) -> bool:
         place = self._slice(tile)
         expected = _widened(self.row[place]).view(torch.int32).to(self._live.device)
-        return torch.equal(self._live_bits[place], expected)
+        return bool(torch.equal(self._live_bits[place], expected))
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> torch.Tensor:

@@ -250,6 +250,8 @@ class RolloutProcessor(DeviceProcessor):
         self.aborted_steps = 0
         # How often slabs had to leave: serving is short of memory, or could be.
         self.pressures = 0
+        # How often serving offered slabs that it does not need.
+        self.rooms = 0
         self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
         self._pin: int | None = None
@@ -414,6 +416,11 @@ class RolloutProcessor(DeviceProcessor):
             self._evacuate(self.lane.leaving())
         finally:
             self.lock.release()
+
+    def note_room(self) -> None:
+        """Look at once whether more memory can be had; called by serving's thread."""
+        self.rooms += 1
+        self.wake.set()
 
     def _slabs_of(self, request_id: str) -> frozenset[int]:
         slab_of = self.lane.kv.allocator.slab_of
