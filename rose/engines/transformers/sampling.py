@@ -142,7 +142,8 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers ships n
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Write tokens, and the bits of their logprobs, where stock code writes its own."""
-        tokens, logprobs = choose(scores[0], self._keys, self._temperatures)
-        rows = len(tokens)
+        # A request that is prefilled in parts has a row too, behind all others; nobody reads it.
+        rows = len(self._keys)
+        tokens, logprobs = choose(scores[0, :rows], self._keys, self._temperatures)
         output_ids[0, :rows].copy_(tokens)
         output_ids[1, :rows].copy_(logprobs.view(dtype=torch.int32))
