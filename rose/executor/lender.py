@@ -339,6 +339,14 @@ class Lender:
             return []
         return [candidate.slab for candidate in self._arbiter.candidates(borrower.partition)]
 
+    def slabs_max(self) -> int:
+        """The most slabs the borrower could ever hold."""
+        if self._borrower is None:
+            return 0
+        partitions = self._arbiter.snapshot().partitions
+        lendable = self._arbiter.slab_count - partitions[self._serving].reserve_slabs
+        return int(min(partitions[self._borrower.partition].limit_slabs, lendable))
+
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
         if self._borrower is None:

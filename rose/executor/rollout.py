@@ -70,6 +70,8 @@ class RolloutLane:
         self.stream = stream
         self.on_revoke = on_revoke
         self.on_room: Callable[[], None] = lambda: None
+        # Called by the step's thread each time it looks up from a gate that stays closed.
+        self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
         self._gate = gate
         self._lender = lender
@@ -138,6 +140,7 @@ class RolloutLane:
                 raise StepAborted("serving took the slabs of this step back")
             if verdict == Verdict.SHUT_DOWN:
                 raise Unavailable("the device was closed while a step was at its gate")
+            self.on_look()
 
     def _is_late(self) -> bool:
         """Whether a step is refused because slabs are overdue; empty them, then ask again."""
@@ -157,6 +160,11 @@ class RolloutLane:
         self._gate.end_step()
         with self._reporting:
             self._lender.step_ended()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the device lends no more: it was closed, or rose gave back."""
+        return self._lender.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -205,6 +213,14 @@ class RolloutLane:
     def slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
         return self._lender.lent_slabs()
+
+    def slabs_max(self) -> int:
+        """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
+        return self._lender.slabs_max()
+
+    def retry_after_ms(self) -> float:
+        """How long growth is held off after a revocation, in milliseconds."""
+        return self._lender.retry_after_ms()
 
     def leaving(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""

@@ -12,6 +12,7 @@ from rose.engines.transformers import (
     EngineConfig,
     Model,
     Output,
+    Sampling,
     kv_geometry,
     rollout_engine,
     serving_engine,
@@ -54,10 +55,14 @@ def would_say(model: Model, prompt: list[int], tokens: list[int]) -> bool:
 class Pair:
     """Serving and a borrower on one device, small enough to be at each other's throats."""
 
-    def __init__(self, models: tuple[Model, Model], *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, models: tuple[Model, Model], *, prefix_cache: bool = True, is_sampling: bool = False
+    ) -> None:
         self.serving_model, self.rollout_model = models
         config = EngineConfig(max_batch_tokens=64)
-        borrower = EngineConfig(max_batch_tokens=64, prefix_cache=prefix_cache)
+        borrower = EngineConfig(
+            max_batch_tokens=64, prefix_cache=prefix_cache, sampling=is_sampling
+        )
         serving_kv = kv_geometry(self.serving_model, config)
         rollout_kv = kv_geometry(self.rollout_model, borrower)
         self.device = CoServing.open(
@@ -106,10 +111,17 @@ class Client:
         self._done = threading.Condition()
 
     def send(
-        self, *, prompt_tokens: int, new_tokens: int, on_finish: Callable[[], None] | None = None
+        self,
+        *,
+        prompt_tokens: int = 0,
+        new_tokens: int,
+        on_finish: Callable[[], None] | None = None,
+        prompt: list[int] | None = None,
+        sampling: Sampling | None = None,
+        stop_tokens: tuple[int, ...] = (),
     ) -> str:
         request_id = f"{self.name}-{len(self.asked) + 1}"
-        prompt = [self.rng.randrange(4096) for _ in range(prompt_tokens)]
+        prompt = prompt or [self.rng.randrange(4096) for _ in range(prompt_tokens)]
         self.asked[request_id] = (prompt, new_tokens)
 
         def on_output(output: Output) -> None:
@@ -122,7 +134,14 @@ class Client:
                 self.answers[request_id] = output
                 self._done.notify_all()
 
-        self.engine.submit(request_id, prompt, max_new_tokens=new_tokens, on_output=on_output)
+        self.engine.submit(
+            request_id,
+            prompt,
+            max_new_tokens=new_tokens,
+            on_output=on_output,
+            sampling=sampling,
+            stop_tokens=stop_tokens,
+        )
         return request_id
 
     @property

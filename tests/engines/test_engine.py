@@ -7,56 +7,9 @@ import pytest
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
-from rose.errors import StepAborted, Unavailable
-from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
-
-
-class Stepper:
-    """Drives the borrower's loop by hand, so that a test decides what happens at which gate."""
-
-    def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pair = pair
-        self.engine = pair.rollout
-        self.processor = pair.rollout.processor
-        # As `start` does, without the thread.
-        self.engine.manager.background_thread_status.clear()
-        self.client = Client(pair.rollout, "rollout", 5)
-        self.gates = 0
-        self.abort_at: int | None = None
-        stock = pair.rollout_lane.gate
-
-        def gate() -> None:
-            self.gates += 1
-            if self.gates == self.abort_at:
-                raise StepAborted("planted")
-            stock()
-
-        monkeypatch.setattr(pair.rollout_lane, "gate", gate)
-
-    def prepare(self) -> None:
-        wait_for(self.processor.prepare_next_batch)
-
-    def step(self, *, abort_at: int | None = None) -> None:
-        """Run one step; `abort_at` is the gate at which it is aborted, counted from 1."""
-        self.prepare()
-        self.gates, self.abort_at = 0, abort_at
-        self.processor._generation_step(self.engine.manager.model)
-        self.processor.update_batch()
-        self.abort_at = None
-
-    def finish(self) -> None:
-        while self.client.waiting:
-            self.step()
-
-    def state(self, name: str):
-        return self.processor.scheduler.active_requests[name]
+from rose.errors import Unavailable
+from tests.engines.pair import Client, Pair, generate, would_say
+from tests.engines.stepper import Stepper, wait_for
 
 
 @pytest.fixture

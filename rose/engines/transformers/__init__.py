@@ -3,29 +3,40 @@
 The substitution points and their pitfalls: `docs/architecture.md`.
 """
 
+from rose.engines.transformers.commits import Committed, Slices
 from rose.engines.transformers.engine import (
     Engine,
     EngineConfig,
     Model,
-    Output,
     kv_geometry,
     rollout_engine,
     serving_engine,
     stock_engine,
 )
 from rose.engines.transformers.guard import check_version
+from rose.engines.transformers.live_weights import LiveWeights, flat_bits, round_to_bf16
 from rose.engines.transformers.models import PRESETS, load_model
+from rose.engines.transformers.outputs import Output
+from rose.engines.transformers.sampling import Sampling
+from rose.engines.transformers.worker import EngineWorker
 
 __all__ = [
     "PRESETS",
+    "Committed",
     "Engine",
     "EngineConfig",
+    "EngineWorker",
+    "LiveWeights",
     "Model",
     "Output",
+    "Sampling",
+    "Slices",
     "check_version",
+    "flat_bits",
     "kv_geometry",
     "load_model",
     "rollout_engine",
+    "round_to_bf16",
     "serving_engine",
     "stock_engine",
 ]

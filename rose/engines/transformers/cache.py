@@ -114,7 +114,49 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
                 self.space.allocator.free(roots)
 
 
-class SlabCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
+class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
+    """A `PagedAttentionCache` whose prefixes are those of the weights in use."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Build the stock cache."""
+        self._of_old_weights: set[str] = set()
+        super().__init__(**kwargs)
+
+    def renew(self) -> None:
+        """Make sure that no block written so far is given to a request admitted from now on.
+
+        Requests that have blocks keep them and go on; what they complete later is not shared
+        either, because it was computed from those blocks.
+        """
+        self.evict_cached_blocks()
+        for allocator in self.cache_allocators.values():
+            self._of_old_weights.update(allocator.block_table)
+            allocator.ledger.hash_to_block.clear()
+            allocator.ledger.block_to_hash.clear()
+        self.pool.try_to_free_sectors()
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        """Free as stock does; should the request come again, all its blocks will be new."""
+        super().free_blocks(request_id, no_cache=no_cache)
+        self._of_old_weights.discard(request_id)
+
+    def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
+        """Offer the blocks that a step completed for reuse, unless old weights are in them."""
+        if state.request_id not in self._of_old_weights:
+            super().mark_complete_blocks(state, complete_blocks)
+
+    @property
+    def holds_tokens(self) -> int:
+        """How many tokens fit the whole cache."""
+        return int(
+            min(
+                allocator.num_blocks * allocator.tokens_per_page
+                for allocator in self.cache_allocators.values()
+            )
+        )
+
+
+class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant."""
 
     def __init__(

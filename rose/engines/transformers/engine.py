@@ -1,41 +1,37 @@
 """Build engines of transformers' continuous batching: stock, serving under rose, borrower."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import SLIDING_ATTENTION
-from transformers.generation.continuous_batching.continuous_api import (
-    ContinuousBatchingManager,
-    OutputRouter,
-)
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.initialization import (
     update_cb_config_after_cache_creation,
 )
-from transformers.generation.continuous_batching.requests import GenerationOutput
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
 from rose.engines.torch import gate_layers
-from rose.engines.transformers.cache import SlabCache, sector_geometry
+from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_geometry
+from rose.engines.transformers.commits import OnCommitted, Slices
 from rose.engines.transformers.guard import check_version
+from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
 from rose.engines.transformers.processor import (
     DeviceProcessor,
     RolloutProcessor,
     ServingProcessor,
 )
+from rose.engines.transformers.sampling import Sampling
 from rose.engines.transformers.scheduler import PreemptingScheduler
-from rose.errors import Unavailable, check
+from rose.errors import InvalidArgument, Unavailable, check
 from rose.executor import RolloutLane, ServingLane
 from rose.memory import KVGeometry
 
 Model: TypeAlias = PreTrainedModel
-Output: TypeAlias = GenerationOutput
-OnOutput = Callable[[Output], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,9 @@ class EngineConfig:
         spare_share: of its memory, which an engine keeps free for the requests it has before it
             admits new ones; without it they take blocks from each other and are prefilled again.
         prefix_cache: keep full blocks of finished requests for reuse.
+        sampling: choose tokens by each request's `Sampling` and report logprobs; without it every
+            token is the likeliest and has no logprob.
+        version: of the weights that the model is given with.
         cores: the CPU cores that are the device; None leaves threads where they are.
         clock: where time comes from.
     """
@@ -58,31 +57,10 @@ class EngineConfig:
     max_requests_per_batch: int = 64
     spare_share: float = 0.0
     prefix_cache: bool = False
+    sampling: bool = False
+    version: int = 0
     cores: frozenset[int] | None = None
     clock: Clock = field(default_factory=BootClock)
-
-
-class CallbackRouter(OutputRouter):  # type: ignore[misc]  # transformers ships no types
-    """Hands each output to the callback of its request, in the loop thread."""
-
-    def __init__(self) -> None:
-        """Start without requests."""
-        super().__init__()
-        self.callbacks: dict[str, OnOutput] = {}
-
-    def deliver(self, output: GenerationOutput) -> None:
-        """Call the owner of the request; forget it when this was its last output."""
-        callback = self.callbacks.get(output.request_id)
-        if callback is None:
-            return
-        if output.is_finished():
-            self.callbacks.pop(output.request_id, None)
-        callback(output)
-
-    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
-        """Deliver one by one."""
-        for output in outputs:
-            self.deliver(output)
 
 
 class Engine:
@@ -96,13 +74,26 @@ class Engine:
         self.processor = processor
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
+        self.is_stopping = False
 
     def start(self) -> None:
         """Start the generation thread."""
+        self.is_stopping = False
         self.manager.start()
 
+    def wake(self) -> None:
+        """End the wait of an idle generation thread; any thread may call it."""
+        self.manager._wake_up_loop.set()
+
     def submit(
-        self, request_id: str, prompt: list[int], *, max_new_tokens: int, on_output: OnOutput
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        max_new_tokens: int,
+        on_output: OnOutput,
+        sampling: Sampling | None = None,
+        stop_tokens: Sequence[int] = (),
     ) -> None:
         """Queue a request; `on_output` is called in the loop thread for every token.
 
@@ -111,18 +102,30 @@ class Engine:
             prompt: token ids.
             max_new_tokens: tokens to generate, > 0.
             on_output: gets the request's output so far; its `is_finished()` tells the last one.
+            sampling: how tokens are chosen; only for an engine built with `sampling`.
+            stop_tokens: ids that end the request; the one that does is part of the output.
 
         Raises:
+            InvalidArgument: sampling was asked of an engine that always takes the likeliest token.
             Unavailable: the generation thread is stopping or has died.
         """
+        if sampling is not None and not self.processor.is_sampling:
+            raise InvalidArgument("build the engine with EngineConfig(sampling=True) to sample")
+        self._check_accepting()
+        self._router.live[request_id] = LiveRequest(on_output, sampling or Sampling())
+        self.manager.add_request(
+            prompt,
+            request_id=request_id,
+            max_new_tokens=max_new_tokens,
+            streaming=True,
+            eos_token_id=list(stop_tokens),
+        )
+
+    def _check_accepting(self) -> None:
         status = self.manager.background_thread_status
         refusal = status.can_accept_new_requests()
         if refusal is not None:
             raise Unavailable(f"{refusal} ({status.fatal_error})") from status.fatal_error
-        self._router.callbacks[request_id] = on_output
-        self.manager.add_request(
-            prompt, request_id=request_id, max_new_tokens=max_new_tokens, streaming=True
-        )
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its callback gets what was generated, marked failed."""
@@ -135,6 +138,35 @@ class Engine:
     def resume(self) -> None:
         """Let the engine run on with the requests it has."""
         self.manager.background_thread_status.release_pause()
+
+    def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
+        """Change the weights at the next step boundary; any thread may ask, none waits.
+
+        The loop thread runs the slices, and no step until they are over. A borrower runs them in
+        quanta, with a gate after each, so serving waits for one slice at most. Commits run in the
+        order they were asked for; what is not over when the engine is stopped is abandoned.
+
+        Args:
+            commit: the transaction over the live weights of this engine's model.
+            version: what the engine runs when it has gone well.
+            on_done: told how it ended, once, in the loop thread; in `stop`, in that thread.
+
+        Raises:
+            Unavailable: the generation thread is stopping or has died.
+        """
+        self._check_accepting()
+        self.processor.commits.add(commit, version=version, on_done=on_done)
+        self.wake()
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the next token comes from."""
+        return self._router.version
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether its weights are those of no version, so that it runs no step."""
+        return self.processor.commits.is_quarantined
 
     @property
     def is_running(self) -> bool:
@@ -163,8 +195,11 @@ class Engine:
 
     def stop(self) -> None:
         """Stop the thread at the next step boundary; requests that are left fail."""
+        self.is_stopping = True
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
+        # Its thread is gone, so the weights are this thread's to bring back.
+        self.processor.abandon_commits()
         for action in reversed(self._on_stop):
             action()
         self._on_stop.clear()
@@ -182,19 +217,20 @@ def _manager(model: PreTrainedModel, config: EngineConfig) -> ContinuousBatching
             max_requests_per_batch=config.max_requests_per_batch,
             allow_block_sharing=config.prefix_cache,
             safety_margin=config.spare_share,
+            return_logprobs=config.sampling,
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=False,
             seed=0,
         ),
     )
-    manager.output_router = CallbackRouter()
+    manager.output_router = CallbackRouter(version=config.version)
     return manager
 
 
 def _engine(
     manager: ContinuousBatchingManager,
-    cache: PagedAttentionCache,
+    cache: VersionedCache,
     scheduler_class: type[FIFOScheduler],
     processor_class: Callable[..., DeviceProcessor],
     config: EngineConfig,
@@ -215,6 +251,7 @@ def _engine(
     processor = processor_class(
         clock=config.clock,
         cores=config.cores,
+        is_sampling=config.sampling,
         cache=cache,
         config=manager.model.config.get_text_config(),
         generation_config=manager.generation_config,
@@ -273,7 +310,7 @@ def stock_engine(model: PreTrainedModel, config: EngineConfig, *, cache_blocks: 
     """
     manager = _manager(model, config)
     manager.continuous_batching_config.num_blocks = cache_blocks
-    cache = PagedAttentionCache(**_cache_arguments(manager))
+    cache = VersionedCache(**_cache_arguments(manager))
     return _engine(manager, cache, FIFOScheduler, DeviceProcessor, config)
 
 
@@ -310,6 +347,7 @@ def rollout_engine(
     borrower = engine.processor
     check(isinstance(borrower, RolloutProcessor), "the borrower has a processor of another kind")
     lane.on_revoke = borrower.give_up_slabs
-    lane.on_room = wake.set
+    lane.on_room = borrower.note_room
+    lane.on_look = borrower.while_parked
     engine.on_stop(gate_layers(lane, model, every=layers_per_segment))
     return engine

@@ -72,6 +72,38 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
         runner_module.ModelRunner.compute_batch,
         ("self", "model", "batch_data"),
     ),
+    "ModelRunner.__init__": (
+        runner_module.ModelRunner.__init__,
+        (
+            "self",
+            "logit_processor",
+            "cb_config",
+            "inputs_and_outputs",
+            "cache",
+            "do_sample",
+            "return_logprobs",
+        ),
+    ),
+    "ModelRunner._sample": (
+        runner_module.ModelRunner._sample,
+        ("self", "scores", "output_ids"),
+    ),
+    "PagedAttentionCache.free_blocks": (
+        cache_module.PagedAttentionCache.free_blocks,
+        ("self", "request_id", "no_cache"),
+    ),
+    "PagedAttentionCache.mark_complete_blocks": (
+        cache_module.PagedAttentionCache.mark_complete_blocks,
+        ("self", "state", "complete_blocks"),
+    ),
+    "ContinuousBatchProcessor.fail_all_requests": (
+        api_module.ContinuousBatchProcessor.fail_all_requests,
+        ("self", "error"),
+    ),
+    "OutputRouter.fail_and_deliver": (
+        api_module.OutputRouter.fail_and_deliver,
+        ("self", "state", "error"),
+    ),
     "ContinuousBatchingIOs.get_model_kwargs": (
         io_module.ContinuousBatchingIOs.get_model_kwargs,
         ("self", "use_padding"),

@@ -1,4 +1,4 @@
-"""The models of the demo: two small presets with random weights, or a local checkpoint."""
+"""The models of the demo: small presets with random weights, or a local checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +19,8 @@ from transformers import (
 from rose.errors import InvalidArgument, Unavailable
 
 _VOCABULARY: Final = 4096
+_CHARACTERS: Final = 128  # the vocabulary of the environments' texts
+_HEAD: Final = 64
 
 
 def _tiny_qwen2() -> PreTrainedModel:
@@ -36,25 +38,43 @@ def _tiny_qwen2() -> PreTrainedModel:
     )
 
 
-def _tiny_qwen3() -> PreTrainedModel:
-    """Build 8 layers of 384: a rollout step of 10-20 ms on one core, 24 KiB of KV a token."""
+def _qwen3(*, layers: int, heads: int, vocabulary: int = _VOCABULARY) -> PreTrainedModel:
+    """Build Qwen3 with heads of 64 and an inner size of four times the hidden one."""
+    hidden = heads * _HEAD
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=_VOCABULARY,
-            hidden_size=384,
-            intermediate_size=1536,
-            num_hidden_layers=8,
-            num_attention_heads=6,
-            num_key_value_heads=6,
-            head_dim=64,
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=_HEAD,
             attn_implementation="sdpa",
         )
     )
 
 
+def _tiny_qwen3() -> PreTrainedModel:
+    """Build 8 layers of 384: a rollout step of 10-20 ms on one core, 24 KiB of KV a token."""
+    return _qwen3(layers=8, heads=6)
+
+
+def _tiny_policy() -> PreTrainedModel:
+    """Build `tiny-qwen3` over characters: what learns in the demo, 19 M parameters."""
+    return _qwen3(layers=8, heads=6, vocabulary=_CHARACTERS)
+
+
+def _micro_policy() -> PreTrainedModel:
+    """Build 2 layers of 64 over characters: it learns in seconds."""
+    return _qwen3(layers=2, heads=1, vocabulary=_CHARACTERS)
+
+
 PRESETS: Final[dict[str, Callable[[], PreTrainedModel]]] = {
     "tiny-qwen2": _tiny_qwen2,
     "tiny-qwen3": _tiny_qwen3,
+    "tiny-policy": _tiny_policy,
+    "micro-policy": _micro_policy,
 }
 
 

@@ -6,15 +6,23 @@ Both run in the generation thread of a transformers manager, which calls, once p
 
 import os
 import threading
+from collections import deque
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
+    ContinuousBatchProcessor,
+)
+from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.clock import Clock
 from rose.engines.torch import stream_of
-from rose.engines.transformers.cache import SlabCache
+from rose.engines.transformers.cache import SlabCache, VersionedCache
+from rose.engines.transformers.commits import CommitQueue
+from rose.engines.transformers.outputs import CallbackRouter
+from rose.engines.transformers.sampling import SamplingRunner
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
@@ -22,26 +30,60 @@ from rose.executor import Quantum, Revocation, RolloutLane, ServingLane, StepBat
 
 # How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
 _LOOK_UP_MS = 50.0
+_LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave back"
+
+
+class LoopListener(Protocol):
+    """Who follows an engine's loop. Called in the loop thread, with no lock held."""
+
+    def at_boundary(self) -> None:
+        """No step runs, and none will before this returns."""
+        ...
+
+    def while_parked(self) -> None:
+        """A step of the borrower has waited at a closed gate for a while; serving is at work."""
+        ...
+
+    def at_end(self, error: Exception) -> None:
+        """The loop ends: it was stopped, or has failed. All requests have had their last output."""
+        ...
 
 
 class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no types in transformers
-    """A stock processor whose thread stays on the device's cores and whose busy time is counted.
+    """A stock processor that stays on the device's cores and changes weights between two steps.
 
     On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
     work goes into `stream`, copies of inputs included: nothing orders the default stream with it.
     """
+
+    cache: VersionedCache
+    output_router: CallbackRouter
 
     def __init__(
         self,
         *,
         clock: Clock,
         cores: frozenset[int] | None,
+        is_sampling: bool = False,
         stream: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Build the stock processor; the thread is moved at its first step."""
         super().__init__(**kwargs)
         self.clock = clock
+        self.commits = CommitQueue(clock)
+        self.listener: LoopListener | None = None
+        self.is_sampling = is_sampling
+        if is_sampling:
+            self.model_runner = SamplingRunner(
+                self.output_router.sampling_of,
+                logit_processor=self.logit_processor,
+                cb_config=self.cb_config,
+                inputs_and_outputs=self.inputs_and_outputs,
+                cache=self.cache,
+                do_sample=self.do_sample,
+                return_logprobs=self.return_logprobs,
+            )
         self.cores = cores
         self.stream = None if stream is None else stream_of(stream, kwargs["model_device"])
         if self.stream is not None:
@@ -71,10 +113,15 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             self.cores = None
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)
+        if self.listener is not None:
+            self.listener.at_boundary()
         if super()._update_tp_group_state():
             return False
         self._drop_cancelled()
-        if not self.scheduler.has_pending_requests():
+        while not self.commits.is_empty:
+            if not self._run_commit():
+                return False
+        if self.commits.is_quarantined or not self.scheduler.has_pending_requests():
             return False
         self._step_began_ns = self.clock.now_ns()
         return self._prepare()
@@ -84,19 +131,64 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return False
 
     def _prepare(self) -> bool:
-        """Prepare as stock does."""
-        return bool(super().prepare_next_batch())
+        """Prepare as stock does, and what its tokens will be sampled by."""
+        if not super().prepare_next_batch():
+            return False
+        if self.is_sampling:
+            batch = self.inputs_and_outputs.requests_in_batch
+            self.model_runner.prepare_rows(batch, self.model_device)
+        return True
 
     def _drop_cancelled(self) -> None:
         """Remove cancelled requests and give their owners what there is: stock says nothing."""
         for state in self.scheduler.clear_cancelled_requests():
             self.offloading_manager.free_request_cpu_cache(state)
-            self.output_router.fail_and_deliver(state, Unavailable("the request was cancelled"))
+            self.output_router.take_away(state, "the request was cancelled")
 
     def update_batch(self) -> None:
         """Update as stock does and count the step as busy time."""
         super().update_batch()
         self.busy_ns += self.clock.now_ns() - self._step_began_ns
+        self.commits.step_ended()
+
+    def fail_all_requests(self, error: Exception) -> None:
+        """Fail what is left as stock does, when the loop ends, and say that it has ended."""
+        super().fail_all_requests(error)
+        if self.listener is not None:
+            self.listener.at_end(error)
+
+    # ---- commits --------------------------------------------------------------------------------
+
+    def _is_called_away(self) -> bool:
+        """Whether someone waits for the loop to stop or to pause; a commit can wait for them."""
+        status = self.background_thread_status
+        is_stopping = status.local_status != BackgroundThreadStatus.DONT_STOP
+        return is_stopping or bool(status.is_pause_requested())
+
+    def _run_commit(self) -> bool:
+        """Run slices of the first commit until it is over; False if it has to wait."""
+        while self.commits.advance():
+            if self._is_called_away():
+                return False
+        self._settle_commit()
+        return True
+
+    def _settle_commit(self) -> None:
+        if self.commits.has_committed:
+            self._renew_cache()
+        pending, committed = self.commits.settle(self.output_router.version)
+        self.output_router.version = committed.version
+        pending.on_done(committed)
+
+    def _renew_cache(self) -> None:
+        """Keep what old weights computed from the requests to come."""
+        self.cache.renew()
+
+    def abandon_commits(self) -> None:
+        """Bring back what is half done, and end what waits; only when the loop is over."""
+        while not self.commits.is_empty:
+            self.commits.abandon()
+            self._settle_commit()
 
 
 class ServingProcessor(DeviceProcessor):
@@ -139,7 +231,11 @@ class RolloutProcessor(DeviceProcessor):
     """The borrower's loop: a step runs under a quantum, pins its slabs, and can be aborted.
 
     `lock` guards the books (scheduler, cache, pool): the loop thread holds it while it prepares and
-    updates, never in the forward pass, so serving can take slabs while a step is parked.
+    updates, never in the forward pass or a slice of a commit, so serving can take slabs while a
+    step is parked or weights are half changed.
+
+    With a listener, requests whose memory serving takes are ended, and their owners told; without
+    one they are requeued here.
     """
 
     scheduler: PreemptingScheduler
@@ -152,6 +248,11 @@ class RolloutProcessor(DeviceProcessor):
         self.wake = wake
         self.lock = threading.Lock()
         self.aborted_steps = 0
+        # How often slabs had to leave: serving is short of memory, or could be.
+        self.pressures = 0
+        # How often serving offered slabs that it does not need.
+        self.rooms = 0
+        self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
         self._pin: int | None = None
         self._in_flight: frozenset[str] = frozenset()
@@ -159,8 +260,19 @@ class RolloutProcessor(DeviceProcessor):
 
     # ---- the loop thread ------------------------------------------------------------------------
 
-    def _prepare(self) -> bool:
-        """Wait for a quantum, then prepare a batch and pin the slabs it touches.
+    def prepare_next_batch(self) -> bool:
+        """Prepare as any loop; first the owners of evicted requests are told.
+
+        Raises:
+            Unavailable: as `_ask_quantum`, and for an idle borrower that someone listens to.
+        """
+        self.deliver_evicted()
+        if self.listener is not None and self.lane.is_closed:
+            raise Unavailable(_LENDS_NO_MORE)
+        return super().prepare_next_batch()
+
+    def _ask_quantum(self) -> Quantum | None:
+        """Wait for a quantum for a while, with the slabs emptied that are leaving.
 
         Raises:
             Unavailable: there will be no quantum any more; the manager then fails all requests.
@@ -171,11 +283,17 @@ class RolloutProcessor(DeviceProcessor):
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal(reason=reason):
                 if reason is Reason.CLOSED:
-                    raise Unavailable("the device lends no more: it was closed, or rose gave back")
+                    raise Unavailable(_LENDS_NO_MORE)
                 self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
-                return False
+                return None
             case quantum:
-                self._quantum = quantum
+                return quantum
+
+    def _prepare(self) -> bool:
+        """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        self._quantum = self._ask_quantum()
+        if self._quantum is None:
+            return False
         is_ready = False
         try:
             with self.lock:
@@ -190,6 +308,43 @@ class RolloutProcessor(DeviceProcessor):
     def _drop_cancelled(self) -> None:
         with self.lock:
             super()._drop_cancelled()
+
+    def _run_commit(self) -> bool:
+        """Run slices in one quantum, with a gate between two; an abort only ends the quantum."""
+        quantum = self._ask_quantum()
+        if quantum is None:
+            return False
+        is_over = False
+        with quantum, suppress(StepAborted):
+            is_over = not self.commits.advance()
+            while not is_over and not self._is_called_away():
+                self.lane.gate()
+                is_over = not self.commits.advance()
+        if is_over:
+            self._settle_commit()
+        else:
+            self.wake.set()  # Back for the next quantum at once.
+        return is_over
+
+    def _renew_cache(self) -> None:
+        with self.lock:
+            super()._renew_cache()
+
+    def deliver_evicted(self) -> None:
+        """Tell the owners of requests that lost their memory; in the loop thread."""
+        while self._evicted:
+            self.output_router.take_away(self._evicted.popleft(), "serving took its memory back")
+
+    def while_parked(self) -> None:
+        """Let the listener know that a step waits at its gate; called by the lane."""
+        if self.listener is not None:
+            self.deliver_evicted()
+            self.listener.while_parked()
+
+    def fail_all_requests(self, error: Exception) -> None:
+        """Tell the owners of evicted requests first: they did not fail."""
+        self.deliver_evicted()
+        super().fail_all_requests(error)
 
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
@@ -262,6 +417,11 @@ class RolloutProcessor(DeviceProcessor):
         finally:
             self.lock.release()
 
+    def note_room(self) -> None:
+        """Look at once whether more memory can be had; called by serving's thread."""
+        self.rooms += 1
+        self.wake.set()
+
     def _slabs_of(self, request_id: str) -> frozenset[int]:
         slab_of = self.lane.kv.allocator.slab_of
         return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
@@ -293,8 +453,14 @@ class RolloutProcessor(DeviceProcessor):
         """Preempt, at the token, every request outside the batch in flight with KV in `leaving`."""
         if not leaving:
             return
+        self.pressures += 1
         for request_id, state in self._active().items():
-            if request_id not in self._in_flight and self._slabs_of(request_id) & leaving:
+            if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
+                continue
+            if self.listener is None:
                 self.scheduler.preempt(state)
+            else:
+                self.scheduler.evict(state)
+                self._evicted.append(state)  # This may be serving's thread: it tells nobody.
         self.cache.drop_cached_in(leaving)
         self.cache.pool.try_to_free_sectors()

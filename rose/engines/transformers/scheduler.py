@@ -105,6 +105,16 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         if not self.active_requests:
             self.block_new_requests = False
 
+    def evict(self, state: RequestState) -> None:
+        """Take the blocks of `state` away and forget it; its owner still has to be told.
+
+        Only for a request that is not in the batch in flight.
+        """
+        self.cache.free_blocks(state.request_id)
+        self.active_requests.pop(state.request_id)
+        if not self.active_requests:
+            self.block_new_requests = False
+
     def roll_back(self) -> None:
         """Undo `schedule_batch` after a step that was aborted; its KV will be overwritten."""
         for scheduled in self.scheduled:

@@ -1,0 +1,59 @@
+"""The lease that a worker reports: whether it may be given turns, and how large they may be."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from rose.scheduler.worker import LeaseChanged
+
+# Renewed this often within its TTL, so that one report that is late or lost ends nothing.
+_RENEWALS: Final = 3
+
+
+@dataclass(slots=True)
+class WorkerLease:
+    """One worker's leases, one after the other. For the loop thread.
+
+    Its life: `open` → (`resize` | `renew`)* → `close`; the next has a higher epoch.
+
+    Args:
+        worker: its number.
+        ttl_ms: it runs out unless it is renewed; 0 for never.
+    """
+
+    worker: int
+    ttl_ms: float
+    lease_epoch: int = field(default=0, init=False)
+    kv_tokens: int = field(default=0, init=False)
+    _reported_ms: float = field(default=0.0, init=False)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether turns may run under it."""
+        return self.kv_tokens > 0
+
+    def open(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
+        """Begin a new one."""
+        self.lease_epoch += 1
+        return self.resize(kv_tokens, now_ms=now_ms)
+
+    def resize(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
+        """Let it hold `kv_tokens` tokens from now on; 0 ends it."""
+        self.kv_tokens = kv_tokens
+        self._reported_ms = now_ms
+        return LeaseChanged(
+            worker=self.worker,
+            lease_epoch=self.lease_epoch,
+            kv_tokens=kv_tokens,
+            ttl_ms=self.ttl_ms,
+        )
+
+    def renew(self, *, now_ms: float) -> LeaseChanged | None:
+        """Report it again when a good part of its TTL is over."""
+        is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
+        if not self.is_live or self.ttl_ms == 0 or not is_due:
+            return None
+        return self.resize(self.kv_tokens, now_ms=now_ms)
+
+    def close(self, *, now_ms: float) -> LeaseChanged:
+        """End it."""
+        return self.resize(0, now_ms=now_ms)

@@ -1,0 +1,145 @@
+"""The weights of a running engine as a flat row of bf16 bits, changed tile by tile."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from rose.errors import InvalidArgument
+from rose.transfer import Delta, delta_apply, digest, topk_unpack
+from rose.units import ceil_div
+
+TILE_ELEMENTS: Final = 1 << 20
+# The digest's words are of four elements, and a tile must begin with a whole one.
+_DIGEST_ELEMENTS: Final = 4
+_BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
+
+
+def round_to_bf16(model: nn.Module) -> None:
+    """Round every parameter, in place, to the nearest bf16, ties to even; dtypes stay."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+
+
+def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
+    """Return the weights as one row of bf16 bits, rounded to nearest, ties to even.
+
+    The order is that of `model.named_parameters()`, which gives tied weights once, under their
+    first name; each tensor is flattened in row-major order. Buffers are no weights.
+
+    Returns:
+        (n,) uint16, a copy on the host.
+    """
+    with torch.no_grad():
+        rows = [one.reshape(-1).to("cpu", torch.bfloat16) for one in model.parameters()]
+        bits: npt.NDArray[np.uint16] = torch.cat(rows).view(torch.int16).numpy().view(np.uint16)
+    return bits
+
+
+class LiveWeights:
+    """A row of bf16 bits, and the float32 parameters that always equal it.
+
+    The parameters of the model become views of one flat buffer, so a tile of the row is a slice of
+    it and a change touches what changes only. Make it before the engine, and once for a model.
+
+    It is a `rose.transfer.commit.Target`; one thread, between two steps, changes it.
+
+    Args:
+        model: float32, all on one device; its weights are rounded to bf16.
+        tile_elements: elements of a tile, a multiple of 4.
+
+    Raises:
+        InvalidArgument: another tile size, or a model of another dtype or on several devices.
+    """
+
+    def __init__(self, model: nn.Module, tile_elements: int = TILE_ELEMENTS) -> None:
+        if tile_elements <= 0 or tile_elements % _DIGEST_ELEMENTS:
+            raise InvalidArgument(
+                f"tile_elements {tile_elements} must be a multiple of {_DIGEST_ELEMENTS}, above 0"
+            )
+        self._parameters = list(model.parameters())
+        if {(one.dtype, one.device) for one in self._parameters} != {
+            (torch.float32, self._parameters[0].device)
+        }:
+            raise InvalidArgument(
+                "live weights are of float32 and on one device: load the model with load_model"
+            )
+        self.tile_elements = tile_elements
+        self.row = flat_bits(model)
+        self._live = _widened(self.row).to(self._parameters[0].device)
+        self._live_bits = self._live.view(torch.int32)
+        first = 0
+        for parameter in self._parameters:
+            last = first + parameter.numel()
+            parameter.data = self._live[first:last].view(parameter.shape)
+            first = last
+
+    @property
+    def count(self) -> int:
+        """How many elements the row has."""
+        return len(self.row)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles; the last may be shorter."""
+        return ceil_div(self.count, self.tile_elements)
+
+    def _slice(self, tile: int) -> slice:
+        if not 0 <= tile < self.tiles:
+            raise InvalidArgument(f"tile {tile}: these weights have {self.tiles}")
+        first = tile * self.tile_elements
+        return slice(first, min(first + self.tile_elements, self.count))
+
+    def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+        """Change one tile by `delta`, or back; on an error the tile is unchanged.
+
+        Raises:
+            InvalidArgument: there is no such tile, or the delta is of another size.
+            CorruptData: the delta is not well formed.
+        """
+        place = self._slice(tile)
+        part = self.row[place]
+        # Which elements change is said by the version the delta was made from.
+        if undo:
+            delta_apply(part, delta, undo=True)
+            changed, _ = topk_unpack(delta, part)
+        else:
+            changed, _ = topk_unpack(delta, part)
+            delta_apply(part, delta)
+        fresh = _widened(part[changed]).view(torch.int32).to(self._live.device)
+        index = torch.from_numpy(changed).to(self._live.device)
+        self._live_bits[place].index_copy_(0, index, fresh)
+
+    def digest(self, tile: int) -> tuple[int, int]:
+        """Return the tile's part of the digest of the whole row, by position."""
+        place = self._slice(tile)
+        return digest(self.row[place], first_index=place.start)
+
+    def sweep(self) -> bool:
+        """Return whether every live parameter lies in the buffer and equals the row, bit by bit.
+
+        It reads all of the weights: for after a commit, when steps run again.
+        """
+        return self._is_attached() and all(self._equals(tile) for tile in range(self.tiles))
+
+    def _is_attached(self) -> bool:
+        """Whether the model still computes with this buffer: its storage was not replaced."""
+        at = self._live.data_ptr()
+        for parameter in self._parameters:
+            if parameter.data_ptr() != at:
+                return False
+            at += parameter.numel() * parameter.element_size()
+        return True
+
+    def _equals(self, tile: int) -> bool:
+        place = self._slice(tile)
+        expected = _widened(self.row[place]).view(torch.int32).to(self._live.device)
+        return bool(torch.equal(self._live_bits[place], expected))
+
+
+def _widened(bits: npt.NDArray[np.uint16]) -> torch.Tensor:
+    """Return the float32 numbers that the bf16 `bits` stand for, exactly."""
+    return torch.from_numpy((bits.astype(np.uint32) << _BF16_SHIFT).view(np.float32))

@@ -1,0 +1,149 @@
+"""Sampling by counter: the token at one place of one request depends on nothing else.
+
+The noise of a token is a hash of (seed, position in the whole sequence, token id). Neither the
+batch, nor the worker, nor a step that was run twice can change it: a turn that moves says the same.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.generation.continuous_batching.requests import FutureRequestState
+
+from rose.errors import InvalidArgument
+
+_WORD: Final = 1 << 64
+# SplitMix64 (Steele, Lea, Flood 2014): the increment and the two multipliers of its finaliser.
+_STRIDE: Final = 0x9E3779B97F4A7C15
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of one request are chosen.
+
+    Args:
+        seed: requests of one seed and one context say the same; taken modulo 2^64.
+        temperature: of the softmax; 0 for the likeliest token.
+
+    Raises:
+        InvalidArgument: the temperature is negative or no number.
+    """
+
+    seed: int = 0
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a temperature that no softmax has."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidArgument(f"temperature {self.temperature} must be a number, 0 or more")
+
+
+def _signed(word: int) -> int:
+    """Return the number of 64 bits as torch holds it: it has no arithmetic on uint64."""
+    word %= _WORD
+    return word - _WORD if word >= _WORD >> 1 else word
+
+
+def _mix_word(word: int) -> int:
+    word = ((word ^ (word >> 30)) * _FIRST) % _WORD
+    word = ((word ^ (word >> 27)) * _SECOND) % _WORD
+    return word ^ (word >> 31)
+
+
+def row_key(seed: int, position: int) -> int:
+    """Return the key of one row of logits, a number of 64 bits.
+
+    Args:
+        seed: of the request.
+        position: of the token to come, counted from the first token of the prompt.
+    """
+    return _mix_word((_mix_word(seed % _WORD) + (position + 1) * _STRIDE) % _WORD)
+
+
+def _xor_shifted(words: torch.Tensor, by: int) -> torch.Tensor:
+    """Return words ^ (words >> by); torch's own shift drags the sign along."""
+    return words ^ ((words >> by) & ((1 << (64 - by)) - 1))
+
+
+def gumbel_noise(keys: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return standard Gumbel noise, a pure function of key and token id.
+
+    Args:
+        keys: (rows,) int64, of `row_key`.
+        vocabulary: token ids of a row.
+
+    Returns:
+        (rows, vocabulary) float32.
+    """
+    ids = torch.arange(1, vocabulary + 1, device=keys.device, dtype=torch.int64)
+    words = keys.unsqueeze(1) + ids * _signed(_STRIDE)
+    words = _xor_shifted(words, 30) * _signed(_FIRST)
+    words = _xor_shifted(words, 27) * _signed(_SECOND)
+    words = _xor_shifted(words, 31)
+    # Uniform in (0, 1), exact near 0: that is the end where the largest noise comes from.
+    uniform = (((words >> 32) & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def choose(
+    logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose one token for each row.
+
+    Args:
+        logits: (rows, vocabulary) float32.
+        keys: (rows,) int64.
+        temperatures: (rows,) float32; a row of 0 gets its likeliest token.
+
+    Returns:
+        (rows,) int64 tokens, and (rows,) float32 natural logarithms of their probabilities under
+        softmax(logits / temperature): 0 where the temperature is 0.
+    """
+    is_random = temperatures > 0
+    scaled = logits / torch.where(is_random, temperatures, 1.0).unsqueeze(1)
+    noise = gumbel_noise(keys, logits.shape[1])
+    scores = torch.where(is_random.unsqueeze(1), scaled + noise, scaled)
+    tokens = scores.argmax(dim=1)
+    logprobs = torch.log_softmax(scaled, dim=1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens, torch.where(is_random, logprobs, 0.0)
+
+
+class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers ships no types
+    """A stock runner that samples by counter, each request by its own parameters."""
+
+    def __init__(self, sampling_of: Callable[[str], Sampling], **kwargs: Any) -> None:
+        """Build the stock runner; `sampling_of` maps a request id to its parameters."""
+        super().__init__(**kwargs)
+        self._sampling_of = sampling_of
+        self._keys = torch.empty(0, dtype=torch.int64)
+        self._temperatures = torch.empty(0)
+
+    def prepare_rows(self, batch: Sequence[FutureRequestState], device: torch.device) -> None:
+        """Make the keys of the step that was just prepared, one for each row of its logits.
+
+        Before the forward pass, because on a GPU nothing within it may wait for the stream.
+        """
+        rows = [future.state for future in batch if future.has_new_token]
+        chosen = [self._sampling_of(state.request_id) for state in rows]
+        # A prepared request has its batch counted in: its offset is the place of the next token.
+        keys = [
+            _signed(row_key(sampling.seed, state.position_offset))
+            for sampling, state in zip(chosen, rows, strict=True)
+        ]
+        self._keys = torch.tensor(keys, dtype=torch.int64, device=device)
+        self._temperatures = torch.tensor(
+            [sampling.temperature for sampling in chosen], dtype=torch.float32, device=device
+        )
+
+    def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        """Write tokens, and the bits of their logprobs, where stock code writes its own."""
+        # A request that is prefilled in parts has a row too, behind all others; nobody reads it.
+        rows = len(self._keys)
+        tokens, logprobs = choose(scores[0, :rows], self._keys, self._temperatures)
+        output_ids[0, :rows].copy_(tokens)
+        output_ids[1, :rows].copy_(logprobs.view(dtype=torch.int32))

@@ -1,0 +1,310 @@
+"""An engine as a worker of the scheduler: turns in, tokens and news of its lease out."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from rose.engines.transformers.capacity import CacheCapacity, Capacity, LaneCapacity
+from rose.engines.transformers.commits import Committed, OnCommitted, Slices
+from rose.engines.transformers.engine import Engine
+from rose.engines.transformers.lease import WorkerLease
+from rose.engines.transformers.outputs import Output
+from rose.engines.transformers.processor import RolloutProcessor
+from rose.engines.transformers.turns import Turn, checked_sampling
+from rose.errors import InvalidArgument, Unavailable
+from rose.scheduler.worker import (
+    TurnEnd,
+    TurnRequest,
+    VersionCommitted,
+    WorkerEvent,
+    WorkerKind,
+    WorkerLost,
+)
+from rose.units import NS_PER_MS
+
+
+class EngineWorker:
+    """Runs turns on an engine. A `rose.scheduler.worker.Worker`.
+
+    What it is told waits in a queue for the loop thread, which does it between two steps, or while
+    a step is parked at a closed gate. Only that thread touches the books and calls `on_event`, with
+    no lock held: whoever takes memory back waits for nobody here. A loop that is frozen or dead
+    renews nothing, and its lease runs out.
+
+    A dedicated worker has a lease from the engine's start. A borrowed one has one between `grant`
+    and `revoke`; when serving takes slabs, the turns in them are reported INTERRUPTED, and the
+    lease shrinks to what is lent still. One that would shrink to nothing ends, and a new one, with
+    a higher epoch, begins when serving lends again.
+
+    Args:
+        engine: built with `EngineConfig(sampling=True)` and not started; a borrower's if borrowed.
+        number: what events call it.
+        kind: dedicated or borrowed.
+        on_event: called in the loop thread; must be quick and must not raise.
+        flush_ms: tokens wait at most about so long before they are reported.
+        ttl_ms: of a borrowed worker's lease.
+
+    Raises:
+        InvalidArgument: the engine does not sample, or is no borrower's though it is borrowed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        kind: WorkerKind,
+        on_event: Callable[[WorkerEvent], None],
+        *,
+        flush_ms: float = 100.0,
+        ttl_ms: float = 2000.0,
+    ) -> None:
+        processor = engine.processor
+        if not processor.is_sampling:
+            raise InvalidArgument("a worker's engine samples: EngineConfig(sampling=True)")
+        is_borrowed = kind is WorkerKind.BORROWED
+        if is_borrowed != isinstance(processor, RolloutProcessor):
+            raise InvalidArgument(f"a {kind.value} worker does not fit this engine")
+        self._engine = engine
+        self._number = number
+        self._kind = kind
+        self._on_event = on_event
+        self._flush_ms = flush_ms
+        self._clock = processor.clock
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._ids = itertools.count()
+        # All below is the loop thread's.
+        self._capacity: Capacity = (
+            LaneCapacity(processor, self._clock)
+            if isinstance(processor, RolloutProcessor)
+            else CacheCapacity(processor.cache)
+        )
+        self._lease = WorkerLease(number, ttl_ms if is_borrowed else 0.0)
+        self._is_granted = not is_borrowed
+        self._is_short = False
+        self._is_lost = False
+        self._turns: dict[int, Turn] = {}
+        self._ended: list[Turn] = []
+        self._flushed_ms = self._now_ms()
+        processor.listener = self
+
+    # ---- any thread -----------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """What events and actions call it."""
+        return self._number
+
+    @property
+    def kind(self) -> WorkerKind:
+        """Dedicated or borrowed."""
+        return self._kind
+
+    def start_turn(self, request: TurnRequest) -> None:
+        """Queue a turn; one that cannot run comes back as an output that failed.
+
+        One under a lease that is over comes back INTERRUPTED; one that runs already is ignored.
+        """
+        self._tell(partial(self._start, request))
+
+    def stop_turn(self, trajectory: int) -> None:
+        """Take a turn back: its last output is INTERRUPTED. Unknown ones are ignored."""
+        self._tell(partial(self._stop, trajectory))
+
+    def grant(self) -> None:
+        """Take turns from now on, under a new lease."""
+        self._tell(self._begin)
+
+    def revoke(self) -> None:
+        """Give every turn back and end the lease; the loop thread does so and reports it."""
+        self._tell(self._end)
+
+    def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
+        """Change the weights at the next step boundary, then report `VersionCommitted`.
+
+        A worker whose weights end up as those of no version revokes its lease, and takes turns
+        again after a commit that goes well.
+
+        Args:
+            commit: the transaction.
+            version: what it leads to.
+            on_done: told as well, in the loop thread.
+
+        Raises:
+            Unavailable: the engine is stopping or has died.
+        """
+        self._engine.commit(
+            commit, version=version, on_done=partial(self._committed, on_done=on_done)
+        )
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        self._inbox.append(command)
+        self._engine.wake()
+
+    # ---- the loop thread: when it calls ---------------------------------------------------------
+
+    def at_boundary(self) -> None:
+        """Do what was asked for and report what happened; no step runs meanwhile."""
+        self._look()
+        if self._is_granted and not self._engine.is_quarantined:
+            self._open_or_regrow()
+
+    def while_parked(self) -> None:
+        """Renew the lease and take turns back though a step is parked; tokens can wait."""
+        self._look()
+
+    def at_end(self, error: Exception) -> None:
+        """Report the last tokens, and that the worker is gone."""
+        self._report_ended()
+        self._stop_all()
+        self._emit(WorkerLost(self._number, str(error)))
+        self._is_lost = True
+
+    def _look(self) -> None:
+        self._report_ended()
+        while self._inbox:
+            self._inbox.popleft()()
+        self._report_lease()
+        if self._now_ms() - self._flushed_ms >= self._flush_ms:
+            self._flush()
+
+    # ---- turns ----------------------------------------------------------------------------------
+
+    def _start(self, request: TurnRequest) -> None:
+        turn = Turn(self._number, request, f"{request.trajectory}.{next(self._ids)}")
+        running = self._turns.get(request.trajectory)
+        if running is not None and running.request == request:
+            return  # A message that came twice.
+        if not self._lease.is_live or request.lease_epoch != self._lease.lease_epoch:
+            self._emit(turn.report(TurnEnd.INTERRUPTED))
+            return
+        try:
+            self._submit(turn)
+        except (InvalidArgument, Unavailable) as error:
+            self._emit(turn.report(TurnEnd.FAILED, str(error)))
+        else:
+            self._turns[request.trajectory] = turn
+
+    def _submit(self, turn: Turn) -> None:
+        request = turn.request
+        if request.trajectory in self._turns:
+            raise InvalidArgument(f"trajectory {request.trajectory} has a turn here already")
+        sampling = checked_sampling(request, tokens_max=self._capacity.tokens_max)
+        self._engine.submit(
+            turn.request_id,
+            list(request.prompt),
+            max_new_tokens=request.max_new_tokens,
+            on_output=partial(self._said, turn),
+            sampling=sampling,
+            stop_tokens=request.stop_tokens,
+        )
+
+    def _said(self, turn: Turn, output: Output) -> None:
+        """Keep what the engine says; called under the lock that a revocation waits for."""
+        if turn.is_over:
+            return
+        turn.output = output
+        if output.is_finished():
+            self._ended.append(turn)
+
+    def _stop(self, trajectory: int) -> None:
+        """Report a turn as it stands and let the engine drop it; a step in flight says no more."""
+        turn = self._turns.pop(trajectory, None)
+        if turn is None:
+            return
+        self._engine.cancel(turn.request_id)
+        self._emit(turn.report(TurnEnd.INTERRUPTED))
+
+    def _stop_all(self) -> None:
+        for trajectory in list(self._turns):
+            self._stop(trajectory)
+
+    def _report_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for turn in ended:
+            if turn.is_over:
+                continue
+            self._turns.pop(turn.request.trajectory, None)
+            self._emit(turn.report(*self._how_ended(turn)))
+
+    def _how_ended(self, turn: Turn) -> tuple[TurnEnd, str | None]:
+        output = turn.output
+        if output is None or output.status == RequestStatus.FINISHED:
+            return TurnEnd.FINISHED, None
+        # A stop, or a device that lends no more, is not the turn's fault.
+        is_fault = output.failure is not None and not isinstance(output.failure, Unavailable)
+        if is_fault and not self._engine.is_stopping:
+            return TurnEnd.FAILED, output.error
+        return TurnEnd.INTERRUPTED, None
+
+    def _flush(self) -> None:
+        self._flushed_ms = self._now_ms()
+        for turn in self._turns.values():
+            if turn.has_news:
+                self._emit(turn.report())
+
+    # ---- the lease ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._is_granted = True
+
+    def _end(self) -> None:
+        self._is_granted = False
+        self._close_lease()
+
+    def _close_lease(self) -> None:
+        self._stop_all()
+        if self._lease.is_live:
+            self._emit(self._lease.close(now_ms=self._now_ms()))
+
+    def _report_lease(self) -> None:
+        """Shrink the lease to what serving left of it, or end it, or renew it."""
+        left = self._capacity.squeezed()
+        if left is not None:
+            self._is_short = True
+        if left == 0:
+            self._close_lease()
+        elif left is not None and self._lease.is_live and left != self._lease.kv_tokens:
+            self._emit(self._lease.resize(left, now_ms=self._now_ms()))
+        renewed = self._lease.renew(now_ms=self._now_ms())
+        if renewed is not None:
+            self._emit(renewed)
+
+    def _open_or_regrow(self) -> None:
+        if self._is_short:
+            if not self._capacity.has_regrown():
+                return
+            self._is_short = False
+        elif self._lease.is_live:
+            return
+        size, now_ms = self._capacity.tokens_max, self._now_ms()
+        lease = self._lease
+        change = lease.resize if lease.is_live else lease.open
+        self._emit(change(size, now_ms=now_ms))
+
+    # ---- weights --------------------------------------------------------------------------------
+
+    def _committed(self, committed: Committed, *, on_done: OnCommitted | None) -> None:
+        self._emit(
+            VersionCommitted(
+                worker=self._number,
+                version=committed.version,
+                is_match=committed.is_match,
+                pause_ms=committed.pause_ms,
+            )
+        )
+        if committed.is_quarantined:
+            self._close_lease()
+        if on_done is not None:
+            on_done(committed)
+
+    # ---- small things ---------------------------------------------------------------------------
+
+    def _emit(self, event: WorkerEvent) -> None:
+        if not self._is_lost:
+            self._on_event(event)
+
+    def _now_ms(self) -> float:
+        return self._clock.now_ns() / NS_PER_MS

@@ -1,0 +1,221 @@
+"""Commits between two steps: which weights a token comes from, and which KV a request may read."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
+from rose.errors import Unavailable
+from tests.engines.pair import WAIT_S, Client
+from tests.engines.policies import (
+    TILE,
+    State,
+    TileCommit,
+    copy_of,
+    engine_of,
+    later,
+    policy,
+    say_alone,
+)
+from tests.engines.stepper import wait_for
+
+PROMPT = [(7 * place + 3) % 128 for place in range(70)]
+SAMPLING = Sampling(seed=77, temperature=1.0)
+
+
+class Live:
+    """An engine over live weights, and what its commits said."""
+
+    def __init__(self, **settings) -> None:
+        self.model = policy(seed=8)
+        self.weights = LiveWeights(self.model, tile_elements=TILE)
+        self.engine: Engine = engine_of(self.model, **settings)
+        self.ends: list[Committed] = []
+        self.ended = threading.Semaphore(0)
+
+    def on_done(self, committed: Committed) -> None:
+        self.ends.append(committed)
+        self.ended.release()
+
+    def ask(self, version: int, *, end: State = State.COMMITTED) -> TileCommit:
+        fresh = later(self.weights.row, seed=version)
+        commit = TileCommit(self.weights, fresh, end=end)
+        self.engine.commit(commit, version=version, on_done=self.on_done)
+        return commit
+
+    def commit(self, version: int, *, end: State = State.COMMITTED) -> TileCommit:
+        commit = self.ask(version, end=end)
+        assert self.ended.acquire(timeout=WAIT_S)
+        return commit
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "prefix cache"])
+def live(request: pytest.FixtureRequest) -> Iterator[Live]:
+    made = Live(prefix_cache=request.param)
+    made.engine.start()
+    yield made
+    made.engine.stop()
+
+
+def test_idle_engine_commits_and_runs_the_new_weights(live: Live) -> None:
+    before = live.weights.row.copy()
+    commit = live.commit(5)
+    assert commit.slices == live.weights.tiles > 3
+    assert live.ends == [
+        Committed(5, is_match=True, is_quarantined=False, pause_ms=live.ends[0].pause_ms)
+    ]
+    assert live.ends[0].pause_ms > 0
+    assert live.engine.version == 5
+    assert not np.array_equal(live.weights.row, before)
+    assert np.array_equal(flat_bits(live.model), live.weights.row)
+    assert live.weights.sweep()
+
+
+def test_tokens_before_a_commit_carry_the_old_version_and_those_after_the_new(live: Live) -> None:
+    old = copy_of(live.model)
+    client = Client(live.engine, "across", 1)
+    name = client.send(prompt=PROMPT, new_tokens=400, sampling=SAMPLING)
+    wait_for(lambda: len(client.streamed.get(name, ())) > 5)
+    live.commit(1)
+    client.wait()
+    output = client.answers[name]
+    switched = output.versions.index(1)
+    assert 5 < switched < 400
+    assert output.versions == [0] * switched + [1] * (400 - switched)
+    truth = say_alone(old, PROMPT, 400, SAMPLING)
+    assert output.generated_tokens[:switched] == truth[:switched]
+    assert output.generated_tokens != truth
+
+
+def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) -> None:
+    """While one of the old version runs on, with full blocks of the same prompt."""
+    client = Client(live.engine, "reuse", 2)
+    client.send(prompt=PROMPT, new_tokens=3, sampling=SAMPLING)
+    client.wait()
+    running = client.send(prompt=PROMPT, new_tokens=700, sampling=SAMPLING)
+
+    def let_it_say(tokens: int) -> None:
+        said = len(client.streamed.get(running, ()))
+        wait_for(lambda: len(client.streamed.get(running, ())) > said + tokens)
+
+    for version in (1, 2):
+        let_it_say(40)
+        live.commit(version)
+        for prompt in (PROMPT, PROMPT[:50]):
+            let_it_say(20)  # some blocks are completed by the old request under the new weights
+            name = client.send(prompt=prompt, new_tokens=12, sampling=SAMPLING)
+            wait_for(lambda name=name: name in client.answers)
+            assert client.answers[name].generated_tokens == say_alone(
+                live.model, prompt, 12, SAMPLING
+            )
+    assert running not in client.answers
+    live.engine.cancel(running)
+    client.wait()
+
+
+def test_new_version_has_a_prefix_cache_of_its_own() -> None:
+    live = Live(prefix_cache=True)
+    live.engine.start()
+    try:
+        client = Client(live.engine, "shared", 3)
+        matched: list[int] = []
+        cache = live.engine.processor.cache
+        stock = cache.search_prefix_match
+
+        def search(request_id: str, prompt_ids: list[int]) -> int:
+            matched.append(stock(request_id, prompt_ids))
+            return matched[-1]
+
+        cache.search_prefix_match = search
+        for version in (1, 2):
+            for _ in range(2):
+                client.send(prompt=PROMPT, new_tokens=2, sampling=SAMPLING)
+                client.wait()
+            live.commit(version)
+        assert matched == [0, 64, 0, 64]
+    finally:
+        live.engine.stop()
+
+
+def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
+    before = live.weights.row.copy()
+    said = say_alone(live.model, PROMPT, 10, SAMPLING)
+    live.commit(3, end=State.ROLLED_BACK)
+    assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
+    assert live.engine.version == 0
+    assert np.array_equal(live.weights.row, before)
+    assert live.weights.sweep()
+    client = Client(live.engine, "after", 4)
+    name = client.send(prompt=PROMPT, new_tokens=10, sampling=SAMPLING)
+    client.wait()
+    assert client.answers[name].generated_tokens == said
+
+
+def test_engine_in_quarantine_runs_no_step_until_a_commit_goes_well(live: Live) -> None:
+    live.commit(1, end=State.QUARANTINED)
+    assert live.ends[0].is_quarantined
+    assert live.engine.is_quarantined
+    client = Client(live.engine, "held", 5)
+    name = client.send(prompt=PROMPT, new_tokens=3, sampling=SAMPLING)
+    live.commit(2, end=State.ROLLED_BACK)
+    assert live.ends[1].is_quarantined  # it went back to weights of no version
+    assert client.streamed == {}
+    live.commit(3)
+    client.wait()
+    assert client.answers[name].versions == [3, 3, 3]
+    assert not live.engine.is_quarantined
+
+
+def test_commits_run_in_the_order_they_were_asked_for(live: Live) -> None:
+    client = Client(live.engine, "busy", 6)
+    client.send(prompt=PROMPT, new_tokens=300, sampling=SAMPLING)
+    base = live.weights.row.copy()
+    rows = [later(base, seed=1)]
+    rows.append(later(rows[0], seed=2))
+    commits = [TileCommit(live.weights, rows[0])]
+    live.weights.row[:] = rows[0]  # the second one is packed against the first
+    commits.append(TileCommit(live.weights, rows[1]))
+    live.weights.row[:] = base
+    for version, commit in enumerate(commits, start=1):
+        live.engine.commit(commit, version=version, on_done=live.on_done)
+    for _ in commits:
+        assert live.ended.acquire(timeout=WAIT_S)
+    client.wait()
+    assert [end.version for end in live.ends] == [1, 2]
+    assert np.array_equal(live.weights.row, rows[1])
+
+
+def test_stopped_engine_brings_a_half_done_commit_back() -> None:
+    live = Live()
+    base = live.weights.row.copy()
+    half, go_on = threading.Event(), threading.Event()
+
+    class Slow(TileCommit):
+        def step(self) -> bool:
+            is_more = super().step()
+            if self.slices == 2:
+                half.set()
+                assert go_on.wait(WAIT_S)
+            return is_more
+
+    commit = Slow(live.weights, later(base, seed=1))
+    second = TileCommit(live.weights, later(base, seed=2))
+    live.engine.start()
+    live.engine.commit(commit, version=1, on_done=live.on_done)
+    live.engine.commit(second, version=2, on_done=live.on_done)
+    assert half.wait(WAIT_S)
+    stopping = threading.Thread(target=live.engine.stop)
+    stopping.start()
+    wait_for(lambda: not live.engine.is_accepting)
+    go_on.set()
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+    assert commit.slices == 2
+    assert second.slices == 0
+    assert [(end.version, end.is_match) for end in live.ends] == [(0, False)] * 2
+    assert np.array_equal(live.weights.row, base)
+    assert live.weights.sweep()
+    with pytest.raises(Unavailable):
+        live.ask(3)

@@ -1,0 +1,140 @@
+"""Live weights: the row of bits, the parameters, and that they never differ."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rose.engines.transformers import LiveWeights, flat_bits, load_model, round_to_bf16
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import Delta, delta_pack, digest
+
+TILE = 4096
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("micro-policy", seed=3)
+
+
+def changed(bits: np.ndarray, *, seed: int, share: float) -> np.ndarray:
+    """The row some optimizer steps later: neighbours in bf16, and a few wild ones."""
+    rng = np.random.default_rng(seed)
+    fresh = bits.copy()
+    at = np.flatnonzero(rng.random(len(bits)) < share)
+    fresh[at] += rng.integers(0, 3, len(at)).astype(np.uint16) - 1
+    wild = at[rng.random(len(at)) < 0.1]
+    fresh[wild] = rng.integers(0, 0x7F80, len(wild)).astype(np.uint16)
+    return fresh
+
+
+def deltas(weights: LiveWeights, fresh: np.ndarray) -> list[Delta]:
+    shadow = weights.row.copy()
+    size = weights.tile_elements
+    return [
+        delta_pack(fresh[first : first + size], shadow[first : first + size])
+        for first in range(0, len(fresh), size)
+    ]
+
+
+def total(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(one for one, _ in parts) % 2**64, sum(two for _, two in parts) % 2**64
+
+
+def test_flat_bits_are_the_parameters_in_their_order_rounded(model) -> None:
+    rows = [one.detach().bfloat16().reshape(-1) for _, one in model.named_parameters()]
+    expected = torch.cat(rows).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(flat_bits(model), expected)
+
+
+def test_tied_weights_are_in_the_row_once() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+    torch.manual_seed(0)
+    tied = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, tie_word_embeddings=True)).float()
+    free = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, tie_word_embeddings=False)).float()
+    assert len(flat_bits(free)) - len(flat_bits(tied)) == 64 * 32
+    weights = LiveWeights(tied, tile_elements=TILE)
+    assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
+    assert weights.sweep()
+
+
+def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(model) -> None:
+    ours = copy.deepcopy(model)
+    round_to_bf16(ours)
+    tokens = torch.arange(12).unsqueeze(0)
+    with torch.no_grad():
+        before = ours(tokens).logits
+        weights = LiveWeights(ours, tile_elements=TILE)
+        assert torch.equal(ours(tokens).logits, before)
+    assert np.array_equal(flat_bits(ours), weights.row)
+    assert weights.sweep()
+
+
+@given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.0005, 0.02, 0.6]))
+@settings(max_examples=12, deadline=None)
+def test_apply_and_undo_keep_row_and_parameters_equal(model, seed: int, share: float) -> None:
+    ours = copy.deepcopy(model)
+    weights = LiveWeights(ours, tile_elements=TILE)
+    base = weights.row.copy()
+    fresh = changed(base, seed=seed, share=share)
+    packed = deltas(weights, fresh)
+    for tile, delta in enumerate(packed):
+        weights.apply(tile, delta, undo=False)
+        assert weights.sweep()
+    assert np.array_equal(weights.row, fresh)
+    assert np.array_equal(flat_bits(ours), fresh)
+    assert total([weights.digest(tile) for tile in range(weights.tiles)]) == digest(fresh)
+    for tile in reversed(range(weights.tiles)):
+        weights.apply(tile, packed[tile], undo=True)
+        assert weights.sweep()
+    assert np.array_equal(weights.row, base)
+    assert np.array_equal(flat_bits(ours), base)
+    assert total([weights.digest(tile) for tile in range(weights.tiles)]) == digest(base)
+
+
+def test_bad_delta_changes_nothing(model) -> None:
+    weights = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
+    base = weights.row.copy()
+    good = deltas(weights, changed(base, seed=1, share=0.05))[2]
+    bad = Delta(good.count, good.block_elements, good.entries, good.payload[:-1], good.digest)
+    for undo in (False, True):
+        with pytest.raises(CorruptData):
+            weights.apply(2, bad, undo=undo)
+        with pytest.raises(InvalidArgument):
+            weights.apply(weights.tiles, good, undo=undo)
+        with pytest.raises(InvalidArgument):
+            weights.apply(weights.tiles - 1, good, undo=undo)
+    assert np.array_equal(weights.row, base)
+    assert weights.sweep()
+
+
+def test_sweep_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
+    ours = copy.deepcopy(model)
+    weights = LiveWeights(ours, tile_elements=TILE)
+    last = list(ours.parameters())[-1]
+    with torch.no_grad():
+        last.view(-1)[-1].nextafter_(torch.tensor(torch.inf))
+    assert not weights.sweep()
+    again = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
+    assert again.sweep()
+    replaced = copy.deepcopy(model)
+    weights = LiveWeights(replaced, tile_elements=TILE)
+    parameter = next(replaced.parameters())
+    parameter.data = parameter.data.clone()
+    assert not weights.sweep()
+
+
+@pytest.mark.parametrize("tile_elements", [0, -4, 6])
+def test_tile_that_splits_a_word_of_the_digest_is_refused(model, tile_elements: int) -> None:
+    with pytest.raises(InvalidArgument, match="tile_elements"):
+        LiveWeights(copy.deepcopy(model), tile_elements=tile_elements)
+
+
+def test_model_of_another_dtype_is_refused(model) -> None:
+    with pytest.raises(InvalidArgument, match="float32"):
+        LiveWeights(copy.deepcopy(model).bfloat16())
