@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from rose.errors import InvalidArgument
 from rose.rl.batches import microbatches
 from rose.rl.policy_gradient import clipped_loss, group_advantages, token_logprobs
 from tests.reference import policy_gradient as reference
-from tests.rl.conftest import torch, trajectory
+from tests.rl.micro import trajectory
 
 REWARDS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 3)), min_size=1, max_size=12

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from rose.errors import InternalError, InvalidArgument
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from tests.reference import policy_gradient as reference
-from tests.rl.conftest import logprobs_of, micro_model, torch, trajectory
+from tests.rl.micro import logprobs_of, micro_model, trajectory
 
 SETTINGS = TrainerSettings(lr=1e-3)
 SAID = ([70, 71, 1], [80, 1], [90, 91, 92, 1], [99, 1])

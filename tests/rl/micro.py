@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
+import torch
+import transformers
 
 from rose.rl.trajectory import NOT_GENERATED, Trajectory
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 VOCABULARY = 128
 
