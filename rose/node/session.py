@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from rose.clock import Clock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError
+from rose.errors import CorruptData, DeadlineExceeded, RoseError
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode_news
 from rose.scheduler.worker import (
