@@ -38,7 +38,7 @@ def test_table_says_what_the_trace_is_like(capsys, tmp_path):
     # 95 of 118 seconds hold one request: a variance of 0.157 over a mean of 0.805.
     (burstiness,) = [line for line in words if line[:3] == ["variance", "/", "mean"]]
     assert burstiness[-3:] == ["0.19", "0.00", "-"]
-    assert "prompt 160 160 207 218 219".split() in words
+    assert "prompt 160 160 208 218 219".split() in words
     assert "output 2 2 4 4 4".split() in words
 
 

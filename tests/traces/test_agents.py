@@ -96,4 +96,6 @@ def test_built_in_waits_are_those_of_the_file():
     assert built_in_s.mean() == pytest.approx(real_s.mean(), rel=0.03)
     for percent in (5, 10, 25, 50, 75, 90, 95, 99, 99.9):
         expected = np.percentile(real_s, percent)
-        assert np.percentile(built_in_s, percent) == pytest.approx(expected, rel=0.05), percent
+        # The file counts in whole seconds, between which the built-in waits lie.
+        close = pytest.approx(expected, rel=0.05, abs=0.6)
+        assert np.percentile(built_in_s, percent) == close, percent
