@@ -1,8 +1,6 @@
 """From the record of a run to what the user sees: one table, `report.json`, `report.html`."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from rose.cli.record import RunRecord
 from rose.cli.report_summary import summarise
+from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 
 __all__ = ["print_table", "summarise", "write_report"]
@@ -71,8 +70,8 @@ def write_report(record: RunRecord, out_dir: str | Path) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-        _write_whole(out_dir / "report.json", text + "\n")
-        _write_whole(out_dir / "report.html", render_html(record, report))
+        write_whole(out_dir / "report.json", f"{text}\n".encode())
+        write_whole(out_dir / "report.html", render_html(record, report).encode())
     except (FileExistsError, NotADirectoryError):
         raise InvalidArgument(
             f"cannot write the report to {out_dir}, because there is a file of that name; "
@@ -155,16 +154,3 @@ def _fixed(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return _NO_NUMBER if share is None else f"{100 * share:.0f} %"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one."""
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes the file private; a report has the permissions of any other new file.
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    finally:
-        Path(beside).unlink(missing_ok=True)
