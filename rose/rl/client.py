@@ -26,6 +26,7 @@ from rose.rl.trajectory import Trajectory
 
 # A step of training on a shared core can keep the trainer's other threads waiting for seconds.
 DEADLINE_S: Final = 30.0
+_RECONNECT_MS: Final = 1000
 
 _ERRORS: Final[dict[grpc.StatusCode, type[RoseError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
@@ -57,10 +58,14 @@ class TrainerClient:
         self._metadata = ((TOKEN_KEY, token),)
         self._channel = grpc.insecure_channel(
             address,
-            # A proxy of the environment has no business between two processes of one machine.
             options=[
+                # Connections are not shared: a client made for a trainer that has just come back
+                # must not sit out what another one waits for since it lost the one before.
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
                 ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                # A proxy of the environment has no business within one machine.
                 ("grpc.enable_http_proxy", 0),
             ],
         )

@@ -143,13 +143,17 @@ class Training:
             RoseError: a version or a checkpoint was refused; what was saved last is whole.
         """
         while not stop.is_set():
-            if batch := self._intake.take(self._settings.batch, timeout_s=_TAKE_S):
-                self._learn(batch)
-            self._drop_stale()
-            due_ns = self._published_ns + self._settings.publish_every_s * NS_PER_S
-            if self._is_ahead and self._clock.now_ns() >= due_ns:
-                self._publish()
+            self.turn(timeout_s=_TAKE_S)
         self._save(next_version=self._progress.next_version)
+
+    def turn(self, *, timeout_s: float) -> None:
+        """Learn from a batch, if one comes in time, and publish what was learned, if it is due."""
+        if batch := self._intake.take(self._settings.batch, timeout_s=timeout_s):
+            self._learn(batch)
+        self._drop_stale()
+        due_ns = self._published_ns + self._settings.publish_every_s * NS_PER_S
+        if self._is_ahead and self._clock.now_ns() >= due_ns:
+            self._publish()
 
     def status(self) -> TrainerStatus:
         """Return where it is now."""
