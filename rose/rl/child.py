@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
 from rose.clock import BootClock, Clock
@@ -38,16 +38,18 @@ class Child:
         on_end: Callable[[str], None],
         ready_within_s: float = 120.0,
         on_line: Callable[[str], None] | None = None,
+        first_line: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Start the program.
 
         Args:
-            command: program and arguments.
+            command: program and arguments; every user of the machine can read them.
             on_ready: takes what the ready line says; must not raise.
             on_end: takes a sentence that says how it ended, when it has; must not raise.
             ready_within_s: a program that is not ready by then is killed.
             on_line: takes every line of its stderr, as it comes; must not raise.
+            first_line: goes to its stdin at once: a secret, say; short enough for a pipe.
             clock: where time comes from.
 
         Raises:
@@ -71,6 +73,10 @@ class Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        if first_line is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # Dead already, which the thread will say.
+                self._process.stdin.write(first_line.encode() + b"\n")
+                self._process.stdin.flush()
         self._thread = threading.Thread(target=self._mind, name="rose-child", daemon=True)
         self._thread.start()
 

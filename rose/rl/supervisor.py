@@ -67,6 +67,7 @@ class Supervisor:
         *,
         policy: RestartPolicy = _POLICY,
         on_line: Callable[[str], None] | None = None,
+        first_line: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Start the program.
@@ -77,6 +78,7 @@ class Supervisor:
             on_death: takes each death.
             policy: when to start again.
             on_line: takes every line of its stderr.
+            first_line: goes to the stdin of each incarnation.
             clock: where time comes from.
         """
         self._make_command = make_command
@@ -84,6 +86,7 @@ class Supervisor:
         self._on_death = on_death
         self._policy = policy
         self._on_line = on_line
+        self._first_line = first_line
         self._clock = clock or BootClock()
         self._is_stopping = threading.Event()
         self._changed = threading.Event()  # it is to be stopped, or the child ended
@@ -146,6 +149,7 @@ class Supervisor:
                 on_end=self._ended,
                 ready_within_s=self._policy.ready_within_s,
                 on_line=self._on_line,
+                first_line=self._first_line,
                 clock=self._clock,
             )
         except OSError as error:

@@ -1,0 +1,93 @@
+"""Which worker ran which part of which turn, and when: for reports."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from rose.clock import Clock
+from rose.scheduler.worker import TurnRequest, WorkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A turn on one worker, or the part of it that ran there.
+
+    Args:
+        trajectory: whose.
+        turn: which, from 0.
+        worker: number of the worker.
+        kind: of the worker.
+        start_ns: when the worker was asked.
+        end_ns: when it said that the turn ended there; 0 while it has not.
+        tokens: generated there.
+        is_resumed: whether the turn began elsewhere, or earlier.
+    """
+
+    trajectory: int
+    turn: int
+    worker: int
+    kind: WorkerKind
+    start_ns: int
+    end_ns: int
+    tokens: int
+    is_resumed: bool
+
+
+class Parts:
+    """Books of all parts. The loop's thread writes; `done` may be read by any."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start without any."""
+        self.tokens: Counter[WorkerKind] = Counter()
+        self._clock = clock
+        self._lock = threading.Lock()  # Guards `_done`.
+        self._done: list[Part] = []
+        self._open: dict[int, Part] = {}
+        self._resumed: set[int] = set()
+
+    def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
+        """Note that `worker` was asked; a part of the trajectory that is still open ends."""
+        self.end(request.trajectory, None)
+        is_resumed = request.first_token > 0
+        if is_resumed:
+            self._resumed.add(request.trajectory)
+        self._open[request.trajectory] = Part(
+            trajectory=request.trajectory,
+            turn=request.turn,
+            worker=worker,
+            kind=kind,
+            start_ns=self._clock.now_ns(),
+            end_ns=0,
+            tokens=0,
+            is_resumed=is_resumed,
+        )
+
+    def add(self, trajectory: int, tokens: int) -> None:
+        """Note tokens of the part that is open."""
+        part = self._open[trajectory]
+        self.tokens[part.kind] += tokens
+        self._open[trajectory] = replace(part, tokens=part.tokens + tokens)
+
+    def end(self, trajectory: int, worker: int | None) -> None:
+        """Note that the part ended; one of another worker than `worker` stays open."""
+        part = self._open.get(trajectory)
+        if part is None or (worker is not None and part.worker != worker):
+            return
+        del self._open[trajectory]
+        with self._lock:
+            self._done.append(replace(part, end_ns=self._clock.now_ns()))
+
+    def end_all(self, worker: int) -> None:
+        """Note that a worker is gone."""
+        for part in [part for part in self._open.values() if part.worker == worker]:
+            self.end(part.trajectory, worker)
+
+    @property
+    def resumed(self) -> int:
+        """How many trajectories had a turn that was taken up again."""
+        return len(self._resumed)
+
+    def done(self) -> list[Part]:
+        """Return the parts that ended, in the order of their ends."""
+        with self._lock:
+            return list(self._done)
