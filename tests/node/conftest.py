@@ -45,7 +45,14 @@ class Node:
         return worker
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Set up before, and so torn down after, all that a test uses."""
+    with no_thread_is_left():
+        yield
+
+
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with no_thread_is_left(), ExitStack() as stack:
+    with ExitStack() as stack:
         yield Node(stack)

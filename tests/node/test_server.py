@@ -288,6 +288,12 @@ def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
     wait_for(lambda: not server.worker.running())
 
 
+def test_an_idle_worker_shows_that_it_lives(node, raw) -> None:
+    server = node.serve(QuietWorker, limits=ServerLimits(heartbeat_s=0.01, silence_max_s=60.0))
+    said = [decode_news(frame) for frame, _ in zip(raw(server).call, range(6), strict=False)]
+    assert said == [Greeting(1, WorkerKind.DEDICATED), *[Heartbeat()] * 5]
+
+
 class HandClock:
     """Stands still until it is moved."""
 
