@@ -1,6 +1,5 @@
 """Puts a dedicated worker together: an engine, its live weights, and who brings them."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -10,18 +9,11 @@ from rose.clock import Clock
 from rose.engines.transformers import Engine, EngineConfig, load_model, stock_engine
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.worker import EngineWorker
-from rose.node.feed import WeightFeed
 from rose.node.options import WorkerOptions
 from rose.node.speed import measure
+from rose.rl.feed import receive
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from rose.transfer.commit import Commit
-from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import StagedVersion
-from rose.transfer.receiver import Receiver
 from rose.transfer.remote import RemoteSource
-from rose.transfer.source import Source
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
 from rose.units import ceil_div
 
 
@@ -84,36 +76,3 @@ def assemble(
             parts.callback(receiver.close)
         joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
         return DedicatedWorker(worker, engine, parts.pop_all(), joined=joined)
-
-
-def receive(
-    source: Source, weights: LiveWeights, worker: EngineWorker, *, version: int
-) -> Receiver:
-    """Begin to bring versions into `weights`, at the step boundaries of `worker`.
-
-    Args:
-        source: the publisher.
-        weights: of the worker's model.
-        worker: commits.
-        version: number of the weights as they are; the digest tells the publisher which they are.
-    """
-    first = TileDigests(weights.digest(tile) for tile in range(weights.tiles))
-    last: deque[Commit] = deque(maxlen=1)
-
-    def make_commit(staged: StagedVersion) -> tuple[Commit, int]:
-        # The tiles' digests as the commit before left them: only what changes is read again.
-        digests = last[0].digests if last else first
-        last.append(Commit(staged, weights, receiver.digest, digests=digests))
-        return last[0], staged.manifest.version.n
-
-    feed = WeightFeed(worker, make_commit)
-    receiver = Receiver(
-        source,
-        f"worker-{worker.number}",
-        Version("", 0, version),
-        first.total,
-        Tiles.of(weights.count, weights.tile_elements),
-        feed.on_staged,
-    )
-    feed.attach(receiver)
-    return receiver

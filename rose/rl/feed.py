@@ -1,9 +1,18 @@
 """Brings staged versions of the weights into a worker, one after the other."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
+from rose.transfer.commit import Commit
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import StagedVersion
+from rose.transfer.receiver import Receiver
+from rose.transfer.source import Source
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
 
 
 class CommittingWorker(Worker, Protocol):
@@ -65,3 +74,36 @@ class WeightFeed:
         self._worker.commit(
             commit, version, on_done=lambda _committed: receiver.report(commit.outcome)
         )
+
+
+def receive(
+    source: Source, weights: LiveWeights, worker: EngineWorker, *, version: int
+) -> Receiver:
+    """Begin to bring versions into `weights`, at the step boundaries of `worker`.
+
+    Args:
+        source: the publisher.
+        weights: of the worker's model.
+        worker: commits.
+        version: number of the weights as they are; the digest tells the publisher which they are.
+    """
+    first = TileDigests(weights.digest(tile) for tile in range(weights.tiles))
+    last: deque[Commit] = deque(maxlen=1)
+
+    def make_commit(staged: StagedVersion) -> tuple[Commit, int]:
+        # The tiles' digests as the commit before left them: only what changes is read again.
+        digests = last[0].digests if last else first
+        last.append(Commit(staged, weights, receiver.digest, digests=digests))
+        return last[0], staged.manifest.version.n
+
+    feed = WeightFeed(worker, make_commit)
+    receiver = Receiver(
+        source,
+        f"worker-{worker.number}",
+        Version("", 0, version),
+        first.total,
+        Tiles.of(weights.count, weights.tile_elements),
+        feed.on_staged,
+    )
+    feed.attach(receiver)
+    return receiver

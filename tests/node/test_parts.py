@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rose.errors import Unavailable
 from rose.node.ending import Ending
-from rose.node.feed import WeightFeed
+from rose.rl.feed import WeightFeed
 from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
 from rose.scheduler.worker import WorkerKind
