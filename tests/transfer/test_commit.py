@@ -1,4 +1,4 @@
-"""A commit changes all of the weights or none, whatever fails, and however long it is left alone."""
+"""A commit changes all of the weights or none, whatever fails and however long it rests."""
 
 import numpy as np
 import pytest

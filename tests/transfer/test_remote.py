@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from typing_extensions import Self
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
@@ -123,7 +124,7 @@ def test_wrong_token_learns_nothing_by_grpc(publisher: Publisher, server: Weight
     stranger.close()
     with grpc.insecure_channel(server.address) as channel:
         codes = set()
-        for method in [f"/{messages.SERVICE}/Wait", "/x/y"]:
+        for method in [f"/{messages.SERVICE}/Wait", f"/{messages.SERVICE}/Nothing"]:
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(method)(b"", timeout=LONG_S)
             codes.add((error.value.code(), error.value.details()))
@@ -258,7 +259,7 @@ class FakeChunks:
                     if not content.startswith(b"RANS"):
                         break
 
-    def __enter__(self) -> "FakeChunks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -288,8 +289,12 @@ def header(n: int, tile: int, nbytes: int, is_kept: int = 1) -> bytes:
 def test_answer_that_is_none_is_refused_and_the_next_call_connects_again(
     server: WeightServer, answer: Callable[[int, int], bytes], error: type[Exception]
 ) -> None:
-    frames = iter([answer])
-    with FakeChunks(lambda n, tile: next(frames, good)(n, tile)) as fake:
+    answers = iter([answer])
+
+    def each(n: int, tile: int) -> bytes:
+        return next(answers, good)(n, tile)
+
+    with FakeChunks(each) as fake:
         real, server._chunks.port = server._chunks.port, fake.port
         with source_of(server, timeout_s=0.2 if error is DeadlineExceeded else LONG_S) as source:
             source.wait_manifests(-1, 0)
@@ -359,7 +364,7 @@ class Program:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(LONG_S)
 
-    def __enter__(self) -> "Program":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
