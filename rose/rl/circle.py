@@ -36,9 +36,10 @@ from rose.transfer.receiver import Receiver
 from rose.transfer.remote import RemoteSource
 
 BORROWED: Final = 0
+_TRAINER: Final = "trainer"
 _FIRST_DEDICATED: Final = 1
 _READY_S: Final = 180.0
-_TOKEN_BYTES: Final = 16
+_TOKEN_BYTES: Final = 32
 # Episodes and sampling have streams of numbers of their own.
 _SAMPLING_STRIDE: Final = 1_000_003
 
@@ -159,7 +160,7 @@ class Circle:
         self._trainer = Supervisor(
             self._trainer_command,
             self._trainer_began,
-            partial(self._died, "trainer"),
+            partial(self._died, _TRAINER, self._trainer_ready),
             policy=self._settings.restarts,
             clock=self._clock,
             first_line=self._token,
@@ -173,7 +174,7 @@ class Circle:
         self._worker = Supervisor(
             self._worker_command,
             self._worker_began,
-            partial(self._died, "dedicated worker"),
+            partial(self._died, "dedicated worker", self._dedicated_ready),
             policy=self._settings.restarts,
             clock=self._clock,
         )
@@ -232,6 +233,8 @@ class Circle:
         for part in (self.loop, self.handoff, self.watch):
             if part.error is not None:
                 return str(part.error)
+        if self.loop.has_died:
+            return "the rollout loop has died"
         return self._given_up
 
     def stop(self) -> None:
@@ -332,15 +335,15 @@ class Circle:
             before.close()
         self._dedicated_ready.set()
 
-    def _died(self, name: str, death: Death) -> None:
+    def _died(self, name: str, is_up: threading.Event, death: Death) -> None:
         self.history.incident(f"{name} died: {death.reason}")
-        if name == "trainer":
+        if name == _TRAINER:
             self.handoff.follow(None)
             self.watch.follow(None)
-        if death.is_final:
+        if death.is_final or not is_up.is_set():
+            # One that never was ready will not be: its options or its machine are at fault.
             self._given_up = f"the {name} was given up: {death.reason}"
-            self._trainer_ready.set()
-            self._dedicated_ready.set()
+            is_up.set()
 
     def _wait_for(self, ready: threading.Event, name: str) -> None:
         if not ready.wait(timeout=_READY_S):

@@ -146,6 +146,7 @@ class RolloutLoop:
         self._next = 0
         self._counts: Counter[str] = Counter()
         self._is_stopping = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="rose-rollouts")
 
     # ---- any thread -----------------------------------------------------------------------------
@@ -168,6 +169,11 @@ class RolloutLoop:
         """End the thread; turns in flight are stopped, and their trajectories stay unfinished."""
         self._inbox.put(None)
         self._thread.join(timeout=_JOIN_S)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended without being told to."""
+        return self._has_ended and not self._is_stopping
 
     def counts(self) -> LoopCounts:
         """Return what became of the trajectories so far; exact once the loop is stopped."""
@@ -193,6 +199,8 @@ class RolloutLoop:
                     worker.stop_turn(number)
         except RoseError as error:
             self.error = error
+        finally:
+            self._has_ended = True
 
     def _gather(self) -> list[News]:
         """Wait for news, a tool that is done or the next tick, then take all there is."""
@@ -303,6 +311,7 @@ class RolloutLoop:
                 if worker is not None:
                     worker.stop_turn(action.trajectory)
             case Drop():
+                self.parts.close(flight.number)
                 self._counts["dropped"] += 1
                 self._groups.give_back(flight.group)
                 del self._flights[flight.number]
@@ -360,6 +369,7 @@ class RolloutLoop:
 
     def _answer(self, flight: Flight) -> Iterator[Event]:
         """Let the environment answer what was said, and go on after its tool, or end."""
+        self.parts.close(flight.number)
         step = flight.environment.step(self._tokenizer.decode(flight.said))
         flight.reward += step.reward
         observation = self._tokenizer.prompt(step.observation)

@@ -1,7 +1,6 @@
 """Which worker ran which part of which turn, and when: for reports."""
 
 import threading
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from rose.clock import Clock
@@ -38,7 +37,6 @@ class Parts:
 
     def __init__(self, clock: Clock) -> None:
         """Start without any."""
-        self.tokens: Counter[WorkerKind] = Counter()
         self._clock = clock
         self._lock = threading.Lock()  # Guards `_done`.
         self._done: list[Part] = []
@@ -47,7 +45,7 @@ class Parts:
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """Note that `worker` was asked; a part of the trajectory that is still open ends."""
-        self.end(request.trajectory, None)
+        self.close(request.trajectory)
         is_resumed = request.first_token > 0
         if is_resumed:
             self._resumed.add(request.trajectory)
@@ -63,24 +61,28 @@ class Parts:
         )
 
     def add(self, trajectory: int, tokens: int) -> None:
-        """Note tokens of the part that is open."""
+        """Note tokens of the part; they may come after its end."""
         part = self._open[trajectory]
-        self.tokens[part.kind] += tokens
         self._open[trajectory] = replace(part, tokens=part.tokens + tokens)
 
-    def end(self, trajectory: int, worker: int | None) -> None:
-        """Note that the part ended; one of another worker than `worker` stays open."""
+    def end(self, trajectory: int, worker: int) -> None:
+        """Note that the part ended, if it is one of `worker`."""
         part = self._open.get(trajectory)
-        if part is None or (worker is not None and part.worker != worker):
-            return
-        del self._open[trajectory]
-        with self._lock:
-            self._done.append(replace(part, end_ns=self._clock.now_ns()))
+        if part is not None and part.worker == worker and not part.end_ns:
+            self._open[trajectory] = replace(part, end_ns=self._clock.now_ns())
 
     def end_all(self, worker: int) -> None:
         """Note that a worker is gone."""
-        for part in [part for part in self._open.values() if part.worker == worker]:
-            self.end(part.trajectory, worker)
+        for trajectory in self._open:
+            self.end(trajectory, worker)
+
+    def close(self, trajectory: int) -> None:
+        """Put the part away: nothing more will be said of it."""
+        part = self._open.pop(trajectory, None)
+        if part is None:
+            return
+        with self._lock:
+            self._done.append(replace(part, end_ns=part.end_ns or self._clock.now_ns()))
 
     @property
     def resumed(self) -> int:
@@ -88,6 +90,6 @@ class Parts:
         return len(self._resumed)
 
     def done(self) -> list[Part]:
-        """Return the parts that ended, in the order of their ends."""
+        """Return the parts that were put away, in that order."""
         with self._lock:
             return list(self._done)
