@@ -1,20 +1,23 @@
 """The four arms of the demo: the same traffic without rollouts, with rollouts, and under rose."""
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from rose.cli.record import ARMS, Revocation, WindowRecord
-from rose.cli.workload import OpenLoop, RolloutFeeder
+from rose.cli.circle_load import CircleLoad
+from rose.cli.record import ARMS, CircleRecord, Revocation, WindowRecord
+from rose.cli.workload import OpenLoop, RolloutFeeder, RolloutLoad
 from rose.clock import Clock
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
+    LiveWeights,
     Model,
     kv_geometry,
     rollout_engine,
@@ -24,6 +27,7 @@ from rose.engines.transformers import (
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Cause, CoServing
 from rose.memory import KVGeometry, choose_slab_bytes
+from rose.rl.circle import CircleSettings
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import NS_PER_S
@@ -51,6 +55,8 @@ class BenchSettings:
         request_tokens: longest prompt serving accepts.
         log_path: where the certificates go.
         seed: of prompts.
+        circle: of what the arm `rose` rolls out; None for generations of a fixed length there too.
+        tool_wait_s: `(trajectory, turn)` to how long its tool takes.
     """
 
     device: str
@@ -66,6 +72,8 @@ class BenchSettings:
     request_tokens: int
     log_path: Path
     seed: int
+    circle: CircleSettings | None
+    tool_wait_s: Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,12 @@ def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig
     cores = settings.cores or None
     plain = EngineConfig(cores=cores, clock=clock)
     borrower = EngineConfig(
-        cores=cores, clock=clock, prefix_cache=True, max_batch_tokens=32, spare_share=0.1
+        cores=cores,
+        clock=clock,
+        prefix_cache=True,
+        max_batch_tokens=32,
+        spare_share=0.1,
+        sampling=settings.circle is not None,
     )
     return plain, borrower
 
@@ -137,8 +150,12 @@ class Bench:
         stock_serving = stock_engine(
             serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
         )
+        # Weights that change belong to the borrower alone, so the baseline has a copy as they were.
+        weights = LiveWeights(rollout_model) if settings.circle else None
         stock_rollout = stock_engine(
-            rollout_model, borrower, cache_blocks=settings.pool_bytes // rollout_kv.block_bytes
+            copy.deepcopy(rollout_model) if settings.circle else rollout_model,
+            replace(borrower, sampling=False),
+            cache_blocks=settings.pool_bytes // rollout_kv.block_bytes,
         )
         rose_serving = serving_engine(serving_model, self.serving_lane, plain)
         rose_rollout = rollout_engine(
@@ -148,9 +165,19 @@ class Bench:
             layers_per_segment=settings.layers_per_segment,
         )
         self._serving = dict.fromkeys(ARMS, stock_serving) | {"rose": rose_serving}
-        self._feeders = {
+        self._circle: CircleLoad | None = None
+        if settings.circle is not None and weights is not None:
+            self._circle = CircleLoad(
+                rose_rollout,
+                weights,
+                settings.circle,
+                wait_s=settings.tool_wait_s,
+                seats=settings.rollouts,
+                clock=clock,
+            )
+        self._loads: dict[str, RolloutLoad] = {
             "share_all": self._feeder(stock_rollout, rollout_model),
-            "rose": self._feeder(rose_rollout, rollout_model),
+            "rose": self._circle or self._feeder(rose_rollout, rollout_model),
         }
         self._segment_ms: list[float] = []
         self._blocked_ms: list[float] = []
@@ -170,8 +197,8 @@ class Bench:
         """Start all engine threads; rollouts are paused."""
         for engine in {self._serving["alone"], self._serving["rose"]}:
             engine.start()
-        for feeder in self._feeders.values():
-            feeder.start()
+        for load in self._loads.values():
+            load.start()
 
     def capacity_rps(self, trace: Trace) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
@@ -189,11 +216,11 @@ class Bench:
 
     def rollouts_alone(self, duration_s: float) -> float:
         """Measure rollouts with the device to themselves, without rose, in tokens per second."""
-        feeder = self._feeders["share_all"]
-        with self._running(feeder):
-            before, began_ns = feeder.tokens, self._clock.now_ns()
+        load = self._loads["share_all"]
+        with self._running(load):
+            before, began_ns = load.tokens, self._clock.now_ns()
             self._clock.sleep(duration_s)
-            tokens, elapsed_ns = feeder.tokens - before, self._clock.now_ns() - began_ns
+            tokens, elapsed_ns = load.tokens - before, self._clock.now_ns() - began_ns
         return tokens * NS_PER_S / elapsed_ns
 
     def run(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
@@ -202,17 +229,15 @@ class Bench:
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
-        feeder = self._feeders.get(arm)
-        if feeder is None:
+        load = self._loads.get(arm)
+        if load is None:
             return self._window(trace, arm=arm, window=window)
-        with self._running(feeder):
+        with self._running(load):
             record = self._window(trace, arm=arm, window=window)
         if arm == "rose":
             self._note_felt(is_measured=window >= 0)
-        if feeder.failures or feeder.engine.error is not None:
-            raise Unavailable(
-                f"rollouts of arm {arm} failed: {feeder.failures or feeder.engine.error}"
-            )
+        if load.failures or load.engine.error is not None:
+            raise Unavailable(f"rollouts of arm {arm} failed: {load.failures or load.engine.error}")
         return record
 
     def _note_felt(self, *, is_measured: bool) -> None:
@@ -224,16 +249,16 @@ class Bench:
             self._blocked_ms += blocked_ms
 
     @contextmanager
-    def _running(self, feeder: RolloutFeeder) -> Iterator[None]:
-        feeder.resume()
+    def _running(self, load: RolloutLoad) -> Iterator[None]:
+        load.resume()
         try:
             yield
         finally:
-            feeder.pause()
+            load.pause()
 
     def _window(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
         engine = self._serving[arm]
-        feeder = self._feeders.get(arm)
+        load = self._loads.get(arm)
         loop = OpenLoop(
             engine=engine,
             lane=self.serving_lane if arm == "rose" else None,
@@ -241,7 +266,7 @@ class Bench:
             vocabulary=self._vocabulary,
         )
         tokens, busy_ns, began_ns = (
-            feeder.tokens if feeder else 0,
+            load.tokens if load else 0,
             engine.busy_ns,
             self._clock.now_ns(),
         )
@@ -255,7 +280,7 @@ class Bench:
             end_s=self._clock.now_ns() / NS_PER_S,
             requests=tuple(timings),
             serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
-            rollout_tokens=(feeder.tokens if feeder else 0) - tokens,
+            rollout_tokens=(load.tokens if load else 0) - tokens,
         )
 
     def felt(self) -> Felt:
@@ -278,11 +303,17 @@ class Bench:
             gave_back=self.device.gave_back,
         )
 
+    def circle(self) -> CircleRecord | None:
+        """Stop the circle, if there is one, and say what it did."""
+        if self._circle is None:
+            return None
+        self._circle.stop()
+        return self._circle.record()
+
     def close(self) -> None:
         """Stop every engine."""
-        for feeder in self._feeders.values():
-            if feeder.engine.is_running:
-                feeder.resume()
+        for load in self._loads.values():
+            load.stop()
         for engine in self._engines:
             engine.stop()
 

@@ -96,12 +96,12 @@ class CircleLoad:
             self._clock.sleep(_LOOK_S)
             waited_s += _LOOK_S
 
-    def close(self) -> None:
-        """Stop the programs; the engine is its owner's to stop."""
+    def stop(self) -> None:
+        """Stop the programs and the loop; the engine is its owner's to stop."""
         self.circle.stop()
 
     def record(self) -> CircleRecord:
-        """Return what happened; exact after `close`."""
+        """Return what happened; exact after `stop`."""
         history, watch = self.circle.history, self.circle.watch
         counts, parts = self.circle.loop.counts(), self.circle.loop.parts.done()
         finishing = Counter(kind for kind in _finishing_kinds(parts))

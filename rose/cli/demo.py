@@ -1,7 +1,10 @@
 """`rose demo`: serve a trace, let rollouts borrow what is idle, and report what serving felt."""
 
+import os
 import shlex
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +13,7 @@ from rich.console import Console
 
 from rose._core import CudaDriver
 from rose.cli.arms import BenchSettings, choose_cores
+from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.report import print_table, summarise, write_report
 from rose.clock import BootClock
@@ -65,8 +69,14 @@ def _load_trace(path: str | None, profile: str | None, *, length_scale: float, s
 @click.option("--quick", is_flag=True, help="End within a minute; a look, not a measurement.")
 @click.option("--windows", default=8, show_default=True, help="Rounds of all four arms.")
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
-@click.option("--rollout-model", default="tiny-qwen3", show_default=True, help="Preset or folder.")
-@click.option("--rollouts", default=8, show_default=True, help="Generations in flight.")
+@click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
+@click.option("--rollouts", default=8, show_default=True, help="Turns at once on a worker.")
+@click.option("--in-flight", default=48, show_default=True, help="Trajectories under way.")
+@click.option("--lr", default=1e-6, show_default=True, help="Of the trainer.")
+@click.option("--tools", "tools_path", metavar="PATH", help="Trace of agents, for tool times.")
+@click.option(
+    "--synthetic", is_flag=True, help="Rollouts of a fixed length: no tools, trainer, 2nd worker."
+)
 @click.option("--pool-mib", default=64, show_default=True, help="KV memory both engines share.")
 @click.option("--reserve-mib", default=8, show_default=True, help="What serving always has.")
 @click.option("--ttft-ms", default=200.0, show_default=True, help="Serving's target.")
@@ -88,6 +98,10 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     serving_model: str,
     rollout_model: str,
     rollouts: int,
+    in_flight: int,
+    lr: float,
+    tools_path: str | None,
+    synthetic: bool,  # noqa: FBT001 (a flag of the command line)
     pool_mib: int,
     reserve_mib: int,
     ttft_ms: float,
@@ -104,6 +118,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         length_scale=length_scale,
         windows=windows,
         rollouts=rollouts,
+        in_flight=in_flight,
+        lr=lr,
         pool_mib=pool_mib,
         reserve_mib=reserve_mib,
         layers_per_segment=layers_per_segment,
@@ -115,9 +131,10 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     ordinal = device_ordinal(device)
     if ordinal is not None:
         CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
+    on_cores = choose_cores(cores) if ordinal is None else frozenset()
     bench = BenchSettings(
         device=device,
-        cores=choose_cores(cores) if ordinal is None else frozenset(),
+        cores=on_cores,
         pool_bytes=pool_mib * MIB,
         reserve_bytes=reserve_mib * MIB,
         slo=SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
@@ -129,15 +146,18 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         request_tokens=_PROMPT_TOKENS_MAX,
         log_path=out / "certificates.log",
         seed=seed,
+        circle=None,
+        tool_wait_s=tool_wait_s(tools_path, seed=seed),
     )
     trace = _load_trace(trace_path, profile, length_scale=length_scale, seed=seed)
     console.print(
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"
     )
+    policy_model = load_model(rollout_model, seed=seed, device=device)
     experiment = Experiment(
         serving_model=load_model(serving_model, seed=seed, device=device),
-        rollout_model=load_model(rollout_model, seed=seed, device=device),
+        rollout_model=policy_model,
         trace=trace,
         load=load,
         windows=windows,
@@ -152,6 +172,9 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             "serving_model": serving_model,
             "rollout_model": rollout_model,
             "rollouts": rollouts,
+            "in_flight": in_flight,
+            "lr": lr,
+            "synthetic": synthetic,
             "pool_mib": pool_mib,
             "reserve_mib": reserve_mib,
             "layers_per_segment": layers_per_segment,
@@ -160,7 +183,23 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         },
         command=shlex.join(["rose", *sys.argv[1:]]),
     )
-    record = run_experiment(experiment, BootClock(), console)
+    # On a GPU the borrower alone runs: the other worker has no device there.
+    if synthetic or ordinal is not None:
+        record = run_experiment(experiment, BootClock(), console)
+    else:
+        check_policy(rollout_model, policy_model)
+        with tempfile.TemporaryDirectory(prefix="rose-demo-") as folder:
+            circle = circle_settings(
+                model=rollout_model,
+                seed=seed,
+                folder=Path(folder),
+                cores=frozenset(os.sched_getaffinity(0)) - on_cores,
+                lr=lr,
+                in_flight=in_flight,
+                seats=rollouts,
+            )
+            experiment = replace(experiment, bench=replace(bench, circle=circle))
+            record = run_experiment(experiment, BootClock(), console)
     write_report(record, out)
     print_table(summarise(record), console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)

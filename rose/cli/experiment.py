@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from rose.cli.arms import Bench, BenchSettings, Felt, bench
 from rose.cli.machine import machine_card
-from rose.cli.record import ARMS, RunRecord, WindowRecord
+from rose.cli.record import ARMS, CircleRecord, RunRecord, WindowRecord
 from rose.cli.timeline import read_timeline
 from rose.clock import Clock
 from rose.config import read_environment
@@ -148,8 +148,8 @@ def run_experiment(experiment: Experiment, clock: Clock, console: Console) -> Ru
             is_complete = True
         except KeyboardInterrupt:
             console.print("interrupted: reporting what there is")
-        felt = built.felt()
-    return _record(experiment, measured, felt, is_complete=is_complete)
+        felt, circle = built.felt(), built.circle()
+    return _record(experiment, measured, felt, circle, is_complete=is_complete)
 
 
 @contextmanager
@@ -182,7 +182,12 @@ def _run_arms(built: Bench, experiment: Experiment, measured: _Measured, console
 
 
 def _record(
-    experiment: Experiment, measured: _Measured, felt: Felt, *, is_complete: bool
+    experiment: Experiment,
+    measured: _Measured,
+    felt: Felt,
+    circle: CircleRecord | None,
+    *,
+    is_complete: bool,
 ) -> RunRecord:
     settings = experiment.bench
     verification = verify_log(settings.log_path)
@@ -204,4 +209,5 @@ def _record(
         seed=settings.seed,
         command=experiment.command,
         complete=is_complete,
+        circle=circle,
     )

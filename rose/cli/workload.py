@@ -1,7 +1,9 @@
 """The two loads of the demo: serving requests that never wait, rollouts that never run out."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -107,6 +109,38 @@ def _timing(flight: _Flight, began_ns: int, arm: str, window: int) -> RequestTim
     )
 
 
+class RolloutLoad(Protocol):
+    """Rollouts of one arm: they run between `resume` and `pause`."""
+
+    engine: Engine
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated on the device so far."""
+        ...
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """What went wrong; the run ends with it."""
+        ...
+
+    def start(self) -> None:
+        """Start what is needed; nothing runs before `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Let rollouts run."""
+        ...
+
+    def pause(self) -> None:
+        """Stop rollouts; returns when none runs."""
+        ...
+
+    def stop(self) -> None:
+        """End what `start` started, but for the engine."""
+        ...
+
+
 class RolloutFeeder:
     """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
 
@@ -132,12 +166,22 @@ class RolloutFeeder:
         """
         rng = np.random.default_rng(seed)
         self.engine = engine
-        self.tokens = 0
-        self.failures: list[str] = []
+        self._tokens = 0
+        self._failures: list[str] = []
         self._concurrency = concurrency
         self._output_tokens = output_tokens
         self._prompts = rng.integers(vocabulary, size=(4 * concurrency, prompt_tokens)).tolist()
         self._next = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tokens
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Why generations failed."""
+        return self._failures
 
     def start(self) -> None:
         """Start the engine and fill it; it stays paused until `resume`."""
@@ -157,10 +201,10 @@ class RolloutFeeder:
         )
 
     def _on_output(self, output: Output) -> None:
-        self.tokens += 1
+        self._tokens += 1
         if output.is_finished():
             if output.error is not None:
-                self.failures.append(output.error)
+                self._failures.append(output.error)
             elif self.engine.is_accepting:
                 self._submit()
 
@@ -171,3 +215,8 @@ class RolloutFeeder:
     def pause(self) -> None:
         """Stop the borrower at a step boundary; its requests and their KV stay."""
         self.engine.pause()
+
+    def stop(self) -> None:
+        """Let the engine run, so that it can be stopped."""
+        if self.engine.is_running:
+            self.engine.resume()

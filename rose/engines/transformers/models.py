@@ -61,8 +61,8 @@ def _tiny_qwen3() -> PreTrainedModel:
 
 
 def _tiny_policy() -> PreTrainedModel:
-    """Build `tiny-qwen3` over characters: what learns in the demo, 19 M parameters."""
-    return _qwen3(layers=8, heads=6, vocabulary=_CHARACTERS)
+    """Build 6 layers of 256 over characters: what learns in the demo, 6 M parameters."""
+    return _qwen3(layers=6, heads=4, vocabulary=_CHARACTERS)
 
 
 def _micro_policy() -> PreTrainedModel:

@@ -1,0 +1,104 @@
+"""The circle of the demo: sizes that suit two cores and six minutes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rose.engines.transformers import Model
+from rose.environments import Tokenizer, ToolWaits
+from rose.errors import InvalidArgument
+from rose.rl.circle import CircleSettings, DedicatedWorker, TrainerPace
+from rose.rl.loop import LoopSettings
+from rose.rl.supervisor import RestartPolicy
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.traces import read_agent_trace, tool_waits
+
+_GROUP_SIZE: Final = 4
+_BATCH: Final = 16
+_MAX_STALENESS: Final = 4
+_TURN_TOKENS_MAX: Final = 24
+_CONTEXT_TOKENS_MAX: Final = 512
+_PUBLISH_EVERY_S: Final = 4.0
+# Programs beside serving yield to whoever sends its requests.
+_NICE: Final = 10
+# Tools of coding agents take ten seconds in the median; turns here are as much shorter.
+_TOOL_SCALE: Final = 1 / 32
+# Longer ones are people who think, not tools.
+_TOOL_WAIT_MAX_S: Final = 60.0
+_QUANTILES: Final = 1000
+
+
+def circle_settings(
+    *,
+    model: str,
+    seed: int,
+    folder: Path,
+    cores: frozenset[int],
+    lr: float,
+    in_flight: int,
+    seats: int,
+) -> CircleSettings:
+    """Return the circle of the demo.
+
+    Args:
+        model: the policy.
+        seed: of weights, tasks and sampling.
+        folder: for the trainer's checkpoint.
+        cores: of the trainer and the dedicated worker.
+        lr: of the trainer.
+        in_flight: trajectories under way.
+        seats: turns at once on the dedicated worker.
+    """
+    if not lr > 0:
+        raise InvalidArgument(f"--lr must be > 0, not {lr:g}")
+    return CircleSettings(
+        model=model,
+        seed=seed,
+        folder=folder,
+        cores=cores,
+        nice=_NICE,
+        loop=LoopSettings(
+            in_flight=in_flight,
+            group_size=_GROUP_SIZE,
+            turn_tokens_max=_TURN_TOKENS_MAX,
+            context_tokens_max=_CONTEXT_TOKENS_MAX,
+            temperature=1.0,
+        ),
+        scheduler=SchedulerSettings(
+            max_staleness=_MAX_STALENESS, batch_trajectories=_BATCH, worker_lag_max=2
+        ),
+        policy=PlacementPolicy.JOINT,
+        pace=TrainerPace(
+            lr=lr,
+            batch=_BATCH,
+            max_staleness=2 * _MAX_STALENESS,
+            publish_every_s=_PUBLISH_EVERY_S,
+        ),
+        dedicated=DedicatedWorker(seats=seats, kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX),
+        restarts=RestartPolicy(),
+    )
+
+
+def check_policy(name: str, model: Model) -> None:
+    """Refuse a policy that cannot say what environments hear."""
+    if model.config.vocab_size < Tokenizer.vocabulary:
+        raise InvalidArgument(
+            f"--rollout-model {name} has a vocabulary of {model.config.vocab_size}: the "
+            f"environments need {Tokenizer.vocabulary}; choose another, or give --synthetic"
+        )
+
+
+def tool_wait_s(path: str | None, *, seed: int) -> Callable[[int, int], float]:
+    """Return how long a tool takes, by trajectory and turn.
+
+    Args:
+        path: of a trace of agents; None for the built-in distribution of one.
+        seed: of the draws.
+
+    Raises:
+        InvalidArgument: the file cannot be read, or has no waits.
+    """
+    waits_s = tool_waits(_QUANTILES) if path is None else read_agent_trace(path).tool_waits_s()
+    return ToolWaits(np.minimum(waits_s, _TOOL_WAIT_MAX_S), scale=_TOOL_SCALE, seed=seed).wait_s
