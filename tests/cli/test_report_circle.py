@@ -297,6 +297,16 @@ def test_figures_are_the_same_each_time():
     assert draw_freshness(tiny_circle()) == draw_freshness(tiny_circle())
 
 
+def test_turn_that_cannot_be_drawn_changes_nothing():
+    odd = (
+        TurnRecord(7, 0, "borrowed", NAN, 105.0, 1, is_resumed=False),
+        TurnRecord(7, 0, "dedicated", 130.0, 120.0, 1, is_resumed=False),
+        TurnRecord(7, 0, "elsewhere", 110.0, 120.0, 1, is_resumed=False),
+    )
+    circle = tiny_circle(turns=tiny_circle().turns + odd)
+    assert draw_circle(tiny_record(), circle) == draw_circle(tiny_record(), tiny_circle())
+
+
 def test_more_turns_than_bars_are_drawn_as_how_many_run():
     def drawn(n):
         turns = tuple(
