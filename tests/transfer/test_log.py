@@ -1,5 +1,7 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -168,6 +170,18 @@ def test_seed_frames_are_the_shadow_after_a_refused_version() -> None:
     assert publisher.seed()[1] == before
 
 
+def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
+    class Full(VersionLog):
+        def append(self, manifest: Manifest, chunks: Mapping[int, bytes]) -> None:
+            raise MemoryError
+
+    publisher = publisher_of(Full())
+    _, before = publisher.seed()
+    with pytest.raises(MemoryError):
+        publisher.publish(changed(weights(1), 3, share=0.5))
+    assert publisher.seed()[1] == before
+
+
 def test_seed_that_does_not_fit_is_said() -> None:
     log = VersionLog(bytes_max=300)
     publisher_of(log)
@@ -209,6 +223,7 @@ def test_statistics_add_up() -> None:
         log.acknowledge(receiver, 2, is_match=is_match, digest=(1, 2))
     log.acknowledge("a", 1, is_match=True, digest=(1, 2))  # the opening cost nobody anything
     log.acknowledge("a", 77, is_match=True, digest=(1, 2))  # unknown
+    assert log.receivers()["a"].n == 1
     [row] = log.versions()
     assert (row.n, row.receivers, row.matched) == (2, 3, 2)
     assert row.sent_bytes == 2 * manifest.nbytes == 2 * row.packed_bytes

@@ -138,6 +138,17 @@ def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
         assert worker.receiver.stats.seeds == 1
 
 
+def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
+    trainer = Trainer(weights(1), bytes_max=4000)
+    trainer.publish(8)  # all are in the log, but only the last ones with their chunks
+    first = trainer.log.manifests_after(1)[0]
+    assert trainer.log.chunk(2, first.chunks[0].tile) is None
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
+
+
 def test_nothing_damaged_is_ever_staged() -> None:
     trainer = Trainer(weights(1))
     failed = threading.Event()
