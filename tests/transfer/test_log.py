@@ -1,13 +1,14 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec import digest
-from rose.transfer.log import VersionLog
+from rose.transfer.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.manifest import Chunk, Manifest
 from rose.transfer.publisher import Publisher
 from rose.transfer.tiles import Tiles
@@ -58,11 +59,15 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
     ]:
         with pytest.raises(InvalidArgument):
             manifest(tiles, of, form)
-    for fields in [(-1, 10, 1, bytes(32)), (0, 0, 1, bytes(32)), (0, 5 << 20, 1, bytes(32))]:
+    for n in (-1, 1 << 63):
+        with pytest.raises(InvalidArgument):
+            replace(manifest([0], base), version=Version("r", 1, n))
+    for fields in [(-1, 10, 1, bytes(32)), (0, 0, 1, bytes(32)), (1 << 32, 10, 1, bytes(32))]:
         with pytest.raises(InvalidArgument):
             Chunk(*fields)
-    with pytest.raises(InvalidArgument):
-        Chunk(0, 10, 1, bytes(31))
+    for fields in [(0, 10, 1, bytes(31)), (0, 5 << 20, 1, bytes(32)), (0, 10, -1, bytes(32))]:
+        with pytest.raises(InvalidArgument):
+            Chunk(*fields)
 
 
 def test_versions_count_up_from_the_opening() -> None:
@@ -209,6 +214,33 @@ def test_weights_of_another_shape_are_refused() -> None:
     for wrong in [weights(1, 999), weights(1).astype(np.int64), weights(1).reshape(10, 100)]:
         with pytest.raises(InvalidArgument):
             publisher.publish(wrong)  # type: ignore[arg-type]
+
+
+def test_closed_log_lets_receivers_wait_as_before() -> None:
+    log = VersionLog()
+    publisher_of(log)
+    log.close()
+    asked: list[bool] = []
+
+    def is_over() -> bool:
+        asked.append(True)
+        return False
+
+    assert log.wait_after(1, 0.001, is_over=is_over) == []
+    assert asked
+    assert len(log.wait_after(-1, 0)) == 1
+
+
+def test_number_of_receivers_and_their_names_are_bounded() -> None:
+    log = VersionLog()
+    publisher_of(log)
+    with pytest.raises(InvalidArgument, match="name"):
+        log.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
+    for receiver in range(RECEIVERS_MAX):
+        log.acknowledge(str(receiver), 1, is_match=True, digest=(0, 0))
+    with pytest.raises(InvalidArgument, match="receivers"):
+        log.acknowledge("one more", 1, is_match=True, digest=(0, 0))
+    log.acknowledge("7", 1, is_match=False, digest=(0, 0))
 
 
 def test_statistics_add_up() -> None:

@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 
 from rose.errors import InternalError, Unavailable
+from rose.transfer.chain import Held
 from rose.transfer.codec import digest
 from rose.transfer.commit import CommitState, Outcome
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest
 from rose.transfer.publisher import Publisher
+from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource
+from rose.transfer.staging import Staging
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing
-from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, weights
 
 
 class Trainer:
@@ -222,6 +225,31 @@ def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
         assert worker.commit() is CommitState.COMMITTED
         assert worker.receiver.held == version
         assert worker.receiver.stats.seeds == 2
+
+
+@pytest.mark.parametrize("held", [Version("run", 1, 1), Version("run", 7, 1)])
+def test_receiver_to_whom_nothing_is_said_waits_for_more(held: Version) -> None:
+    """It has the newest version, or its publisher is one of a dead incarnation."""
+    trainer = Trainer(weights(1))
+    waited: list[int] = []
+
+    class Counting(InProcessSource):
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            waited.append(after_n)
+            return super().wait_manifests(after_n, timeout_s)
+
+    source = Counting(trainer.log)
+    staging = Staging(
+        source,
+        "one",
+        Held(held, digest(weights(1))),
+        TILES,
+        puller=Puller(source, threading.Event()),
+        on_staged=lambda: None,
+    )
+    staging.round(0)
+    assert staging.state is ReceiverState.SYNCED
+    assert waited == [-1, trainer.publisher.version.n]
 
 
 def test_quarantine_is_final() -> None:
