@@ -95,6 +95,36 @@ def test_publisher_hears_what_came_of_each_version() -> None:
     assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
 
 
+def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
+    trainer = Trainer(weights(1))
+    tries: list[int] = []
+    heard = threading.Event()
+
+    class Deaf(InProcessSource):
+        def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
+            tries.append(n)
+            if len(tries) < 4:
+                raise Unavailable("planted")
+            super().report(receiver, n, is_match, digest)
+            heard.set()
+
+    with Worker(Deaf(trainer.log), weights(1)) as worker:
+        worker.commit()
+        assert heard.wait(LONG_S)
+    assert tries == [1, 1, 1, 1]
+    assert trainer.log.receivers()["worker"].n == 1
+
+
+def test_staged_version_is_taken_once() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        assert worker._bell.wait(LONG_S)
+        assert worker.receiver.state is ReceiverState.STAGED
+        assert worker.receiver.take_staged() is not None
+        assert worker.receiver.state is ReceiverState.APPLYING
+        assert worker.receiver.take_staged() is None
+
+
 def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
     trainer = Trainer(weights(1))
     trainer.publish(3)
