@@ -146,6 +146,15 @@ def test_seed_that_fails_in_any_tile_leaves_what_was_there(method: str, at: int)
     assert np.array_equal(bits, weights(77))
 
 
+def test_seed_goes_back_to_what_is_there_not_to_what_is_believed() -> None:
+    bits = weights(77)
+    row = Failing(Row(bits, TILES), method="apply", at=3)
+    commit = Commit(SEED, row, digest(OLD), digests=Row(OLD, TILES).digests())
+    assert run(commit) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, weights(77))
+    assert commit.outcome.digest == digest(weights(77))
+
+
 def test_seed_makes_any_weights_the_version() -> None:
     bits = weights(77)
     commit = Commit(SEED, Row(bits, TILES), (0, 0), digests=Row(OLD, TILES).digests())

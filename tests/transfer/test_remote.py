@@ -20,6 +20,7 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavaila
 from rose.transfer import messages, wire
 from rose.transfer.codec import digest
 from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Manifest
 from rose.transfer.publisher import Publisher
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import WeightServer, serve
@@ -331,6 +332,19 @@ def test_chunk_damaged_on_the_wire_is_fetched_again(
     assert asked.count(asked[1]) == 2
 
 
+def test_chunks_come_from_where_the_server_says_they_are_now(server: WeightServer) -> None:
+    def other(n: int, tile: int) -> bytes:
+        return header(n, tile, 5) + b"other"
+
+    real = server._chunks.port
+    with FakeChunks(good) as one, FakeChunks(other) as two, source_of(server) as source:
+        for fake, frame in [(one, b"sound"), (two, b"other"), (one, b"sound")]:
+            server._chunks.port = fake.port
+            source.wait_manifests(-1, 0)
+            assert source.chunk(1, 0, is_seed=False) == frame
+    server._chunks.port = real
+
+
 # ---- processes
 
 
@@ -444,15 +458,23 @@ def test_source_that_is_closed_says_so(server: WeightServer) -> None:
         source.chunk(1, 0, is_seed=False)
 
 
-def test_closing_the_server_ends_a_wait(publisher: Publisher) -> None:
-    server = serve(publisher._log)
+def test_closing_the_server_ends_a_wait() -> None:
+    class Watched(VersionLog):
+        def wait_after(
+            self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+        ) -> list[Manifest]:
+            waiting.set()
+            found = super().wait_after(n, timeout_s, is_over=is_over)
+            why.append(is_over())
+            return found
+
+    why: list[bool] = []
     waiting = threading.Event()
+    server = serve(publisher_of(Watched())._log)
     ended: list[object] = []
 
     def wait() -> None:
         with source_of(server) as source:
-            source.wait_manifests(-1, 0)
-            waiting.set()
             try:
                 ended.append(source.wait_manifests(1, LONG_S))
             except Unavailable as error:
@@ -464,3 +486,4 @@ def test_closing_the_server_ends_a_wait(publisher: Publisher) -> None:
     server.close()
     thread.join(LONG_S)
     assert len(ended) == 1
+    assert why == [True]  # it was told; its time was not up
