@@ -75,8 +75,8 @@ class PricedEngine:
             if batch[0] is None:
                 return
             # All seats are asked for at once, with prompts of one token.
-            is_full = len(batch[0][0]) == 1 and len(self.prompts) > 5
-            batch += [self.queue.get(timeout=LONG_S) for _ in range(self.seats - 1)] * is_full
+            if len(batch[0][0]) == 1 and len(self.prompts) > 5:
+                batch += [self.queue.get(timeout=LONG_S) for _ in range(self.seats - 1)]
             new_tokens = batch[0][1]
             prompt_us = len(batch[0][0]) * self.prefill_us
             for number in range(new_tokens):
@@ -255,7 +255,7 @@ def test_options_are_read() -> None:
     ("wrong", "sentence"),
     [
         ("--cores 0,x", "no list of cores"),
-        ("--cores -1", "expected one argument"),
+        ("--cores -1", "-1 is less than 0"),
         ("--seats 0", "0 is not above 0"),
         ("--kv-tokens -5", "-5 is not above 0"),
         ("--nice=-1", "-1 is less than 0"),
