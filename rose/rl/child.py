@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from typing import IO, Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.units import NS_PER_S
 
 # A line that is longer is no ready line, and no message that anybody reads.
@@ -71,6 +72,8 @@ class Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
         self._thread = threading.Thread(target=self._mind, name="rose-child", daemon=True)
         self._thread.start()
 
@@ -87,6 +90,25 @@ class Child:
     def last_lines(self) -> str:
         """Return the last of what it said on stderr."""
         return "\n".join(tuple(self._said))
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Write a line of JSON to its stdin; does not wait.
+
+        Raises:
+            InvalidArgument: the line is longer than what a pipe takes as a whole.
+            Unavailable: it has ended, or reads nothing.
+        """
+        line = (json.dumps(message) + "\n").encode()
+        if len(line) > select.PIPE_BUF:
+            raise InvalidArgument(f"a line of {len(line)} bytes: the most is {select.PIPE_BUF}")
+        with self._lock:
+            stdin = self._process.stdin
+            if stdin is None or stdin.closed or self._process.returncode is not None:
+                raise Unavailable(f"'{self._name}' has ended and hears nothing")
+            try:
+                os.write(stdin.fileno(), line)
+            except (BlockingIOError, BrokenPipeError) as error:
+                raise Unavailable(f"'{self._name}' does not read what it is told") from error
 
     def kill(self, reason: str = "it was killed") -> None:
         """Kill it and whatever it started, at once."""

@@ -2,13 +2,13 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded
+from rose.errors import DeadlineExceeded, Unavailable
 from rose.rl.child import Child
 from rose.units import NS_PER_S
 
@@ -99,6 +99,18 @@ class Supervisor:
         """The number of the process that runs now."""
         with self._lock:
             return None if self._child is None else self._child.pid
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Write a line of JSON to the stdin of the incarnation that runs now.
+
+        Raises:
+            Unavailable: none runs, or it reads nothing.
+        """
+        with self._lock:
+            child = self._child
+        if child is None:
+            raise Unavailable("nobody hears this: the program does not run now")
+        child.say(message)
 
     def kill(self) -> None:
         """Kill the incarnation that runs now, if one does; the next follows."""

@@ -200,17 +200,24 @@ def test_a_program_ends_when_its_stdin_closes(pipe) -> None:
     read, held = pipe
     with Ending(read) as ending:
         held.close()
-        assert ending.wait() == "stdin was closed"
+        assert ending.wait(print) == "stdin was closed"
 
 
-def test_what_is_written_to_stdin_is_no_end(pipe) -> None:
+def test_the_lines_of_stdin_are_heard_until_it_closes(pipe) -> None:
     read, held = pipe
+    lines: list[str] = []
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        if line == "last":
+            held.close()
+        elif line != "hello":
+            held.write(b"st\nunfinished")
+
     with Ending(read) as ending:
-        held.write(b"hello\n")
-        timer = threading.Timer(0.05, ending.tell, ("another reason",))
-        timer.start()
-        assert ending.wait() == "another reason"
-        timer.join()
+        held.write(b"hello\n\xff" + b"x" * 5000 + b"\nla")
+        assert ending.wait(heard) == "stdin was closed"
+    assert lines == ["hello", "\ufffd" + "x" * 5000, "last"]
 
 
 def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
@@ -218,7 +225,7 @@ def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
     with Ending(pipe[0]) as ending:
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         timer.start()
-        assert ending.wait() == "got SIGTERM"
+        assert ending.wait(print) == "got SIGTERM"
         timer.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -227,12 +234,12 @@ def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
     with Ending(pipe[0]) as ending:
         for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
             ending.tell(f"reason {number}")
-        assert ending.wait() == "reason 0"
+        assert ending.wait(print) == "reason 0"
 
 
 def test_a_file_as_stdin_is_as_good_as_closed(tmp_path) -> None:
     with (tmp_path / "empty").open("w+") as file, Ending(file.fileno()) as ending:
-        assert "closed" in ending.wait()
+        assert "closed" in ending.wait(print)
 
 
 # ---- options -------------------------------------------------------------------------------------
