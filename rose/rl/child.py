@@ -59,7 +59,7 @@ class Child:
         self._on_line = on_line
         self._ready_within_s = ready_within_s
         self._clock = clock or BootClock()
-        self._name = " ".join(command[:3])
+        self._name = " ".join(command[:3]).splitlines()[0]
         self._said: deque[str] = deque(maxlen=_LINES_KEPT)
         self._kill_reason: str | None = None
         self._is_settled = False  # whether it is ready, or will never be
@@ -218,7 +218,8 @@ class Child:
     def _sentence(self, code: int) -> str:
         how = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
         why = f"{self._kill_reason}; {how}" if self._kill_reason else how
-        said = f"; it last said: {self._said[-1]}" if self._said else ""
+        last = next((line for line in reversed(self._said) if line.strip()), None)
+        said = f"; it last said: {last}" if last is not None else ""
         return f"'{self._name}': {why}{said}"
 
 

@@ -152,18 +152,17 @@ class Supervisor:
     def _run_once(self, incarnation: int) -> str:
         """Run one incarnation; return why it ended."""
         try:
-            child = Child(
-                self._make_command(incarnation),
-                partial(self._on_ready, incarnation),
-                on_end=self._ended,
-                ready_within_s=self._policy.ready_within_s,
-                on_line=self._on_line,
-                clock=self._clock,
-            )
+            with self._lock:  # Who is told that it is ready finds it here.
+                child = self._child = Child(
+                    self._make_command(incarnation),
+                    partial(self._on_ready, incarnation),
+                    on_end=self._ended,
+                    ready_within_s=self._policy.ready_within_s,
+                    on_line=self._on_line,
+                    clock=self._clock,
+                )
         except OSError as error:
             return f"it cannot be started: {error}"
-        with self._lock:
-            self._child = child
         self._changed.wait()
         child.stop(patience_s=self._policy.stop_s)
         with self._lock:
