@@ -82,11 +82,12 @@ def serve_until_told(
                 stdout.flush()
                 reason = ending.wait(lambda line: _tell(assembled[0], line))
                 _LOG.info("ending: %s", reason)
+                is_told = not losses  # An engine that is stopped below says that it is lost, too.
         finally:
             # Still entered: the end of an engine is an event too.
             for one in assembled:
                 one.close()
-    return not losses
+    return is_told
 
 
 def _tell(assembled: Assembled, line: str) -> None:
