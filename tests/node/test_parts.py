@@ -171,7 +171,8 @@ def test_staged_versions_are_committed_one_by_one_and_reported() -> None:
     feed.on_staged()  # By a receiver that was quicker than whoever made it.
     assert worker.commits == []
     feed.attach(receiver)
-    feed.on_staged()
+    assert len(worker.commits) == 1
+    feed.on_staged()  # Nothing more is handed out before the report.
     ((commit, version, on_done),) = worker.commits
     assert (commit, version) == (Commit(1), 101)
     assert receiver.reports == []  # Not before the engine is done with it.

@@ -134,6 +134,17 @@ def test_what_a_child_started_goes_with_it(start, watch) -> None:
     wait_for(lambda: not is_alive(watch.ready[0]["pid"]))
 
 
+def test_what_a_child_left_behind_cannot_talk_for_ever(start, watch) -> None:
+    """It holds the child's pipe and fills it as fast as it is read."""
+    start(
+        "import subprocess",
+        "subprocess.Popen(['yes'], stdout=sys.stderr)",
+        READY,
+    )
+    wait_for(lambda: watch.ends)
+    assert "it ended with 0" in watch.ends[0]
+
+
 def test_a_child_that_is_never_ready_is_killed(start, watch) -> None:
     start("time.sleep(1000)", ready_within_s=0.2)
     wait_for(lambda: watch.ends)
