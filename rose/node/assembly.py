@@ -9,6 +9,7 @@ from rose.clock import Clock
 from rose.engines.transformers import Engine, EngineConfig, load_model, stock_engine
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.worker import EngineWorker
+from rose.errors import InvalidArgument
 from rose.node.options import WorkerOptions
 from rose.node.speed import measure
 from rose.rl.feed import receive
@@ -21,11 +22,18 @@ class DedicatedWorker:
     """An engine that runs, as a worker; `close` stops it and what brings its weights."""
 
     def __init__(
-        self, worker: EngineWorker, engine: Engine, parts: ExitStack, *, joined: Mapping[str, Any]
+        self,
+        worker: EngineWorker,
+        engine: Engine,
+        source: RemoteSource | None,
+        parts: ExitStack,
+        *,
+        joined: Mapping[str, Any],
     ) -> None:
         """Own the parts of a worker that runs."""
         self.worker = worker
         self._engine = engine
+        self._source = source
         self._parts = parts
         self._joined = joined
 
@@ -33,19 +41,38 @@ class DedicatedWorker:
         """Return what a scheduler is to know of it, by the names of its `WorkerJoined`."""
         return {**self._joined, "version": self._engine.version}
 
+    def told(self, message: Mapping[str, Any]) -> None:
+        """Follow a publisher that was started again: `{"weights": HOST:PORT, "token": TOKEN}`.
+
+        Raises:
+            InvalidArgument: the message is another, or this worker's weights never change.
+        """
+        match message:
+            case {"weights": str(address), "token": str(token)} if self._source is not None:
+                self._source.follow(address, token)
+            case _:
+                raise InvalidArgument(
+                    f"a worker follows weights and their token, not {', '.join(message)}"
+                )
+
     def close(self) -> None:
         """Stop the weights, then the engine: one that is stopped commits nothing."""
         self._parts.close()
 
 
 def assemble(
-    options: WorkerOptions, on_event: Callable[[WorkerEvent], None], *, clock: Clock
+    options: WorkerOptions,
+    on_event: Callable[[WorkerEvent], None],
+    *,
+    weights_token: str,
+    clock: Clock,
 ) -> DedicatedWorker:
     """Build and start a worker on this process's cores.
 
     Args:
         options: what it is to be.
         on_event: takes its events, from the engine's thread.
+        weights_token: what the publisher wants to be shown.
         clock: where time comes from.
 
     Raises:
@@ -70,9 +97,11 @@ def assemble(
         engine.start()
         parts.callback(engine.stop)
         speed = measure(engine, clock, seats=options.seats)
+        source = None
         if options.weights is not None:
-            source = RemoteSource(options.weights, options.weights_token)
+            source = RemoteSource(options.weights, weights_token)
+            parts.callback(source.close)
             receiver = receive(source, weights, worker, version=options.version)
             parts.callback(receiver.close)
         joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
-        return DedicatedWorker(worker, engine, parts.pop_all(), joined=joined)
+        return DedicatedWorker(worker, engine, source, parts.pop_all(), joined=joined)

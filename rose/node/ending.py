@@ -3,6 +3,7 @@
 import os
 import selectors
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Final
@@ -10,12 +11,14 @@ from typing import Final
 from typing_extensions import Self
 
 _PIECE_BYTES: Final = 4096
+# What is longer is cut: no line that a program of rose is told comes near.
+_LINE_BYTES_MAX: Final = 64 << 10
 
 
 class Ending:
     """Waits for the first reason to end.
 
-    Whoever started the process holds its stdin open and writes nothing; when that closes, by
+    Whoever started the process holds its stdin open, and may write lines to it; when it closes, by
     intent or by death, nobody wants the process any more. To be entered in the main thread, which
     alone may say what a signal does.
     """
@@ -23,6 +26,7 @@ class Ending:
     def __init__(self, stdin: int) -> None:
         """Watch the descriptor `stdin`, which stays the caller's."""
         self._stdin = stdin
+        self._rest = b""
         self._reasons: list[str] = []
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -44,8 +48,8 @@ class Ending:
         with suppress(BlockingIOError):  # The pipe is full of reasons; one is enough.
             os.write(self._write, b".")
 
-    def wait(self) -> str:
-        """Return the first reason there is."""
+    def wait(self, on_line: Callable[[str], None]) -> str:
+        """Return the first reason there is; hand each line of stdin to `on_line` meanwhile."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._read, selectors.EVENT_READ)
             try:
@@ -54,9 +58,18 @@ class Ending:
                 return "stdin is a file, which is as good as closed"
             while not self._reasons:
                 for key, _ in selector.select():
-                    if key.fd == self._stdin and not os.read(self._stdin, _PIECE_BYTES):
+                    if key.fd == self._stdin and not self._hear(on_line):
                         return "stdin was closed"
         return self._reasons[0]
+
+    def _hear(self, on_line: Callable[[str], None]) -> bool:
+        """Read what is there; False at the end."""
+        piece = os.read(self._stdin, _PIECE_BYTES)
+        *lines, rest = (self._rest + piece).split(b"\n")
+        self._rest = rest[:_LINE_BYTES_MAX]
+        for line in lines:
+            on_line(line.decode(errors="replace"))
+        return bool(piece)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.tell(f"got {signal.Signals(number).name}")

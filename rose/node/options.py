@@ -18,7 +18,8 @@ class WorkerOptions:
         seats: most sequences in a step.
         kv_tokens: how many tokens of context it can hold.
         weights: address of the publisher; None for weights that never change.
-        weights_token: what the publisher wants to be shown.
+        weights_token_on_stdin: the first line of stdin is what the publisher wants to be shown; on
+            the command line every user of the machine could read it.
         version: number of the weights it starts with.
     """
 
@@ -30,7 +31,7 @@ class WorkerOptions:
     seats: int
     kv_tokens: int
     weights: str | None
-    weights_token: str
+    weights_token_on_stdin: bool
     version: int
 
 
@@ -45,7 +46,11 @@ def read_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--seats", type=_above_zero, default=8, help="sequences in a step")
     parser.add_argument("--kv-tokens", type=_above_zero, required=True, help="of context")
     parser.add_argument("--weights", default=None, help="HOST:PORT of the publisher")
-    parser.add_argument("--weights-token", default="", help="what the publisher wants to see")
+    parser.add_argument(
+        "--weights-token-on-stdin",
+        action="store_true",
+        help="the first line of standard input is what the publisher wants to see",
+    )
     parser.add_argument("--version", type=_count, default=0, help="of the weights it starts with")
     return WorkerOptions(**vars(parser.parse_args(arguments)))
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-from rose.errors import check
+from rose.errors import InvalidArgument, check
 from rose.node.ending import Ending
 from rose.node.server import WorkerServer
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
@@ -24,6 +24,14 @@ class Assembled(Protocol):
 
     def ready(self) -> Mapping[str, Any]:
         """Say what a scheduler wants to know of it: values of JSON."""
+        ...
+
+    def told(self, message: Mapping[str, Any]) -> None:
+        """Take what whoever started the program says to it.
+
+        Raises:
+            InvalidArgument: it makes no sense.
+        """
         ...
 
     def close(self) -> None:
@@ -45,7 +53,7 @@ def serve_until_told(
 
     Args:
         assemble: makes the worker; its argument takes the worker's events.
-        stdin: its end is the end of the program.
+        stdin: its end is the end of the program; a line of JSON on it is told to the worker.
         stdout: takes the line.
 
     Returns:
@@ -72,9 +80,26 @@ def serve_until_told(
                 line = {"address": server.address, "token": token, **assembled[0].ready()}
                 stdout.write(json.dumps(line) + "\n")
                 stdout.flush()
-                _LOG.info("ending: %s", ending.wait())
+                reason = ending.wait(lambda line: _tell(assembled[0], line))
+                _LOG.info("ending: %s", reason)
+                is_told = not losses  # An engine that is stopped below says that it is lost, too.
         finally:
             # Still entered: the end of an engine is an event too.
             for one in assembled:
                 one.close()
-    return not losses
+    return is_told
+
+
+def _tell(assembled: Assembled, line: str) -> None:
+    """Tell a line of stdin; one that makes no sense changes nothing, and the log has it."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        _LOG.warning("stdin said what is no JSON object: '%s'", line[:80])
+        return
+    try:
+        assembled.told(message)
+    except InvalidArgument as error:
+        _LOG.warning("stdin said what makes no sense: %s", error)

@@ -23,9 +23,10 @@ def main() -> int:
     if options.cores:
         os.sched_setaffinity(0, options.cores)
         run_on_cores(len(options.cores))
+    token = sys.stdin.readline().strip() if options.weights_token_on_stdin else ""
     try:
         is_told = serve_until_told(
-            lambda on_event: assemble(options, on_event, clock=BootClock()),
+            lambda on_event: assemble(options, on_event, weights_token=token, clock=BootClock()),
             stdin=sys.stdin,
             stdout=sys.stdout,
         )

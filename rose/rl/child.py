@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.units import NS_PER_S
 
 # A line that is longer is no ready line, and no message that anybody reads.
@@ -60,7 +61,7 @@ class Child:
         self._on_line = on_line
         self._ready_within_s = ready_within_s
         self._clock = clock or BootClock()
-        self._name = " ".join(command[:3])
+        self._name = " ".join(command[:3]).splitlines()[0]
         self._said: deque[str] = deque(maxlen=_LINES_KEPT)
         self._kill_reason: str | None = None
         self._is_settled = False  # whether it is ready, or will never be
@@ -77,6 +78,8 @@ class Child:
             with suppress(BrokenPipeError):  # Dead already, which the thread will say.
                 self._process.stdin.write(first_line.encode() + b"\n")
                 self._process.stdin.flush()
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
         self._thread = threading.Thread(target=self._mind, name="rose-child", daemon=True)
         self._thread.start()
 
@@ -93,6 +96,25 @@ class Child:
     def last_lines(self) -> str:
         """Return the last of what it said on stderr."""
         return "\n".join(tuple(self._said))
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Write a line of JSON to its stdin; does not wait.
+
+        Raises:
+            InvalidArgument: the line is longer than what a pipe takes as a whole.
+            Unavailable: it has ended, or reads nothing.
+        """
+        line = (json.dumps(message) + "\n").encode()
+        if len(line) > select.PIPE_BUF:
+            raise InvalidArgument(f"a line of {len(line)} bytes: the most is {select.PIPE_BUF}")
+        with self._lock:
+            stdin = self._process.stdin
+            if stdin is None or stdin.closed or self._process.returncode is not None:
+                raise Unavailable(f"'{self._name}' has ended and hears nothing")
+            try:
+                os.write(stdin.fileno(), line)
+            except (BlockingIOError, BrokenPipeError) as error:
+                raise Unavailable(f"'{self._name}' does not read what it is told") from error
 
     def kill(self, reason: str = "it was killed") -> None:
         """Kill it and whatever it started, at once."""
@@ -202,7 +224,8 @@ class Child:
     def _sentence(self, code: int) -> str:
         how = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
         why = f"{self._kill_reason}; {how}" if self._kill_reason else how
-        said = f"; it last said: {self._said[-1]}" if self._said else ""
+        last = next((line for line in reversed(self._said) if line.strip()), None)
+        said = f"; it last said: {last}" if last is not None else ""
         return f"'{self._name}': {why}{said}"
 
 

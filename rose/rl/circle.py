@@ -176,6 +176,7 @@ class Circle:
             self._worker_began,
             partial(self._died, "dedicated worker", self._dedicated_ready),
             policy=self._settings.restarts,
+            first_line=self._token,
             clock=self._clock,
         )
         self._parts.callback(self._worker.stop)
@@ -298,7 +299,7 @@ class Circle:
             *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
             f"--seats={settings.dedicated.seats}",
             f"--kv-tokens={settings.dedicated.kv_tokens}",
-            *(f"--weights={self._weights_address}", f"--weights-token={self._token}"),
+            *(f"--weights={self._weights_address}", "--weights-token-on-stdin"),
             *self._place(),
         ]
 

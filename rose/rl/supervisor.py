@@ -2,13 +2,13 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded
+from rose.errors import DeadlineExceeded, Unavailable
 from rose.rl.child import Child
 from rose.units import NS_PER_S
 
@@ -103,6 +103,18 @@ class Supervisor:
         with self._lock:
             return None if self._child is None else self._child.pid
 
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Write a line of JSON to the stdin of the incarnation that runs now.
+
+        Raises:
+            Unavailable: none runs, or it reads nothing.
+        """
+        with self._lock:
+            child = self._child
+        if child is None:
+            raise Unavailable("nobody hears this: the program does not run now")
+        child.say(message)
+
     def kill(self) -> None:
         """Kill the incarnation that runs now, if one does; the next follows."""
         with self._lock:
@@ -143,19 +155,18 @@ class Supervisor:
     def _run_once(self, incarnation: int) -> str:
         """Run one incarnation; return why it ended."""
         try:
-            child = Child(
-                self._make_command(incarnation),
-                partial(self._on_ready, incarnation),
-                on_end=self._ended,
-                ready_within_s=self._policy.ready_within_s,
-                on_line=self._on_line,
-                first_line=self._first_line,
-                clock=self._clock,
-            )
+            with self._lock:  # Who is told that it is ready finds it here.
+                child = self._child = Child(
+                    self._make_command(incarnation),
+                    partial(self._on_ready, incarnation),
+                    on_end=self._ended,
+                    ready_within_s=self._policy.ready_within_s,
+                    on_line=self._on_line,
+                    first_line=self._first_line,
+                    clock=self._clock,
+                )
         except OSError as error:
             return f"it cannot be started: {error}"
-        with self._lock:
-            self._child = child
         self._changed.wait()
         child.stop(patience_s=self._policy.stop_s)
         with self._lock:

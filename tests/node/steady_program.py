@@ -2,7 +2,7 @@
 
 import sys
 
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.node.program import serve_until_told
 from rose.scheduler.worker import WorkerLost
 from tests.node.steady import VERSION, SteadyWorker
@@ -26,6 +26,11 @@ class Steady:
 
     def ready(self):
         return {"version": VERSION, "seats": 4}
+
+    def told(self, message) -> None:
+        if "lost" not in message:
+            raise InvalidArgument("that is nothing to say")
+        self.worker.on_event(WorkerLost(self.worker.number, message["lost"]))
 
     def close(self) -> None:
         self.worker.stop()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rose.errors import Unavailable
 from rose.node.ending import Ending
-from rose.rl.feed import WeightFeed
 from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
+from rose.rl.feed import WeightFeed
 from rose.scheduler.worker import WorkerKind
 from tests.node.rig import LONG_S
 
@@ -75,8 +75,8 @@ class PricedEngine:
             if batch[0] is None:
                 return
             # All seats are asked for at once, with prompts of one token.
-            is_full = len(batch[0][0]) == 1 and len(self.prompts) > 5
-            batch += [self.queue.get(timeout=LONG_S) for _ in range(self.seats - 1)] * is_full
+            if len(batch[0][0]) == 1 and len(self.prompts) > 5:
+                batch += [self.queue.get(timeout=LONG_S) for _ in range(self.seats - 1)]
             new_tokens = batch[0][1]
             prompt_us = len(batch[0][0]) * self.prefill_us
             for number in range(new_tokens):
@@ -171,7 +171,8 @@ def test_staged_versions_are_committed_one_by_one_and_reported() -> None:
     feed.on_staged()  # By a receiver that was quicker than whoever made it.
     assert worker.commits == []
     feed.attach(receiver)
-    feed.on_staged()
+    assert len(worker.commits) == 1
+    feed.on_staged()  # Nothing more is handed out before the report.
     ((commit, version, on_done),) = worker.commits
     assert (commit, version) == (Commit(1), 101)
     assert receiver.reports == []  # Not before the engine is done with it.
@@ -200,17 +201,24 @@ def test_a_program_ends_when_its_stdin_closes(pipe) -> None:
     read, held = pipe
     with Ending(read) as ending:
         held.close()
-        assert ending.wait() == "stdin was closed"
+        assert ending.wait(print) == "stdin was closed"
 
 
-def test_what_is_written_to_stdin_is_no_end(pipe) -> None:
+def test_the_lines_of_stdin_are_heard_until_it_closes(pipe) -> None:
     read, held = pipe
+    lines: list[str] = []
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        if line == "last":
+            held.close()
+        elif line != "hello":
+            held.write(b"st\nunfinished")
+
     with Ending(read) as ending:
-        held.write(b"hello\n")
-        timer = threading.Timer(0.05, ending.tell, ("another reason",))
-        timer.start()
-        assert ending.wait() == "another reason"
-        timer.join()
+        held.write(b"hello\n\xff" + b"x" * 5000 + b"\nla")
+        assert ending.wait(heard) == "stdin was closed"
+    assert lines == ["hello", "\ufffd" + "x" * 5000, "last"]
 
 
 def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
@@ -218,7 +226,7 @@ def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
     with Ending(pipe[0]) as ending:
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         timer.start()
-        assert ending.wait() == "got SIGTERM"
+        assert ending.wait(print) == "got SIGTERM"
         timer.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -227,12 +235,12 @@ def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
     with Ending(pipe[0]) as ending:
         for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
             ending.tell(f"reason {number}")
-        assert ending.wait() == "reason 0"
+        assert ending.wait(print) == "reason 0"
 
 
 def test_a_file_as_stdin_is_as_good_as_closed(tmp_path) -> None:
     with (tmp_path / "empty").open("w+") as file, Ending(file.fileno()) as ending:
-        assert "closed" in ending.wait()
+        assert "closed" in ending.wait(print)
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -245,9 +253,9 @@ def test_options_are_read() -> None:
     assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
     assert (options.cores, options.nice, options.seats) == (frozenset({0, 2}), 10, 4)
     assert (options.seed, options.weights, options.version) == (7, None, 0)
-    weights = "--weights 127.0.0.1:5 --weights-token T --version 9".split()
+    weights = "--weights 127.0.0.1:5 --weights-token-on-stdin --version 9".split()
     options = read_options([*ARGUMENTS, *weights])
-    assert (options.weights, options.weights_token) == ("127.0.0.1:5", "T")
+    assert (options.weights, options.weights_token_on_stdin) == ("127.0.0.1:5", True)
     assert options.version == 9
 
 
@@ -255,7 +263,7 @@ def test_options_are_read() -> None:
     ("wrong", "sentence"),
     [
         ("--cores 0,x", "no list of cores"),
-        ("--cores -1", "expected one argument"),
+        ("--cores -1", "-1 is less than 0"),
         ("--seats 0", "0 is not above 0"),
         ("--kv-tokens -5", "-5 is not above 0"),
         ("--nice=-1", "-1 is less than 0"),

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from rose.errors import Unavailable
 from rose.rl.child import Child
 from rose.rl.supervisor import RestartPolicy, Supervisor
 from rose.scheduler.remote import RemoteLimits
@@ -178,6 +179,23 @@ def test_a_killed_scheduler_leaves_no_turn_behind_and_another_is_let_in(spawn, n
     wait_for(is_let_in)
     scheduler.check_said(request(1, tokens=5))  # Not one token of the turn before.
     assert scheduler.ends(1) == [TurnEnd.FINISHED]
+
+
+def test_what_is_said_on_stdin_is_told_to_the_worker(spawn, node) -> None:
+    worker, scheduler = spawn(), Scheduler()
+    address, token = worker.address()
+    node.connect(address, scheduler, token=token)
+    wait_for(lambda: scheduler.events)
+    worker.child.say({"nonsense": 1})
+    worker.child.say(["no object"])
+    worker.child.say({"lost": "it was told so"})
+    wait_for(scheduler.losses)
+    assert scheduler.losses()[0].reason == "it was told so"
+    wait_for(lambda: worker.ends)
+    assert "that is nothing to say" in worker.child.last_lines()
+    assert "no JSON object" in worker.child.last_lines()
+    with pytest.raises(Unavailable, match="has ended"):
+        worker.child.say({})
 
 
 def test_sigterm_ends_a_worker_after_its_last_words(spawn, node) -> None:

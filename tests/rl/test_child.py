@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rose.errors import InvalidArgument, Unavailable
 from rose.rl.child import Child
 from rose.rl.supervisor import Death, RestartPolicy, Supervisor
 from tests.node.rig import LONG_S, no_thread_is_left, wait_for
@@ -131,6 +132,17 @@ def test_what_a_child_started_goes_with_it(start, watch) -> None:
     assert watch.order == ["ready", "end"]
     assert "it ended with 0" in watch.ends[0]
     wait_for(lambda: not is_alive(watch.ready[0]["pid"]))
+
+
+def test_what_a_child_left_behind_cannot_talk_for_ever(start, watch) -> None:
+    """It holds the child's pipe and fills it as fast as it is read."""
+    start(
+        "import subprocess",
+        "subprocess.Popen(['yes'], stdout=sys.stderr)",
+        READY,
+    )
+    wait_for(lambda: watch.ends)
+    assert "it ended with 0" in watch.ends[0]
 
 
 def test_a_child_that_is_never_ready_is_killed(start, watch) -> None:
@@ -329,3 +341,32 @@ def test_what_the_terminal_signals_to_its_parent_does_not_reach_it(supervise, st
     pid = story.ready[0][1]["pid"]
     assert os.getpgid(pid) == pid != os.getpgid(0)
     assert os.getsid(pid) == pid
+
+
+def test_what_nobody_reads_is_unavailable_and_never_waited_for(start, watch) -> None:
+    child = start(READY, "time.sleep(1000)")
+    wait_for(lambda: watch.ready)
+
+    def say_more_than_a_pipe_holds() -> None:
+        for _ in range(100):
+            child.say({"words": "x" * 4000})
+
+    with pytest.raises(Unavailable, match="does not read"):
+        say_more_than_a_pipe_holds()
+    with pytest.raises(InvalidArgument, match="the most is 4096"):
+        child.say({"words": "x" * 5000})
+    child.kill()
+
+
+def test_the_incarnation_that_runs_now_is_told(supervise, story) -> None:
+    supervisor = supervise(
+        lambda n: program(READY, "said = sys.stdin.readline()", f"sys.exit(f'{n} heard: ' + said)"),
+        backoff_s=1000.0,
+        backoff_max_s=1000.0,
+    )
+    wait_for(lambda: story.ready)
+    supervisor.say({"a": 1})
+    wait_for(lambda: story.deaths)
+    assert '0 heard: {"a": 1}' in story.deaths[0].reason
+    with pytest.raises(Unavailable, match="does not run now"):
+        supervisor.say({})
