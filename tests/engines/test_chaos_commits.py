@@ -1,0 +1,193 @@
+"""A borrowed worker whose slabs, lease and weights all change while it runs turns."""
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rose.engines.transformers import Committed, Model, Sampling
+from rose.engines.transformers.sampling import _signed, gumbel_noise, row_key
+from rose.scheduler.worker import TurnEnd, TurnOutput
+from tests.engines.borrowed import Borrowed
+from tests.engines.pair import TIE, Client
+from tests.engines.policies import State, TileCommit, copy_of, later
+from tests.engines.recorder import turn
+
+_SECONDS_MAX = 120.0
+_TURN_TOKENS = 40
+_COMMITS = 6
+_TURNS = 24
+_SLABS_RETURNED = 12
+
+
+class Chaos:
+    """Turns of many trajectories, resumed whenever they come back, until all have been said."""
+
+    def __init__(self, borrowed: Borrowed, seed: int) -> None:
+        self.borrowed = borrowed
+        self.rng = random.Random(seed)
+        self.prompts: dict[int, list[int]] = {}
+        self.said: dict[int, list[int]] = {}
+        self.running: set[int] = set()
+        self.seen = 0
+        self.rows: dict[int, np.ndarray] = {0: borrowed.weights.row.copy()}
+        self.commits = 0
+        self.ends: list[Committed] = []
+        # (trajectory, context, output): said under one version, from its first token of KV on.
+        self.pure: list[tuple[list[int], int, TurnOutput]] = []
+        self.began_under: dict[int, int] = {}
+
+    def start(self, trajectory: int) -> None:
+        lease = self.borrowed.heard.leases[-1]
+        prompt = self.prompts[trajectory] + self.said[trajectory]
+        self.running.add(trajectory)
+        self.began_under[trajectory] = self.borrowed.pair.rollout.version
+        self.borrowed.worker.start_turn(
+            turn(
+                trajectory,
+                prompt,
+                _TURN_TOKENS - len(self.said[trajectory]),
+                first_token=len(self.said[trajectory]),
+                lease_epoch=lease.lease_epoch,
+            )
+        )
+
+    def start_some(self) -> None:
+        if len(self.prompts) < _TURNS and len(self.running) < 7:
+            trajectory = len(self.prompts)
+            length = self.rng.randint(3, 60)
+            self.prompts[trajectory] = [self.rng.randrange(128) for _ in range(length)]
+            self.said[trajectory] = []
+            self.start(trajectory)
+        for trajectory in self.prompts:
+            is_idle = trajectory not in self.running
+            if is_idle and len(self.said[trajectory]) < _TURN_TOKENS and len(self.running) < 7:
+                self.start(trajectory)
+
+    def listen(self) -> None:
+        """Take in what was said since; a turn that ended is idle, or over."""
+        events = self.borrowed.heard.events
+        while self.seen < len(events):
+            event = events[self.seen]
+            self.seen += 1
+            if not isinstance(event, TurnOutput):
+                continue
+            said = self.said[event.trajectory]
+            assert event.first_token == len(said)  # no token is lost or delivered twice
+            assert event.end is not TurnEnd.FAILED, event.error
+            if set(event.versions) == {self.began_under[event.trajectory]}:
+                context = self.prompts[event.trajectory] + said
+                self.pure.append((context, 1000 + event.trajectory, event))
+            said.extend(event.tokens)
+            if event.end is not None:
+                self.running.discard(event.trajectory)
+
+    def commit(self) -> None:
+        """Ask for the next commit when the one before is over; each third goes back."""
+        if len(self.ends) < self.commits or self.commits >= _COMMITS:
+            return
+        self.commits += 1
+        is_good = self.commits % 3 != 0
+        fresh = later(self.borrowed.weights.row, seed=self.commits, share=0.02)
+        if is_good:
+            self.rows[self.commits] = fresh
+        end = State.COMMITTED if is_good else State.ROLLED_BACK
+        commit = TileCommit(self.borrowed.weights, fresh, end=end)
+        self.borrowed.worker.commit(commit, self.commits, self.ends.append)
+
+    @property
+    def has_seen_enough(self) -> bool:
+        returned = sum(one.slabs_returned for one in list(self.borrowed.pair.device.lender.history))
+        return (
+            returned >= _SLABS_RETURNED
+            and len(self.ends) == _COMMITS
+            and len(self.prompts) == _TURNS
+            and all(len(said) == _TURN_TOKENS for said in self.said.values())
+        )
+
+    def run(self, actions: list[Callable[[], None]]) -> None:
+        began = time.monotonic()
+        while not self.has_seen_enough:
+            assert time.monotonic() - began < _SECONDS_MAX, "too little has happened"
+            self.rng.choice(actions)()
+            self.listen()
+            self.start_some()
+            time.sleep(self.rng.uniform(0.0, 0.06))
+
+
+@torch.no_grad()
+def is_what_it_would_say(model: Model, context: list[int], seed: int, output: TurnOutput) -> bool:
+    """Whether tokens and logprobs are those of `model`, but for ties."""
+    sampling = Sampling(seed, 1.0)
+    said = list(output.tokens)
+    logits = model(torch.tensor([context + said])).logits[0, len(context) - 1 : -1].float()
+    keys = [_signed(row_key(sampling.seed, len(context) + place)) for place in range(len(said))]
+    scores = logits + gumbel_noise(torch.tensor(keys), logits.shape[1])
+    tokens = torch.tensor(said).unsqueeze(1)
+    is_best = scores.gather(1, tokens).squeeze(1) >= scores.max(dim=1).values - TIE
+    logprobs = torch.log_softmax(logits, dim=1).gather(1, tokens).squeeze(1)
+    is_close = torch.allclose(logprobs, torch.tensor(output.logprobs), atol=1e-3)
+    return bool(is_best.all()) and is_close
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("poisoned_on_hand_out")
+def test_every_token_is_of_the_version_it_names_while_slabs_leases_and_weights_change(
+    models: tuple[Model, Model],
+) -> None:
+    borrowed = Borrowed(models[0])
+    twin = copy_of(borrowed.model)
+    with borrowed.pair as pair:
+        serving = Client(pair.serving, "serving", 3)
+        chaos = Chaos(borrowed, seed=11)
+        lane = pair.serving_lane
+
+        def serve() -> None:
+            name = f"serving-{len(serving.asked) + 1}"
+            lane.arrived(name, prompt_tokens=40)
+            serving.send(prompt_tokens=40, new_tokens=4, on_finish=lambda: lane.finished(name))
+
+        def take() -> None:
+            lane.ensure(lane.kv.allocator.free_blocks + chaos.rng.randint(1, 60))
+
+        def revoke() -> None:
+            borrowed.worker.revoke()
+            borrowed.worker.grant()
+
+        borrowed.grant()
+        idle = [chaos.listen] * 3
+        chaos.run([serve, take, revoke, chaos.commit, pair.device.gate.abort_step, *idle])
+        serving.wait()
+        borrowed.worker.revoke()
+        borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+        assert borrowed.weights.sweep()
+        assert pair.device.gave_back is None
+        pair.rollout.stop()
+        pair.device.arbiter.check_invariants()
+        assert pair.device.arbiter.snapshot().quarantined == 0
+    assert borrowed.heard.faults == []
+    assert serving.errors() == []
+    assert serving.wrong(pair.serving_model) == []
+    versions = {one for output in chaos.borrowed.heard.of(TurnOutput) for one in output.versions}
+    assert versions <= set(chaos.rows)
+    assert len(versions) > 1
+    assert [one.is_match for one in chaos.ends] == [True, True, False] * (_COMMITS // 3)
+    assert len(chaos.pure) > 20
+    for version, row in chaos.rows.items():
+        rewrite(twin, row)
+        for context, seed, output in chaos.pure:
+            if output.versions[0] == version:
+                assert is_what_it_would_say(twin, context, seed, output)
+
+
+def rewrite(model: Model, row: np.ndarray) -> None:
+    """Give `model` the weights of a row of bits, tensor by tensor."""
+    first = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            bits = row[first : first + parameter.numel()].astype(np.uint32) << 16
+            parameter.copy_(torch.from_numpy(bits.view(np.float32)).view(parameter.shape))
+            first += parameter.numel()
