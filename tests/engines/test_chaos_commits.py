@@ -74,16 +74,20 @@ class Chaos:
         )
 
     def start_some(self) -> None:
-        if len(self.prompts) < _TURNS and len(self.running) < 7:
+        if len(self.prompts) < _TURNS or not self.has_returned_enough:
+            self.start_another()
+        for trajectory in self.prompts:
+            is_idle = trajectory not in self.running
+            if is_idle and len(self.said[trajectory]) < _TURN_TOKENS and len(self.running) < 7:
+                self.start(trajectory)
+
+    def start_another(self) -> None:
+        if len(self.running) < 7:
             trajectory = len(self.prompts)
             length = self.rng.randint(3, 60)
             self.prompts[trajectory] = [self.rng.randrange(128) for _ in range(length)]
             self.said[trajectory] = []
             self.start(trajectory)
-        for trajectory in self.prompts:
-            is_idle = trajectory not in self.running
-            if is_idle and len(self.said[trajectory]) < _TURN_TOKENS and len(self.running) < 7:
-                self.start(trajectory)
 
     def listen(self) -> None:
         """Take in what was said since; a turn that ended is idle, or over."""
@@ -115,12 +119,16 @@ class Chaos:
         self.borrowed.worker.commit(commit, self.commits, self.ends.append)
 
     @property
+    def has_returned_enough(self) -> bool:
+        history = list(self.borrowed.pair.device.lender.history)
+        return sum(one.slabs_returned for one in history) >= _SLABS_RETURNED
+
+    @property
     def has_seen_enough(self) -> bool:
-        returned = sum(one.slabs_returned for one in list(self.borrowed.pair.device.lender.history))
         return (
-            returned >= _SLABS_RETURNED
+            self.has_returned_enough
             and len(self.ends) == _COMMITS
-            and len(self.prompts) == _TURNS
+            and len(self.prompts) >= _TURNS
             and all(len(said) == _TURN_TOKENS for said in self.said.values())
         )
 
