@@ -2,7 +2,7 @@
 import enum
 from collections.abc import Sequence
 from enum import Enum
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -733,3 +733,31 @@ def probe_gates(
     in_one_process: bool,
     try_all: bool = False,
 ) -> GateProbe: ...
+
+# The scheduler: rows are tuples of a code and the fields, see rose/scheduler/core.py.
+
+class SchedulerCore:
+    def __init__(
+        self,
+        *,
+        policy: int,
+        max_staleness: int,
+        batch_trajectories: int,
+        worker_lag_max: int,
+        recall_grace_ms: float,
+        retry_ms: float,
+        attempts_max: int,
+        stall_ms: float,
+        wait_max_ms: float,
+        tail_age_ratio: float,
+        urgent_time_weight: float,
+        urgent_risk_weight: float,
+        staleness_s_per_version: float,
+        leave_home_margin_s: float,
+        hazard_per_s: float,
+        requeue_ms: float,
+        turn_tokens_prior: float,
+        turn_window: int,
+    ) -> None: ...
+    def step(self, rows: list[tuple[float, ...]], now_ns: int) -> list[tuple[int, ...]]: ...
+    def stats(self) -> dict[str, Any]: ...

@@ -17,11 +17,9 @@ from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
-from rose.traces import Trace, generate_chat, read_trace
+from rose.traces import PROFILES, Trace, generate, read_trace
 from rose.units import MIB
 
-# The Azure chat trace, whose statistics the generator has, comes at 5.53 requests per second.
-_GENERATED_RATE_RPS: Final = 5.53
 # What serving accepts: a request must fit into the pool beside others.
 _PROMPT_TOKENS_MAX: Final = 1024
 _OUTPUT_TOKENS_MAX: Final = 256
@@ -35,11 +33,13 @@ def _check_positive(**values: float) -> None:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be > 0, not {value:g}")
 
 
-def _load_trace(path: str | None, *, length_scale: float, seed: int) -> Trace:
+def _load_trace(path: str | None, profile: str | None, *, length_scale: float, seed: int) -> Trace:
+    if path is not None and profile is not None:
+        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
     trace = (
-        generate_chat(duration_s=3600.0, rate_rps=_GENERATED_RATE_RPS, seed=seed)
+        generate(profile or "chat", duration_s=3600.0, seed=seed)
         if path is None
-        else read_trace(path)
+        else read_trace(path, seed=seed)
     )
     return trace.with_lengths(
         scale=length_scale, prompt_max=_PROMPT_TOKENS_MAX, output_max=_OUTPUT_TOKENS_MAX
@@ -47,7 +47,17 @@ def _load_trace(path: str | None, *, length_scale: float, seed: int) -> Trace:
 
 
 @click.command()
-@click.option("--trace", "trace_path", metavar="PATH", help="Azure CSV, plain or .gz.")
+@click.option(
+    "--trace",
+    "trace_path",
+    metavar="PATH",
+    help="Azure, BurstGPT, Mooncake or rose trace, plain or .gz.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    help="Traffic that is generated without a trace; chat by default.",
+)
 @click.option("--load", default=0.2, show_default=True, help="Share of the measured capacity.")
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."
@@ -70,6 +80,7 @@ def _load_trace(path: str | None, *, length_scale: float, seed: int) -> Trace:
 )
 def demo(  # noqa: PLR0917 (click passes options by name)
     trace_path: str | None,
+    profile: str | None,
     load: float,
     length_scale: float,
     quick: bool,  # noqa: FBT001 (a flag of the command line)
@@ -119,7 +130,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         log_path=out / "certificates.log",
         seed=seed,
     )
-    trace = _load_trace(trace_path, length_scale=length_scale, seed=seed)
+    trace = _load_trace(trace_path, profile, length_scale=length_scale, seed=seed)
     console.print(
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"

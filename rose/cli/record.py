@@ -6,6 +6,9 @@ from typing import Final
 ARMS: Final = ("alone", "alone_again", "share_all", "rose")
 """In the order of the report. `alone_again` repeats `alone`: the A/A control."""
 
+WORKERS: Final = ("borrowed", "dedicated")
+"""Where a turn can run: in the gaps of serving, or on an engine of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
@@ -84,6 +87,120 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One worker took one version of the weights.
+
+    Args:
+        worker: one of `WORKERS`.
+        at_s: when the worker generated with the version, on the clock of the run.
+        pause_ms: how long its generation stood still for it.
+        is_match: whether the digest of what it holds is the publisher's.
+    """
+
+    worker: str
+    at_s: float
+    pause_ms: float
+    is_match: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """One version that the trainer published.
+
+    Args:
+        n: number of the version; rises with each publication.
+        published_s: on the clock of the run.
+        density: share of the parameters that changed, 0 to 1.
+        bytes_sent: what went to one worker.
+        dense_bytes: what the whole weights would have been.
+        commits: in the order of time; fewer than workers when the run ended first.
+    """
+
+    n: int
+    published_s: float
+    density: float
+    bytes_sent: int
+    dense_bytes: int
+    commits: tuple[CommitRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One turn of one trajectory, or one part of a turn that was moved.
+
+    Args:
+        trajectory: number of the trajectory.
+        turn: number of the turn in it, from 0.
+        worker: one of `WORKERS`.
+        start_s: when the worker began it, on the clock of the run.
+        end_s: when its last token was there, or the worker gave it up.
+        tokens: generated in this part.
+        is_resumed: whether another worker, or an earlier life of this one, began the turn.
+    """
+
+    trajectory: int
+    turn: int
+    worker: str
+    start_s: float
+    end_s: float
+    tokens: int
+    is_resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryCounts:
+    """Where every trajectory of a run went.
+
+    Args:
+        started: all of them.
+        finished: those with a reward.
+        in_flight: neither finished nor dropped when the run ended.
+        resumed: turns that went on elsewhere than they began.
+        lost: those that nobody can account for; must be 0.
+        stale: finished, but too many versions old to be learnt from.
+        dropped: given up on purpose, with a reason.
+        turns_borrowed: turns that ended in the gaps of serving.
+        turns_dedicated: turns that ended on an engine of their own.
+    """
+
+    started: int
+    finished: int
+    in_flight: int
+    resumed: int
+    lost: int
+    stale: int
+    dropped: int
+    turns_borrowed: int
+    turns_dedicated: int
+
+
+@dataclass(frozen=True, slots=True)
+class CircleRecord:
+    """What the circle of generating, learning and publishing did; one clock with the windows.
+
+    Args:
+        versions: in the order of publication.
+        turns: in the order of their start.
+        rewards: (time, mean reward of a batch, version that the batch led to).
+        trajectories: how many went where.
+        staleness: for each trajectory learnt from, versions between its first token and the
+            batch.
+        spans: (from, to) of each interval in which the borrowed worker had memory.
+        incidents: (time, one sentence): a process died and came back, a commit was undone.
+        measured_s: how long the circle ran.
+    """
+
+    versions: tuple[VersionRecord, ...]
+    turns: tuple[TurnRecord, ...]
+    rewards: tuple[tuple[float, float, int], ...]
+    trajectories: TrajectoryCounts
+    staleness: tuple[int, ...]
+    spans: tuple[tuple[float, float], ...]
+    incidents: tuple[tuple[float, str], ...]
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A whole run, or as much of it as there was before it was interrupted.
 
@@ -105,6 +222,7 @@ class RunRecord:
         seed: of traffic, prompts and sampling.
         command: the command line that repeats it.
         complete: False when it was interrupted.
+        circle: of trajectories and weights; None when the run closed none.
     """
 
     windows: tuple[WindowRecord, ...]
@@ -124,3 +242,4 @@ class RunRecord:
     seed: int
     command: str
     complete: bool
+    circle: CircleRecord | None = None

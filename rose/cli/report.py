@@ -1,9 +1,7 @@
-"""From the record of a run to what the user sees: one table, `report.json`, `report.html`."""
+"""From the record of a run to what the user sees: tables, `report.json`, `report.html`."""
 
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +12,13 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from rose.cli.record import RunRecord
+from rose.cli.record import WORKERS, RunRecord
+from rose.cli.report_circle import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
+from rose.cli.report_numbers import fixed, number, percent
 from rose.cli.report_summary import summarise
+from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
+from rose.units import MIB
 
 __all__ = ["print_table", "summarise", "write_report"]
 
@@ -37,24 +39,30 @@ _HEADERS: Final = (
     "harvest",
 )
 _TABLE_COLUMNS: Final = 100
-_NO_NUMBER: Final = "-"
+_VERSIONS_OPEN: Final = 8
+"""A table of more versions than this starts folded."""
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms as rows, then the verdict; it takes at most 100 columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("arm", no_wrap=True)
-    for header in _HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in arm_rows(report):
-        table.add_row(*row)
-    # A console without a terminal says 80: the table is then wider rather than cut.
-    options = console.options.update_width(max(console.width, _TABLE_COLUMNS))
-    console.print(Segments(console.render(table, options)), soft_wrap=True)
+    """Print the arms as rows, the circle if there is one, then the verdict: 100 columns at most."""
+    _print_rows(console, ("arm", *_HEADERS), arm_rows(report))
+    if report["weights"] is not None:
+        _print_rows(console, CIRCLE_HEADERS, [circle_row(report)])
     verdict = report["verdict"]
     missed = any(check["ok"] is False for check in verdict["checks"])
     style = "bold red" if verdict["void"] else "bold yellow" if missed else "bold"
     console.print(Text(verdict["sentence"], style=style))
+
+
+def _print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A console without a terminal says 80: the table is then wider rather than cut.
+    options = console.options.update_width(max(console.width, _TABLE_COLUMNS))
+    console.print(Segments(console.render(table, options)), soft_wrap=True)
 
 
 def write_report(record: RunRecord, out_dir: str | Path) -> None:
@@ -71,8 +79,8 @@ def write_report(record: RunRecord, out_dir: str | Path) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-        _write_whole(out_dir / "report.json", text + "\n")
-        _write_whole(out_dir / "report.html", render_html(record, report))
+        write_whole(out_dir / "report.json", f"{text}\n".encode())
+        write_whole(out_dir / "report.html", render_html(record, report).encode())
     except (FileExistsError, NotADirectoryError):
         raise InvalidArgument(
             f"cannot write the report to {out_dir}, because there is a file of that name; "
@@ -95,6 +103,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
         from markupsafe import Markup  # noqa: PLC0415
 
+        from rose.cli.report_circle_plots import draw_circle, draw_freshness  # noqa: PLC0415
         from rose.cli.report_plots import draw_latencies, draw_timeline  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
@@ -103,13 +112,23 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         ) from None
     template = resources.files("rose.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    circle = record.circle
     return environment.from_string(template).render(
         report=report,
         headers=["arm", *_HEADERS],
         rows=arm_rows(report),
-        number=_number,
+        number=number,
+        percent=percent,
+        mebibytes=lambda size_bytes: number(size_bytes / MIB),
         latencies=Markup(draw_latencies(record)),
         timeline=Markup(draw_timeline(record.timeline)),
+        circle_headers=CIRCLE_HEADERS,
+        circle_row=[] if circle is None else circle_row(report),
+        circle=Markup("" if circle is None else draw_circle(record, circle)),
+        freshness=Markup("" if circle is None else draw_freshness(circle)),
+        version_headers=[*VERSION_HEADERS, *WORKERS],
+        versions=[] if circle is None else version_rows(circle),
+        versions_open=_VERSIONS_OPEN,
     )
 
 
@@ -129,42 +148,13 @@ def arm_rows(report: Mapping[str, Any]) -> list[list[str]]:
             [
                 name,
                 str(numbers["requests"]),
-                "/".join(_number(numbers[f"ttft_ms_p{p}"]) for p in (50, 90, 99)),
-                "/".join(_number(numbers[f"tpot_ms_p{p}"]) for p in (50, 90, 99)),
-                "" if ratio is None else f"{_fixed(ratio['ttft_p50'])}/{_fixed(ratio['tpot_p50'])}",
-                _percent(numbers["slo_attainment"]),
-                _percent(numbers["busy_share"]),
-                _number(numbers["rollout_tokens_per_s"]),
-                _percent(numbers["harvested_share"]),
+                "/".join(number(numbers[f"ttft_ms_p{p}"]) for p in (50, 90, 99)),
+                "/".join(number(numbers[f"tpot_ms_p{p}"]) for p in (50, 90, 99)),
+                "" if ratio is None else f"{fixed(ratio['ttft_p50'])}/{fixed(ratio['tpot_p50'])}",
+                percent(numbers["slo_attainment"]),
+                percent(numbers["busy_share"]),
+                number(numbers["rollout_tokens_per_s"]),
+                percent(numbers["harvested_share"]),
             ]
         )
     return rows
-
-
-def _number(value: float | None) -> str:
-    """Write three digits, which is what such measurements carry; counts are written whole."""
-    if value is None:
-        return _NO_NUMBER
-    is_whole = isinstance(value, int) or value == 0 or abs(value) >= 100
-    return f"{value:.0f}" if is_whole else f"{value:#.3g}".rstrip(".")
-
-
-def _fixed(value: float | None) -> str:
-    return _NO_NUMBER if value is None else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return _NO_NUMBER if share is None else f"{100 * share:.0f} %"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one."""
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes the file private; a report has the permissions of any other new file.
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    finally:
-        Path(beside).unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """The figures of `report.html`, as SVG that takes the colour of the text around it."""
 
-import io
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,44 +10,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from rose.cli.plot_style import LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, as_svg, finite, legend
 from rose.cli.record import ARMS, RunRecord, Timeline
 
-# Okabe and Ito's palette: told apart with any kind of colour vision, on white and on black.
 _ARM_STYLES: Final[dict[str, dict[str, Any]]] = {
     "alone": {"color": "#0072B2", "linestyle": "-"},
     "alone_again": {"color": "#56B4E9", "linestyle": "--"},
     "share_all": {"color": "#D55E00", "linestyle": "-"},
     "rose": {"color": "#009E73", "linestyle": "-"},
 }
-_SERVING, _ROLLOUTS, _NOBODY, _OPEN, _LIMIT = "#0072B2", "#009E73", "#999999", "#009E73", "#CC79A7"
-# Stands for the colour of the page's text, and is replaced by that name in the SVG.
-_INK: Final = "#010203"
-_STYLE: Final = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "grid.color": "#808080",
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-}
 
 
 def draw_latencies(record: RunRecord) -> str:
     """Return an SVG: the distributions of TTFT and TPOT, one line for each arm."""
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": "latencies"}):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "latencies"}):
         figure = Figure(figsize=(9.6, 3.7), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         columns = (
@@ -58,8 +32,8 @@ def draw_latencies(record: RunRecord) -> str:
         )
         for axis, (title, name, slo_ms) in zip(axes, columns, strict=True):
             for arm in ARMS:
-                _draw_distribution(axis, arm, _finite(_column(record, arm, name)))
-            axis.axvline(slo_ms, color=_LIMIT, linestyle=":", linewidth=1.4)
+                _draw_distribution(axis, arm, finite(_column(record, arm, name)))
+            axis.axvline(slo_ms, color=LIMIT, linestyle=":", linewidth=1.4)
             axis.set(title=title, xlabel=f"{name} (ms, log scale)", ylim=(0, 1.02), xscale="log")
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -67,10 +41,10 @@ def draw_latencies(record: RunRecord) -> str:
             axis.grid(visible=True)
         axes[0].set_ylabel("share of requests at or below")
         lines = [Line2D([], [], linewidth=1.8, **_ARM_STYLES[arm]) for arm in ARMS]
-        lines.append(Line2D([], [], color=_LIMIT, linestyle=":", linewidth=1.4))
+        lines.append(Line2D([], [], color=LIMIT, linestyle=":", linewidth=1.4))
         names = [*(arm.replace("_", " ") for arm in ARMS), "SLO target"]
         figure.legend(lines, names, loc="outside lower center", ncols=len(names))
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def draw_timeline(timeline: Timeline) -> str:
@@ -79,13 +53,13 @@ def draw_timeline(timeline: Timeline) -> str:
     zero_s = min([*starts, *timeline.arrivals_s], default=0.0)
     ends = [at for _, at in timeline.gate_open] + [at for at, *_ in timeline.slabs]
     end_s = max([*ends, *timeline.arrivals_s], default=zero_s + 1.0) - zero_s
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": "timeline"}):
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "timeline"}):
         figure = Figure(figsize=(9.6, 4.4), layout="constrained")
         gate, slabs = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
         _draw_gate(gate, timeline, zero_s)
         _draw_slabs(slabs, timeline, zero_s, end_s)
         slabs.set(xlabel="time in the window (s)", xlim=(0, end_s or 1.0))
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _draw_distribution(axis: Any, arm: str, values: Sequence[float]) -> None:
@@ -104,9 +78,9 @@ def _draw_distribution(axis: Any, arm: str, values: Sequence[float]) -> None:
 
 def _draw_gate(axis: Any, timeline: Timeline, zero_s: float) -> None:
     bands = [(start - zero_s, end - start) for start, end in timeline.gate_open]
-    axis.broken_barh(bands, (0.0, 1.0), facecolors=_OPEN, alpha=0.45, linewidth=0)
+    axis.broken_barh(bands, (0.0, 1.0), facecolors=ROLLOUTS, alpha=0.45, linewidth=0)
     arrivals_s = [at - zero_s for at in timeline.arrivals_s]
-    axis.vlines(arrivals_s, 1.12, 1.62, color=_SERVING, linewidth=0.9)
+    axis.vlines(arrivals_s, 1.12, 1.62, color=SERVING, linewidth=0.9)
     axis.set(
         title="Gate and arrivals",
         ylim=(0, 1.7),
@@ -115,13 +89,13 @@ def _draw_gate(axis: Any, timeline: Timeline, zero_s: float) -> None:
     )
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    open_band = Patch(facecolor=_OPEN, alpha=0.45, label="open: rollouts may run")
-    arrival = Line2D([], [], color=_SERVING, linewidth=0.9, label="a serving request arrives")
-    _legend(axis, [open_band, arrival])
+    open_band = Patch(facecolor=ROLLOUTS, alpha=0.45, label="open: rollouts may run")
+    arrival = Line2D([], [], color=SERVING, linewidth=0.9, label="a serving request arrives")
+    legend(axis, [open_band, arrival])
 
 
 def _draw_slabs(axis: Any, timeline: Timeline, zero_s: float, end_s: float) -> None:
-    owners = (("serving", _SERVING), ("rollouts", _ROLLOUTS), ("nobody", _NOBODY))
+    owners = (("serving", SERVING), ("rollouts", ROLLOUTS), ("nobody", NOBODY))
     if timeline.slabs:
         at_s = [at - zero_s for at, *_ in timeline.slabs] + [end_s]
         # Each count holds until the next change, the last one until the end.
@@ -138,32 +112,9 @@ def _draw_slabs(axis: Any, timeline: Timeline, zero_s: float, end_s: float) -> N
     axis.set(title="Who owns the KV memory", ylabel="slabs")
     axis.yaxis.get_major_locator().set_params(integer=True)
     patches = [Patch(facecolor=colour, alpha=0.7, label=name) for name, colour in owners]
-    _legend(axis, patches)
-
-
-def _legend(axis: Any, entries: list[Any]) -> None:
-    axis.legend(
-        handles=entries,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=len(entries),
-        borderaxespad=0.2,
-    )
+    legend(axis, patches)
 
 
 def _column(record: RunRecord, arm: str, name: str) -> list[float | None]:
     requests = [r for window in record.windows if window.arm == arm for r in window.requests]
     return [r.ttft_ms if name == "TTFT" else r.tpot_ms for r in requests]
-
-
-def _finite(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
-def _svg(figure: Figure) -> str:
-    """Return the element alone: no XML prologue, no document type, no metadata, no fixed ink."""
-    file = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", metadata=no_metadata)
-    svg = file.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")

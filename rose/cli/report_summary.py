@@ -1,13 +1,12 @@
 """From the record of a run to the numbers of `report.json`."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from statistics import median
 from typing import Any, Final
 
-import numpy as np
-
 from rose.cli.record import ARMS, RequestTiming, RunRecord, WindowRecord
+from rose.cli.report_circle import summarise_circle
+from rose.cli.report_numbers import percentile, plain, ratio
 from rose.cli.report_verdict import judge
 
 _PERCENTILES: Final = (50, 90, 99)
@@ -24,8 +23,8 @@ def summarise(record: RunRecord) -> dict[str, Any]:
     report: dict[str, Any] = {
         "arms": {arm: _arm(record, arm) for arm in ARMS},
         "ratios": {name: _ratios(record, arm) for name, arm in _RATIO_ARMS.items()},
-        "blocked_by_rollout_ms_p99": _percentile(record.blocked_by_rollout_ms, 99),
-        "segment_ms_p99": _percentile(record.segment_ms, 99),
+        "blocked_by_rollout_ms_p99": percentile(record.blocked_by_rollout_ms, 99),
+        "segment_ms_p99": percentile(record.segment_ms, 99),
         "certificates": {
             "granted": record.certificates_granted,
             "verified": record.certificates_verified,
@@ -33,19 +32,20 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         },
         "revocations": {
             "count": len(record.revocations),
-            "latency_ms_p50": _percentile([r.latency_ms for r in record.revocations], 50),
-            "latency_ms_p99": _percentile([r.latency_ms for r in record.revocations], 99),
+            "latency_ms_p50": percentile([r.latency_ms for r in record.revocations], 50),
+            "latency_ms_p99": percentile([r.latency_ms for r in record.revocations], 99),
             "aborted_steps": sum(r.aborted_steps for r in record.revocations),
         },
         "pauses": record.pauses,
-        "machine": _plain(record.machine),
-        "settings": _plain(record.settings),
-        "slo": {"ttft_ms": _plain(record.slo_ttft_ms), "tpot_ms": _plain(record.slo_tpot_ms)},
-        "rollout_alone_tokens_per_s": _plain(record.rollout_alone_tokens_per_s),
+        "machine": plain(record.machine),
+        "settings": plain(record.settings),
+        "slo": {"ttft_ms": plain(record.slo_ttft_ms), "tpot_ms": plain(record.slo_tpot_ms)},
+        "rollout_alone_tokens_per_s": plain(record.rollout_alone_tokens_per_s),
         "seed": record.seed,
         "command": record.command,
         "complete": record.complete,
     }
+    report |= summarise_circle(record.circle)
     report["verdict"] = judge(report)
     return report
 
@@ -54,15 +54,15 @@ def _arm(record: RunRecord, arm: str) -> dict[str, Any]:
     windows = [w for w in record.windows if w.arm == arm]
     requests = [r for w in windows for r in w.requests]
     seconds = sum(w.end_s - w.start_s for w in windows)
-    tokens_per_s = _ratio(sum(w.rollout_tokens for w in windows), seconds)
+    tokens_per_s = ratio(sum(w.rollout_tokens for w in windows), seconds)
     numbers: dict[str, Any] = {}
     for name, values in (("ttft", _ttft_ms(requests)), ("tpot", _tpot_ms(requests))):
         for percent in _PERCENTILES:
-            numbers[f"{name}_ms_p{percent}"] = _percentile(values, percent)
-    numbers["slo_attainment"] = _ratio(sum(_is_met(record, r) for r in requests), len(requests))
-    numbers["busy_share"] = _ratio(sum(w.serving_busy_s for w in windows), seconds)
+            numbers[f"{name}_ms_p{percent}"] = percentile(values, percent)
+    numbers["slo_attainment"] = ratio(sum(_is_met(record, r) for r in requests), len(requests))
+    numbers["busy_share"] = ratio(sum(w.serving_busy_s for w in windows), seconds)
     numbers["rollout_tokens_per_s"] = tokens_per_s
-    numbers["harvested_share"] = _ratio(tokens_per_s, record.rollout_alone_tokens_per_s)
+    numbers["harvested_share"] = ratio(tokens_per_s, record.rollout_alone_tokens_per_s)
     numbers["requests"] = len(requests)
     return numbers
 
@@ -74,13 +74,13 @@ def _ratios(record: RunRecord, arm: str) -> dict[str, float | None]:
     for percent in (50, 90):
         for name, column in (("ttft", _ttft_ms), ("tpot", _tpot_ms)):
             each = [
-                _ratio(
-                    _percentile(column(subject[window]), percent),
-                    _percentile(column(peer[window]), percent),
+                ratio(
+                    percentile(column(subject[window]), percent),
+                    percentile(column(peer[window]), percent),
                 )
                 for window in subject.keys() & peer.keys()
             ]
-            known = [ratio for ratio in each if ratio is not None]
+            known = [one for one in each if one is not None]
             ratios[f"{name}_p{percent}"] = median(known) if known else None
     return ratios
 
@@ -104,30 +104,3 @@ def _tpot_ms(requests: Iterable[RequestTiming]) -> list[float]:
 def _is_met(record: RunRecord, request: RequestTiming) -> bool:
     has_tpot = request.tpot_ms is None or request.tpot_ms <= record.slo_tpot_ms
     return request.ttft_ms <= record.slo_ttft_ms and has_tpot
-
-
-def _percentile(values: Sequence[float], percent: float) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return float(np.percentile(finite, percent)) if finite else None
-
-
-def _ratio(value: float | None, of: float | None) -> float | None:
-    if value is None or of is None or not of > 0:
-        return None
-    quotient = value / of
-    return quotient if math.isfinite(quotient) else None
-
-
-def _plain(value: object) -> Any:
-    """Turn what a caller put in `machine` or `settings` into what strict JSON can hold."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value)

@@ -11,6 +11,9 @@ BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_OF_IDLE_MIN: Final = 0.6
 REQUESTS_MIN: Final = 300
+SENT_SHARE_MAX: Final = 0.05
+LEARNING_RATE_MAX: Final = 1e-6
+"""Above it more weights change than in RL of a trained model, which the bar is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,17 @@ def judge(report: Mapping[str, Any]) -> dict[str, Any]:
         for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
     ]
     checks = controls + _serving_checks(report) + _lending_checks(report)
+    if report["weights"] is not None:
+        checks += _circle_checks(report)
     is_void = any(check.ok is False for check in controls)
     return {
         "void": is_void,
-        "sentence": _sentence(controls, checks, is_complete=report["complete"]),
+        "sentence": _sentence(
+            controls,
+            checks,
+            is_complete=report["complete"],
+            has_circle=report["weights"] is not None,
+        ),
         "checks": [asdict(check) for check in checks],
     }
 
@@ -82,7 +92,34 @@ def _lending_checks(report: Mapping[str, Any]) -> list[Check]:
     return [*checks, _at_least("requests of an arm", fewest, REQUESTS_MIN)]
 
 
-def _sentence(controls: list[Check], checks: list[Check], *, is_complete: bool) -> str:
+def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
+    """What workers generate with is what was published, little was sent, and nothing was lost."""
+    weights, trajectories = report["weights"], report["trajectories"]
+    settings = report["settings"]
+    compared = weights["digests_compared"]
+    differ = compared - weights["digests_matched"] if compared else None
+    lost = trajectories["lost"] if trajectories["started"] else None
+    resumed = trajectories["resumed"] if trajectories["started"] else None
+    return [
+        _check("digests that differ", differ, "0", _is_zero),
+        _check("trajectories lost", lost, "0", _is_zero),
+        _sent_check(weights["sent_share"], settings.get("lr")),
+        Check("turns resumed elsewhere", resumed, "not judged when quick", None)
+        if settings.get("quick")
+        else _at_least("turns resumed elsewhere", resumed, 1),
+    ]
+
+
+def _sent_check(share: float | None, learning_rate: object) -> Check:
+    name = "bytes sent / dense"
+    if isinstance(learning_rate, int | float) and learning_rate <= LEARNING_RATE_MAX:
+        return _at_most(name, share, SENT_SHARE_MAX)
+    return Check(name, share, f"not judged unless lr is at most {LEARNING_RATE_MAX:g}", None)
+
+
+def _sentence(
+    controls: list[Check], checks: list[Check], *, is_complete: bool, has_circle: bool
+) -> str:
     lead = "" if is_complete else "The run was stopped early. "
     off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
     if off:
@@ -98,11 +135,11 @@ def _sentence(controls: list[Check], checks: list[Check], *, is_complete: bool) 
         return f"{lead}{len(missed)} of {len(judged)} bars missed: {_named(missed)}.{rest}"
     if not judged:
         return f"{lead}Nothing could be judged: no window was measured in every arm."
-    return (
-        f"{lead}All {len(judged)} bars that could be judged are met.{rest}"
-        if rest
-        else (f"{lead}All {len(judged)} bars are met: serving kept its latency while rollouts ran.")
-    )
+    if rest:
+        return f"{lead}All {len(judged)} bars that could be judged are met.{rest}"
+    learnt = ", and what was learnt from them came back whole" if has_circle else ""
+    kept = "serving kept its latency while rollouts ran"
+    return f"{lead}All {len(judged)} bars are met: {kept}{learnt}."
 
 
 def _named(checks: list[Check]) -> str:

@@ -1,8 +1,12 @@
-"""Generate chat traffic with the statistics of the Azure chat trace of November 2023.
+"""Generate traffic with the statistics of a public trace, so that nobody needs the file.
 
-Lengths come from quantiles of that trace. Arrivals are a Poisson process whose rate drifts over
-minutes and flickers over seconds, because the trace's does: on top of Poisson noise its rate varies
-(standard deviation over mean) by 0.21 from minute to minute and by 0.26 from second to second.
+`chat` is like the Azure chat trace of November 2023: a Poisson process whose rate drifts over
+minutes and flickers over seconds, because the trace's does (on top of Poisson noise its rate
+varies, standard deviation over mean, by 0.21 from minute to minute and by 0.26 from second to
+second). `code` is like the Azure code trace of that month, the harsh case: long prompts, short
+outputs, 73 % of the seconds empty and the busiest with 26 times the mean (medians of lengths from
+Splitwise, arXiv 2311.18677; the file was not at hand for the rest, see `rose.traces.profile`).
+`steady` is a plain Poisson process with the lengths of chat: the control for burstiness.
 """
 
 import math
@@ -12,46 +16,49 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
+from rose.traces.profile import PROFILES, Profile, Quantiles
 from rose.traces.trace import Trace
 
 REQUESTS_MAX: Final = 10_000_000
 
-# (share of requests, tokens): the quantile function, read off the trace where it bends.
-_PROMPT_QUANTILES: Final = (
-    (0.0, 2), (0.01, 29), (0.05, 181), (0.1, 207), (0.2, 387), (0.3, 403), (0.4, 703),
-    (0.5, 1020), (0.6, 1071), (0.7, 1130), (0.75, 1189), (0.8, 1315), (0.85, 1876),
-    (0.9, 2734), (0.93, 4076), (0.95, 4083), (0.985, 4110), (0.99, 4142), (0.999, 6179),
-    (1.0, 14050),
-)  # fmt: skip
-_OUTPUT_QUANTILES: Final = (
-    (0.0, 7), (0.01, 16), (0.05, 41), (0.1, 54), (0.2, 77), (0.3, 91), (0.4, 103), (0.5, 129),
-    (0.6, 177), (0.7, 384), (0.75, 395), (0.8, 400), (0.85, 411), (0.9, 424), (0.93, 433),
-    (0.95, 451), (0.985, 571), (0.99, 601), (0.999, 954), (1.0, 1000),
-)  # fmt: skip
-
-# (standard deviation of the log rate, correlation time in seconds), fitted to the variance of
-# counts per 1, 5, 10 and 60 s and to their autocorrelation.
-_DRIFT: Final = (0.28, 400.0)
-_FLICKER: Final = (0.14, 2.0)
-# The log-normal tail is cut here: the busiest minute of the trace is 1.53x its mean.
-_RATE_RATIO_MAX: Final = 1.55
 _STEP_S: Final = 0.5
+_STEPS_PER_BURST: Final = 2
+_RATE_RATIO_MIN: Final = 1e-9
 
 
-def generate_chat(*, duration_s: float, rate_rps: float, seed: int) -> Trace:
-    """Generate chat requests; equal arguments give equal traces.
+def generate(profile: str, *, duration_s: float, rate_rps: float | None = None, seed: int) -> Trace:
+    """Generate requests; equal arguments give equal traces.
 
-    Prompt and output lengths are independent (in the Azure trace their logs correlate by 0.09).
+    Prompt and output lengths are independent (in the Azure chat trace their logs correlate by
+    0.09).
 
     Args:
+        profile: one of `PROFILES`.
         duration_s: > 0.
-        rate_rps: expected mean over the whole trace, in requests per second, > 0; bursts go up to
-            about three times it.
+        rate_rps: expected mean over the whole trace, in requests per second, > 0; without it,
+            that of the trace the profile is like.
         seed: >= 0.
 
     Raises:
         InvalidArgument: a value is out of range, or more than `REQUESTS_MAX` requests would come.
     """
+    if profile not in PROFILES:
+        raise InvalidArgument(f"profile {profile!r} is not known: use {', '.join(PROFILES)}")
+    kind = PROFILES[profile]
+    rate_rps = kind.rate_rps if rate_rps is None else rate_rps
+    _check_ranges(duration_s, rate_rps, seed)
+    random = np.random.default_rng(seed)
+    arrival_s = _arrivals(random, kind, duration_s, rate_rps)
+    return Trace(
+        arrival_s=arrival_s,
+        prompt_tokens=_lengths(random, arrival_s.size, kind.prompt),
+        output_tokens=_lengths(random, arrival_s.size, kind.output),
+        name=f"generated {profile} (seed {seed})",
+        span_s=duration_s,
+    )
+
+
+def _check_ranges(duration_s: float, rate_rps: float, seed: int) -> None:
     for name, value in (("duration_s", duration_s), ("rate_rps", rate_rps)):
         if not 0 < value < math.inf:
             raise InvalidArgument(f"{name} is {value}, give a number above 0")
@@ -62,28 +69,34 @@ def generate_chat(*, duration_s: float, rate_rps: float, seed: int) -> Trace:
             f"{rate_rps} requests/s for {duration_s} s is more than a trace holds "
             f"({REQUESTS_MAX} requests, {REQUESTS_MAX * _STEP_S:.0f} s); shorten it"
         )
-    random = np.random.default_rng(seed)
-    arrival_s = _arrivals(random, duration_s, rate_rps)
-    return Trace(
-        arrival_s=arrival_s,
-        prompt_tokens=_lengths(random, arrival_s.size, _PROMPT_QUANTILES),
-        output_tokens=_lengths(random, arrival_s.size, _OUTPUT_QUANTILES),
-        name=f"generated chat (seed {seed})",
-        span_s=duration_s,
-    )
 
 
 def _arrivals(
-    random: np.random.Generator, duration_s: float, rate_rps: float
+    random: np.random.Generator, kind: Profile, duration_s: float, rate_rps: float
 ) -> npt.NDArray[np.float64]:
     """Draw a count per step, then places within the step, which is exact for a Poisson process."""
     steps = math.ceil(duration_s / _STEP_S)
     step_s = duration_s / steps
-    log_rate = _wander(random, steps, step_s, *_DRIFT) + _wander(random, steps, step_s, *_FLICKER)
-    ratio = np.minimum(np.exp(log_rate), _RATE_RATIO_MAX)
-    counts = random.poisson(rate_rps * step_s * ratio / ratio.mean())
+    ratio = _rate_ratios(random, kind, steps, step_s)
+    counts = random.poisson(rate_rps * step_s * ratio)
     first_step = np.repeat(np.arange(steps), counts)
     return np.sort((first_step + random.random(first_step.size)) * step_s).clip(max=duration_s)
+
+
+def _rate_ratios(
+    random: np.random.Generator, kind: Profile, steps: int, step_s: float
+) -> npt.NDArray[np.float64]:
+    """Draw the rate of each step over the mean rate; their mean is 1, whatever was drawn."""
+    log_rate = np.zeros(steps)
+    for deviation, correlation_s in kind.wander:
+        log_rate += _wander(random, steps, step_s, deviation, correlation_s)
+    ratio = np.exp(log_rate)
+    if kind.burst_shape is not None:
+        bursts = random.gamma(kind.burst_shape, 1 / kind.burst_shape, -(-steps // _STEPS_PER_BURST))
+        ratio *= np.repeat(bursts, _STEPS_PER_BURST)[:steps]
+    # The lower bound keeps the mean above 0 when every draw of a short trace is vanishingly small.
+    kept: npt.NDArray[np.float64] = np.clip(ratio, _RATE_RATIO_MIN, kind.rate_ratio_max)
+    return kept / float(kept.mean())
 
 
 def _wander(
@@ -100,9 +113,7 @@ def _wander(
     return deviation * walk
 
 
-def _lengths(
-    random: np.random.Generator, n: int, quantiles: tuple[tuple[float, int], ...]
-) -> npt.NDArray[np.int64]:
+def _lengths(random: np.random.Generator, n: int, quantiles: Quantiles) -> npt.NDArray[np.int64]:
     """Draw by inverting the quantile function, linear in the log between its points."""
     shares, tokens = zip(*quantiles, strict=True)
     log_tokens = np.interp(random.random(n), shares, np.log(tokens))

@@ -1,6 +1,18 @@
 """A record of a run that is small enough to check by hand."""
 
-from rose.cli.record import ARMS, RequestTiming, Revocation, RunRecord, Timeline, WindowRecord
+from rose.cli.record import (
+    ARMS,
+    CircleRecord,
+    CommitRecord,
+    RequestTiming,
+    Revocation,
+    RunRecord,
+    Timeline,
+    TrajectoryCounts,
+    TurnRecord,
+    VersionRecord,
+    WindowRecord,
+)
 
 # Latencies of the two windows; three requests each. TPOT of the second request is None.
 TTFT_MS = {
@@ -54,3 +66,60 @@ def tiny_record(**changes):
         "complete": True,
     }
     return RunRecord(**(values | changes))
+
+
+def commit(worker, at_s, pause_ms, is_match=True):
+    return CommitRecord(worker, at_s, pause_ms, is_match)
+
+
+def tiny_circle(**changes):
+    """A circle of 50 s: it begins at 100 s with the first span."""
+    values = {
+        "versions": (
+            VersionRecord(4, 110.0, 0.01, 1024, 102400, (commit("borrowed", 110.5, 2.0),)),
+            VersionRecord(
+                5,
+                120.0,
+                0.03,
+                3072,
+                102400,
+                (commit("dedicated", 120.25, 4.0), commit("borrowed", 121.0, 8.0)),
+            ),
+            VersionRecord(6, 130.0, 0.02, 2048, 102400, ()),
+        ),
+        "turns": (
+            TurnRecord(0, 0, "borrowed", 101.0, 104.0, 30, is_resumed=False),
+            TurnRecord(1, 0, "dedicated", 101.0, 102.0, 10, is_resumed=False),
+            TurnRecord(0, 0, "dedicated", 104.5, 106.0, 12, is_resumed=True),
+            TurnRecord(1, 1, "borrowed", 125.0, 140.0, 99, is_resumed=False),
+        ),
+        "rewards": tuple((110.0 + i, i / 10, 4 + i // 4) for i in range(8)),
+        "trajectories": TrajectoryCounts(
+            started=12,
+            finished=10,
+            in_flight=1,
+            resumed=1,
+            lost=0,
+            stale=2,
+            dropped=1,
+            turns_borrowed=7,
+            turns_dedicated=21,
+        ),
+        "staleness": (0, 1, 1, 1, 3, 0, 0, 10),
+        "spans": ((100.0, 105.0), (124.0, 150.0)),
+        "incidents": ((115.0, "The trainer <died> and came back as incarnation 2."),),
+        "measured_s": 50.0,
+    }
+    return CircleRecord(**(values | changes))
+
+
+EMPTY_CIRCLE = CircleRecord(
+    versions=(),
+    turns=(),
+    rewards=(),
+    trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    staleness=(),
+    spans=(),
+    incidents=(),
+    measured_s=0.0,
+)

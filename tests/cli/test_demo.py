@@ -76,6 +76,8 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
     ("arguments", "named"),
     [
         (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
+        (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both say"),
+        (("--profile", "video"), "'video' is not one of 'chat', 'code', 'steady'"),
         (("--serving-model", "gpt-9"), "unknown model 'gpt-9'"),
         (("--rollout-model", "."), "unknown model '.'"),
         (("--reserve-mib", "999"), "lower reserve_bytes or raise pool_bytes"),

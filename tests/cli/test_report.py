@@ -12,7 +12,7 @@ from rich.console import Console
 from rose.cli.record import ARMS, RequestTiming, Timeline
 from rose.cli.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
-from tests.cli.records import tiny_record
+from tests.cli.records import EMPTY_CIRCLE, tiny_circle, tiny_record
 
 
 def table_of(report, width=100):
@@ -245,8 +245,16 @@ class Links(HTMLParser):
         self.links += [value for name, value in attrs if name in names]
 
 
-@pytest.mark.parametrize("record", [tiny_record(), empty_record()])
-def test_page_needs_nothing_else(record):
+@pytest.mark.parametrize(
+    ("record", "figures"),
+    [
+        (tiny_record(), 2),
+        (empty_record(), 2),
+        (tiny_record(circle=tiny_circle()), 4),
+        (tiny_record(circle=EMPTY_CIRCLE), 4),
+    ],
+)
+def test_page_needs_nothing_else(record, figures):
     page = render_html(record, summarise(record))
     links = Links()
     links.feed(page)
@@ -256,15 +264,16 @@ def test_page_needs_nothing_else(record):
     assert all(url.startswith("#") for url in re.findall(r"url\(['\"]?([^)]*)", page))
     addresses = set(re.findall(r"https?://[^\s\"'<>]+", page))
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == figures
 
 
 def test_ids_of_the_figures_do_not_collide():
-    page = render_html(tiny_record(), summarise(tiny_record()))
-    latencies, timeline = page.split("One window under rose")
-    clips = [set(re.findall(r'clipPath id="([^"]+)"', part)) for part in (latencies, timeline)]
+    record = tiny_record(circle=tiny_circle())
+    figures = render_html(record, summarise(record)).split("<svg")[1:]
+    clips = [set(re.findall(r'clipPath id="([^"]+)"', figure)) for figure in figures]
+    assert len(clips) == 4
     assert all(clips)
-    assert not clips[0] & clips[1]
+    assert len(set.union(*clips)) == sum(map(len, clips))
 
 
 def test_page_says_what_the_run_said():

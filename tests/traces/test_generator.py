@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.traces import generate_chat, read_trace
+from rose.traces import PROFILES, generate, read_trace
 
 REAL = Path(__file__).parents[3] / "shared/traces/AzureLLMInferenceTrace_conv.csv.gz"
 
@@ -41,15 +41,14 @@ def statistics(trace):
         values[f"{name}_p50"], values[f"{name}_p99"] = np.percentile(tokens, [50, 99])
     values["peak_second"] = counts(1).max() / counts(1).mean()
     values["peak_minute"] = counts(60).max() / counts(60).mean()
+    values["empty_seconds"] = float((counts(1) == 0).mean())
     values["second_variation"] = variation(1)
     values["minute_variation"] = variation(60)
     return values
 
 
-def median_statistics():
-    each = [
-        statistics(generate_chat(duration_s=3502, rate_rps=5.53, seed=seed)) for seed in range(25)
-    ]
+def median_statistics(profile="chat", seeds=25):
+    each = [statistics(generate(profile, duration_s=3502, seed=seed)) for seed in range(seeds)]
     return {name: float(np.median([s[name] for s in each])) for name in each[0]}
 
 
@@ -59,7 +58,8 @@ def test_statistics_are_those_of_the_azure_chat_trace():
     if REAL.exists():
         references.append(statistics(read_trace(REAL)))
     for reference in references:
-        for name, value in reference.items():
+        for name in AZURE:
+            value = reference[name]
             tolerance = TOLERANCE.get(name, 0.03)
             assert generated[name] == pytest.approx(value, rel=tolerance), name
 
@@ -73,11 +73,50 @@ def test_literals_are_those_of_the_file():
         assert real[name] == pytest.approx(value, rel=0.01), name
 
 
+# What is known of the Azure code trace: 8,819 requests in 57 minutes.
+CODE = {
+    "rate_rps": 2.57,
+    "prompt_mean": 2048,
+    "prompt_p50": 1500,
+    "output_mean": 28,
+    "output_p50": 13,
+    "peak_second": 26,
+    "empty_seconds": 0.73,
+}
+
+
+def test_code_is_the_harsh_case_of_the_azure_code_trace():
+    generated = median_statistics("code", seeds=15)
+    for name, value in CODE.items():
+        tolerance = TOLERANCE.get(name, 0.04)
+        assert generated[name] == pytest.approx(value, rel=tolerance), name
+
+
+def test_steady_is_a_poisson_process_with_the_lengths_of_chat():
+    steady, chat = median_statistics("steady", seeds=9), median_statistics(seeds=9)
+    assert steady["rate_rps"] == pytest.approx(5.53, rel=0.02)
+    assert steady["second_variation"] < 0.1 < chat["second_variation"]
+    assert steady["minute_variation"] < 0.06 < chat["minute_variation"]
+    for name in ("prompt_mean", "prompt_p99", "output_mean", "output_p50", "output_p99"):
+        assert steady[name] == pytest.approx(chat[name], rel=0.03), name
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_has_whole_quantile_functions(profile):
+    for quantiles in (PROFILES[profile].prompt, PROFILES[profile].output):
+        shares, tokens = zip(*quantiles, strict=True)
+        assert (shares[0], shares[-1]) == (0.0, 1.0)
+        assert list(shares) == sorted(set(shares))
+        assert list(tokens) == sorted(tokens)
+        assert tokens[0] >= 1
+    assert generate(profile, duration_s=60.0, seed=1).name == f"generated {profile} (seed 1)"
+
+
 def test_bursts_are_correlated_over_seconds():
     """Neighbouring seconds resemble each other, which those of a plain Poisson process do not."""
     counts = [
         np.histogram(
-            generate_chat(duration_s=3500, rate_rps=5.53, seed=seed).arrival_s, np.arange(3501)
+            generate("chat", duration_s=3500, rate_rps=5.53, seed=seed).arrival_s, np.arange(3501)
         )[0]
         for seed in range(10)
     ]
@@ -86,15 +125,16 @@ def test_bursts_are_correlated_over_seconds():
 
 
 def test_equal_seeds_give_equal_traces_and_others_do_not():
-    one, same, other = (generate_chat(duration_s=60, rate_rps=5, seed=s) for s in (7, 7, 8))
+    one, same, other = (generate("chat", duration_s=60, rate_rps=5, seed=s) for s in (7, 7, 8))
     assert np.array_equal(one.arrival_s, same.arrival_s)
     assert np.array_equal(one.prompt_tokens, same.prompt_tokens)
     assert not np.array_equal(one.arrival_s[:10], other.arrival_s[:10])
 
 
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("duration_s", [0.1, 0.5, 20.0, 61.3])
-def test_short_traces_keep_the_mean_rate(duration_s):
-    traces = [generate_chat(duration_s=duration_s, rate_rps=8.0, seed=s) for s in range(200)]
+def test_short_traces_keep_the_mean_rate(profile, duration_s):
+    traces = [generate(profile, duration_s=duration_s, rate_rps=8.0, seed=s) for s in range(200)]
     total = sum(len(t) for t in traces)
     expected = 200 * duration_s * 8.0
     assert total == pytest.approx(expected, abs=5 * expected**0.5)
@@ -105,6 +145,7 @@ def test_short_traces_keep_the_mean_rate(duration_s):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"profile": "video"}, "profile 'video' is not known: use chat, code, steady"),
         ({"duration_s": 0.0}, "duration_s is 0.0"),
         ({"rate_rps": float("nan")}, "rate_rps is nan"),
         ({"seed": -1}, "seed is -1"),
@@ -114,4 +155,4 @@ def test_short_traces_keep_the_mean_rate(duration_s):
 )
 def test_bad_values_are_named(change, says):
     with pytest.raises(InvalidArgument, match=says):
-        generate_chat(**({"duration_s": 10.0, "rate_rps": 1.0, "seed": 0} | change))
+        generate(**({"profile": "chat", "duration_s": 10.0, "rate_rps": 1.0, "seed": 0} | change))

@@ -118,6 +118,12 @@ class LiveWeights:
         place = self._slice(tile)
         return digest(self.row[place], first_index=place.start)
 
+    def bits(self, tile: int) -> npt.NDArray[np.uint16]:
+        """Return a read-only view of the tile's elements."""
+        view = self.row[self._slice(tile)]
+        view.setflags(write=False)
+        return view
+
     def sweep(self) -> bool:
         """Return whether every live parameter lies in the buffer and equals the row, bit by bit.
 

@@ -1,0 +1,213 @@
+// The scheduler for Python: rows of numbers in, rows of numbers out, one crossing per step.
+//
+// A row is a tuple: a code, which is the place of the type in `Event` or `Action`, then the fields
+// in the order of the struct. rose/scheduler/core.py makes them from dataclasses, and back.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "bind/status.h"
+#include "scheduler/core.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using scheduler::Action;
+using scheduler::Core;
+using scheduler::Event;
+using scheduler::Policy;
+using scheduler::Settings;
+using scheduler::Stats;
+
+namespace {
+
+constexpr double kNsPerMs = 1e6;
+constexpr double kMsPerS = 1e3;
+
+// The fields of one event, read in order.
+class Row {
+ public:
+  explicit Row(py::handle row) : row_{row.ptr()} {
+    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event is not a row"));
+  }
+
+  template <typename T>
+  T take() {
+    PyObject* const item = PyTuple_GetItem(row_, next_++);  // borrowed
+    if (item == nullptr) refuse("too short");
+    if constexpr (std::is_floating_point_v<T>) {
+      const double value = PyFloat_AsDouble(item);
+      if (PyErr_Occurred() != nullptr) refuse("not made of numbers");
+      return value;
+    } else {
+      const std::int64_t value = PyLong_AsLongLong(item);
+      if (PyErr_Occurred() != nullptr) refuse("not made of integers of 64 bits");
+      return static_cast<T>(value);
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* what) {
+    PyErr_Clear();
+    raise(Status::invalid_argument("the event with the row " +
+                                   std::string{py::str(py::handle{row_})} + " is " + what));
+  }
+
+  PyObject* row_;
+  py::ssize_t next_{0};
+};
+
+std::int64_t integer(Row& row) { return row.take<std::int64_t>(); }
+
+// Braces read the fields of a row from left to right.
+Event event_of(py::handle source) {
+  using namespace scheduler;
+  Row row{source};
+  switch (integer(row)) {
+    case 0:
+      return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
+                          row.take<double>(), row.take<double>(),     row.take<double>(),
+                          integer(row)};
+    case 1:
+      return LeaseChanged{integer(row), integer(row), integer(row), row.take<double>()};
+    case 2:
+      return WorkerLost{integer(row)};
+    case 3:
+      return VersionPublished{integer(row)};
+    case 4:
+      return VersionCommitted{integer(row), integer(row)};
+    case 5:
+      return TrajectoryCreated{integer(row)};
+    case 6:
+      return TurnReady{integer(row), integer(row), integer(row), integer(row)};
+    case 7:
+      return TurnProgress{integer(row), integer(row), integer(row), integer(row),
+                          integer(row), integer(row), integer(row)};
+    case 8:
+      return TurnEnded{integer(row), integer(row),        integer(row),
+                       integer(row), row.take<TurnEnd>(), integer(row)};
+    case 9:
+      return TrajectoryEnded{integer(row)};
+    case 10:
+      return Consumed{integer(row)};
+    default:
+      break;
+  }
+  raise(Status::invalid_argument("there is no such event"));
+}
+
+struct ToRow {
+  py::tuple operator()(const scheduler::Admit& a) const { return py::make_tuple(0, a.trajectory); }
+  py::tuple operator()(const scheduler::Start& a) const {
+    return py::make_tuple(1, a.trajectory, a.turn, a.worker, a.lease_epoch, a.first_token,
+                          a.max_new_tokens);
+  }
+  py::tuple operator()(const scheduler::Stop& a) const {
+    return py::make_tuple(2, a.trajectory, a.worker, a.lease_epoch);
+  }
+  py::tuple operator()(const scheduler::Deliver& a) const {
+    return py::make_tuple(3, a.trajectory, a.turn, a.event, a.skip, a.tokens);
+  }
+  py::tuple operator()(const scheduler::TurnDone& a) const {
+    return py::make_tuple(4, a.trajectory, a.turn);
+  }
+  py::tuple operator()(const scheduler::Drop& a) const {
+    return py::make_tuple(5, a.trajectory, static_cast<int>(a.reason));
+  }
+};
+
+py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
+  std::vector<Event> events;
+  events.reserve(rows.size());
+  for (const py::handle row : rows) events.push_back(event_of(row));
+  std::vector<Action> actions;
+  check(core.step(events, now_ns, actions));
+  py::list answer{actions.size()};
+  for (std::size_t i = 0; i < actions.size(); ++i) answer[i] = std::visit(ToRow{}, actions[i]);
+  return answer;
+}
+
+py::dict stats_of(const Core& core) {
+  const Stats stats = core.stats();
+  const scheduler::Counters& counters = stats.counters;
+  py::dict out;
+  out["waiting"] = stats.waiting;
+  out["environment"] = stats.environment;
+  out["queued"] = stats.queued;
+  out["running"] = stats.running;
+  out["recalled"] = stats.recalled;
+  out["admitted"] = counters.admitted;
+  out["consumed"] = counters.consumed;
+  out["done"] = counters.done;
+  out["dropped"] = counters.dropped;
+  out["recalls"] = counters.recalls;
+  out["resumed"] = counters.resumed;
+  out["stale_events"] = counters.stale_events;
+  out["tokens_delivered"] = counters.tokens_delivered;
+  out["tokens_ignored"] = counters.tokens_ignored;
+  out["reprefill_tokens"] = counters.reprefill_tokens;
+  out["turns_dedicated"] = counters.turns[0];
+  out["turns_borrowed"] = counters.turns[1];
+  out["used_tokens"] = stats.used_tokens;
+  return out;
+}
+
+Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
+
+// rose/scheduler/settings.py has checked the numbers.
+std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
+                             std::int64_t batch_trajectories, std::int64_t worker_lag_max,
+                             double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
+                             double stall_ms, double wait_max_ms, double tail_age_ratio,
+                             double urgent_time_weight, double urgent_risk_weight,
+                             double staleness_s_per_version, double leave_home_margin_s,
+                             double hazard_per_s, double requeue_ms, double turn_tokens_prior,
+                             std::int64_t turn_window) {
+  if (policy < 0 || policy > static_cast<int>(Policy::kLeastLoadedSticky)) {
+    raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
+  }
+  return std::make_unique<Core>(Settings{.max_staleness = max_staleness,
+                                         .batch_trajectories = batch_trajectories,
+                                         .worker_lag_max = worker_lag_max,
+                                         .recall_grace_ns = ns_of(recall_grace_ms),
+                                         .retry_ns = ns_of(retry_ms),
+                                         .attempts_max = attempts_max,
+                                         .stall_ns = ns_of(stall_ms),
+                                         .wait_max_ns = ns_of(wait_max_ms),
+                                         .tail_age_ratio = tail_age_ratio,
+                                         .urgent_time_weight = urgent_time_weight,
+                                         .urgent_risk_weight = urgent_risk_weight,
+                                         .staleness_s_per_version = staleness_s_per_version,
+                                         .leave_home_margin_s = leave_home_margin_s,
+                                         .hazard_per_s = hazard_per_s,
+                                         .requeue_s = requeue_ms / kMsPerS,
+                                         .turn_tokens_prior = turn_tokens_prior,
+                                         .turn_window = turn_window},
+                                static_cast<Policy>(policy));
+}
+
+}  // namespace
+
+void bind_scheduler(py::module_& module) {
+  py::class_<Core>(module, "SchedulerCore")
+      .def(py::init(&create), py::kw_only(), py::arg("policy"), py::arg("max_staleness"),
+           py::arg("batch_trajectories"), py::arg("worker_lag_max"), py::arg("recall_grace_ms"),
+           py::arg("retry_ms"), py::arg("attempts_max"), py::arg("stall_ms"),
+           py::arg("wait_max_ms"), py::arg("tail_age_ratio"), py::arg("urgent_time_weight"),
+           py::arg("urgent_risk_weight"), py::arg("staleness_s_per_version"),
+           py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("requeue_ms"),
+           py::arg("turn_tokens_prior"), py::arg("turn_window"))
+      .def("step", &step, py::arg("rows"), py::arg("now_ns"))
+      .def("stats", &stats_of);
+}
+
+}  // namespace rose::bind

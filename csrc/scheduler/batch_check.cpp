@@ -1,0 +1,148 @@
+#include "scheduler/batch_check.h"
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+namespace rose::scheduler {
+
+namespace {
+
+bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
+bool is_positive(double value) noexcept { return std::isfinite(value) && value > 0; }
+
+Status refuse(const char* event, const char* subject, std::int64_t number, std::string why) {
+  return Status::invalid_argument(std::string{event} + "(" + subject + "=" +
+                                  std::to_string(number) + "): " + std::move(why));
+}
+
+// The book as the events of the front so far will have left it. Events of workers between them
+// make no difference to what the front may say: it has not seen yet what came of them.
+class Checker {
+ public:
+  explicit Checker(const Book& book) noexcept : book_{book} {}
+
+  Status operator()(const WorkerJoined& event) {
+    const auto refuse_it = [&](const char* why) {
+      return refuse("WorkerJoined", "worker", event.worker, why);
+    };
+    if (event.worker < 0) return refuse_it("its number must be >= 0");
+    if (is_joined(event.worker)) return refuse_it("it is there already");
+    if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
+    if (!is_positive(event.prefill_tokens_per_s)) {
+      return refuse_it("prefill_tokens_per_s must be finite and > 0");
+    }
+    if (!is_positive(event.decode_step_ms)) {
+      return refuse_it("decode_step_ms must be finite and > 0");
+    }
+    if (!(std::isfinite(event.decode_ms_per_sequence) && event.decode_ms_per_sequence >= 0)) {
+      return refuse_it("decode_ms_per_sequence must be finite and >= 0");
+    }
+    if (!is_count(event.version)) return refuse_it("version must be >= 0");
+    workers_[event.worker] = true;
+    return {};
+  }
+
+  Status operator()(const WorkerLost& event) {
+    workers_[event.worker] = false;
+    return {};
+  }
+
+  Status operator()(const VersionPublished& event) {
+    if (is_count(event.version)) return {};
+    return refuse("VersionPublished", "version", event.version, "it must be >= 0");
+  }
+
+  Status operator()(const TrajectoryCreated& event) {
+    if (event.trajectory < 0) {
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it must be >= 0");
+    }
+    if (find(event.trajectory)) {
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it is there already");
+    }
+    seen_[event.trajectory] = Seen{.state = TrajectoryState::kWaiting, .turn = 0};
+    return {};
+  }
+
+  Status operator()(const TurnReady& event) {
+    const auto refuse_it = [&](std::string why) {
+      return refuse("TurnReady", "trajectory", event.trajectory, std::move(why));
+    };
+    const std::optional<Seen> seen = find(event.trajectory);
+    if (!seen) return refuse_it("there is no such trajectory");
+    if (seen->state == TrajectoryState::kWaiting) return refuse_it("it was not admitted");
+    if (seen->state != TrajectoryState::kEnv) return refuse_it("a turn of it is under way");
+    if (event.turn != seen->turn) {
+      return refuse_it("its next turn is " + std::to_string(seen->turn) + ", not " +
+                       std::to_string(event.turn));
+    }
+    if (!is_count(event.context_tokens)) return refuse_it("context_tokens must be >= 0");
+    if (!is_count(event.max_new_tokens) || event.max_new_tokens == 0) {
+      return refuse_it("max_new_tokens must be > 0");
+    }
+    seen_[event.trajectory] = Seen{.state = TrajectoryState::kQueued, .turn = seen->turn};
+    return {};
+  }
+
+  Status operator()(const TrajectoryEnded& event) {
+    const std::optional<Seen> seen = find(event.trajectory);
+    if (!seen) {
+      return refuse("TrajectoryEnded", "trajectory", event.trajectory,
+                    "there is no such trajectory");
+    }
+    if (seen->state == TrajectoryState::kEnv) ++done_;
+    seen_[event.trajectory] = std::nullopt;
+    return {};
+  }
+
+  Status operator()(const Consumed& event) {
+    const std::int64_t left = book_.counters.done + done_ - book_.counters.consumed - consumed_;
+    if (event.trajectories < 0 || event.trajectories > left) {
+      return refuse("Consumed", "trajectories", event.trajectories,
+                    std::to_string(left) + " are done and not consumed");
+    }
+    consumed_ += event.trajectories;
+    return {};
+  }
+
+  // What workers say.
+  Status operator()(const LeaseChanged&) { return {}; }
+  Status operator()(const VersionCommitted&) { return {}; }
+  Status operator()(const TurnProgress&) { return {}; }
+  Status operator()(const TurnEnded&) { return {}; }
+
+ private:
+  struct Seen {
+    TrajectoryState state;
+    std::int64_t turn;
+  };
+
+  bool is_joined(WorkerId number) const {
+    const auto found = workers_.find(number);
+    return found == workers_.end() ? book_.workers.find(number).has_value() : found->second;
+  }
+
+  std::optional<Seen> find(TrajectoryId id) const {
+    if (const auto found = seen_.find(id); found != seen_.end()) return found->second;
+    const Trajectory* const known = book_.trajectories.find(id);
+    if (known == nullptr) return std::nullopt;
+    return Seen{.state = known->state, .turn = known->turn};
+  }
+
+  const Book& book_;
+  std::unordered_map<TrajectoryId, std::optional<Seen>> seen_;
+  std::unordered_map<WorkerId, bool> workers_;
+  std::int64_t done_{0};
+  std::int64_t consumed_{0};
+};
+
+}  // namespace
+
+Status check(std::span<const Event> events, const Book& book) {
+  Checker checker{book};
+  for (const Event& event : events) ROSE_TRY(std::visit(checker, event));
+  return {};
+}
+
+}  // namespace rose::scheduler

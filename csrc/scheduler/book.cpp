@@ -1,0 +1,234 @@
+#include "scheduler/book.h"
+
+#include <algorithm>
+
+namespace rose::scheduler {
+
+namespace {
+
+constexpr double kNsPerS = 1e9;
+// A prompt is never waited for longer than this before its worker counts as stalled.
+constexpr double kPrefillMaxS = 3600;
+
+}  // namespace
+
+void TurnLength::observe(std::int64_t tokens) noexcept {
+  count_ = std::min(count_ + 1, window_ + 1);
+  mean_ += (static_cast<double>(tokens) - mean_) / static_cast<double>(count_);
+}
+
+Book::Book(const Settings& settings_) noexcept
+    : settings{settings_},
+      workers{settings_.hazard_per_s},
+      turn_length{settings_.turn_tokens_prior, settings_.turn_window} {}
+
+void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
+  now_ns = now;
+  actions_ = &actions;
+}
+
+void Book::admit(Trajectory& trajectory) {
+  move(trajectory, TrajectoryState::kEnv);
+  trajectory.version_min = published;
+  ++counters.admitted;
+  act(Admit{trajectory.id});
+}
+
+void Book::queue(Trajectory& trajectory, const TurnReady& event) {
+  trajectory.context_tokens = event.context_tokens;
+  trajectory.max_new_tokens = event.max_new_tokens;
+  trajectory.known_tokens = 0;
+  trajectory.tries = 0;
+  trajectory.attempts = 0;
+  trajectory.avoided = {};
+  move(trajectory, TrajectoryState::kQueued);
+  trajectory.queue_key = {QueueRank::kFresh, trajectory.started_ns, trajectory.id};
+  trajectory.queued_ns = now_ns;
+  turns.push(trajectory.queue_key, now_ns);
+  has_changed = true;
+}
+
+void Book::start(Trajectory& trajectory, std::size_t slot) {
+  turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  move(trajectory, TrajectoryState::kRunning);
+  ++trajectory.tries;
+  const Worker& worker = workers[slot];
+  const Home& home = trajectory.home;
+  const bool is_cached = home.worker == worker.number && home.lease_epoch == worker.lease.epoch &&
+                         home.version == worker.version;
+  const std::int64_t prompt = trajectory.prompt_tokens();
+  const std::int64_t cached = is_cached ? std::min(home.cached_tokens, prompt) : 0;
+  const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
+  counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
+  counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
+  workers.hold(slot, trajectory.id, trajectory.need_tokens(), prompt - cached);
+  const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
+                                                      static_cast<double>(worker.backlog_tokens));
+  trajectory.run = {
+      .slot = slot,
+      .worker = worker.number,
+      .kind = worker.kind,
+      .lease_epoch = worker.lease.epoch,
+      .version = worker.version,
+      .prefill_tokens = prompt - cached,
+      .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
+      .is_held = true};
+  if (worker.kind == WorkerKind::kBorrowed) {
+    stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
+  }
+  act(Start{trajectory.id, trajectory.turn, worker.number, worker.lease.epoch,
+            trajectory.known_tokens, trajectory.max_new_tokens - trajectory.known_tokens});
+}
+
+void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip,
+                   std::int64_t tokens) {
+  act(Deliver{trajectory.id, trajectory.turn, event, skip, tokens});
+  trajectory.known_tokens += tokens;
+  counters.tokens_delivered += tokens;
+  const Run& run = trajectory.run;
+  trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
+  trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
+}
+
+void Book::note_progress(Trajectory& trajectory) {
+  Run& run = trajectory.run;
+  run.stall_at_ns = now_ns + settings.stall_ns;
+  if (run.is_held && run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
+  run.prefill_tokens = 0;
+}
+
+void Book::recall(Trajectory& trajectory) {
+  stop(trajectory);
+  ++counters.recalls;
+  move(trajectory, TrajectoryState::kRecalled);
+  trajectory.awaited_tokens = kTokensUnknown;
+  begin_grace(trajectory);
+}
+
+void Book::await_rest(Trajectory& trajectory, TurnEnd end, std::int64_t tokens) {
+  release(trajectory);
+  trajectory.awaited_tokens = tokens;
+  trajectory.awaited_end = end;
+  if (trajectory.state == TrajectoryState::kRecalled) return;  // its grace period runs already
+  move(trajectory, TrajectoryState::kRecalled);
+  begin_grace(trajectory);
+}
+
+void Book::requeue(Trajectory& trajectory) {
+  if (trajectory.known_tokens == trajectory.max_new_tokens) {
+    finish(trajectory);  // all that it may say is there; only the end was lost
+    return;
+  }
+  release(trajectory);
+  const Run& run = trajectory.run;
+  trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
+  move(trajectory, TrajectoryState::kQueued);
+  trajectory.queue_key = {QueueRank::kResumed, trajectory.started_ns, trajectory.id};
+  trajectory.queued_ns = now_ns;
+  turns.push(trajectory.queue_key, now_ns);
+  has_changed = true;
+}
+
+void Book::finish(Trajectory& trajectory) {
+  release(trajectory);
+  turn_length.observe(trajectory.known_tokens);
+  ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
+  move(trajectory, TrajectoryState::kEnv);
+  act(TurnDone{trajectory.id, trajectory.turn});
+  ++trajectory.turn;
+}
+
+void Book::fail(Trajectory& trajectory) {
+  if (++trajectory.attempts < settings.attempts_max) {
+    requeue(trajectory);
+  } else {
+    drop(trajectory, DropReason::kFailed);
+  }
+}
+
+void Book::end(Trajectory& trajectory) {
+  ++counters.done;
+  move(trajectory, TrajectoryState::kDone);
+}
+
+void Book::drop(Trajectory& trajectory, DropReason reason) {
+  if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
+  if (trajectory.state == TrajectoryState::kQueued) {
+    turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  }
+  release(trajectory);
+  ++counters.dropped;
+  counters.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
+  act(Drop{trajectory.id, reason});
+  move(trajectory, TrajectoryState::kDropped);
+}
+
+void Book::stop(const Trajectory& trajectory) {
+  act(Stop{trajectory.id, trajectory.run.worker, trajectory.run.lease_epoch});
+}
+
+void Book::end_lease(std::size_t slot) {
+  for (const TrajectoryId id : workers.end_lease(slot)) {
+    Trajectory* const trajectory = trajectories.find(id);
+    if (trajectory == nullptr) continue;
+    trajectory->run.is_held = false;
+    if (trajectory->state == TrajectoryState::kRunning) recall(*trajectory);
+  }
+}
+
+void Book::lose(std::size_t slot) {
+  for (const TrajectoryId id : workers.end_lease(slot)) {
+    Trajectory* const trajectory = trajectories.find(id);
+    if (trajectory == nullptr) continue;
+    trajectory->run.is_held = false;
+    requeue(*trajectory);  // nothing more will come of it
+  }
+  workers.leave(slot);
+}
+
+std::vector<TrajectoryId> Book::take_overdue() {
+  std::vector<TrajectoryId> overdue;
+  while (!graces_.empty() && graces_.front().until_ns <= now_ns) {
+    const Grace grace = graces_.front();
+    graces_.pop_front();
+    const Trajectory* const trajectory = trajectories.find(grace.trajectory);
+    const bool is_waiting = trajectory != nullptr &&
+                            trajectory->state == TrajectoryState::kRecalled &&
+                            trajectory->recalled_until_ns == grace.until_ns;
+    if (is_waiting) overdue.push_back(grace.trajectory);
+  }
+  return overdue;
+}
+
+double Book::urgency(const Trajectory& trajectory) const noexcept {
+  const double mean_s = trajectories.mean_age_s(now_ns);
+  const double age_s = static_cast<double>(now_ns - trajectory.started_ns) / kNsPerS;
+  const double span_s = mean_s * (settings.tail_age_ratio - 1);
+  const double by_age = span_s > 0 ? (age_s - mean_s) / span_s : 0;
+  const double by_version = static_cast<double>(published - trajectory.version_min) /
+                            static_cast<double>(settings.max_staleness + 1);
+  return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
+}
+
+void Book::move(Trajectory& trajectory, TrajectoryState to) {
+  if (!trajectories.move(trajectory, to, now_ns)) {
+    fault = "a trajectory was about to make a move that is not in the table";
+  }
+}
+
+void Book::release(Trajectory& trajectory) noexcept {
+  Run& run = trajectory.run;
+  if (!run.is_held) return;
+  if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
+  run.prefill_tokens = 0;
+  workers.release(run.slot, trajectory.id, trajectory.need_tokens());
+  run.is_held = false;
+  has_changed = true;
+}
+
+void Book::begin_grace(Trajectory& trajectory) {
+  trajectory.recalled_until_ns = now_ns + settings.recall_grace_ns;
+  graces_.push_back({trajectory.recalled_until_ns, trajectory.id});
+}
+
+}  // namespace rose::scheduler

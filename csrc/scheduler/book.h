@@ -1,0 +1,107 @@
+// All the scheduler knows, and the moves that touch a trajectory and a worker at once.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "base/clock.h"
+#include "scheduler/actions.h"
+#include "scheduler/settings.h"
+#include "scheduler/stats.h"
+#include "scheduler/trajectory_table.h"
+#include "scheduler/turn_queue.h"
+#include "scheduler/worker_table.h"
+
+namespace rose::scheduler {
+
+// The mean length of a turn, with a memory of `window` turns. The prior counts as one.
+class TurnLength {
+ public:
+  TurnLength(double prior_tokens, std::int64_t window) noexcept
+      : mean_{prior_tokens}, window_{window} {}
+  void observe(std::int64_t tokens) noexcept;
+  double mean() const noexcept { return mean_; }
+
+ private:
+  double mean_;
+  std::int64_t window_;
+  std::int64_t count_{1};
+};
+
+// Each move writes the actions that make it true outside, in the order in which they must happen:
+// nobody is started elsewhere before the Stop of where it was.
+//
+// Invariants:
+//   1. A turn that is RUNNING is held by its worker under a live lease; nothing else is, but for
+//      turns that are RECALLED from a lease that lives: they hold until the worker has let go.
+//   2. A trajectory is in the queue when it is QUEUED, and only then.
+//   3. known_tokens is the sum of all Delivers of the turn.
+class Book {
+ public:
+  explicit Book(const Settings& settings) noexcept;
+
+  void begin_step(Nanoseconds now_ns, std::vector<Action>& actions) noexcept;
+
+  void admit(Trajectory& trajectory);
+  void queue(Trajectory& trajectory, const TurnReady& event);
+  void start(Trajectory& trajectory, std::size_t slot);
+  // Takes `tokens` more of a turn from the TurnProgress at place `event`, after `skip` of them.
+  void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
+  // The worker has shown that the prompt is computed and that it lives.
+  void note_progress(Trajectory& trajectory);
+  // Takes a turn that is RUNNING away from its worker.
+  void recall(Trajectory& trajectory);
+  // The worker is done with the turn, but tokens that it said are still under way.
+  void await_rest(Trajectory& trajectory, TurnEnd end, std::int64_t tokens);
+  // To the front of the queue, with the tokens that are known.
+  void requeue(Trajectory& trajectory);
+  void finish(Trajectory& trajectory);
+  // Counts the attempt, and queues or drops the turn.
+  void fail(Trajectory& trajectory);
+  void end(Trajectory& trajectory);
+  // Gone from wherever it is; `trajectory` is no more.
+  void drop(Trajectory& trajectory, DropReason reason);
+
+  void stop(const Trajectory& trajectory);
+  void end_lease(std::size_t slot);
+  void lose(std::size_t slot);
+  // Those whose grace period is over.
+  std::vector<TrajectoryId> take_overdue();
+
+  // 0 in bulk, 1 in the tail: how much older than the mean it is, or how close to going stale.
+  double urgency(const Trajectory& trajectory) const noexcept;
+  std::int64_t version_floor() const noexcept { return published - settings.worker_lag_max; }
+
+  const Settings settings;
+  TrajectoryTable trajectories;
+  WorkerTable workers;
+  TurnQueue turns;
+  std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
+  TurnLength turn_length;
+  Counters counters;
+  std::int64_t published{0};
+  Nanoseconds now_ns{0};
+  // Whether something that waits could find a worker now that it did not find before.
+  bool has_changed{false};
+  // No stall is older than this.
+  Nanoseconds stall_check_ns{kNever};
+  // A bug of the scheduler: the step reports it.
+  const char* fault{nullptr};
+
+ private:
+  struct Grace {
+    Nanoseconds until_ns;
+    TrajectoryId trajectory;
+  };
+
+  void move(Trajectory& trajectory, TrajectoryState to);
+  void release(Trajectory& trajectory) noexcept;
+  void begin_grace(Trajectory& trajectory);
+  void act(const Action& action) { actions_->push_back(action); }
+
+  std::vector<Action>* actions_{nullptr};
+  std::deque<Grace> graces_;  // by their end: each is as long as the other
+};
+
+}  // namespace rose::scheduler

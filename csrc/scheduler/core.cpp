@@ -1,0 +1,70 @@
+#include "scheduler/core.h"
+
+#include <limits>
+#include <string>
+
+#include "scheduler/batch_check.h"
+
+namespace rose::scheduler {
+
+namespace {
+
+// Any deadline from here on still fits 64 bits.
+constexpr Nanoseconds kNowMax = std::numeric_limits<Nanoseconds>::max() / 4;
+
+}  // namespace
+
+Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions) {
+  if (now_ns < book_.now_ns || now_ns > kNowMax) {
+    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) + "): it was " +
+                                    std::to_string(book_.now_ns) + " before");
+  }
+  ROSE_TRY(check(events, book_));
+  book_.begin_step(now_ns, actions);
+  rules_.apply(events);
+  expire();
+  admit();
+  dispatch_.place();
+  dispatch_.rescue();
+  ROSE_CHECK(book_.fault == nullptr, book_.fault);
+  return {};
+}
+
+void Core::expire() {
+  for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
+  for (const TrajectoryId id : book_.take_overdue()) book_.requeue(*book_.trajectories.find(id));
+}
+
+void Core::admit() {
+  const Settings& settings = book_.settings;
+  const std::int64_t ahead_max = (settings.max_staleness + 1) * settings.batch_trajectories;
+  const Counters& counters = book_.counters;
+  while (!book_.waiting.empty()) {
+    Trajectory* const trajectory = book_.trajectories.find(book_.waiting.front());
+    const bool is_waiting = trajectory != nullptr && trajectory->state == TrajectoryState::kWaiting;
+    if (is_waiting) {
+      const std::int64_t started = counters.admitted - counters.dropped_admitted;
+      if (started - counters.consumed >= ahead_max) return;
+      book_.admit(*trajectory);
+    }
+    book_.waiting.pop_front();
+  }
+}
+
+Stats Core::stats() const {
+  const TrajectoryTable& trajectories = book_.trajectories;
+  Stats stats{.counters = book_.counters,
+              .waiting = trajectories.count(TrajectoryState::kWaiting),
+              .environment = trajectories.count(TrajectoryState::kEnv),
+              .queued = trajectories.count(TrajectoryState::kQueued),
+              .running = trajectories.count(TrajectoryState::kRunning),
+              .recalled = trajectories.count(TrajectoryState::kRecalled),
+              .used_tokens = {}};
+  for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
+    const Worker& worker = book_.workers[slot];
+    if (worker.number != kNobody) stats.used_tokens[worker.number] = worker.used_tokens;
+  }
+  return stats;
+}
+
+}  // namespace rose::scheduler

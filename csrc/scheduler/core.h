@@ -1,0 +1,52 @@
+// The scheduler: a deterministic step(events, now) -> actions.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "scheduler/actions.h"
+#include "scheduler/book.h"
+#include "scheduler/dispatch.h"
+#include "scheduler/event_rules.h"
+#include "scheduler/events.h"
+#include "scheduler/settings.h"
+#include "scheduler/stats.h"
+
+namespace rose::scheduler {
+
+// No thread, clock, I/O or randomness, and no order of a hash table shows: the same events at the
+// same times give the same actions, in production, replay and simulation. One thread at a time.
+//
+// A step applies its events in order; ends leases that have run out, unless this step renewed them:
+// whoever renews is alive; queues turns whose grace period is over; admits; starts what can start;
+// and frees what is stuck.
+//
+// Staleness: a trainer that takes B trajectories per version has consumed c = v B at version v. One
+// that starts now is used after all that started before it and were not consumed, so it waits for
+// (started - c) / B more versions; this is at most S + 1, the version in the making included, if
+//   started - consumed <= (S + 1) B, itself included,
+// which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
+class Core {
+ public:
+  Core(const Settings& settings, Policy policy) noexcept
+      : book_{settings}, rules_{book_}, dispatch_{book_, policy} {}
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Appends to `actions`. InvalidArgument: the front contradicts itself, and nothing has changed.
+  // Internal: a bug in the scheduler.
+  Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
+  Stats stats() const;
+
+ private:
+  void expire();
+  void admit();
+
+  Book book_;
+  EventRules rules_;
+  Dispatch dispatch_;
+};
+
+}  // namespace rose::scheduler

@@ -1,0 +1,137 @@
+#include "scheduler/dispatch.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace rose::scheduler {
+
+namespace {
+
+// Who holds what is promised during a rescue; no trajectory has this number.
+constexpr TrajectoryId kPromise = -1;
+
+}  // namespace
+
+void Dispatch::place() {
+  TurnQueue& turns = book_.turns;
+  if (turns.is_empty() || (!book_.has_changed && book_.now_ns < place_at_ns_)) return;
+  book_.has_changed = false;
+  place_at_ns_ = kNever;
+  turns.starve(book_.now_ns - book_.settings.wait_max_ns);
+  // No turn of this size finds room any more: room only shrinks while turns are placed.
+  double too_large = std::numeric_limits<double>::infinity();
+  for (auto place = turns.begin(); place != turns.end();) {
+    const QueueKey key = *place++;  // start() takes it out of the queue
+    Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
+    if (static_cast<double>(trajectory.need_tokens()) > too_large) continue;
+    const Query query = query_of(trajectory);
+    if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
+      book_.start(trajectory, *slot);
+      continue;
+    }
+    if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
+    if (key.rank == QueueRank::kStarved) keep_for(query);
+    too_large = std::min(too_large, room_max());
+    if (too_large < 1) break;  // every turn takes at least one token
+  }
+  for (const std::size_t slot : kept_) book_.workers.show(slot);
+  kept_.clear();
+  if (const auto since_ns = turns.longest_wait_since_ns()) {
+    place_at_ns_ = std::min(place_at_ns_, *since_ns + book_.settings.wait_max_ns);
+  }
+}
+
+void Dispatch::rescue() {
+  if (book_.now_ns < book_.stall_check_ns) return;
+  book_.stall_check_ns = kNever;
+  promises_.clear();
+  for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
+    const Worker& worker = book_.workers[slot];
+    if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
+  }
+  for (const Promise& promise : promises_) {
+    book_.workers.release(promise.slot, kPromise, promise.tokens);
+  }
+}
+
+void Dispatch::rescue_from(std::size_t slot) {
+  const std::vector<TrajectoryId> held = book_.workers[slot].held;
+  for (const TrajectoryId id : held) {
+    Trajectory* const trajectory = book_.trajectories.find(id);
+    if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+    Nanoseconds& check_ns = book_.stall_check_ns;
+    check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
+    if (trajectory->run.stall_at_ns > book_.now_ns) continue;
+    Query query = query_of(*trajectory);
+    query.avoid = slot;
+    const auto elsewhere = placement_.choose(book_.workers.columns(), query);
+    if (!elsewhere) continue;
+    // Room is promised once: the next stalled turn has to find room of its own.
+    promises_.push_back({*elsewhere, trajectory->need_tokens()});
+    book_.workers.hold(*elsewhere, kPromise, trajectory->need_tokens(), 0);
+    book_.recall(*trajectory);
+  }
+}
+
+Query Dispatch::query_of(const Trajectory& trajectory) const {
+  const WorkerTable& workers = book_.workers;
+  const std::int64_t left = trajectory.max_new_tokens - trajectory.known_tokens;
+  Query query{
+      .need_tokens = static_cast<double>(trajectory.need_tokens()),
+      .prompt_tokens = static_cast<double>(trajectory.prompt_tokens()),
+      // As if lengths had no memory: a turn that is long already is not nearly over.
+      .expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean()),
+      .urgency = book_.urgency(trajectory),
+      .published = static_cast<double>(book_.published),
+      .version_floor = static_cast<double>(book_.version_floor()),
+      .home = workers.find(trajectory.home.worker),
+      .avoid = avoided_slot(trajectory),
+  };
+  if (query.home) {
+    const Worker& home = workers[*query.home];
+    const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&
+                         home.version == trajectory.home.version;
+    const double cached = static_cast<double>(trajectory.home.cached_tokens);
+    query.hit_tokens = is_warm ? std::min(cached, query.prompt_tokens) : 0;
+  }
+  return query;
+}
+
+std::optional<std::size_t> Dispatch::avoided_slot(const Trajectory& trajectory) const noexcept {
+  const Avoided& avoided = trajectory.avoided;
+  if (book_.now_ns >= avoided.until_ns) return std::nullopt;
+  const auto slot = book_.workers.find(avoided.worker);
+  const bool is_same = slot && book_.workers[*slot].lease.epoch == avoided.lease_epoch;
+  return is_same ? slot : std::nullopt;
+}
+
+void Dispatch::keep_for(const Query& query) {
+  const WorkerColumns& columns = book_.workers.columns();
+  std::optional<std::size_t> best;
+  for (std::size_t slot = 0; slot < columns.size(); ++slot) {
+    const Lease& lease = book_.workers[slot].lease;
+    const bool could = lease.is_live && static_cast<double>(lease.kv_tokens) >= query.need_tokens &&
+                       columns.version[slot] >= query.version_floor && query.avoid != slot &&
+                       std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
+    if (!could) continue;
+    const bool is_better = !best || columns.room_tokens[slot] > columns.room_tokens[*best] ||
+                           (columns.room_tokens[slot] == columns.room_tokens[*best] &&
+                            columns.number[slot] < columns.number[*best]);
+    if (is_better) best = slot;
+  }
+  if (!best) return;
+  kept_.push_back(*best);
+  book_.workers.hide(*best);
+}
+
+double Dispatch::room_max() const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
+  const auto floor = static_cast<double>(book_.version_floor());
+  double most = -1;
+  for (std::size_t slot = 0; slot < columns.size(); ++slot) {
+    if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
+  }
+  return most;
+}
+
+}  // namespace rose::scheduler

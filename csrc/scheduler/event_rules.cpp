@@ -1,0 +1,185 @@
+#include "scheduler/event_rules.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace rose::scheduler {
+
+namespace {
+
+bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
+
+}  // namespace
+
+void EventRules::apply(std::span<const Event> events) {
+  place_ = 0;
+  shrunk_.clear();
+  for (const Event& event : events) {
+    std::visit(*this, event);
+    ++place_;
+  }
+  // After all of them: turns that the worker itself gave up may be reported behind its lease.
+  for (const std::size_t slot : shrunk_) fit(slot);
+}
+
+void EventRules::operator()(const WorkerJoined& event) { book_.workers.join(event); }
+
+void EventRules::operator()(const LeaseChanged& event) {
+  WorkerTable& workers = book_.workers;
+  const auto slot = workers.find(event.worker);
+  const bool has_meaning =
+      slot && is_count(event.lease_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
+  const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.lease_epoch);
+  const Lease lease = slot ? workers[*slot].lease : Lease{};
+  const bool is_same = has_meaning && lease.is_live && lease.epoch == event.lease_epoch;
+  if (!is_new && !is_same) {
+    ++book_.counters.stale_events;
+    return;
+  }
+  if (is_new) book_.end_lease(*slot);
+  workers.set_lease(*slot, event, book_.now_ns);
+  if (event.kv_tokens == 0) book_.end_lease(*slot);
+  shrunk_.push_back(*slot);
+  book_.has_changed = true;
+}
+
+void EventRules::operator()(const WorkerLost& event) {
+  if (const auto slot = book_.workers.find(event.worker)) {
+    book_.lose(*slot);
+  } else {
+    ++book_.counters.stale_events;
+  }
+}
+
+void EventRules::operator()(const VersionPublished& event) {
+  if (event.version > book_.published) {
+    book_.published = event.version;
+  } else {
+    ++book_.counters.stale_events;
+  }
+}
+
+void EventRules::operator()(const VersionCommitted& event) {
+  const auto slot = book_.workers.find(event.worker);
+  if (!slot || !is_count(event.version)) {
+    ++book_.counters.stale_events;
+    return;
+  }
+  book_.workers.set_version(*slot, event.version);
+  book_.has_changed = true;
+}
+
+void EventRules::operator()(const TrajectoryCreated& event) {
+  book_.trajectories.create(event.trajectory);
+  book_.waiting.push_back(event.trajectory);
+}
+
+void EventRules::operator()(const TurnReady& event) {
+  Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
+  if (trajectory != nullptr) book_.queue(*trajectory, event);
+}
+
+void EventRules::operator()(const TurnProgress& event) {
+  Trajectory* const trajectory = find_turn(event);
+  if (trajectory == nullptr || !is_count(event.first_token) || !is_count(event.tokens) ||
+      event.tokens == 0) {
+    ++book_.counters.stale_events;
+    book_.counters.tokens_ignored += is_count(event.tokens) ? event.tokens : 0;
+    return;
+  }
+  book_.note_progress(*trajectory);
+  deliver_news(*trajectory, event);
+  const bool is_whole = trajectory->state == TrajectoryState::kRecalled &&
+                        trajectory->awaited_tokens != kTokensUnknown &&
+                        trajectory->known_tokens >= trajectory->awaited_tokens;
+  if (is_whole) conclude(*trajectory, trajectory->awaited_end);
+}
+
+void EventRules::operator()(const TurnEnded& event) {
+  Trajectory* const trajectory = find_turn(event);
+  if (trajectory == nullptr) {
+    ++book_.counters.stale_events;
+    return;
+  }
+  // A doubled report of an earlier try may end a later one on the same worker, which still runs it:
+  // it is told to stop before the turn goes elsewhere. A worker that is done ignores that.
+  const bool may_still_run =
+      trajectory->state == TrajectoryState::kRunning && trajectory->tries > 1;
+  if (may_still_run) book_.stop(*trajectory);
+  if (event.end == TurnEnd::kFailed) {
+    book_.fail(*trajectory);
+  } else if (std::min(event.tokens, trajectory->max_new_tokens) > trajectory->known_tokens) {
+    book_.await_rest(*trajectory, event.end, std::min(event.tokens, trajectory->max_new_tokens));
+  } else {
+    conclude(*trajectory, event.end);
+  }
+}
+
+void EventRules::operator()(const TrajectoryEnded& event) {
+  Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
+  if (trajectory == nullptr) return;  // dropped by an event before this one in the batch
+  if (trajectory->state == TrajectoryState::kEnv) {
+    book_.end(*trajectory);
+  } else {
+    book_.drop(*trajectory, DropReason::kGivenUp);
+  }
+}
+
+void EventRules::operator()(const Consumed& event) {
+  book_.counters.consumed += event.trajectories;
+}
+
+template <typename E>
+Trajectory* EventRules::find_turn(const E& event) noexcept {
+  Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
+  const bool may_speak = trajectory != nullptr && is_on_worker(trajectory->state) &&
+                         trajectory->turn == event.turn && trajectory->run.worker == event.worker &&
+                         trajectory->run.lease_epoch == event.lease_epoch;
+  return may_speak ? trajectory : nullptr;
+}
+
+void EventRules::deliver_news(Trajectory& trajectory, const TurnProgress& event) {
+  const std::int64_t known = trajectory.known_tokens;
+  const std::int64_t end = std::min(event.first_token + event.tokens, trajectory.max_new_tokens);
+  // Behind a gap they cannot be delivered in order; the worker, or the next one, says them again.
+  const bool is_news = event.first_token <= known && end > known;
+  const std::int64_t news = is_news ? end - known : 0;
+  book_.counters.tokens_ignored += event.tokens - news;
+  if (!is_news) return;
+  book_.deliver(trajectory, place_, known - event.first_token, news);
+  if (event.version_min >= 0) {
+    trajectory.version_min = std::min(trajectory.version_min, event.version_min);
+  }
+}
+
+void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {
+  if (end == TurnEnd::kFinished) {
+    book_.finish(trajectory);
+  } else {
+    book_.requeue(trajectory);
+  }
+}
+
+void EventRules::fit(std::size_t slot) {
+  const Worker& worker = book_.workers[slot];
+  if (!worker.lease.is_live) return;
+  std::int64_t tokens = 0;
+  // urgency, what is lost, id
+  std::vector<std::tuple<double, std::int64_t, TrajectoryId>> victims;
+  for (const TrajectoryId id : worker.held) {
+    const Trajectory* const trajectory = book_.trajectories.find(id);
+    if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+    tokens += trajectory->need_tokens();
+    victims.emplace_back(book_.urgency(*trajectory), trajectory->prompt_tokens(), id);
+  }
+  if (tokens <= worker.lease.kv_tokens) return;
+  std::sort(victims.begin(), victims.end());
+  for (const auto& [urgency, lost, id] : victims) {
+    if (tokens <= worker.lease.kv_tokens) return;
+    Trajectory* const trajectory = book_.trajectories.find(id);
+    tokens -= trajectory->need_tokens();
+    book_.recall(*trajectory);
+  }
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,99 @@
+// What the scheduler is told. The fields are those of rose/scheduler/events.py and worker.py.
+//
+// Events of the front (who drives the scheduler) must not contradict what it said before; events of
+// workers may be late, doubled or about something long gone.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+namespace rose::scheduler {
+
+using WorkerId = std::int64_t;
+using TrajectoryId = std::int64_t;
+
+inline constexpr WorkerId kNobody = -1;
+// Counts beyond this are mistakes; sums of them and products with small numbers fit 64 bits, and
+// each is exact as a double.
+inline constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
+inline constexpr std::int64_t kTokensUnknown = -1;
+
+enum class WorkerKind : std::uint8_t { kDedicated = 0, kBorrowed };
+inline constexpr std::size_t kWorkerKinds = 2;
+
+enum class TurnEnd : std::uint8_t { kFinished = 0, kInterrupted, kFailed };
+
+struct WorkerJoined {
+  WorkerId worker;
+  WorkerKind kind;
+  std::int64_t seats;
+  double prefill_tokens_per_s;
+  double decode_step_ms;
+  double decode_ms_per_sequence;
+  std::int64_t version;
+};
+
+struct LeaseChanged {
+  WorkerId worker;
+  std::int64_t lease_epoch;
+  std::int64_t kv_tokens;
+  double ttl_ms;
+};
+
+struct WorkerLost {
+  WorkerId worker;
+};
+
+struct VersionPublished {
+  std::int64_t version;
+};
+
+struct VersionCommitted {
+  WorkerId worker;
+  std::int64_t version;
+};
+
+struct TrajectoryCreated {
+  TrajectoryId trajectory;
+};
+
+struct TurnReady {
+  TrajectoryId trajectory;
+  std::int64_t turn;
+  std::int64_t context_tokens;
+  std::int64_t max_new_tokens;
+};
+
+struct TurnProgress {
+  TrajectoryId trajectory;
+  std::int64_t turn;
+  WorkerId worker;
+  std::int64_t lease_epoch;
+  std::int64_t first_token;
+  std::int64_t tokens;
+  std::int64_t version_min;
+};
+
+struct TurnEnded {
+  TrajectoryId trajectory;
+  std::int64_t turn;
+  WorkerId worker;
+  std::int64_t lease_epoch;
+  TurnEnd end;
+  std::int64_t tokens;  // of the turn by then, wherever generated; or kTokensUnknown
+};
+
+struct TrajectoryEnded {
+  TrajectoryId trajectory;
+};
+
+struct Consumed {
+  std::int64_t trajectories;
+};
+
+// The order is that of the codes in rose/scheduler/core.py.
+using Event =
+    std::variant<WorkerJoined, LeaseChanged, WorkerLost, VersionPublished, VersionCommitted,
+                 TrajectoryCreated, TurnReady, TurnProgress, TurnEnded, TrajectoryEnded, Consumed>;
+
+}  // namespace rose::scheduler

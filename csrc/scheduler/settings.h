@@ -1,0 +1,37 @@
+// The knobs of the scheduler; rose/scheduler/settings.py says what each is for, and checks them.
+#pragma once
+
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace rose::scheduler {
+
+// Who decides where a turn runs. The baselines share everything but the choice.
+enum class Policy : std::uint8_t {
+  kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
+  kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
+  kLeastLoadedSticky,  // home while it has room, else the fewest turns
+};
+
+struct Settings {
+  std::int64_t max_staleness{1};
+  std::int64_t batch_trajectories{8};
+  std::int64_t worker_lag_max{1};
+  Nanoseconds recall_grace_ns{0};
+  Nanoseconds retry_ns{0};
+  std::int64_t attempts_max{3};
+  Nanoseconds stall_ns{0};
+  Nanoseconds wait_max_ns{0};
+  double tail_age_ratio{2};
+  double urgent_time_weight{1};
+  double urgent_risk_weight{1};
+  double staleness_s_per_version{0};
+  double leave_home_margin_s{0};
+  double hazard_per_s{0};
+  double requeue_s{0};
+  double turn_tokens_prior{1};
+  std::int64_t turn_window{1};
+};
+
+}  // namespace rose::scheduler

@@ -1,0 +1,59 @@
+// The life of a trajectory, as a table of moves.
+//
+//   WAITING   created; staleness admission has not let it start
+//   ENV       its environment has it: before the first turn, between turns, in a tool
+//   QUEUED    its next turn, or the rest of one, wants a worker
+//   RUNNING   on one worker, under a live lease
+//   RECALLED  leaving its worker; for a grace period what the worker still says of it is welcome
+//   DONE      its environment is over; the trainer may have it
+//   DROPPED   nobody will have it
+//
+// Only RUNNING and RECALLED have a worker, and RUNNING is reached from QUEUED alone: so a
+// trajectory is on at most one worker.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rose::scheduler {
+
+enum class TrajectoryState : std::uint8_t {
+  kWaiting = 0,
+  kEnv,
+  kQueued,
+  kRunning,
+  kRecalled,
+  kDone,
+  kDropped,
+};
+inline constexpr std::size_t kTrajectoryStates = 7;
+
+constexpr bool is_move(TrajectoryState from, TrajectoryState to) noexcept {
+  using enum TrajectoryState;
+  switch (from) {
+    case kWaiting:
+      return to == kEnv || to == kDropped;
+    case kEnv:
+      return to == kQueued || to == kDone;
+    case kQueued:
+      return to == kRunning || to == kDropped;
+    case kRunning:
+      return to == kEnv || to == kQueued || to == kRecalled || to == kDropped;
+    case kRecalled:
+      return to == kEnv || to == kQueued || to == kDropped;
+    case kDone:
+    case kDropped:
+      return false;
+  }
+  return false;
+}
+
+constexpr bool is_over(TrajectoryState state) noexcept {
+  return state == TrajectoryState::kDone || state == TrajectoryState::kDropped;
+}
+
+constexpr bool is_on_worker(TrajectoryState state) noexcept {
+  return state == TrajectoryState::kRunning || state == TrajectoryState::kRecalled;
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,108 @@
+// The book of trajectories, and the one door through which a trajectory changes its state.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "base/clock.h"
+#include "scheduler/events.h"
+#include "scheduler/trajectory_state.h"
+#include "scheduler/turn_queue.h"
+
+namespace rose::scheduler {
+
+// Where a turn runs, or ran until it was recalled.
+struct Run {
+  std::size_t slot{0};  // of the worker; means something while is_held
+  WorkerId worker{kNobody};
+  WorkerKind kind{WorkerKind::kDedicated};
+  std::int64_t lease_epoch{0};
+  std::int64_t version{0};         // of the weights it started with
+  std::int64_t prefill_tokens{0};  // of the worker's backlog, until the first sign of life
+  Nanoseconds stall_at_ns{0};      // without progress until then it counts as stalled
+  bool is_held{false};             // whether it counts against the worker's seats and tokens
+};
+
+// Whose cache has the context: it dies with the lease, and with the weights that computed it.
+struct Home {
+  WorkerId worker{kNobody};
+  std::int64_t lease_epoch{0};
+  std::int64_t version{0};
+  std::int64_t cached_tokens{0};
+};
+
+// A turn that left a worker unfinished does not come back under the same lease for a while: the
+// worker may be unable, and a doubled report of the first end would end the second try too.
+struct Avoided {
+  WorkerId worker{kNobody};
+  std::int64_t lease_epoch{0};
+  Nanoseconds until_ns{0};
+};
+
+struct Trajectory {
+  TrajectoryId id{0};
+  TrajectoryState state{TrajectoryState::kWaiting};
+  Nanoseconds started_ns{0};  // when it was admitted
+  std::int64_t version_min{0};
+
+  // The turn at hand, or in ENV the next one.
+  std::int64_t turn{0};
+  std::int64_t context_tokens{0};
+  std::int64_t max_new_tokens{0};
+  std::int64_t known_tokens{0};     // delivered
+  std::int64_t tries{0};            // starts of the turn
+  std::int64_t attempts{0};         // of them, those that failed
+  std::int64_t computed_tokens{0};  // the longest context that some worker had computed
+
+  QueueKey queue_key;  // while QUEUED
+  Nanoseconds queued_ns{0};
+
+  Run run;
+  Home home;
+  Avoided avoided;
+
+  // RECALLED until then, or until `awaited_tokens` are known if the end has come before them.
+  Nanoseconds recalled_until_ns{0};
+  std::int64_t awaited_tokens{kTokensUnknown};
+  TurnEnd awaited_end{TurnEnd::kInterrupted};
+
+  // What it takes of a lease. A resumed turn takes the same: what it has said is context now.
+  std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
+  std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
+};
+
+// Invariants:
+//   1. Every change of state is in the table of moves.
+//   2. count() is right for every state; what is over is counted and forgotten.
+class TrajectoryTable {
+ public:
+  Trajectory* find(TrajectoryId id) noexcept;
+  const Trajectory* find(TrajectoryId id) const noexcept;
+  Trajectory& create(TrajectoryId id);
+  // False, and nothing changes, for a move that is not in the table. When it is over the trajectory
+  // is gone, and `trajectory` with it.
+  bool move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns);
+
+  std::int64_t count(TrajectoryState state) const noexcept {
+    return counts_[static_cast<std::size_t>(state)];
+  }
+  // How old admitted trajectories that are not over are, on average; 0 when there are none.
+  double mean_age_s(Nanoseconds now_ns) const noexcept;
+
+ private:
+  void add_start(Nanoseconds started_ns, std::int64_t by) noexcept;
+  std::int64_t micros_of(Nanoseconds started_ns) const noexcept;
+
+  // Looked up, never walked: its order must not show.
+  std::unordered_map<TrajectoryId, Trajectory> by_id_;
+  std::array<std::int64_t, kTrajectoryStates> counts_{};
+  // Exact sums, in microseconds after the first start: no drift, and no overflow for years.
+  bool has_origin_{false};
+  Nanoseconds origin_ns_{0};
+  std::int64_t started_{0};
+  std::int64_t started_sum_us_{0};
+};
+
+}  // namespace rose::scheduler

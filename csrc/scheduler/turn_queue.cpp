@@ -1,0 +1,36 @@
+#include "scheduler/turn_queue.h"
+
+namespace rose::scheduler {
+
+namespace {
+
+QueueKey starved(TrajectoryId trajectory, Nanoseconds queued_ns) noexcept {
+  return {.rank = QueueRank::kStarved, .since_ns = queued_ns, .trajectory = trajectory};
+}
+
+}  // namespace
+
+void TurnQueue::push(const QueueKey& key, Nanoseconds queued_ns) {
+  order_.insert(key);
+  waits_.insert({{queued_ns, key.trajectory}, key});
+}
+
+void TurnQueue::remove(const QueueKey& key, Nanoseconds queued_ns) {
+  const bool has_waited = waits_.erase({queued_ns, key.trajectory}) == 0;
+  order_.erase(has_waited ? starved(key.trajectory, queued_ns) : key);
+}
+
+void TurnQueue::starve(Nanoseconds until_ns) {
+  while (!waits_.empty() && waits_.begin()->first.first <= until_ns) {
+    const auto& [since, key] = *waits_.begin();
+    order_.erase(key);
+    order_.insert(starved(key.trajectory, since.first));
+    waits_.erase(waits_.begin());
+  }
+}
+
+std::optional<Nanoseconds> TurnQueue::longest_wait_since_ns() const noexcept {
+  return waits_.empty() ? std::nullopt : std::optional{waits_.begin()->first.first};
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,54 @@
+// The turns that want a worker, in the order in which they get one.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "scheduler/events.h"
+
+namespace rose::scheduler {
+
+enum class QueueRank : std::uint8_t {
+  kStarved = 0,  // waited longer than anybody should; the longest wait first
+  kResumed,      // was running: somebody computed for it already
+  kFresh,
+};
+
+// Within a rank the oldest trajectory is first. Urgency grows with age and nothing else tells two
+// waiting trajectories apart, so this is the order of urgency, and no key changes while it waits.
+struct QueueKey {
+  QueueRank rank{QueueRank::kFresh};
+  Nanoseconds since_ns{0};
+  TrajectoryId trajectory{0};
+
+  auto operator<=>(const QueueKey&) const = default;
+};
+
+class TurnQueue {
+ public:
+  using Place = std::set<QueueKey>::const_iterator;
+
+  void push(const QueueKey& key, Nanoseconds queued_ns);
+  // What was pushed so; the key may have starved since.
+  void remove(const QueueKey& key, Nanoseconds queued_ns);
+  // Turns that were queued by `until_ns` come before all others from now on.
+  void starve(Nanoseconds until_ns);
+  // When the turn that waits longest, and has not starved, was queued; or nothing.
+  std::optional<Nanoseconds> longest_wait_since_ns() const noexcept;
+
+  Place begin() const noexcept { return order_.begin(); }
+  Place end() const noexcept { return order_.end(); }
+  bool is_empty() const noexcept { return order_.empty(); }
+
+ private:
+  std::set<QueueKey> order_;
+  // Those that have not starved, by when they were queued.
+  std::map<std::pair<Nanoseconds, TrajectoryId>, QueueKey> waits_;
+};
+
+}  // namespace rose::scheduler

@@ -1,0 +1,151 @@
+#include "scheduler/worker_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace rose::scheduler {
+
+namespace {
+
+constexpr double kMsPerS = 1000;
+constexpr double kNsPerMs = 1e6;
+// Longer ones do not run out: the deadline stays far from the end of 64 bits.
+constexpr double kTtlMaxMs = 1e12;
+
+}  // namespace
+
+std::optional<std::size_t> WorkerTable::find(WorkerId number) const noexcept {
+  const auto found = slots_.find(number);
+  return found == slots_.end() ? std::nullopt : std::optional{found->second};
+}
+
+bool WorkerTable::is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept {
+  const auto found = last_epochs_.find(workers_[slot].number);
+  return found == last_epochs_.end() || epoch > found->second;
+}
+
+void WorkerTable::join(const WorkerJoined& event) {
+  const std::size_t slot = take_slot();
+  Worker& worker = workers_[slot];
+  worker.number = event.worker;
+  worker.kind = event.kind;
+  worker.seats = event.seats;
+  worker.version = event.version;
+  columns_.number[slot] = event.worker;
+  columns_.kind[slot] = event.kind;
+  columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
+  columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
+  columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
+  columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
+  slots_[event.worker] = slot;
+  refresh(slot);
+}
+
+void WorkerTable::leave(std::size_t slot) noexcept {
+  slots_.erase(workers_[slot].number);
+  workers_[slot] = Worker{};
+  free_slots_.push_back(slot);
+  refresh(slot);
+}
+
+void WorkerTable::set_lease(std::size_t slot, const LeaseChanged& event,
+                            Nanoseconds now_ns) noexcept {
+  Lease& lease = workers_[slot].lease;
+  const bool has_ttl = event.ttl_ms > 0 && event.ttl_ms < kTtlMaxMs;
+  lease.epoch = event.lease_epoch;
+  lease.kv_tokens = event.kv_tokens;
+  lease.deadline_ns = has_ttl ? now_ns + static_cast<Nanoseconds>(event.ttl_ms * kNsPerMs) : kNever;
+  lease.is_live = true;
+  last_epochs_[workers_[slot].number] = event.lease_epoch;
+  next_deadline_ns_ = std::min(next_deadline_ns_, lease.deadline_ns);
+  refresh(slot);
+}
+
+std::vector<TrajectoryId> WorkerTable::end_lease(std::size_t slot) noexcept {
+  Worker& worker = workers_[slot];
+  worker.lease.is_live = false;
+  worker.used_tokens = 0;
+  worker.backlog_tokens = 0;
+  std::vector<TrajectoryId> held = std::exchange(worker.held, {});
+  refresh(slot);
+  return held;
+}
+
+void WorkerTable::set_version(std::size_t slot, std::int64_t version) noexcept {
+  workers_[slot].version = version;
+  refresh(slot);
+}
+
+std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
+  std::vector<std::size_t> found;
+  if (now_ns < next_deadline_ns_) return found;
+  next_deadline_ns_ = kNever;
+  for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
+    const Lease& lease = workers_[slot].lease;
+    if (!lease.is_live) continue;
+    if (lease.deadline_ns <= now_ns) {
+      found.push_back(slot);
+    } else {
+      next_deadline_ns_ = std::min(next_deadline_ns_, lease.deadline_ns);
+    }
+  }
+  return found;
+}
+
+void WorkerTable::hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
+                       std::int64_t prefill_tokens) {
+  Worker& worker = workers_[slot];
+  worker.held.push_back(trajectory);
+  worker.used_tokens += tokens;
+  worker.backlog_tokens += prefill_tokens;
+  refresh(slot);
+}
+
+void WorkerTable::release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept {
+  Worker& worker = workers_[slot];
+  const auto place = std::find(worker.held.begin(), worker.held.end(), trajectory);
+  if (place == worker.held.end()) return;
+  worker.held.erase(place);
+  worker.used_tokens -= tokens;
+  refresh(slot);
+}
+
+void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens) noexcept {
+  workers_[slot].backlog_tokens -= prefill_tokens;
+  refresh(slot);
+}
+
+std::size_t WorkerTable::take_slot() {
+  if (!free_slots_.empty()) {
+    const std::size_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  const std::size_t slot = workers_.size();
+  const std::size_t size = slot + 1;
+  workers_.resize(size);
+  columns_.number.resize(size, kNobody);
+  columns_.kind.resize(size);
+  columns_.room_tokens.resize(size, -1);
+  columns_.turns.resize(size);
+  columns_.backlog_tokens.resize(size);
+  columns_.version.resize(size);
+  columns_.prefill_s_per_token.resize(size);
+  columns_.step_s.resize(size);
+  columns_.step_s_per_sequence.resize(size);
+  columns_.hazard_per_s.resize(size);
+  return slot;
+}
+
+void WorkerTable::refresh(std::size_t slot) noexcept {
+  const Worker& worker = workers_[slot];
+  const auto turns = static_cast<std::int64_t>(worker.held.size());
+  const bool has_room = worker.lease.is_live && turns < worker.seats;
+  columns_.room_tokens[slot] =
+      has_room ? static_cast<double>(worker.lease.kv_tokens - worker.used_tokens) : -1;
+  columns_.turns[slot] = static_cast<double>(turns);
+  columns_.backlog_tokens[slot] = static_cast<double>(worker.backlog_tokens);
+  columns_.version[slot] = static_cast<double>(worker.version);
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,102 @@
+// The book of workers: their leases, and what is held of each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "scheduler/events.h"
+
+namespace rose::scheduler {
+
+inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
+
+struct Lease {
+  std::int64_t epoch{0};
+  std::int64_t kv_tokens{0};
+  Nanoseconds deadline_ns{kNever};
+  bool is_live{false};
+};
+
+struct Worker {
+  WorkerId number{kNobody};  // kNobody: the slot is free
+  WorkerKind kind{WorkerKind::kDedicated};
+  std::int64_t seats{0};
+  std::int64_t version{0};
+  Lease lease;
+  std::int64_t used_tokens{0};
+  std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
+  std::vector<TrajectoryId> held;  // in the order of their starts
+};
+
+// What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
+// are doubles, so that a scan can take several at once; counts are exact in them.
+struct WorkerColumns {
+  std::vector<WorkerId> number;
+  std::vector<WorkerKind> kind;
+  std::vector<double> room_tokens;  // what may still be started; -1 without a lease or a seat
+  std::vector<double> turns;
+  std::vector<double> backlog_tokens;
+  std::vector<double> version;
+  std::vector<double> prefill_s_per_token;
+  std::vector<double> step_s;
+  std::vector<double> step_s_per_sequence;
+  std::vector<double> hazard_per_s;
+
+  std::size_t size() const noexcept { return number.size(); }
+};
+
+// Invariants:
+//   1. A worker's epochs only go up, also when it is lost and joins again; a dead one stays dead.
+//   2. used_tokens is the sum of what is held; nothing is held without a live lease.
+//   3. The columns say what the records say.
+class WorkerTable {
+ public:
+  // `hazard_per_s`: how often a borrowed worker's lease is revoked.
+  explicit WorkerTable(double hazard_per_s) noexcept : hazard_per_s_{hazard_per_s} {}
+
+  std::optional<std::size_t> find(WorkerId number) const noexcept;
+  std::size_t size() const noexcept { return workers_.size(); }
+  const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
+  const WorkerColumns& columns() const noexcept { return columns_; }
+  // The earliest deadline of a live lease, or earlier.
+  Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
+  bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
+
+  void join(const WorkerJoined& event);
+  // Nothing may be held of it any more.
+  void leave(std::size_t slot) noexcept;
+  // A new epoch: nothing may be held of the one before. The same: renew and resize.
+  void set_lease(std::size_t slot, const LeaseChanged& event, Nanoseconds now_ns) noexcept;
+  // Ends it for ever. What was held is no more; the caller gets it.
+  std::vector<TrajectoryId> end_lease(std::size_t slot) noexcept;
+  void set_version(std::size_t slot, std::int64_t version) noexcept;
+  std::vector<std::size_t> expired(Nanoseconds now_ns);
+
+  void hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
+            std::int64_t prefill_tokens);
+  void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
+  void compute(std::size_t slot, std::int64_t prefill_tokens) noexcept;
+
+  // Shows no room in a worker, until show().
+  void hide(std::size_t slot) noexcept { columns_.room_tokens[slot] = -1; }
+  void show(std::size_t slot) noexcept { refresh(slot); }
+
+ private:
+  std::size_t take_slot();
+  void refresh(std::size_t slot) noexcept;
+
+  double hazard_per_s_;
+  std::vector<Worker> workers_;
+  WorkerColumns columns_;
+  std::vector<std::size_t> free_slots_;
+  std::unordered_map<WorkerId, std::size_t> slots_;         // looked up, never walked
+  std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
+  Nanoseconds next_deadline_ns_{kNever};
+};
+
+}  // namespace rose::scheduler

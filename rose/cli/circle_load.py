@@ -1,0 +1,170 @@
+"""The rollouts of the arm `rose`: a borrowed worker's part in the circle, and its record."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from rose.cli.record import (
+    CircleRecord,
+    CommitRecord,
+    TrajectoryCounts,
+    TurnRecord,
+    VersionRecord,
+)
+from rose.clock import Clock
+from rose.engines.transformers import Engine, EngineWorker, LiveWeights
+from rose.errors import DeadlineExceeded
+from rose.rl.circle import BORROWED, Circle, CircleSettings
+from rose.rl.history import SeenCommit, SeenVersion
+from rose.rl.parts import Part
+from rose.scheduler.worker import WorkerKind
+from rose.units import NS_PER_S
+
+_REVOKED_S: Final = 20.0
+_LOOK_S: Final = 0.005
+_BYTES_PER_ELEMENT: Final = 2
+# What idle mode usually finds on a device that is half busy; the scheduler's first guess.
+_SHARE: Final = 0.4
+
+
+class CircleLoad:
+    """Rollouts with environments, a trainer and another worker behind them.
+
+    Between `resume` and `pause` the borrowed worker has a lease and takes turns; outside it the
+    circle goes on with the dedicated worker alone.
+
+    Args:
+        engine: the borrower's, built with sampling and not started.
+        weights: of its model.
+        settings: of the circle.
+        wait_s: how long tools take, as in `Circle`.
+        seats: most turns at once on the borrowed worker.
+        clock: where time comes from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: LiveWeights,
+        settings: CircleSettings,
+        *,
+        wait_s: Callable[[int, int], float],
+        seats: int,
+        clock: Clock,
+    ) -> None:
+        self.engine = engine
+        self.circle = Circle(settings, wait_s=wait_s, clock=clock)
+        self._weights = weights
+        self._seats = seats
+        self._clock = clock
+        self._began_s = 0.0
+        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.hear)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the borrowed worker has generated."""
+        return self.circle.history.tokens(WorkerKind.BORROWED)
+
+    @property
+    def failures(self) -> list[str]:
+        """What ended the circle, if anything did."""
+        failure = self.circle.failure()
+        return [] if failure is None else [failure]
+
+    def start(self) -> None:
+        """Start the programs and the engine; the borrowed worker waits for `resume`."""
+        self.circle.start()
+        self.engine.start()
+        self.circle.add_borrowed(self._worker, self._weights, seats=self._seats, share=_SHARE)
+        self._began_s = self.circle.history.now_s()
+
+    def resume(self) -> None:
+        """Let the borrowed worker take turns."""
+        self._worker.grant()
+
+    def pause(self) -> None:
+        """Take every turn back from the borrowed worker, with its tokens.
+
+        Raises:
+            DeadlineExceeded: it does not give them back.
+        """
+        self._worker.revoke()
+        waited_s = 0.0
+        while self.circle.history.is_granted and self.engine.is_running:
+            if waited_s > _REVOKED_S:
+                raise DeadlineExceeded("the borrowed worker does not give its turns back")
+            self._clock.sleep(_LOOK_S)
+            waited_s += _LOOK_S
+
+    def close(self) -> None:
+        """Stop the programs; the engine is its owner's to stop."""
+        self.circle.stop()
+
+    def record(self) -> CircleRecord:
+        """Return what happened; exact after `close`."""
+        history, watch = self.circle.history, self.circle.watch
+        counts, parts = self.circle.loop.counts(), self.circle.loop.parts.done()
+        finishing = Counter(kind for kind in _finishing_kinds(parts))
+        return CircleRecord(
+            versions=_versions(history.versions, history.commits),
+            turns=tuple(sorted(map(_turn, parts), key=lambda turn: turn.start_s)),
+            rewards=tuple(watch.rewards),
+            trajectories=TrajectoryCounts(
+                started=counts.started,
+                finished=counts.finished,
+                in_flight=counts.in_flight,
+                resumed=counts.resumed,
+                lost=counts.lost,
+                stale=watch.stale,
+                dropped=counts.dropped,
+                turns_borrowed=finishing[WorkerKind.BORROWED],
+                turns_dedicated=finishing[WorkerKind.DEDICATED],
+            ),
+            staleness=tuple(watch.staleness.elements()),
+            spans=history.spans(),
+            incidents=history.incidents,
+            measured_s=history.now_s() - self._began_s,
+        )
+
+
+def _finishing_kinds(parts: list[Part]) -> list[WorkerKind]:
+    """Return, for each turn, the kind of the worker of its last part."""
+    last = {(part.trajectory, part.turn): part.kind for part in parts}
+    return list(last.values())
+
+
+def _turn(part: Part) -> TurnRecord:
+    return TurnRecord(
+        trajectory=part.trajectory,
+        turn=part.turn,
+        worker=part.kind.value,
+        start_s=part.start_ns / NS_PER_S,
+        end_s=part.end_ns / NS_PER_S,
+        tokens=part.tokens,
+        is_resumed=part.is_resumed,
+    )
+
+
+def _versions(
+    versions: tuple[SeenVersion, ...], commits: tuple[SeenCommit, ...]
+) -> tuple[VersionRecord, ...]:
+    return tuple(
+        VersionRecord(
+            n=seen.n,
+            published_s=seen.at_s,
+            density=seen.changed / seen.count,
+            bytes_sent=seen.nbytes,
+            dense_bytes=seen.count * _BYTES_PER_ELEMENT,
+            commits=tuple(
+                CommitRecord(
+                    worker=commit.kind.value,
+                    at_s=commit.at_s,
+                    pause_ms=commit.pause_ms,
+                    is_match=commit.is_match,
+                )
+                for commit in commits
+                if commit.version == seen.n
+            ),
+        )
+        for seen in versions
+    )

@@ -1,0 +1,152 @@
+"""The circle of a run, generating, learning and publishing: its numbers and its table."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rose.cli.record import WORKERS, CircleRecord, CommitRecord, VersionRecord
+from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
+
+CIRCLE_HEADERS: Final = (
+    "trajec-\ntories/s",
+    "finished\n/lost",
+    "turns borr.\n/dedicated",
+    "turns\nresumed",
+    "ver-\nsions",
+    "sent ÷\ndense",
+    "commit ms\np50/p99",
+    "staleness\nmean/max",
+    "mean reward\nfirst/last",
+)
+VERSION_HEADERS: Final = ("version", "published", "changed", "sent", "sent ÷\ndense")
+_REWARD_PARTS: Final = 4
+_KIB: Final = 1024
+
+
+def summarise_circle(circle: CircleRecord | None) -> dict[str, Any]:
+    """Return the parts `weights`, `trajectories` and `incidents` of `report.json`.
+
+    A number that the record cannot give is None; without a circle, so are the first two parts.
+    """
+    if circle is None:
+        return {"weights": None, "trajectories": None, "incidents": []}
+    zero_s = start_s(circle)
+    return {
+        "weights": _weights(circle),
+        "trajectories": _trajectories(circle),
+        "incidents": [
+            {"at_s": plain(at_s - zero_s), "what": what} for at_s, what in sorted(circle.incidents)
+        ],
+    }
+
+
+def start_s(circle: CircleRecord) -> float:
+    """Return when the circle did its first thing; 0 when it did nothing.
+
+    Times of incidents, and of the figures, count from here: the clock of the run may have started
+    with the machine.
+    """
+    times = [at for at in _times(circle) if plain(at) is not None]
+    return min(times, default=0.0)
+
+
+def circle_row(report: Mapping[str, Any]) -> list[str]:
+    """Return the cells of the one row under `CIRCLE_HEADERS`."""
+    weights, trajectories = report["weights"], report["trajectories"]
+    staleness = {int(by): n for by, n in trajectories["staleness"].items()}
+    learnt = sum(staleness.values())
+    mean = ratio(sum(by * n for by, n in staleness.items()), learnt)
+    return [
+        number(trajectories["per_s"]),
+        f"{trajectories['finished']}/{trajectories['lost']}",
+        f"{trajectories['turns_borrowed']}/{trajectories['turns_dedicated']}",
+        str(trajectories["resumed"]),
+        str(weights["versions"]),
+        percent(weights["sent_share"]),
+        f"{number(weights['pause_ms_p50'])}/{number(weights['pause_ms_p99'])}",
+        f"{fixed(mean)}/{max(staleness) if staleness else NO_NUMBER}",
+        f"{fixed(trajectories['reward_first'])}/{fixed(trajectories['reward_last'])}",
+    ]
+
+
+def version_rows(circle: CircleRecord) -> list[list[str]]:
+    """Return the cells of each version, under `VERSION_HEADERS` and one column for each worker."""
+    zero_s = start_s(circle)
+    return [
+        [
+            str(version.n),
+            f"{number(plain(version.published_s - zero_s))} s",
+            percent(plain(version.density)),
+            f"{version.bytes_sent / _KIB:,.0f} KiB",
+            percent(ratio(version.bytes_sent, version.dense_bytes)),
+            *(_commit_cell(version, worker) for worker in WORKERS),
+        ]
+        for version in circle.versions
+    ]
+
+
+def _weights(circle: CircleRecord) -> dict[str, Any]:
+    commits = [commit for version in circle.versions for commit in version.commits]
+    matched = sum(commit.is_match for commit in commits)
+    sent = sum(version.bytes_sent for version in circle.versions)
+    dense = sum(version.dense_bytes for version in circle.versions)
+    pauses_ms = [commit.pause_ms for commit in commits]
+    return {
+        "versions": len(circle.versions),
+        "digests_matched": matched,
+        "digests_compared": len(commits),
+        "bytes_sent": sent,
+        "dense_bytes": dense,
+        "sent_share": ratio(sent, dense),
+        "density_p50": percentile([version.density for version in circle.versions], 50),
+        "pause_ms_p50": percentile(pauses_ms, 50),
+        "pause_ms_p99": percentile(pauses_ms, 99),
+        # A worker whose digest differs undoes the commit before it generates with it.
+        "rolled_back": len(commits) - matched,
+    }
+
+
+def _trajectories(circle: CircleRecord) -> dict[str, Any]:
+    counts = circle.trajectories
+    rewards = [reward for _, reward, _ in circle.rewards if plain(reward) is not None]
+    # One batch is noise: the mean over the first, and over the last, quarter of them.
+    part = max(1, len(rewards) // _REWARD_PARTS)
+    return {
+        "started": counts.started,
+        "finished": counts.finished,
+        "resumed": counts.resumed,
+        "lost": counts.lost,
+        "stale": counts.stale,
+        "dropped": counts.dropped,
+        "in_flight": counts.in_flight,
+        "turns_borrowed": counts.turns_borrowed,
+        "turns_dedicated": counts.turns_dedicated,
+        "per_s": ratio(counts.finished, circle.measured_s),
+        "reward_first": _mean(rewards[:part]),
+        "reward_last": _mean(rewards[-part:]),
+        "staleness": {str(by): n for by, n in sorted(Counter(circle.staleness).items())},
+    }
+
+
+def _times(circle: CircleRecord) -> Iterator[float]:
+    yield from (from_s for from_s, _ in circle.spans)
+    yield from (turn.start_s for turn in circle.turns)
+    yield from (version.published_s for version in circle.versions)
+    yield from (at_s for at_s, _, _ in circle.rewards)
+    yield from (at_s for at_s, _ in circle.incidents)
+
+
+def _commit_cell(version: VersionRecord, worker: str) -> str:
+    """Say of each commit when it came, how long it took and whether its digest matched."""
+    commits = [commit for commit in version.commits if commit.worker == worker]
+    return ", ".join(_commit_words(version, commit) for commit in commits) or NO_NUMBER
+
+
+def _commit_words(version: VersionRecord, commit: CommitRecord) -> str:
+    after_s = plain(commit.at_s - version.published_s)
+    mark = "✓" if commit.is_match else "✗ undone"
+    return f"+{fixed(after_s)} s, {number(plain(commit.pause_ms))} ms {mark}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return ratio(sum(values), len(values))

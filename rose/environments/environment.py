@@ -1,0 +1,72 @@
+"""What a world is to its player: a seed opens it, words go in, words and rewards come out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rose.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of one thing that was said.
+
+    Args:
+        observation: what to read next; when it is over, how it ended.
+        reward: for this step alone.
+        is_over: nothing may be said after this.
+        tool: name of the tool that was used, whose time has to be waited for; None for none.
+    """
+
+    observation: str
+    reward: float
+    is_over: bool
+    tool: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """All that a score may depend on: the seed, and what was said in each turn."""
+
+    seed: int
+    said: tuple[str, ...]
+
+
+class Environment(Protocol):
+    """One episode at a time. Equal seeds and words give equal observations and rewards."""
+
+    @property
+    def name(self) -> str:
+        """What trajectories and reports call it."""
+        ...
+
+    def reset(self, seed: int) -> str:
+        """Begin the episode of `seed` (>= 0) and return the first observation."""
+        ...
+
+    def step(self, said: str) -> Step:
+        """Say something, anything.
+
+        Raises:
+            InvalidArgument: the episode is over, or none was begun.
+        """
+        ...
+
+    def score(self, transcript: Transcript) -> float:
+        """Recompute the sum of all rewards; pure, so a reward can be checked by anybody.
+
+        Raises:
+            InvalidArgument: something was said after the end.
+        """
+        ...
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that no generator takes."""
+    if seed < 0:
+        raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
+
+
+def check_turns(name: str, turns: int, turns_max: int) -> None:
+    """Refuse a transcript that goes on after the episode has ended."""
+    if turns > turns_max:
+        raise InvalidArgument(f"the {name} ended after {turns_max} turns, the transcript has more")

@@ -1,0 +1,78 @@
+"""Puts a dedicated worker together: an engine, its live weights, and who brings them."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from rose.clock import Clock
+from rose.engines.transformers import Engine, EngineConfig, load_model, stock_engine
+from rose.engines.transformers.live_weights import LiveWeights
+from rose.engines.transformers.worker import EngineWorker
+from rose.node.options import WorkerOptions
+from rose.node.speed import measure
+from rose.rl.feed import receive
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.transfer.remote import RemoteSource
+from rose.units import ceil_div
+
+
+class DedicatedWorker:
+    """An engine that runs, as a worker; `close` stops it and what brings its weights."""
+
+    def __init__(
+        self, worker: EngineWorker, engine: Engine, parts: ExitStack, *, joined: Mapping[str, Any]
+    ) -> None:
+        """Own the parts of a worker that runs."""
+        self.worker = worker
+        self._engine = engine
+        self._parts = parts
+        self._joined = joined
+
+    def ready(self) -> Mapping[str, Any]:
+        """Return what a scheduler is to know of it, by the names of its `WorkerJoined`."""
+        return {**self._joined, "version": self._engine.version}
+
+    def close(self) -> None:
+        """Stop the weights, then the engine: one that is stopped commits nothing."""
+        self._parts.close()
+
+
+def assemble(
+    options: WorkerOptions, on_event: Callable[[WorkerEvent], None], *, clock: Clock
+) -> DedicatedWorker:
+    """Build and start a worker on this process's cores.
+
+    Args:
+        options: what it is to be.
+        on_event: takes its events, from the engine's thread.
+        clock: where time comes from.
+
+    Raises:
+        DeadlineExceeded: the engine does not answer.
+        InvalidArgument: there is no such model, or a value does not fit.
+        Unavailable: the engine does not run, or the publisher cannot be reached.
+    """
+    model = load_model(options.model, seed=options.seed)
+    weights = LiveWeights(model)
+    config = EngineConfig(
+        max_requests_per_batch=options.seats,
+        prefix_cache=True,
+        sampling=True,
+        version=options.version,
+        cores=options.cores or None,
+        clock=clock,
+    )
+    cache_blocks = ceil_div(options.kv_tokens, config.page_tokens)
+    engine = stock_engine(model, config, cache_blocks=cache_blocks)
+    worker = EngineWorker(engine, options.number, WorkerKind.DEDICATED, on_event)
+    with ExitStack() as parts:
+        engine.start()
+        parts.callback(engine.stop)
+        speed = measure(engine, clock, seats=options.seats)
+        if options.weights is not None:
+            source = RemoteSource(options.weights, options.weights_token)
+            receiver = receive(source, weights, worker, version=options.version)
+            parts.callback(receiver.close)
+        joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
+        return DedicatedWorker(worker, engine, parts.pop_all(), joined=joined)

@@ -1,0 +1,71 @@
+"""What the program of a dedicated worker is told on its command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """One dedicated worker.
+
+    Args:
+        model: a preset or a directory.
+        seed: of a preset's weights.
+        number: what events call it.
+        cores: the cores it runs on; empty for all it may use.
+        nice: is added to the niceness of the process.
+        seats: most sequences in a step.
+        kv_tokens: how many tokens of context it can hold.
+        weights: address of the publisher; None for weights that never change.
+        weights_token: what the publisher wants to be shown.
+        version: number of the weights it starts with.
+    """
+
+    model: str
+    seed: int
+    number: int
+    cores: frozenset[int]
+    nice: int
+    seats: int
+    kv_tokens: int
+    weights: str | None
+    weights_token: str
+    version: int
+
+
+def read_options(arguments: Sequence[str]) -> WorkerOptions:
+    """Read a command line; a wrong one ends the program with a sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m rose.node.worker", description=__doc__)
+    parser.add_argument("--model", required=True, help="a preset, or a directory with a model")
+    parser.add_argument("--seed", type=int, default=0, help="of a preset's weights")
+    parser.add_argument("--number", type=int, required=True, help="what events call the worker")
+    parser.add_argument("--cores", type=_cores, default=frozenset(), help="such as 0 or 0,2")
+    parser.add_argument("--nice", type=_count, default=0, help="added to the niceness")
+    parser.add_argument("--seats", type=_above_zero, default=8, help="sequences in a step")
+    parser.add_argument("--kv-tokens", type=_above_zero, required=True, help="of context")
+    parser.add_argument("--weights", default=None, help="HOST:PORT of the publisher")
+    parser.add_argument("--weights-token", default="", help="what the publisher wants to see")
+    parser.add_argument("--version", type=_count, default=0, help="of the weights it starts with")
+    return WorkerOptions(**vars(parser.parse_args(arguments)))
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def _above_zero(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
+def _cores(text: str) -> frozenset[int]:
+    try:
+        return frozenset(_count(core) for core in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of cores such as 0,2") from error

@@ -1,0 +1,170 @@
+"""Serves one worker to one scheduler at a time, over gRPC on this machine."""
+
+import hmac
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+from typing_extensions import Self
+
+from rose.clock import BootClock, Clock
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.node.session import ServerLimits, Session
+from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY, check_loopback
+from rose.scheduler.worker import (
+    LeaseChanged,
+    VersionCommitted,
+    Worker,
+    WorkerEvent,
+    WorkerLost,
+)
+
+# One stream is served; the others are needed to say no.
+_STREAMS_MAX: Final = 4
+_LIMITS: Final = ServerLimits()
+
+
+class WorkerServer:
+    """Puts a worker of this process where a scheduler of another process can reach it.
+
+    One scheduler at a time: a second is refused while the first is there. When a scheduler goes
+    away, its turns are stopped, and the next is let in when all of them have ended, so no output
+    of an old turn can be taken for one of a new turn. A scheduler first hears what holds: the last
+    lease that does not run out, and the last version.
+    """
+
+    def __init__(
+        self,
+        worker_factory: Callable[[Callable[[WorkerEvent], None]], Worker],
+        address: str = "127.0.0.1:0",
+        *,
+        token: str,
+        clock: Clock | None = None,
+        limits: ServerLimits = _LIMITS,
+    ) -> None:
+        """Make the worker and listen.
+
+        Args:
+            worker_factory: makes the worker; its argument takes the worker's events, from any
+                thread, and never waits.
+            address: HOST:PORT of this machine; port 0 takes a free one.
+            token: what a scheduler must show.
+            clock: where time comes from.
+            limits: deadlines and bounds.
+
+        Raises:
+            InvalidArgument: the address is not of this machine, or the token is empty.
+            Unavailable: the address is taken.
+        """
+        check_loopback(address)
+        if not token:
+            raise InvalidArgument("a worker is served under a token: give one that is not empty")
+        self._token = token.encode()
+        self._clock = clock or BootClock()
+        self._limits = limits
+        self._lock = threading.Lock()  # guards what holds, the session, and the order of events
+        self._session: Session | None = None
+        self._holds: dict[type, WorkerEvent] = {}
+        self._is_closed = False
+        self.worker = worker_factory(self._on_event)
+        self._pool = ThreadPoolExecutor(_STREAMS_MAX, thread_name_prefix="rose-server")
+        self._server = grpc.server(
+            self._pool, options=OPTIONS, maximum_concurrent_rpcs=_STREAMS_MAX
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise Unavailable(f"a worker cannot be served at '{address}': {error}") from error
+        self._address = f"{address.rpartition(':')[0]}:{port}"
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._address
+
+    def close(self) -> None:
+        """Say what is left to say, stop the turns of the scheduler, and listen no more.
+
+        Raises:
+            DeadlineExceeded: the worker holds a command up.
+        """
+        with self._lock:
+            self._is_closed = True
+            session = self._session
+        if session is not None:
+            session.end()
+        self._server.stop(self._limits.close_s).wait()
+        if session is not None and not session.join(wait_s=self._limits.close_s):
+            raise DeadlineExceeded(f"a worker did not take a command in {self._limits.close_s} s")
+        self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        """Return the server, which listens already."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _on_event(self, event: WorkerEvent) -> None:
+        with self._lock:
+            match event:
+                case LeaseChanged(ttl_ms=0) | VersionCommitted() | WorkerLost():
+                    self._holds[type(event)] = event
+                case LeaseChanged():
+                    # It is renewed while it holds, and would be stale when somebody hears it.
+                    self._holds.pop(LeaseChanged, None)
+            if self._session is not None:
+                self._session.tell(event)
+
+    # ---- threads of gRPC ------------------------------------------------------------------------
+
+    def _serve(self, requests: Any, context: Any) -> Iterator[bytes]:
+        session = self._open_session(requests, context)
+        try:
+            yield from session.frames()
+        except CorruptData as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        except DeadlineExceeded as error:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        except InvalidArgument as error:
+            context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+    def _open_session(self, requests: Any, context: Any) -> Session:
+        """Let a scheduler in, or end its stream with the reason why not."""
+        shown = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
+        if not hmac.compare_digest(str(shown).encode(), self._token):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this worker's")
+        with self._lock:
+            before = self._session
+        if before is not None and not before.is_over:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "the worker has a scheduler already")
+        if before is not None and not before.wait_drained(wait_s=self._limits.drain_s):
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                "the turns of the scheduler before have not ended yet; try again",
+            )
+        session = Session(
+            self.worker,
+            requests,
+            on_event=self._on_event,
+            cancel=context.cancel,
+            clock=self._clock,
+            limits=self._limits,
+        )
+        with self._lock:
+            if self._is_closed or self._session is not before:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the worker was given away meanwhile")
+            self._session = session
+            for event in self._holds.values():
+                session.tell(event)
+            session.start()
+        return session

@@ -1,0 +1,201 @@
+"""One scheduler's time with a worker: its commands, its turns, and what is to be told to it."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from rose.clock import Clock
+from rose.errors import CorruptData, DeadlineExceeded, RoseError
+from rose.scheduler.mailbox import Mailbox, Nothing
+from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode_news
+from rose.scheduler.worker import (
+    TurnEnd,
+    TurnOutput,
+    TurnRequest,
+    Worker,
+    WorkerEvent,
+    WorkerLost,
+)
+from rose.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """How long a worker's process waits for its scheduler, and how much it keeps for it.
+
+    Args:
+        heartbeat_s: how often it shows that it lives when it has nothing to say.
+        silence_max_s: a scheduler that says nothing for so long is gone.
+        events_max: events that may wait to be sent; one more ends the stream, for the engine's
+            thread never waits for a scheduler.
+        drain_s: how long a scheduler waits for the turns of the one before it to end.
+        close_s: how long the end waits for what is still to be said.
+    """
+
+    heartbeat_s: float = 1.0
+    silence_max_s: float = 5.0
+    events_max: int = 4096
+    drain_s: float = 10.0
+    close_s: float = 5.0
+
+
+class Session:
+    """What one stream carries.
+
+    Threads: a thread of this object takes the commands; the thread of gRPC that iterates `frames`
+    sends; events are put by whoever makes them, and putting never waits.
+
+    1. The turns in `_live` are those that were started from here and have not ended.
+    2. The commands' thread alone starts turns. When the commands are over, whatever the cause, it
+       stops all of them and starts no more.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        requests: Iterable[bytes],
+        *,
+        on_event: Callable[[WorkerEvent], None],
+        cancel: Callable[[], None],
+        clock: Clock,
+        limits: ServerLimits,
+    ) -> None:
+        """Prepare a session.
+
+        Args:
+            worker: runs the turns.
+            requests: the frames of the stream; its end, or an error of gRPC, ends the session.
+            on_event: takes the failure of a turn that the worker would not even queue.
+            cancel: ends the stream at once, from any thread.
+            clock: where time comes from.
+            limits: deadlines and bounds.
+        """
+        self._worker = worker
+        self._requests = requests
+        self._on_event = on_event
+        self._cancel = cancel
+        self._clock = clock
+        self._limits = limits
+        self._outbox: Mailbox[WorkerEvent] = Mailbox(items_max=limits.events_max)
+        self._heard_ns = clock.now_ns()
+        self._fault: CorruptData | None = None
+        self._drained = threading.Condition()  # guards _live and _is_over
+        self._live: set[tuple[int, int]] = set()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._obey, name="rose-session", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take commands."""
+        self._thread.start()
+
+    def tell(self, event: WorkerEvent) -> None:
+        """Put an event into the stream; if there is no room, end the stream. Never waits."""
+        if isinstance(event, TurnOutput) and event.end is not None:
+            with self._drained:
+                self._live.discard((event.trajectory, event.turn))
+                self._drained.notify_all()
+        elif isinstance(event, WorkerLost):
+            with self._drained:
+                self._live.clear()
+                self._drained.notify_all()
+        if not self._outbox.put(event) and not self._outbox.is_closed:
+            self._cancel()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its scheduler is gone; some of its turns may still be ending."""
+        with self._drained:
+            return self._is_over
+
+    def wait_drained(self, *, wait_s: float) -> bool:
+        """Wait until it is over and every turn has ended; False if that takes too long."""
+        with self._drained:
+            return self._drained.wait_for(lambda: self._is_over and not self._live, timeout=wait_s)
+
+    def end(self) -> None:
+        """Let what is to be told be told, then end the stream."""
+        self._outbox.close()
+
+    def join(self, *, wait_s: float) -> bool:
+        """Wait for the commands' thread; False if it still runs."""
+        self._thread.join(timeout=wait_s)
+        return not self._thread.is_alive()
+
+    # ---- the thread of gRPC that sends ----------------------------------------------------------
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield what the scheduler is to hear, until the session ends.
+
+        Raises:
+            CorruptData: the scheduler said what cannot be read.
+            DeadlineExceeded: the scheduler said nothing for too long.
+            InvalidArgument: the worker said what cannot be sent.
+        """
+        yield encode_news(Greeting(self._worker.number, self._worker.kind))
+        while True:
+            event = self._outbox.take(wait_s=self._limits.heartbeat_s)
+            self._check_scheduler_lives()
+            if event is Nothing.MORE:
+                break
+            yield encode_news(Heartbeat() if isinstance(event, Nothing) else event)
+        if self._fault is not None:
+            raise self._fault
+
+    def _check_scheduler_lives(self) -> None:
+        silence_ns = self._clock.now_ns() - self._heard_ns
+        if silence_ns > self._limits.silence_max_s * NS_PER_S:
+            raise DeadlineExceeded(f"the scheduler said nothing for {self._limits.silence_max_s} s")
+
+    # ---- the thread that takes commands ---------------------------------------------------------
+
+    def _obey(self) -> None:
+        try:
+            for frame in self._requests:
+                self._heard_ns = self._clock.now_ns()
+                self._obey_one(frame)
+        except CorruptData as error:
+            self._fault = error
+        except grpc.RpcError:
+            pass  # The scheduler is gone, as if it had said goodbye.
+        finally:
+            self._outbox.close(is_emptied=True)
+            self._stop_turns()
+
+    def _stop_turns(self) -> None:
+        with self._drained:
+            left = sorted({trajectory for trajectory, _ in self._live})
+        for trajectory in left:
+            self._worker.stop_turn(trajectory)
+        with self._drained:
+            self._is_over = True
+            self._drained.notify_all()
+
+    def _obey_one(self, frame: bytes) -> None:
+        match decode_command(frame):
+            case TurnRequest() as request:
+                self._start_turn(request)
+            case StopTurn(trajectory=trajectory):
+                self._worker.stop_turn(trajectory)
+
+    def _start_turn(self, request: TurnRequest) -> None:
+        with self._drained:
+            self._live.add((request.trajectory, request.turn))
+        try:
+            self._worker.start_turn(request)
+        except RoseError as error:
+            self._on_event(
+                TurnOutput(
+                    worker=self._worker.number,
+                    trajectory=request.trajectory,
+                    turn=request.turn,
+                    lease_epoch=request.lease_epoch,
+                    first_token=request.first_token,
+                    tokens=(),
+                    logprobs=(),
+                    versions=(),
+                    end=TurnEnd.FAILED,
+                    error=str(error),
+                )
+            )

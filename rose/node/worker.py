@@ -1,0 +1,39 @@
+"""The program of a dedicated worker: `python -m rose.node.worker --help`.
+
+It ends when its stdin closes, so it never outlives whoever started it.
+"""
+
+import logging
+import os
+import sys
+
+from rose.clock import BootClock
+from rose.engines.torch import run_on_cores
+from rose.errors import RoseError
+from rose.node.assembly import assemble
+from rose.node.options import read_options
+from rose.node.program import serve_until_told
+
+
+def main() -> int:
+    """Serve one worker; return the exit status."""
+    options = read_options(sys.argv[1:])
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    os.nice(options.nice)
+    if options.cores:
+        os.sched_setaffinity(0, options.cores)
+        run_on_cores(len(options.cores))
+    try:
+        is_told = serve_until_told(
+            lambda on_event: assemble(options, on_event, clock=BootClock()),
+            stdin=sys.stdin,
+            stdout=sys.stdout,
+        )
+    except RoseError as error:
+        sys.stderr.write(f"rose.node.worker: {error}\n")
+        return 1
+    return 0 if is_told else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""The circle: trajectories roll out, a trainer learns from them, fresh weights come back.
+
+Two programs are started and minded, the trainer and a dedicated worker; a borrowed worker lives in
+this process, beside serving. Whichever of the programs dies is started again, and the circle goes
+on with what is left until it is back.
+"""
+
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rose.clock import Clock
+from rose.engines.transformers import EngineWorker, LiveWeights
+from rose.environments import Tokenizer, task
+from rose.errors import DeadlineExceeded, Unavailable
+from rose.rl.client import TrainerClient
+from rose.rl.feed import receive
+from rose.rl.flight import Flight
+from rose.rl.handoff import Handoff
+from rose.rl.history import History
+from rose.rl.loop import LoopSettings, RolloutLoop
+from rose.rl.noted_source import NotedSource
+from rose.rl.supervisor import Death, RestartPolicy, Supervisor
+from rose.rl.watch import TrainerWatch
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import WorkerJoined
+from rose.scheduler.remote import RemoteWorker
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.transfer.receiver import Receiver
+from rose.transfer.remote import RemoteSource
+
+BORROWED: Final = 0
+_TRAINER: Final = "trainer"
+_FIRST_DEDICATED: Final = 1
+_READY_S: Final = 180.0
+_TOKEN_BYTES: Final = 32
+# Episodes and sampling have streams of numbers of their own.
+_SAMPLING_STRIDE: Final = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPace:
+    """How the trainer learns; the fields are options of `python -m rose.rl.program`.
+
+    Args:
+        lr: of AdamW.
+        batch: trajectories of a step, at least.
+        max_staleness: in versions; older trajectories are dropped, and counted.
+        publish_every_s: versions are at least so far apart.
+        checkpoint_every: versions between two checkpoints.
+    """
+
+    lr: float = 1e-6
+    batch: int = 16
+    max_staleness: int = 8
+    publish_every_s: float = 3.0
+    checkpoint_every: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DedicatedWorker:
+    """The worker that serves nobody else; the fields are options of `python -m rose.node.worker`.
+
+    Args:
+        seats: most turns at once.
+        kv_tokens: what its cache holds.
+    """
+
+    seats: int = 8
+    kv_tokens: int = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class CircleSettings:
+    """What a circle is made of.
+
+    Args:
+        model: the policy, a preset or a folder; every part of the circle loads it for itself.
+        seed: of the policy's weights, the tasks and the sampling.
+        folder: the trainer's checkpoint goes there.
+        cores: of the trainer and the dedicated worker; empty for all there are.
+        nice: is added to their niceness: whoever loads serving comes first.
+        loop: of the trajectories.
+        scheduler: of the scheduler.
+        policy: who decides where a turn runs.
+        pace: of the trainer.
+        dedicated: the dedicated worker.
+        restarts: how often a program is started again.
+    """
+
+    model: str
+    seed: int
+    folder: Path
+    cores: frozenset[int]
+    nice: int
+    loop: LoopSettings
+    scheduler: SchedulerSettings
+    policy: PlacementPolicy
+    pace: TrainerPace
+    dedicated: DedicatedWorker
+    restarts: RestartPolicy
+
+
+class Circle:
+    """Owns the programs, the rollout loop and everything between them.
+
+    Args:
+        settings: what it is made of.
+        wait_s: `(trajectory, turn)` to how long a tool takes.
+        clock: where time comes from.
+    """
+
+    def __init__(
+        self, settings: CircleSettings, *, wait_s: Callable[[int, int], float], clock: Clock
+    ) -> None:
+        self.history = History(clock)
+        self.handoff = Handoff()
+        self._settings = settings
+        self._clock = clock
+        self._tokenizer = Tokenizer()
+        self.loop = RolloutLoop(
+            SchedulerCore(settings.scheduler, settings.policy),
+            make_flight=self._make_flight,
+            wait_s=wait_s,
+            tokenizer=self._tokenizer,
+            on_finished=self.handoff.put,
+            settings=settings.loop,
+            clock=clock,
+        )
+        self.watch = TrainerWatch(self.loop.tell, clock)
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        self._weights_address = "127.0.0.1:0"
+        self._trainer_ready = threading.Event()
+        self._dedicated_ready = threading.Event()
+        self._given_up: str | None = None
+        self._parts = ExitStack()
+        self._dedicated: RemoteWorker | None = None
+        self._client: TrainerClient | None = None
+        self._trainer: Supervisor | None = None
+        self._worker: Supervisor | None = None
+        self._receiver: Receiver | None = None
+        self._speed: dict[str, Any] = {}
+        self.history.name(BORROWED, WorkerKind.BORROWED)
+
+    # ---- from outside ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the programs and wait until both are ready; then trajectories begin.
+
+        Raises:
+            Unavailable: a program does not start.
+            DeadlineExceeded: it takes too long.
+        """
+        self._trainer = Supervisor(
+            self._trainer_command,
+            self._trainer_began,
+            partial(self._died, _TRAINER, self._trainer_ready),
+            policy=self._settings.restarts,
+            clock=self._clock,
+            first_line=self._token,
+        )
+        self._parts.callback(self._trainer.stop)
+        self._wait_for(self._trainer_ready, "the trainer")
+        self.handoff.start()
+        self._parts.callback(self.handoff.stop)
+        self.watch.start()
+        self._parts.callback(self.watch.stop)
+        self._worker = Supervisor(
+            self._worker_command,
+            self._worker_began,
+            partial(self._died, "dedicated worker", self._dedicated_ready),
+            policy=self._settings.restarts,
+            clock=self._clock,
+        )
+        self._parts.callback(self._worker.stop)
+        self._wait_for(self._dedicated_ready, "the dedicated worker")
+        self.loop.start()
+        self._parts.callback(self.loop.stop)
+
+    def add_borrowed(
+        self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
+    ) -> None:
+        """Let a borrowed worker take part; its engine runs, and `start` was called.
+
+        Args:
+            worker: number `BORROWED`, made with `on_event=circle.hear`.
+            weights: of its engine's model, loaded from the same preset or folder.
+            seats: most turns it takes at once.
+            share: of the time in which it is expected to run, > 0: it is taken to be so much
+                slower than the dedicated worker, which was measured.
+        """
+        source = RemoteSource(self._weights_address, self._token)
+        self._parts.callback(source.close)
+        noted = NotedSource(source, self.history.version)
+        self._receiver = receive(noted, weights, worker, version=0)
+        self._parts.callback(self._receiver.close)
+        measured = self._speed
+        joined = WorkerJoined(
+            worker=BORROWED,
+            kind=WorkerKind.BORROWED,
+            domain=BORROWED,
+            seats=seats,
+            prefill_tokens_per_s=measured["prefill_tokens_per_s"] * share,
+            decode_step_ms=measured["decode_step_ms"] / share,
+            decode_ms_per_sequence=measured["decode_ms_per_sequence"] / share,
+            version=0,
+        )
+        self.loop.join(worker, joined)
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Take an event of a worker; never waits."""
+        self.history.hear(event)
+        self.loop.tell(event)
+
+    def kill_trainer(self) -> None:
+        """Kill the trainer, for tests of what follows."""
+        if self._trainer is not None:
+            self._trainer.kill()
+
+    def kill_dedicated(self) -> None:
+        """Kill the dedicated worker, for tests of what follows."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def failure(self) -> str | None:
+        """Return what ended the circle for good; None while it turns."""
+        for part in (self.loop, self.handoff, self.watch):
+            if part.error is not None:
+                return str(part.error)
+        if self.loop.has_died:
+            return "the rollout loop has died"
+        return self._given_up
+
+    def stop(self) -> None:
+        """Stop everything in the order in which nothing is lost; what was counted stays."""
+        self._parts.close()
+        for closed in (self._dedicated, self._client):
+            if closed is not None:
+                closed.close()
+
+    # ---- trajectories ---------------------------------------------------------------------------
+
+    def _make_flight(self, number: int, group: int) -> Flight:
+        settings = self._settings
+        size = settings.loop.group_size
+        drawn = task(settings.seed, group * size, group_size=size)
+        flight = Flight(
+            number=number,
+            group=group,
+            seed=drawn.seed,
+            sampling_seed=settings.seed * _SAMPLING_STRIDE + number,
+            environment=drawn.environment,
+        )
+        flight.hear(self._tokenizer.prompt(drawn.environment.reset(drawn.seed)))
+        return flight
+
+    # ---- the programs ---------------------------------------------------------------------------
+
+    def _place(self) -> list[str]:
+        cores = ",".join(str(core) for core in sorted(self._settings.cores))
+        return [f"--nice={self._settings.nice}", *([f"--cores={cores}"] if cores else [])]
+
+    def _trainer_command(self, _incarnation: int) -> list[str]:
+        settings, pace = self._settings, self._settings.pace
+        return [
+            *(sys.executable, "-m", "rose.rl.program", f"--model={settings.model}"),
+            *(f"--seed={settings.seed}", f"--run=seed-{settings.seed}"),
+            f"--checkpoint={settings.folder / 'trainer.checkpoint'}",
+            f"--group-size={settings.loop.group_size}",
+            f"--temperature={settings.loop.temperature}",
+            *(f"--lr={pace.lr}", f"--batch={pace.batch}", f"--max-staleness={pace.max_staleness}"),
+            f"--publish-every-s={pace.publish_every_s}",
+            f"--checkpoint-every={pace.checkpoint_every}",
+            f"--first-version={self.watch.version + 1 if self.watch.version else 0}",
+            *(f"--weights-address={self._weights_address}", "--weights-token-on-stdin"),
+            *self._place(),
+        ]
+
+    def _trainer_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident(f"trainer is back at version {ready['version']}")
+        self._weights_address = ready["weights_address"]
+        self._client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
+        self.handoff.follow(self._client.submit)
+        self.watch.follow(self._client.status)
+        self._trainer_ready.set()
+
+    def _worker_command(self, incarnation: int) -> list[str]:
+        settings = self._settings
+        return [
+            *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
+            *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
+            f"--seats={settings.dedicated.seats}",
+            f"--kv-tokens={settings.dedicated.kv_tokens}",
+            *(f"--weights={self._weights_address}", f"--weights-token={self._token}"),
+            *self._place(),
+        ]
+
+    def _worker_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident("dedicated worker is back")
+        self._speed = ready
+        number = _FIRST_DEDICATED + incarnation
+        self.history.name(number, WorkerKind.DEDICATED)
+        joined = WorkerJoined(
+            worker=number,
+            kind=WorkerKind.DEDICATED,
+            domain=number,
+            seats=ready["seats"],
+            prefill_tokens_per_s=ready["prefill_tokens_per_s"],
+            decode_step_ms=ready["decode_step_ms"],
+            decode_ms_per_sequence=ready["decode_ms_per_sequence"],
+            version=ready["version"],
+        )
+        before = self._dedicated
+        has_joined = threading.Event()
+
+        def hear(event: WorkerEvent) -> None:
+            # Its first event may come at once, and must not overtake its joining.
+            has_joined.wait(timeout=_READY_S)
+            self.hear(event)
+
+        self._dedicated = RemoteWorker(
+            ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
+        )
+        self.loop.join(self._dedicated, joined)
+        has_joined.set()
+        if before is not None:
+            before.close()
+        self._dedicated_ready.set()
+
+    def _died(self, name: str, is_up: threading.Event, death: Death) -> None:
+        self.history.incident(f"{name} died: {death.reason}")
+        if name == _TRAINER:
+            self.handoff.follow(None)
+            self.watch.follow(None)
+        if death.is_final or not is_up.is_set():
+            # One that never was ready will not be: its options or its machine are at fault.
+            self._given_up = f"the {name} was given up: {death.reason}"
+            is_up.set()
+
+    def _wait_for(self, ready: threading.Event, name: str) -> None:
+        if not ready.wait(timeout=_READY_S):
+            raise DeadlineExceeded(f"{name} is not ready after {_READY_S:g} s")
+        if self._given_up is not None:
+            raise Unavailable(self._given_up)

@@ -1,0 +1,112 @@
+"""Hands finished trajectories to the trainer, and keeps each while it could still be lost there."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.rl.messages import SUBMIT_MAX, Submitted
+from rose.rl.trajectory import Trajectory
+
+_AGAIN_S: Final = 0.5
+_JOIN_S: Final = 40.0
+# More than a trainer takes between two checkpoints, so nothing dies with it.
+KEPT: Final = 4096
+
+Submit = Callable[[Sequence[Trajectory]], Submitted]
+
+
+class Handoff:
+    """A thread that sends what `put` was given, in order, again and again until it is taken.
+
+    The trainer forgets what it took since its last checkpoint when it dies. So the last `KEPT`
+    trajectories are kept here, and sent once more to the next incarnation, which knows by number
+    what it has learned.
+    """
+
+    def __init__(self) -> None:
+        """Start without a trainer; `follow` names one."""
+        self.error: RoseError | None = None
+        self._changed = threading.Condition()  # Guards all below.
+        self._submit: Submit | None = None
+        self._waiting: deque[Trajectory] = deque()
+        self._taken: deque[Trajectory] = deque(maxlen=KEPT)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="rose-handoff")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many trajectories no trainer has."""
+        with self._changed:
+            return len(self._waiting)
+
+    def follow(self, submit: Submit | None) -> None:
+        """Send to another trainer from now on, all that is kept first; None while there is none.
+
+        Args:
+            submit: `TrainerClient.submit` of the new incarnation.
+        """
+        with self._changed:
+            self._submit = submit
+            self._waiting.extendleft(reversed(self._taken))
+            self._taken.clear()
+            self._changed.notify_all()
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Take over a trajectory; never waits."""
+        with self._changed:
+            self._waiting.append(trajectory)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Try once more to send what is left, then end the thread."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                is_taken = self._send_some()
+                with self._changed:
+                    if not is_taken and not self._is_stopping:
+                        self._changed.wait(_AGAIN_S)
+                    elif not is_taken:
+                        return
+        except RoseError as error:
+            self.error = error
+
+    def _wait(self) -> bool:
+        """Wait until there is something to send and somebody to send it to; False at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_stopping or (self._waiting and self._submit is not None)
+            )
+            return bool(self._waiting and self._submit is not None)
+
+    def _send_some(self) -> bool:
+        """Send the oldest; whether any of them was taken."""
+        with self._changed:
+            submit = self._submit
+            batch = [self._waiting[place] for place in range(min(SUBMIT_MAX, len(self._waiting)))]
+        if submit is None:
+            return False
+        try:
+            answer = submit(batch)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        taken = {*answer.accepted, *answer.known}
+        with self._changed:
+            if submit is not self._submit:
+                return True  # They went to a trainer that is gone; they are still in the queue.
+            for one in batch:
+                self._waiting.popleft()
+                (self._taken if one.number in taken else self._waiting).append(one)
+        return bool(taken)

@@ -1,0 +1,161 @@
+"""What happened in a circle, for reports: versions, commits, leases, incidents and tokens."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from rose.clock import Clock
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnOutput,
+    VersionCommitted,
+    WorkerEvent,
+    WorkerKind,
+    WorkerLost,
+)
+from rose.transfer.manifest import Manifest
+from rose.units import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class SeenVersion:
+    """A version as a receiver heard of it.
+
+    Args:
+        n: its number.
+        at_s: when.
+        is_seed: whether it is whole and not a change of the one before.
+        changed: elements that differ.
+        count: elements of the weights.
+        nbytes: of its chunks, as they go to one receiver.
+    """
+
+    n: int
+    at_s: float
+    is_seed: bool
+    changed: int
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCommit:
+    """A worker took a version, or went back to the one before."""
+
+    kind: WorkerKind
+    at_s: float
+    version: int
+    pause_ms: float
+    is_match: bool
+
+
+class History:
+    """Notes what workers and receivers report; any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start empty."""
+        self._clock = clock
+        self._lock = threading.Lock()  # Guards all below.
+        self._kinds: dict[int, WorkerKind] = {}
+        self._tokens: Counter[WorkerKind] = Counter()
+        self._versions: dict[tuple[int, bool], SeenVersion] = {}
+        self._commits: list[SeenCommit] = []
+        self._incidents: list[tuple[float, str]] = []
+        self._spans: list[tuple[float, float]] = []
+        self._granted_s: float | None = None
+
+    def now_s(self) -> float:
+        """Return the time on the clock of the history."""
+        return self._clock.now_ns() / NS_PER_S
+
+    def name(self, worker: int, kind: WorkerKind) -> None:
+        """Say of which kind a worker is, before its first event."""
+        with self._lock:
+            self._kinds[worker] = kind
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Note an event of a worker."""
+        now_s = self.now_s()
+        with self._lock:
+            kind = self._kinds[event.worker]
+            match event:
+                case TurnOutput():
+                    self._tokens[kind] += len(event.tokens)
+                case VersionCommitted():
+                    self._commit(event, kind, now_s)
+                case LeaseChanged() if kind is WorkerKind.BORROWED:
+                    self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
+                case WorkerLost():
+                    self._incidents.append((now_s, f"{kind.value} worker lost: {event.reason}"))
+                case LeaseChanged():
+                    pass
+
+    def _commit(self, event: VersionCommitted, kind: WorkerKind, now_s: float) -> None:
+        commit = SeenCommit(kind, now_s, event.version, event.pause_ms, event.is_match)
+        self._commits.append(commit)
+        if not event.is_match:
+            said = f"{kind.value} worker went back to version {event.version}: the digest differed"
+            self._incidents.append((now_s, said))
+
+    def _lease(self, *, is_live: bool, now_s: float) -> None:
+        if is_live and self._granted_s is None:
+            self._granted_s = now_s
+        elif not is_live and self._granted_s is not None:
+            self._spans.append((self._granted_s, now_s))
+            self._granted_s = None
+
+    def version(self, manifest: Manifest) -> None:
+        """Note a version that a receiver may take; one that only says what is there is none."""
+        if manifest.base == manifest.version:
+            return
+        chunks = manifest.chunks
+        seen = SeenVersion(
+            n=manifest.version.n,
+            at_s=self.now_s(),
+            is_seed=manifest.base is None,
+            changed=sum(chunk.changed for chunk in chunks),
+            count=manifest.count,
+            nbytes=sum(chunk.nbytes for chunk in chunks),
+        )
+        with self._lock:
+            self._versions.setdefault((seen.n, seen.is_seed), seen)
+
+    def incident(self, said: str) -> None:
+        """Note something that should not have happened, and was survived."""
+        with self._lock:
+            self._incidents.append((self.now_s(), said))
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the borrowed worker has a lease."""
+        with self._lock:
+            return self._granted_s is not None
+
+    @property
+    def incidents(self) -> tuple[tuple[float, str], ...]:
+        """(time, sentence), in the order of time."""
+        with self._lock:
+            return tuple(self._incidents)
+
+    @property
+    def commits(self) -> tuple[SeenCommit, ...]:
+        """In the order of time."""
+        with self._lock:
+            return tuple(self._commits)
+
+    @property
+    def versions(self) -> tuple[SeenVersion, ...]:
+        """Those with a change or a whole, by number."""
+        with self._lock:
+            return tuple(self._versions[key] for key in sorted(self._versions))
+
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """Return (from, to) of each time in which the borrowed worker had a lease."""
+        with self._lock:
+            last = () if self._granted_s is None else ((self._granted_s, self.now_s()),)
+            return (*self._spans, *last)
+
+    def tokens(self, kind: WorkerKind) -> int:
+        """Return how many tokens workers of a kind reported."""
+        with self._lock:
+            return self._tokens[kind]

@@ -1,0 +1,137 @@
+"""Where trajectories wait until their group is complete."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rose.errors import InvalidArgument
+from rose.rl.messages import Submitted
+from rose.rl.trajectory import Trajectory
+
+_TOKENS_MAX: Final = 1 << 16
+
+
+class Intake:
+    """Takes each number once and gives whole groups, in the order in which they became complete.
+
+    Any thread: everything is under one condition, which wakes whoever waits for groups.
+
+    Args:
+        group_size: trajectories of a group, > 0.
+        vocabulary: ids are below it.
+        waiting_max: how many may wait; more are told to come later.
+        learned: numbers that were learned from before this process.
+        tokens_max: of one trajectory.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_size: int,
+        vocabulary: int,
+        waiting_max: int,
+        learned: Iterable[int] = (),
+        tokens_max: int = _TOKENS_MAX,
+    ) -> None:
+        if group_size <= 0 or waiting_max < group_size:
+            raise InvalidArgument(
+                f"group_size {group_size}, waiting_max {waiting_max}: give groups of at least 1 "
+                "and room for one of them"
+            )
+        self._group_size = group_size
+        self._vocabulary = vocabulary
+        self._waiting_max = waiting_max
+        self._tokens_max = tokens_max
+        self._changed = threading.Condition()
+        self._known = set(learned)
+        self._groups: dict[int, list[Trajectory]] = {}  # not complete yet
+        self._complete: deque[list[Trajectory]] = deque()
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many trajectories have not been taken yet."""
+        with self._changed:
+            return self._waiting
+
+    @property
+    def known(self) -> int:
+        """How many trajectories need not be sent again."""
+        with self._changed:
+            return len(self._known)
+
+    def submit(self, trajectories: Sequence[Trajectory], *, newest: int) -> Submitted:
+        """Take what is not known yet.
+
+        Args:
+            trajectories: in any order.
+            newest: version that anything can have been said by.
+
+        Raises:
+            InvalidArgument: a trajectory is not one of this model's; none was taken.
+        """
+        for one in trajectories:
+            self._check(one, newest)
+        accepted, known, later = [], [], []
+        with self._changed:
+            for one in trajectories:
+                if one.number in self._known:
+                    known.append(one.number)
+                elif self._waiting >= self._waiting_max:
+                    later.append(one.number)
+                else:
+                    self._add(one)
+                    accepted.append(one.number)
+            self._changed.notify_all()
+        return Submitted(tuple(accepted), tuple(known), tuple(later))
+
+    def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
+        """Return the oldest whole groups with at least `count` trajectories, or nothing in time."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: len(self._complete) * self._group_size >= count, timeout_s
+            ):
+                return []
+            taken: list[Trajectory] = []
+            while len(taken) < count:
+                taken += self._complete.popleft()
+            self._waiting -= len(taken)
+            return taken
+
+    def drop_stale(self, oldest: int) -> list[Trajectory]:
+        """Take out the groups, complete or not, that only have trajectories older than a version.
+
+        Without this a group whose last member never comes would fill the room for ever.
+        """
+        with self._changed:
+            dropped: list[Trajectory] = []
+            for group, members in list(self._groups.items()):
+                if all(one.version_min < oldest for one in members):
+                    dropped += self._groups.pop(group)
+            self._waiting -= len(dropped)
+            return dropped
+
+    def _add(self, one: Trajectory) -> None:
+        members = self._groups.setdefault(one.group, [])
+        members.append(one)
+        self._known.add(one.number)
+        self._waiting += 1
+        if len(members) == self._group_size:
+            self._complete.append(self._groups.pop(one.group))
+
+    def _check(self, one: Trajectory, newest: int) -> None:
+        if len(one.tokens) > self._tokens_max:
+            raise InvalidArgument(
+                f"trajectory {one.number} has {len(one.tokens)} tokens, at most "
+                f"{self._tokens_max} are taken"
+            )
+        if max(one.tokens) >= self._vocabulary:
+            raise InvalidArgument(
+                f"trajectory {one.number} has token {max(one.tokens)}, the model knows ids below "
+                f"{self._vocabulary}"
+            )
+        if max(one.versions) > newest:
+            raise InvalidArgument(
+                f"trajectory {one.number} is of version {max(one.versions)}, the newest is {newest}"
+            )

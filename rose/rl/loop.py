@@ -1,0 +1,388 @@
+"""The rollout loop: environments ask, the scheduler places, workers say, trajectories come out.
+
+One thread owns all of it. Workers and watchers only put news into its inbox, so nothing that
+serves traffic ever waits for it.
+"""
+
+import heapq
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rose.clock import Clock
+from rose.environments import Tokenizer
+from rose.environments.text import EOS
+from rose.errors import InvalidArgument, RoseError, check
+from rose.rl.flight import Flight
+from rose.rl.groups import Groups
+from rose.rl.parts import Parts
+from rose.rl.trajectory import Trajectory
+from rose.scheduler import SchedulerCore
+from rose.scheduler.events import (
+    Action,
+    Admit,
+    Consumed,
+    Deliver,
+    Drop,
+    Event,
+    Start,
+    Stop,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TurnDone,
+    TurnEnded,
+    TurnProgress,
+    TurnReady,
+    VersionPublished,
+    WorkerJoined,
+)
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnEnd,
+    TurnOutput,
+    TurnRequest,
+    VersionCommitted,
+    Worker,
+    WorkerEvent,
+    WorkerLost,
+)
+from rose.units import NS_PER_S
+
+# Leases run out and stalls are seen at steps of the core: this often, when nothing else happens.
+_TICK_S: Final = 0.05
+_JOIN_S: Final = 10.0
+
+News: TypeAlias = WorkerEvent | VersionPublished | Consumed | WorkerJoined
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What trajectories are made of.
+
+    Args:
+        in_flight: trajectories that are started and not finished, > 0.
+        group_size: trajectories that share a task, > 0.
+        turn_tokens_max: a turn is cut there, > 0.
+        context_tokens_max: a trajectory ends before its context grows beyond this.
+        temperature: of sampling, >= 0.
+    """
+
+    in_flight: int
+    group_size: int
+    turn_tokens_max: int
+    context_tokens_max: int
+    temperature: float
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCounts:
+    """What became of the trajectories; `started = finished + dropped + in_flight + lost`.
+
+    Args:
+        started: those that were given a task.
+        finished: those that were handed on.
+        dropped: those that the scheduler gave up, which it says.
+        in_flight: those that are still on their way.
+        resumed: those with a turn that one worker began and another, or a later one, ended.
+        lost: those of which nobody knows where they are: always 0.
+    """
+
+    started: int
+    finished: int
+    dropped: int
+    in_flight: int
+    resumed: int
+    lost: int
+
+
+class RolloutLoop:
+    """Keeps `in_flight` trajectories going until it is stopped.
+
+    Args:
+        core: decides; the loop is its only caller.
+        make_flight: `(number, group)` to a trajectory whose environment is reset and whose first
+            observation was heard.
+        wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
+        tokenizer: between token ids and what environments say and hear.
+        on_finished: takes each finished trajectory in the loop's thread; it must not wait.
+        settings: of the trajectories.
+        clock: where time comes from.
+    """
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        *,
+        make_flight: Callable[[int, int], Flight],
+        wait_s: Callable[[int, int], float],
+        tokenizer: Tokenizer,
+        on_finished: Callable[[Trajectory], None],
+        settings: LoopSettings,
+        clock: Clock,
+    ) -> None:
+        self.parts = Parts(clock)
+        self.error: RoseError | None = None
+        self._core = core
+        self._make_flight = make_flight
+        self._wait_s = wait_s
+        self._tokenizer = tokenizer
+        self._on_finished = on_finished
+        self._settings = settings
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._workers: dict[int, Worker] = {}
+        self._flights: dict[int, Flight] = {}
+        self._tool_waits: list[tuple[int, int]] = []
+        self._groups = Groups(settings.group_size)
+        self._next = 0
+        self._counts: Counter[str] = Counter()
+        self._is_stopping = False
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name="rose-rollouts")
+
+    # ---- any thread -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self, worker: Worker, joined: WorkerJoined) -> None:
+        """Add a worker under a number that no other has had; its lease comes as news."""
+        check(worker.number == joined.worker, "a worker joins under another's number")
+        self._workers[worker.number] = worker
+        self._inbox.put(joined)
+
+    def tell(self, news: News) -> None:
+        """Hear of something; never waits, so it may be called from an engine's loop."""
+        self._inbox.put(news)
+
+    def stop(self) -> None:
+        """End the thread; turns in flight are stopped, and their trajectories stay unfinished."""
+        self._inbox.put(None)
+        self._thread.join(timeout=_JOIN_S)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended without being told to."""
+        return self._has_ended and not self._is_stopping
+
+    def counts(self) -> LoopCounts:
+        """Return what became of the trajectories so far; exact once the loop is stopped."""
+        finished, dropped = self._counts["finished"], self._counts["dropped"]
+        in_flight = len(self._flights)
+        return LoopCounts(
+            started=self._counts["started"],
+            finished=finished,
+            dropped=dropped,
+            in_flight=in_flight,
+            resumed=self.parts.resumed,
+            lost=self._counts["started"] - finished - dropped - in_flight,
+        )
+
+    # ---- the loop's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._advance(self._gather())
+            for number in self._flights:
+                for worker in self._workers.values():
+                    worker.stop_turn(number)
+        except RoseError as error:
+            self.error = error
+        finally:
+            self._has_ended = True
+
+    def _gather(self) -> list[News]:
+        """Wait for news, a tool that is done or the next tick, then take all there is."""
+        timeout_s = _TICK_S
+        if self._tool_waits:
+            due_s = (self._tool_waits[0][0] - self._clock.now_ns()) / NS_PER_S
+            timeout_s = min(max(due_s, 0.0), _TICK_S)
+        gathered: list[News] = []
+        try:
+            news = self._inbox.get(timeout=timeout_s)
+            while True:
+                if news is None:
+                    self._is_stopping = True
+                else:
+                    gathered.append(news)
+                news = self._inbox.get_nowait()
+        except queue.Empty:
+            return gathered
+
+    def _advance(self, gathered: Iterable[News]) -> None:
+        """Step the core with what happened, and with what follows from its answers."""
+        events: list[Event] = []
+        outputs: dict[int, TurnOutput] = {}
+        for news in gathered:
+            self._translate(news, events, outputs)
+        events += self._tools_done()
+        events += self._new_trajectories()
+        is_first = True
+        while events or is_first:
+            actions = self._core.step(events, self._clock.now_ns())
+            events = [event for action in actions for event in self._act(action, outputs)]
+            outputs, is_first = {}, False
+
+    def _translate(self, news: News, events: list[Event], outputs: dict[int, TurnOutput]) -> None:
+        match news:
+            case TurnOutput():
+                if news.tokens:
+                    outputs[len(events)] = news
+                    events.append(
+                        TurnProgress(
+                            trajectory=news.trajectory,
+                            turn=news.turn,
+                            worker=news.worker,
+                            lease_epoch=news.lease_epoch,
+                            first_token=news.first_token,
+                            tokens=len(news.tokens),
+                            version_min=min(news.versions),
+                        )
+                    )
+                if news.end is not None:
+                    self.parts.end(news.trajectory, news.worker)
+                    events.append(
+                        TurnEnded(
+                            trajectory=news.trajectory,
+                            turn=news.turn,
+                            worker=news.worker,
+                            lease_epoch=news.lease_epoch,
+                            end=news.end,
+                            tokens=news.first_token + len(news.tokens),
+                        )
+                    )
+            case WorkerLost():
+                self.parts.end_all(news.worker)
+                self._workers.pop(news.worker, None)
+                events.append(news)
+            case (
+                LeaseChanged()
+                | VersionCommitted()
+                | WorkerJoined()
+                | VersionPublished()
+                | Consumed()
+            ):
+                events.append(news)
+
+    def _tools_done(self) -> list[Event]:
+        ready: list[Event] = []
+        now_ns = self._clock.now_ns()
+        while self._tool_waits and self._tool_waits[0][0] <= now_ns:
+            _, number = heapq.heappop(self._tool_waits)
+            ready.append(self._ready(self._flights[number]))
+        return ready
+
+    def _new_trajectories(self) -> list[Event]:
+        created: list[Event] = []
+        while len(self._flights) < self._settings.in_flight and not self._is_stopping:
+            number, self._next = self._next, self._next + 1
+            group = self._groups.take()
+            self._flights[number] = self._make_flight(number, group)
+            self._counts["started"] += 1
+            created.append(TrajectoryCreated(trajectory=number, group=group))
+        return created
+
+    def _act(self, action: Action, outputs: dict[int, TurnOutput]) -> Iterator[Event]:
+        """Do what the core decided; yield what it must hear of that in its next step."""
+        check(action.trajectory in self._flights, "the core acts on a trajectory that is over")
+        flight = self._flights[action.trajectory]
+        match action:
+            case Admit():
+                yield self._ready(flight)
+            case Deliver():
+                self._deliver(action, flight, outputs[action.event])
+            case TurnDone():
+                yield from self._answer(flight)
+            case Start():
+                yield from self._start(action, flight)
+            case Stop():
+                worker = self._workers.get(action.worker)
+                if worker is not None:
+                    worker.stop_turn(action.trajectory)
+            case Drop():
+                self.parts.close(flight.number)
+                self._counts["dropped"] += 1
+                self._groups.give_back(flight.group)
+                del self._flights[flight.number]
+
+    def _ready(self, flight: Flight) -> TurnReady:
+        return TurnReady(
+            trajectory=flight.number,
+            turn=flight.turn,
+            context_tokens=len(flight.tokens),
+            max_new_tokens=self._settings.turn_tokens_max,
+        )
+
+    def _deliver(self, action: Deliver, flight: Flight, output: TurnOutput) -> None:
+        taken = slice(action.skip, action.skip + action.tokens)
+        check(
+            output.first_token + action.skip == len(flight.said),
+            f"trajectory {flight.number}: a token would be missing or there twice",
+        )
+        flight.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
+        self.parts.add(flight.number, action.tokens)
+
+    def _start(self, action: Start, flight: Flight) -> Iterator[Event]:
+        said = flight.said
+        check(
+            action.first_token == len(said),
+            f"trajectory {flight.number}: a turn would go on at the wrong token",
+        )
+        if said and said[-1] == EOS:
+            # Its last token was delivered, and the news of its end was lost with its worker.
+            yield TurnEnded(
+                trajectory=flight.number,
+                turn=flight.turn,
+                worker=action.worker,
+                lease_epoch=action.lease_epoch,
+                end=TurnEnd.FINISHED,
+                tokens=len(said),
+            )
+            return
+        worker = self._workers.get(action.worker)
+        if worker is None:
+            return  # It was lost in this very step; the core hears of it in the next.
+        request = TurnRequest(
+            trajectory=flight.number,
+            turn=flight.turn,
+            lease_epoch=action.lease_epoch,
+            prompt=tuple(flight.tokens),
+            first_token=action.first_token,
+            max_new_tokens=action.max_new_tokens,
+            stop_tokens=(EOS,),
+            temperature=self._settings.temperature,
+            seed=flight.sampling_seed,
+        )
+        self.parts.begin(request, worker.number, worker.kind)
+        worker.start_turn(request)
+
+    def _answer(self, flight: Flight) -> Iterator[Event]:
+        """Let the environment answer what was said, and go on after its tool, or end."""
+        self.parts.close(flight.number)
+        step = flight.environment.step(self._tokenizer.decode(flight.said))
+        flight.reward += step.reward
+        observation = self._tokenizer.prompt(step.observation)
+        room = self._settings.context_tokens_max - self._settings.turn_tokens_max
+        if step.is_over or len(flight.tokens) + len(observation) > room:
+            del self._flights[flight.number]
+            self._counts["finished"] += 1
+            self._on_finished(flight.finished())
+            yield TrajectoryEnded(trajectory=flight.number)
+            return
+        flight.hear(observation)
+        flight.turn += 1
+        wait_ns = (
+            0 if step.tool is None else int(self._wait_s(flight.number, flight.turn) * NS_PER_S)
+        )
+        heapq.heappush(self._tool_waits, (self._clock.now_ns() + wait_ns, flight.number))

@@ -1,0 +1,126 @@
+"""What passes between the trainer's process and its parent: dataclasses, packed, with a version."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+from rose.errors import InvalidArgument
+from rose.rl.trajectory import Trajectory
+
+FORMAT: Final = 1
+
+SUBMIT: Final = "/rose.rl.Trainer/Submit"
+STATUS: Final = "/rose.rl.Trainer/Status"
+TOKEN_KEY: Final = "rose-token"  # of the metadata of each call
+
+# One message; a client cuts what it sends into so many trajectories at most.
+MESSAGE_BYTES_MAX: Final = 64 << 20
+SUBMIT_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Trajectories to learn from."""
+
+    trajectories: tuple[Trajectory, ...]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of each trajectory, by number.
+
+    Args:
+        accepted: will be learned from; kept in memory, so lost if the trainer dies before its next
+            checkpoint.
+        known: sent before; nothing was done.
+        later: there is no room for it now: send it again.
+    """
+
+    accepted: tuple[int, ...] = ()
+    known: tuple[int, ...] = ()
+    later: tuple[int, ...] = ()
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Asks for the status."""
+
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatus:
+    """Where the trainer is.
+
+    Args:
+        incarnation: of the trainer.
+        version: the newest published.
+        steps: times the weights changed, over all incarnations.
+        reward_mean: of the last step's trajectories; None before the first.
+        loss: of the last step; None before the first.
+        staleness: how many trajectories came at which staleness, in this incarnation.
+        dropped_stale: trajectories too old to learn from, over all incarnations.
+        consumed: trajectories that need not be sent again: learned, dropped or waiting.
+        waiting: of these, not learned yet.
+        durable: of these, in the last checkpoint; the others are lost if the trainer dies.
+        versions: published in this incarnation.
+        bytes_sent: of chunks, to all receivers, in this incarnation.
+        dense_bytes: what sending all weights to each of them would have been.
+        publish_ms: how long each of the last publications took.
+        checkpoint_n: the version at the last checkpoint.
+    """
+
+    incarnation: int
+    version: int
+    steps: int
+    reward_mean: float | None
+    loss: float | None
+    staleness: dict[int, int]
+    dropped_stale: int
+    consumed: int
+    waiting: int
+    durable: int
+    versions: int
+    bytes_sent: int
+    dense_bytes: int
+    publish_ms: tuple[float, ...]
+    checkpoint_n: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The one line that the program prints: where it is, and what callers must show.
+
+    Args:
+        incarnation: of this process, higher than any before it.
+        version: what its weights are now; receivers begin there.
+        trainer_address: where trajectories go, "127.0.0.1:port".
+        trainer_token: goes with every call there.
+        weights_address: where receivers of weights ask.
+        weights_token: goes with every call there.
+    """
+
+    run: str
+    incarnation: int
+    version: int
+    trainer_address: str
+    trainer_token: str
+    weights_address: str
+    weights_token: str
+    format: int = FORMAT
+
+
+def check_loopback(address: str) -> None:
+    """Refuse an address that another machine could reach: nothing here is encrypted."""
+    host, _, port = address.rpartition(":")
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback or not port.isdecimal():
+        raise InvalidArgument(
+            f"address '{address}': give a loopback address with a port, as in 127.0.0.1:0"
+        )

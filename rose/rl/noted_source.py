@@ -1,0 +1,41 @@
+"""A source of weights that tells of every version that passes."""
+
+from collections.abc import Callable
+
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest
+from rose.transfer.source import Source
+
+
+class NotedSource:
+    """A `rose.transfer.source.Source` around another.
+
+    Args:
+        source: the other.
+        note: takes each manifest, in the thread that asked for it; must not wait.
+    """
+
+    def __init__(self, source: Source, note: Callable[[Manifest], None]) -> None:
+        self._source = source
+        self._note = note
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        """Wait for versions, and tell of them."""
+        return self._noted(self._source.wait_manifests(after_n, timeout_s))
+
+    def seed(self, at_least_n: int) -> list[Manifest]:
+        """Ask for a seed, and tell of it."""
+        return self._noted(self._source.seed(at_least_n))
+
+    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+        """Pull a chunk."""
+        return self._source.chunk(n, tile, is_seed=is_seed)
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
+        """Pass the report on."""
+        self._source.report(receiver, n, is_match, digest)
+
+    def _noted(self, manifests: list[Manifest]) -> list[Manifest]:
+        for manifest in manifests:
+            self._note(manifest)
+        return manifests

@@ -1,0 +1,104 @@
+"""Watches the trainer: versions and consumption become news, rewards and staleness a history."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from rose.clock import Clock
+from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.rl.messages import TrainerStatus
+from rose.scheduler.events import Consumed, VersionPublished
+from rose.units import NS_PER_S
+
+_EVERY_S: Final = 0.5
+_JOIN_S: Final = 40.0
+
+Ask = Callable[[], TrainerStatus]
+
+
+class TrainerWatch:
+    """A thread that asks the trainer where it is.
+
+    What is told and kept here goes on when another incarnation is followed.
+
+    Args:
+        tell: takes VersionPublished and Consumed.
+        clock: where time comes from.
+    """
+
+    def __init__(self, tell: Callable[[VersionPublished | Consumed], None], clock: Clock) -> None:
+        self.error: RoseError | None = None
+        self.rewards: list[tuple[float, float, int]] = []
+        self.staleness: Counter[int] = Counter()
+        self.stale = 0
+        self.version = 0
+        self._used = 0
+        self._steps = 0
+        self._tell = tell
+        self._clock = clock
+        self._changed = threading.Condition()  # Guards `_ask`, `_last` and `_is_stopping`.
+        self._ask: Ask | None = None
+        self._last: TrainerStatus | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="rose-trainer-watch")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def follow(self, ask: Ask | None) -> None:
+        """Ask another trainer from now on; None while there is none."""
+        with self._changed:
+            self._ask = ask
+            self._last = None
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ask once more, then end the thread."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_JOIN_S)
+
+    def _run(self) -> None:
+        is_over = False
+        try:
+            while not is_over:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_stopping, timeout=_EVERY_S)
+                    ask, is_over = self._ask, self._is_stopping
+                if ask is not None:
+                    self._look(ask)
+        except RoseError as error:
+            self.error = error
+
+    def _look(self, ask: Ask) -> None:
+        try:
+            status = ask()
+        except (Unavailable, DeadlineExceeded):
+            return
+        with self._changed:
+            if ask is not self._ask:
+                return
+            before, self._last = self._last, status
+        if status.version > self.version:
+            self.version = status.version
+            self._tell(VersionPublished(status.version))
+        self._note(status, before)
+
+    def _note(self, status: TrainerStatus, before: TrainerStatus | None) -> None:
+        # Over all incarnations, but one that starts falls back to what its checkpoint had learned.
+        used = status.consumed - status.waiting
+        if used > self._used:
+            self._tell(Consumed(used - self._used))
+            self._used = used
+        self.stale = status.dropped_stale
+        # Of this incarnation alone.
+        seen = Counter(before.staleness) if before is not None else Counter[int]()
+        self.staleness.update(Counter(status.staleness) - seen)
+        if status.reward_mean is not None and status.steps > self._steps:
+            self._steps = status.steps
+            at_s = self._clock.now_ns() / NS_PER_S
+            self.rewards.append((at_s, status.reward_mean, status.version))

@@ -1,0 +1,285 @@
+"""What the scheduler is told, and what it wants done.
+
+Three more events come from `rose.scheduler.worker` as they are: LeaseChanged, WorkerLost and
+VersionCommitted. A TurnOutput becomes a TurnProgress and, with an `end`, a TurnEnded behind it, in
+one step: the core counts tokens, whoever drives it keeps them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+
+# ---- events of the front: who drives the scheduler. They must not contradict each other.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker is there; it may run turns once it reports a lease.
+
+    Args:
+        worker: what it is called from now on, >= 0. One that was lost may join again under the
+            same number, but its leases must go on where they were: old epochs stay dead.
+        kind: what may be expected of it.
+        domain: what fails together. Carried for whoever reads the events; no rule looks at it yet.
+        seats: turns it runs at once, > 0.
+        prefill_tokens_per_s: how fast it computes prompts, > 0.
+        decode_step_ms: of a step without sequences, > 0.
+        decode_ms_per_sequence: what each sequence adds, >= 0.
+        version: of its weights.
+    """
+
+    worker: int
+    kind: WorkerKind
+    domain: int
+    seats: int
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    decode_ms_per_sequence: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPublished:
+    """The trainer has published a version; one that is not higher than before says nothing."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryCreated:
+    """A trajectory wants to start; Admit lets it.
+
+    Args:
+        trajectory: a number >= 0 that was never used before, also by one that is over.
+        group: of trajectories that share a task. Carried for whoever reads the events.
+    """
+
+    trajectory: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReady:
+    """The next turn of an admitted trajectory may run: the first, or one after a tool.
+
+    Args:
+        trajectory: whose.
+        turn: counts from 0; the next one.
+        context_tokens: before the turn.
+        max_new_tokens: what it may generate, > 0.
+    """
+
+    trajectory: int
+    turn: int
+    context_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryEnded:
+    """The environment is over. In the middle of a turn it gives the trajectory up: Drop follows."""
+
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The trainer has used, or thrown away, so many trajectories more that had ended."""
+
+    trajectories: int
+
+
+# ---- events of workers. They may be late, doubled, or about something long gone.
+
+
+@dataclass(frozen=True, slots=True)
+class TurnProgress:
+    """Tokens that a worker generated.
+
+    Args:
+        trajectory: whose turn.
+        turn: of the trajectory.
+        worker: who.
+        lease_epoch: under which lease.
+        first_token: place of the first of them within the turn.
+        tokens: how many, > 0.
+        version_min: the oldest weights that gave one of them.
+    """
+
+    trajectory: int
+    turn: int
+    worker: int
+    lease_epoch: int
+    first_token: int
+    tokens: int
+    version_min: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """A turn left its worker.
+
+    Args:
+        trajectory: whose turn.
+        turn: of the trajectory.
+        worker: who had it.
+        lease_epoch: under which lease.
+        end: why.
+        tokens: how many the turn had by then, those generated elsewhere included: what overtook the
+            last tokens on the way is found out. None when no event can overtake another.
+    """
+
+    trajectory: int
+    turn: int
+    worker: int
+    lease_epoch: int
+    end: TurnEnd
+    tokens: int | None = None
+
+
+Event: TypeAlias = (
+    WorkerJoined
+    | LeaseChanged
+    | WorkerLost
+    | VersionPublished
+    | VersionCommitted
+    | TrajectoryCreated
+    | TurnReady
+    | TurnProgress
+    | TurnEnded
+    | TrajectoryEnded
+    | Consumed
+)
+
+# ---- actions, to be carried out in their order.
+
+
+class DropReason(Enum):
+    """Why nobody will have a trajectory."""
+
+    FAILED = "a turn of it failed on every attempt"
+    GIVEN_UP = "it was ended in the middle of a turn, or before it was admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A trajectory may start: its first TurnReady is welcome."""
+
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a turn, or the rest of one.
+
+    Whoever has seen the turn's last token already (a stop token was delivered, and the report of
+    the end was lost) answers with TurnEnded(FINISHED) instead of running anything.
+
+    Args:
+        trajectory: whose turn.
+        turn: of the trajectory.
+        worker: where.
+        lease_epoch: under which lease.
+        first_token: how many tokens of the turn were delivered; they are part of the prompt.
+        max_new_tokens: what may still be generated, > 0.
+    """
+
+    trajectory: int
+    turn: int
+    worker: int
+    lease_epoch: int
+    first_token: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take a turn back from a worker; one that does not have it ignores that."""
+
+    trajectory: int
+    worker: int
+    lease_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Take tokens of a TurnProgress: they are the turn's next ones.
+
+    Args:
+        trajectory: whose turn.
+        turn: of the trajectory.
+        event: place of the TurnProgress among the events of this step.
+        skip: how many of its tokens to pass over: they were delivered before.
+        tokens: how many to take then, > 0. Those behind them are beyond the turn's limit.
+    """
+
+    trajectory: int
+    turn: int
+    event: int
+    skip: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDone:
+    """All of a turn was delivered."""
+
+    trajectory: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a trajectory; nothing more may be said of it."""
+
+    trajectory: int
+    reason: DropReason
+
+
+Action: TypeAlias = Admit | Start | Stop | Deliver | TurnDone | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What is now, and what was counted since the beginning.
+
+    Args:
+        waiting: trajectories, now, that are not admitted.
+        environment: now in their environment.
+        queued: now waiting for a worker.
+        running: now on a worker.
+        recalled: now leaving one.
+        admitted: so far.
+        consumed: by the trainer.
+        done: ended by their environment.
+        dropped: for whatever reason.
+        recalls: turns taken away from a worker by the scheduler.
+        resumed: starts in the middle of a turn.
+        stale_events: of workers, that changed nothing: late, doubled, or without a meaning.
+        tokens_delivered: in order, each once.
+        tokens_ignored: reported and not delivered.
+        reprefill_tokens: of prompts that a worker had to compute though one had done so before.
+        turns_by_kind: turns that finished, by the kind of the worker that finished them.
+        used_kv_tokens: promised of its lease, by worker, now.
+    """
+
+    waiting: int
+    environment: int
+    queued: int
+    running: int
+    recalled: int
+    admitted: int
+    consumed: int
+    done: int
+    dropped: int
+    recalls: int
+    resumed: int
+    stale_events: int
+    tokens_delivered: int
+    tokens_ignored: int
+    reprefill_tokens: int
+    turns_by_kind: Mapping[WorkerKind, int]
+    used_kv_tokens: Mapping[int, int]

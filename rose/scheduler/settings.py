@@ -1,0 +1,110 @@
+"""Every knob of the scheduler, with its unit and the reason for its default."""
+
+import math
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Final
+
+from rose.errors import InvalidArgument
+
+# Counts and times beyond this are mistakes; below it every sum fits 64 bits.
+_MAX: Final = 1e9
+# Zero means "none of it" for these; every other knob must be above 0.
+_MAY_BE_ZERO: Final = frozenset(
+    {
+        "max_staleness",
+        "worker_lag_max",
+        "recall_grace_ms",
+        "retry_ms",
+        "urgent_time_weight",
+        "urgent_risk_weight",
+        "staleness_s_per_version",
+        "leave_home_margin_s",
+        "hazard_per_s",
+        "requeue_ms",
+    }
+)
+_INTEGERS: Final = frozenset(
+    {"max_staleness", "batch_trajectories", "worker_lag_max", "attempts_max", "turn_window"}
+)
+
+
+class PlacementPolicy(Enum):
+    """Who decides where a turn runs; the baselines share everything else."""
+
+    JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
+    ROSE_PUBLISHED = "cache-affine, then least-loaded dedicated, then borrowed with room"
+    LEAST_LOADED_STICKY = "home while it has room, then the fewest turns"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What the scheduler may do, and what it believes before it has seen anything.
+
+    Args:
+        max_staleness: versions between the start of a trajectory and its use. One is where most
+            off-policy corrections stop hurting.
+        batch_trajectories: what the trainer takes for one version.
+        worker_lag_max: a worker that is more versions behind the newest gets no turns. One lets it
+            work while a new version is on its way.
+        recall_grace_ms: how long what a worker says of a turn that was taken from it is still
+            taken; longer than a report takes to arrive. Each millisecond delays the turn, each
+            token that is lost is generated again.
+        retry_ms: a turn that left a worker unfinished does not come back under the same lease for
+            so long: longer than a doubled report may be late.
+        attempts_max: a turn that failed so often is not tried again, and its trajectory dropped.
+        stall_ms: a borrowed worker without progress for so long, beyond the time for its prompts,
+            has stalled. Two seconds is what the paper waits.
+        wait_max_ms: a turn that waits longer comes before all others, and room is kept for it.
+        tail_age_ratio: a trajectory so many times as old as the mean is in the tail, > 1.
+        urgent_time_weight: how much more its own time counts for an urgent turn.
+        urgent_risk_weight: how much more a revocation counts for an urgent turn.
+        staleness_s_per_version: seconds that a fresher worker is worth, per version.
+        leave_home_margin_s: a turn leaves the cache it is used to for more than this only;
+            measurements differ by so much without a reason.
+        hazard_per_s: how often a borrowed lease is revoked, until somebody estimates it.
+        requeue_ms: what a revoked turn waits for its next worker, besides the prompt.
+        turn_tokens_prior: mean length of a turn before any has finished.
+        turn_window: turns that the mean remembers; enough to be steady, few enough to follow a
+            policy that learns to be brief.
+    """
+
+    max_staleness: int = 1
+    batch_trajectories: int = 8
+    worker_lag_max: int = 1
+    recall_grace_ms: float = 200.0
+    retry_ms: float = 500.0
+    attempts_max: int = 3
+    stall_ms: float = 2000.0
+    wait_max_ms: float = 30_000.0
+    tail_age_ratio: float = 2.0
+    urgent_time_weight: float = 1.0
+    urgent_risk_weight: float = 1.0
+    staleness_s_per_version: float = 0.5
+    leave_home_margin_s: float = 0.1
+    hazard_per_s: float = 1 / 60
+    requeue_ms: float = 100.0
+    turn_tokens_prior: float = 128.0
+    turn_window: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse values without a meaning.
+
+        Raises:
+            InvalidArgument: a knob is out of its range; the sentence names it.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not _is_in_range(field.name, value):
+                raise InvalidArgument(f"SchedulerSettings({field.name}={value}) is out of range")
+
+
+def _is_in_range(name: str, value: float) -> bool:
+    """Return whether `value` means something as the knob `name`."""
+    if name in _INTEGERS and not isinstance(value, int):
+        return False
+    if not (math.isfinite(value) and value <= _MAX):
+        return False
+    if name == "tail_age_ratio":
+        return value > 1
+    return value >= 0 if name in _MAY_BE_ZERO else value > 0

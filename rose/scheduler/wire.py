@@ -1,0 +1,144 @@
+"""What a scheduler and a worker in another process say to each other, as bytes.
+
+A message is a msgpack array `[format, word, body]`: the format's number, the word that names the
+body's type, and a dataclass of `rose.scheduler.worker` or of this file as a map. Enums travel as
+their values. The layout of a body may only change together with `FORMAT`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnOutput,
+    TurnRequest,
+    VersionCommitted,
+    WorkerEvent,
+    WorkerKind,
+    WorkerLost,
+)
+
+FORMAT: Final = 1
+# A context of half a million tokens; whatever is longer is a mistake or an attack.
+MESSAGE_BYTES_MAX: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StopTurn:
+    """Take the turn of a trajectory back."""
+
+    trajectory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The scheduler lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The first word of a worker: which one it is."""
+
+    number: int
+    kind: WorkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The worker's process lives, and has nothing else to say."""
+
+
+Command: TypeAlias = TurnRequest | StopTurn | Ping
+News: TypeAlias = WorkerEvent | Greeting | Heartbeat
+
+
+class _Envelope(msgspec.Struct, array_like=True):
+    format: int
+    word: str
+    body: msgspec.Raw
+
+
+_COMMANDS: Final[Mapping[str, type]] = {"start": TurnRequest, "stop": StopTurn, "ping": Ping}
+_NEWS: Final[Mapping[str, type]] = {
+    "greeting": Greeting,
+    "heartbeat": Heartbeat,
+    "output": TurnOutput,
+    "lease": LeaseChanged,
+    "committed": VersionCommitted,
+    "lost": WorkerLost,
+}
+
+
+def encode_command(command: Command) -> bytes:
+    """Return the bytes of a command.
+
+    Raises:
+        InvalidArgument: it cannot be sent: too long, or a value that the format has no room for.
+    """
+    return _encode(_COMMANDS, command)
+
+
+def decode_command(frame: bytes) -> Command:
+    """Return the command that `frame` holds.
+
+    Raises:
+        CorruptData: it holds none, or one of another format.
+    """
+    command: Command = _decode(_COMMANDS, frame)
+    return command
+
+
+def encode_news(news: News) -> bytes:
+    """Return the bytes of what a worker says; as `encode_command`."""
+    return _encode(_NEWS, news)
+
+
+def decode_news(frame: bytes) -> News:
+    """Return what a worker says in `frame`; as `decode_command`."""
+    news: News = _decode(_NEWS, frame)
+    if isinstance(news, TurnOutput) and not (
+        len(news.tokens) == len(news.logprobs) == len(news.versions)
+    ):
+        raise CorruptData(
+            f"an output has {len(news.tokens)} tokens, {len(news.logprobs)} logprobs and "
+            f"{len(news.versions)} versions: they must be as many"
+        )
+    return news
+
+
+def _encode(words: Mapping[str, type], message: Command | News) -> bytes:
+    word = next((word for word, kind in words.items() if kind is type(message)), None)
+    if word is None:
+        raise InvalidArgument(f"a {type(message).__name__} is no message of this direction")
+    try:
+        body = msgspec.msgpack.encode(message)
+        frame = msgspec.msgpack.encode(_Envelope(FORMAT, word, msgspec.Raw(body)))
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"a {type(message).__name__} cannot be sent: {error}") from error
+    if len(frame) > MESSAGE_BYTES_MAX:
+        raise InvalidArgument(
+            f"a {type(message).__name__} of {len(frame)} bytes cannot be sent: "
+            f"the most is {MESSAGE_BYTES_MAX}"
+        )
+    return frame
+
+
+def _decode(words: Mapping[str, type], frame: bytes) -> Any:
+    if len(frame) > MESSAGE_BYTES_MAX:
+        raise CorruptData(f"a message of {len(frame)} bytes: the most is {MESSAGE_BYTES_MAX}")
+    try:
+        envelope = msgspec.msgpack.decode(frame, type=_Envelope)
+        if envelope.format != FORMAT:
+            raise CorruptData(
+                f"a message of format {envelope.format}: this rose speaks format {FORMAT}; "
+                "run the same version on both sides"
+            )
+        if envelope.word not in words:
+            raise CorruptData(f"a message '{envelope.word[:40]}' is unknown in this direction")
+        return msgspec.msgpack.decode(envelope.body, type=words[envelope.word])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(f"a message cannot be read: {error}") from error

@@ -1,0 +1,62 @@
+"""Read BurstGPT traces (HPMLL/BurstGPT, CC-BY 4.0)."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from rose.errors import InvalidArgument
+from rose.traces.requests import Requests, TraceFile
+from rose.traces.text_file import numbered_rows, quoted, whole_number
+from rose.units import NS_PER_S
+
+FORMAT: Final = "BurstGPT trace"
+COLUMNS: Final = (
+    "Timestamp", "Session ID", "Elapsed time", "Model", "Request tokens", "Response tokens",
+    "Total tokens", "Log Type",
+)  # fmt: skip
+FIRST_COLUMNS: Final = tuple(c for c in COLUMNS if c not in {"Session ID", "Elapsed time"})
+"""Of the first release, which has no sessions."""
+
+# Seconds since the midnight before the first request; whole ones in the first release.
+_TIMESTAMP: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9})\d*)?", re.ASCII)
+
+
+def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -> TraceFile:
+    """Read the time and the lengths; the first request that was answered arrives at 0 s.
+
+    A row without response tokens is a request that failed: it is counted and left out, because
+    nobody knows how long its answer would have been.
+
+    Args:
+        path: for the sentences, and the name of the trace.
+        lines: the whole file.
+        columns: `COLUMNS` or `FIRST_COLUMNS`.
+
+    Raises:
+        InvalidArgument: a line (the sentence numbers it) is malformed, or nothing was answered.
+    """
+    expected = f"expected the columns {','.join(columns)} ({FORMAT})"
+    prompt, output = columns.index("Request tokens"), columns.index("Response tokens")
+    requests = Requests(path, columns[0])
+    for line, row in numbered_rows(path, lines, columns, expected):
+        at_ns = _timestamp_ns(path, line, row[0])
+        output_tokens = whole_number(path, line, columns[output], row[output], least=0)
+        # A request that failed may have failed before anybody counted its tokens.
+        least = 1 if output_tokens else 0
+        prompt_tokens = whole_number(path, line, columns[prompt], row[prompt], least=least)
+        if output_tokens:
+            requests.add(line, at_ns, row[0], prompt_tokens, output_tokens)
+        else:
+            requests.skipped += 1
+    return requests.traced(requests.since_first() / NS_PER_S, FORMAT)
+
+
+def _timestamp_ns(path: Path, line: int, text: str) -> int:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise InvalidArgument(
+            f"{path} line {line}: Timestamp {quoted(text)} is malformed; "
+            f"give seconds since the start, such as 5 or 17.25"
+        )
+    return int(match[1]) * NS_PER_S + int((match[2] or "").ljust(9, "0"))

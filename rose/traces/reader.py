@@ -1,0 +1,68 @@
+"""Read a trace of any known format, which its header or first line tells."""
+
+import csv
+import itertools
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rose.errors import InvalidArgument
+from rose.traces import azure, burst_gpt, mooncake, rose_csv
+from rose.traces.requests import TraceFile
+from rose.traces.text_file import opened, quoted
+from rose.traces.trace import Trace
+
+_Read = Callable[[Path, Iterable[str]], TraceFile]
+
+_BY_HEADER: Final[dict[tuple[str, ...], _Read]] = {
+    azure.COLUMNS: azure.read_azure,
+    burst_gpt.COLUMNS: partial(burst_gpt.read_burst_gpt, columns=burst_gpt.COLUMNS),
+    burst_gpt.FIRST_COLUMNS: partial(burst_gpt.read_burst_gpt, columns=burst_gpt.FIRST_COLUMNS),
+    rose_csv.COLUMNS: rose_csv.read_rose_csv,
+}
+_EXPECTED: Final = (
+    f"expected a trace of Azure ({','.join(azure.COLUMNS)}), BurstGPT (Timestamp,...,Log Type), "
+    f'Mooncake (JSON lines: {{"timestamp": ...}}) or rose ({",".join(rose_csv.COLUMNS)})'
+)
+
+
+def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
+    """Read a trace of Azure, BurstGPT, Mooncake or rose, plain or compressed (ends in `.gz`).
+
+    Blank lines are skipped.
+
+    Args:
+        path: the format is told by the first line.
+        seed: of the places of requests inside the three-second steps of a Mooncake trace.
+
+    Returns:
+        The trace, named after the file.
+
+    Raises:
+        InvalidArgument: the file cannot be read, its format is not known, or a line (the sentence
+            numbers it) is malformed.
+    """
+    return read_trace_file(path, seed=seed).trace
+
+
+def read_trace_file(path: str | Path, *, seed: int = 0) -> TraceFile:
+    """Read as `read_trace` does, and say which format it was and how many rows were left out."""
+    path = Path(path)
+    with opened(path, _EXPECTED) as lines:
+        first = next(lines, "")
+        if not first:
+            raise InvalidArgument(f"{path} is empty; {_EXPECTED}")
+        return _reader_of(path, first, seed)(path, itertools.chain([first], lines))
+
+
+def _reader_of(path: Path, first: str, seed: int) -> _Read:
+    if first.lstrip().startswith("{"):
+        return partial(mooncake.read_mooncake, seed=seed)
+    try:
+        header = tuple(next(csv.reader([first], strict=True), ()))
+    except csv.Error:
+        header = ()
+    if header not in _BY_HEADER:
+        raise InvalidArgument(f"{path} line 1 is {quoted(first.strip())}; {_EXPECTED}")
+    return _BY_HEADER[header]

@@ -1,0 +1,98 @@
+"""What every format has in common: requests that are collected line by line, in order."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rose.errors import InvalidArgument
+from rose.traces.text_file import quoted
+from rose.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A trace, and what there is to say of the file it came from.
+
+    Args:
+        trace: named after the file.
+        format: what its header or first line was recognised as.
+        skipped_rows: requests that failed in their own time, and so are not in the trace.
+    """
+
+    trace: Trace
+    format: str
+    skipped_rows: int
+
+
+@dataclass(slots=True)
+class Requests:
+    """The requests of one file, in its order.
+
+    Args:
+        path: of the file.
+        column: what the file calls the time of a request.
+    """
+
+    path: Path
+    column: str
+    arrivals: list[float] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    output_tokens: list[int] = field(default_factory=list)
+    skipped: int = 0
+
+    def add(
+        self, line: int, at: float, written: str, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Append a request.
+
+        Args:
+            line: its number in the file.
+            at: in the unit of the file; whole nanoseconds stay exact as an int.
+            written: how the file writes `at`.
+            prompt_tokens: >= 1.
+            output_tokens: >= 1.
+
+        Raises:
+            InvalidArgument: the request before it arrives later.
+        """
+        if self.arrivals and at < self.arrivals[-1]:
+            raise InvalidArgument(
+                f"{self.path} line {line}: {self.column} {quoted(written)} is earlier than the one "
+                f"before it; sort the file by {self.column}"
+            )
+        self.arrivals.append(at)
+        self.prompt_tokens.append(prompt_tokens)
+        self.output_tokens.append(output_tokens)
+
+    def since_first(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the arrivals less the first one.
+
+        They are subtracted before they become floats: a float of nanoseconds since 1970 would
+        round to 256 ns.
+        """
+        first = self.arrivals[0] if self.arrivals else 0
+        return np.array([at - first for at in self.arrivals], dtype=np.float64)
+
+    def traced(
+        self,
+        arrival_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+        format: str,  # noqa: A002 (the name of the field)
+        span_s: float | None = None,
+    ) -> TraceFile:
+        """Return the trace whose requests arrive at `arrival_s`.
+
+        Raises:
+            InvalidArgument: there are no requests.
+        """
+        if not self.arrivals:
+            which = f", only {self.skipped} that failed" if self.skipped else ""
+            raise InvalidArgument(f"{self.path} has no requests{which}; give a trace with requests")
+        trace = Trace(
+            arrival_s=arrival_s,
+            prompt_tokens=np.array(self.prompt_tokens, dtype=np.int64),
+            output_tokens=np.array(self.output_tokens, dtype=np.int64),
+            name=self.path.name,
+            span_s=span_s,
+        )
+        return TraceFile(trace=trace, format=format, skipped_rows=self.skipped)

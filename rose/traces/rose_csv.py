@@ -1,0 +1,91 @@
+"""Rose's own format: the three columns of a `Trace`, as CSV. What is written is read back equal."""
+
+import csv
+import gzip
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rose.errors import InvalidArgument
+from rose.traces.requests import Requests, TraceFile
+from rose.traces.text_file import numbered_rows, quoted, whole_number
+from rose.traces.trace import Trace
+
+FORMAT: Final = "rose trace"
+COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
+
+_EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} ({FORMAT})"
+_SECONDS: Final = re.compile(r"\d{1,12}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_SECONDS_MAX: Final = 1e12
+
+
+def read_rose_csv(path: Path, lines: Iterable[str]) -> TraceFile:
+    """Read `COLUMNS`; arrivals ascend, and count from the start of the trace as they are written.
+
+    Raises:
+        InvalidArgument: a line (the sentence numbers it) is malformed, or there are no requests.
+    """
+    requests = Requests(path, COLUMNS[0])
+    for line, row in numbered_rows(path, lines, COLUMNS, _EXPECTED):
+        arrival_s = _seconds(path, line, row[0])
+        prompt_tokens = whole_number(path, line, COLUMNS[1], row[1])
+        output_tokens = whole_number(path, line, COLUMNS[2], row[2])
+        requests.add(line, arrival_s, row[0], prompt_tokens, output_tokens)
+    return requests.traced(np.array(requests.arrivals, dtype=np.float64), FORMAT)
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write `trace` to `path`, compressed when the name ends in `.gz`: whole, or not at all.
+
+    `span_s` is not written: the trace that is read back ends with its last request.
+
+    Raises:
+        InvalidArgument: the trace has no requests, or `path` cannot be written.
+    """
+    path = Path(path)
+    if not len(trace):
+        raise InvalidArgument(f"trace {trace.name} has no requests to write to {path}")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens)
+    # repr of a float, which tolist() leads to, is the shortest text that is read back equal.
+    writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
+    data = text.getvalue().encode()
+    # Without a time in its header, the file depends on the trace alone.
+    _write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _seconds(path: Path, line: int, text: str) -> float:
+    if _SECONDS.fullmatch(text) and float(text) <= _SECONDS_MAX:
+        return float(text)
+    raise InvalidArgument(
+        f"{path} line {line}: {COLUMNS[0]} is {quoted(text)}; "
+        f"give seconds from 0 to {_SECONDS_MAX:.0f}"
+    )
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write beside `path`, then rename: a reader sees the old file or the new one."""
+    beside = None
+    try:
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        # mkstemp makes the file private; a trace has the permissions of any other new file.
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write the trace to {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None
+    finally:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)

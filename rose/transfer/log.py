@@ -1,0 +1,283 @@
+"""The log of versions: what publishers hand in and receivers pull, for as long as it is kept."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from rose.errors import InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest
+from rose.transfer.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
+from rose.units import GIB
+
+VERSIONS_MAX: Final = 64
+BYTES_MAX: Final = 4 * GIB
+# Counts are small and outlive the chunks, but not without end.
+COUNTS_MAX: Final = 4096
+RECEIVERS_MAX: Final = 1024
+
+Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
+SeedMaker: TypeAlias = Callable[[], tuple[Manifest, Chunks]]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What a receiver said last.
+
+    Args:
+        n: the version it tried.
+        is_match: whether its weights have the digest of the trainer.
+        digest: of its weights.
+    """
+
+    n: int
+    is_match: bool
+    digest: Digest
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted for one version; `is_opening`: it is what the log began with."""
+
+    manifest: Manifest
+    is_opening: bool
+    sent_bytes: int = 0
+    answers: dict[str, bool] = field(default_factory=dict)
+
+    def statistics(self) -> VersionStatistics:
+        manifest = self.manifest
+        return VersionStatistics(
+            n=manifest.version.n,
+            count=manifest.count,
+            changed=manifest.changed,
+            packed_bytes=manifest.nbytes,
+            sent_bytes=self.sent_bytes,
+            receivers=len(self.answers),
+            matched=sum(self.answers.values()),
+        )
+
+
+class VersionLog:
+    """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
+
+    Any thread may call; the lock guards everything here and is held over nothing that takes long.
+
+    Args:
+        versions_max: versions kept, at least 1.
+        bytes_max: of all chunks kept, the seed's included.
+    """
+
+    def __init__(self, *, versions_max: int = VERSIONS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        if versions_max < 1 or bytes_max < 1:
+            raise InvalidArgument(
+                f"a log of {versions_max} versions and {bytes_max} bytes keeps nothing"
+            )
+        self._versions_max = versions_max
+        self._bytes_max = bytes_max
+        self._changed = threading.Condition()
+        self._manifests: dict[int, Manifest] = {}  # by n, ascending, as are the next two
+        self._chunks: dict[int, Chunks] = {}
+        self._counts: dict[int, _Counts] = {}
+        self._seed: tuple[Manifest, Chunks] | None = None
+        self._make_seed: SeedMaker | None = None
+        self._receivers: dict[str, Acknowledgement] = {}
+        self._totals = TransferStatistics()
+        self._is_closed = False
+
+    # ---- the publisher's side
+
+    def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
+        """Begin with an announcement of what the publisher has, and how to make a seed of it.
+
+        Raises:
+            InvalidArgument: the log has an opening already, or this is none.
+        """
+        if manifest.base != manifest.version or manifest.chunks:
+            raise InvalidArgument(f"{manifest.version} is no announcement")
+        with self._changed:
+            if self._make_seed is not None:
+                raise InvalidArgument("this log has a publisher: make a log for each")
+            self._make_seed = make_seed
+            self._append(manifest, {}, is_opening=True)
+
+    def append(self, manifest: Manifest, chunks: Chunks) -> None:
+        """Keep a version; on an error the log is as before.
+
+        Raises:
+            InvalidArgument: its number is not above all before, or chunks and manifest differ.
+            OutOfMemory: it alone is more than the log may keep.
+            Unavailable: the log is closed.
+        """
+        _check_chunks(manifest, chunks)
+        with self._changed:
+            if self._is_closed:
+                raise Unavailable("the log of versions is closed")
+            newest = self._newest()
+            if manifest.version.n <= newest:
+                raise InvalidArgument(f"version {manifest.version} is not above {newest}")
+            if manifest.nbytes > self._bytes_max:
+                raise OutOfMemory(
+                    f"version {manifest.version} has {manifest.nbytes} bytes, and the log keeps "
+                    f"{self._bytes_max}"
+                )
+            self._append(manifest, chunks, is_opening=False)
+            self._totals = replace(self._totals, versions=self._totals.versions + 1)
+
+    def _append(self, manifest: Manifest, chunks: Chunks, *, is_opening: bool) -> None:
+        n = manifest.version.n
+        self._manifests[n], self._chunks[n] = manifest, chunks
+        self._counts[n] = _Counts(manifest, is_opening)
+        for book, limit in ((self._manifests, self._versions_max), (self._counts, COUNTS_MAX)):
+            if len(book) > limit:
+                del book[next(iter(book))]
+        self._forget_chunks()
+        self._changed.notify_all()
+
+    def _forget_chunks(self) -> None:
+        """Keep to the limits: the oldest go, and a seed that no longer leads to the newest."""
+        newest = next(reversed(self._manifests))
+        while self._is_over():
+            oldest = next(iter(self._chunks))
+            if oldest == newest and self._seed is not None and self._seed[0].version.n < newest:
+                self._seed = None  # too large to lie beside a version that needs it
+                continue
+            del self._chunks[oldest]
+            if self._seed is not None and self._seed[0].version.n < oldest:
+                self._seed = None
+
+    def _is_over(self) -> bool:
+        kept = sum(self._counts[n].manifest.nbytes for n in self._chunks)
+        kept += 0 if self._seed is None else self._seed[0].nbytes
+        return len(self._chunks) > self._versions_max or kept > self._bytes_max
+
+    def close(self) -> None:
+        """Take no more versions; what is kept can be pulled on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    # ---- the receivers' side
+
+    def manifests_after(self, n: int) -> list[Manifest]:
+        """Return what is kept of the versions above `n`, the oldest first."""
+        with self._changed:
+            return [one for number, one in self._manifests.items() if number > n]
+
+    def wait_after(
+        self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+    ) -> list[Manifest]:
+        """Wait for a version above `n`; nothing comes back when there was none in time.
+
+        Args:
+            n: of the newest version that is known; -1 for none.
+            timeout_s: how long to wait.
+            is_over: asked when `wake` is called: whether to wait no longer.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or is_over() or self._newest() > n, timeout_s
+            )
+            return self.manifests_after(n)
+
+    def wake(self) -> None:
+        """Let whoever waits look whether the wait is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def seed_and_after(self, at_least_n: int) -> list[Manifest]:
+        """Return a seed and the versions after it; made now, unless one leads there.
+
+        The thread that asks makes it, so no publisher waits for a receiver to want one.
+
+        Args:
+            at_least_n: an older seed will not do. Where no version is as new, the newest is given.
+
+        Raises:
+            OutOfMemory: the seed is more than the log may keep.
+            Unavailable: the log has no publisher yet.
+        """
+        with self._changed:
+            seed, make = self._seed, self._make_seed
+            needed_n = min(at_least_n, self._newest())
+        if make is None:
+            raise Unavailable("no version was published yet")
+        if seed is None or seed[0].version.n < needed_n:
+            seed = make()
+            self._keep_seed(*seed)
+        return [seed[0], *self.manifests_after(seed[0].version.n)]
+
+    def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
+        _check_chunks(manifest, chunks)
+        if manifest.nbytes > self._bytes_max:
+            raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
+        with self._changed:
+            self._seed = (manifest, chunks)
+            self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
+            self._forget_chunks()
+
+    def chunk(self, n: int, tile: int, *, is_seed: bool = False) -> bytes | None:
+        """Return the frame of a tile, or None when it is not kept; it counts as sent."""
+        with self._changed:
+            if is_seed:
+                has_it = self._seed is not None and self._seed[0].version.n == n
+                chunks = self._seed[1] if self._seed is not None and has_it else {}
+            else:
+                chunks = self._chunks.get(n, {})
+            frame = chunks.get(tile)
+            if frame is not None:
+                self._count_sent(n, len(frame))
+            return frame
+
+    def _count_sent(self, n: int, nbytes: int) -> None:
+        self._totals = replace(self._totals, sent_bytes=self._totals.sent_bytes + nbytes)
+        if (counts := self._counts.get(n)) is not None:
+            counts.sent_bytes += nbytes
+
+    def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
+        """Take a receiver's answer; one for a version that is unknown says nothing."""
+        with self._changed:
+            counts = self._counts.get(n)
+            if counts is None:
+                return
+            if receiver not in self._receivers and len(self._receivers) >= RECEIVERS_MAX:
+                raise InvalidArgument(f"there are {RECEIVERS_MAX} receivers already")
+            self._receivers[receiver] = Acknowledgement(n, is_match, digest)
+            is_first = receiver not in counts.answers
+            was_match = counts.answers.get(receiver, False)
+            counts.answers[receiver] = is_match
+            if not counts.is_opening:
+                totals = self._totals
+                dense = ELEMENT_BYTES * counts.manifest.count
+                self._totals = replace(
+                    totals,
+                    answers=totals.answers + is_first,
+                    dense_bytes=totals.dense_bytes + dense * is_first,
+                    matched=totals.matched + is_match - was_match,
+                )
+
+    # ---- what it counted
+
+    def _newest(self) -> int:
+        return next(reversed(self._manifests), -1)
+
+    def receivers(self) -> dict[str, Acknowledgement]:
+        """Return what each receiver said last."""
+        with self._changed:
+            return dict(self._receivers)
+
+    def versions(self) -> list[VersionStatistics]:
+        """Return the figures of the latest versions, the oldest first; the opening is none."""
+        with self._changed:
+            return [one.statistics() for one in self._counts.values() if not one.is_opening]
+
+    def statistics(self) -> TransferStatistics:
+        """Return the sums over all versions there were."""
+        with self._changed:
+            return self._totals
+
+
+def _check_chunks(manifest: Manifest, chunks: Chunks) -> None:
+    sizes = {tile: len(frame) for tile, frame in chunks.items()}
+    if sizes != {chunk.tile: chunk.nbytes for chunk in manifest.chunks}:
+        raise InvalidArgument(f"the chunks of {manifest.version} are not those of its manifest")

@@ -1,0 +1,146 @@
+"""The receiver: a thread that stages versions while an engine generates."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Self
+
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.chain import Held
+from rose.transfer.commit import Outcome
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import StagedVersion
+from rose.transfer.puller import BACKOFF_S, RETRIES, Puller
+from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.source import Source
+from rose.transfer.staging import ReceiverStatistics, Staging
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+
+BACKOFF_MAX_S: Final = 2.0
+WAIT_S: Final = 0.5
+# What the world does to a receiver; it tries again. Anything else is a bug and ends the thread.
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+
+
+class Receiver:
+    """Brings the versions of a publisher to one set of weights.
+
+    The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
+    network. The receiver's own thread, which starts at once, does everything else until `close`.
+
+    Args:
+        source: the publisher.
+        name: tells its receivers apart.
+        held: what the weights are called; any name will do for weights of no publisher yet.
+        digest: of the weights.
+        tiles: how they are cut, on both sides.
+        on_staged: called by the receiver's thread when a version lies ready; it must not wait.
+        retries: further attempts for a damaged chunk.
+        backoff_s: before the first further attempt; doubles each time.
+        backoff_max_s: the longest pause while the publisher cannot be reached.
+        wait_s: how long to wait for a version before looking around; bounds `close`.
+    """
+
+    def __init__(  # noqa: PLR0917  (what it is made of is plain in this order)
+        self,
+        source: Source,
+        name: str,
+        held: Version,
+        digest: Digest,
+        tiles: Tiles,
+        on_staged: Callable[[], None] | None = None,
+        *,
+        retries: int = RETRIES,
+        backoff_s: float = BACKOFF_S,
+        backoff_max_s: float = BACKOFF_MAX_S,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._backoff_s, self._backoff_max_s, self._wait_s = backoff_s, backoff_max_s, wait_s
+        self._failure: str | None = None
+        self._stop = threading.Event()
+        # Rung when the engine has taken or reported, or the receiver is closed.
+        self._bell = threading.Event()
+        self._staging = Staging(
+            source,
+            name,
+            Held(held, digest),
+            tiles,
+            puller=Puller(source, self._stop, retries=retries, backoff_s=backoff_s),
+            on_staged=on_staged if on_staged is not None else _nothing,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> Version:
+        """Return the version that the weights are."""
+        return self._staging.held.version
+
+    @property
+    def digest(self) -> Digest:
+        """Return the digest of the weights."""
+        return self._staging.held.digest
+
+    @property
+    def state(self) -> ReceiverState:
+        """Return where it is."""
+        return self._staging.state
+
+    @property
+    def stats(self) -> ReceiverStatistics:
+        """Return the figures so far."""
+        return self._staging.statistics()
+
+    @property
+    def failure(self) -> str | None:
+        """Return what is in the way, one sentence; None while all is well."""
+        return self._failure
+
+    def take_staged(self) -> StagedVersion | None:
+        """Return the next version when it lies ready; `report` must follow."""
+        return self._staging.take_staged()
+
+    def report(self, outcome: Outcome) -> None:
+        """Take what came of the version that was taken."""
+        self._staging.report(outcome)
+        self._bell.set()
+
+    def close(self) -> None:
+        """Stop and join the thread; what is staged is dropped."""
+        self._stop.set()
+        self._bell.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        pause_s = self._backoff_s
+        while not self._stop.is_set():
+            self._bell.clear()
+            try:
+                self._staging.round(self._wait_s)
+            except _WORLD as error:
+                self._failure = str(error)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, self._backoff_max_s)
+                continue
+            self._failure, pause_s = None, self._backoff_s
+            if self._staging.is_idle and not self._stop.is_set():
+                self._bell.wait(self._wait_s)
+
+
+def _nothing() -> None:
+    pass

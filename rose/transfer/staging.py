@@ -1,0 +1,239 @@
+"""Staging: what a receiver holds, what it fetches next, and what came of it.
+
+Threadless, so that every order of events can be tried; `Receiver` gives it a thread.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rose.errors import CorruptData, InvalidArgument, check
+from rose.transfer.chain import Choice, Held, NextVersion, next_seed, next_version
+from rose.transfer.commit import CommitState, Outcome
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest, StagedVersion
+from rose.transfer.puller import Puller
+from rose.transfer.receiver_state import MOVES, ReceiverState
+from rose.transfer.source import NOTHING_KNOWN, Source
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+
+# Answers that wait for a publisher that cannot be reached; the oldest are dropped.
+REPORTS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverStatistics:
+    """What a receiver did so far.
+
+    Args:
+        received_bytes: of chunks, damaged ones included.
+        versions: committed.
+        rolled_back: commits that went back, abandoned ones too.
+        chunks_retried: attempts after a damaged chunk.
+        seeds: fetched whole.
+        given_up: versions whose chunks stayed damaged.
+    """
+
+    received_bytes: int
+    versions: int
+    rolled_back: int
+    chunks_retried: int
+    seeds: int
+    given_up: int
+
+
+class Staging:
+    """Follows the chain of versions.
+
+    One thread calls `round`, one thread takes and reports; the lock guards the state, what is held
+    and what is staged, and is held over no call to the source.
+
+    Args:
+        source: the publisher.
+        name: of the receiver, for reports.
+        held: what the weights are and their digest.
+        tiles: how they are cut.
+        puller: gets chunks from the same source.
+        on_staged: called by `round`, without a lock, when a version lies ready.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        held: Held,
+        tiles: Tiles,
+        *,
+        puller: Puller,
+        on_staged: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._tiles = tiles
+        self._puller = puller
+        self._on_staged = on_staged
+        self._lock = threading.Lock()
+        self._held = held
+        self._state = ReceiverState.SYNCED
+        self._staged: StagedVersion | None = None
+        self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
+        self._versions = self._rolled_back = self._seeds = self._given_up = 0
+        # The oldest seed that would help; None while deltas do. Set by the thread of `round`, and
+        # by a report, while that thread has nothing to do.
+        self._seed_from: int | None = None
+
+    # ---- the engine's side
+
+    @property
+    def held(self) -> Held:
+        """Return what the weights are."""
+        with self._lock:
+            return self._held
+
+    @property
+    def state(self) -> ReceiverState:
+        """Return where it is."""
+        with self._lock:
+            return self._state
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `round` has nothing to do until the engine comes by."""
+        with self._lock:
+            return self._state is not ReceiverState.SYNCED and not self._reports
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return the figures so far."""
+        with self._lock:
+            return ReceiverStatistics(
+                received_bytes=self._puller.received_bytes,
+                versions=self._versions,
+                rolled_back=self._rolled_back,
+                chunks_retried=self._puller.retried,
+                seeds=self._seeds,
+                given_up=self._given_up,
+            )
+
+    def take_staged(self) -> StagedVersion | None:
+        """Hand out the version that lies ready; `report` must follow before there is another."""
+        with self._lock:
+            if self._state is not ReceiverState.STAGED:
+                return None
+            self._move(ReceiverState.APPLYING)
+            return self._staged
+
+    def report(self, outcome: Outcome) -> None:
+        """Take what came of the version that was handed out; the publisher hears of it later."""
+        with self._lock:
+            check(
+                self._staged is not None and self._staged.manifest.version == outcome.version,
+                f"{outcome.version} was not handed out",
+            )
+            is_whole = self._staged is not None and self._staged.manifest.is_seed
+            self._staged = None
+            if outcome.state is CommitState.COMMITTED:
+                self._committed(outcome)
+            elif outcome.state is CommitState.ROLLED_BACK:
+                self._went_back(outcome, is_whole=is_whole)
+            else:
+                self._move(ReceiverState.QUARANTINED)
+            if not outcome.is_abandoned:
+                is_match = outcome.state is CommitState.COMMITTED
+                self._reports.append((outcome.version.n, is_match, outcome.digest))
+
+    def _committed(self, outcome: Outcome) -> None:
+        self._move(ReceiverState.SYNCED)
+        self._held = Held(outcome.version, outcome.digest)
+        self._versions += 1
+        self._seed_from = None
+
+    def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
+        self._move(ReceiverState.ROLLED_BACK)
+        self._rolled_back += 1
+        if outcome.digest != self._held.digest:
+            # The weights were not what they were held to be, so they have no name.
+            self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
+        if not outcome.is_abandoned:
+            # A whole version that could not be committed is not tried again; a newer one is.
+            self._seed_from = outcome.version.n + is_whole
+        self._move(ReceiverState.SYNCED)
+
+    # ---- the side of the network
+
+    def round(self, timeout_s: float) -> None:
+        """Send what is to be said, and stage the next version if there is one within the time.
+
+        Raises:
+            Unavailable: the publisher cannot be reached; call again later.
+            OutOfMemory: it has no room for a seed.
+            CorruptData: what it says makes no sense, or a seed came damaged.
+            InvalidArgument: its weights are another row than the receiver's.
+        """
+        self._send_reports()
+        if self.state is not ReceiverState.SYNCED:
+            return
+        chosen = self._choose(timeout_s)
+        if isinstance(chosen, Manifest):
+            self._stage(chosen)
+        elif chosen is Choice.SEED:
+            self._seed_from = self.held.version.n if self._versions else NOTHING_KNOWN
+
+    def _send_reports(self) -> None:
+        while True:
+            with self._lock:
+                if not self._reports:
+                    return
+                n, is_match, digest = self._reports[0]
+            self._source.report(self._name, n, is_match, digest)
+            with self._lock:
+                self._reports.popleft()
+
+    def _choose(self, timeout_s: float) -> NextVersion:
+        held = self.held
+        if self._seed_from is None:
+            # All that is kept, unless what is held is known to be of a publisher's chain.
+            is_known = self._versions > 0 and held.version.run != ""
+            after = held.version.n if is_known else NOTHING_KNOWN
+            offered = self._offered(self._source.wait_manifests(after, timeout_s))
+            return next_version(held, offered, self._tiles)
+        if not self._offered(self._source.wait_manifests(self._seed_from - 1, timeout_s)):
+            return Choice.WAIT
+        offered = self._offered(self._source.seed(self._seed_from))
+        return next_seed(held, offered, self._tiles, at_least_n=self._seed_from)
+
+    def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
+        if manifests and all(one.tiles != self._tiles for one in manifests):
+            other, own = manifests[-1].tiles, self._tiles
+            raise InvalidArgument(
+                f"the publisher has {other.count} elements in tiles of {other.tile_elements}, and "
+                f"the receiver {own.count} in tiles of {own.tile_elements}"
+            )
+        return manifests
+
+    def _stage(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._move(ReceiverState.STAGING)
+        staged: StagedVersion | None = None
+        try:
+            staged = self._puller.pull(manifest)
+            if staged is None:
+                self._seed_from = manifest.version.n
+        except CorruptData:
+            self._given_up += 1
+            if manifest.is_seed:
+                raise
+            self._seed_from = manifest.version.n
+        finally:
+            with self._lock:
+                self._staged = staged
+                self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
+        if staged is not None:
+            self._seeds += manifest.is_seed
+            self._on_staged()
+
+    def _move(self, to: ReceiverState) -> None:
+        check((self._state, to) in MOVES, f"receiver: {self._state.name} -> {to.name}")
+        self._state = to

@@ -1,0 +1,359 @@
+"""The circle in the report: numbers checked by hand, figures, and circles that ended early."""
+
+import dataclasses
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rose.cli.record import CircleRecord, TrajectoryCounts, TurnRecord
+from rose.cli.report import print_table, render_html, summarise, write_report
+from rose.cli.report_circle import circle_row, start_s, version_rows
+from rose.cli.report_circle_plots import draw_circle, draw_freshness, rows_of, running_turns
+from tests.cli.records import EMPTY_CIRCLE, commit, tiny_circle, tiny_record
+
+NAN = float("nan")
+
+
+def report_of(circle=None, **changes):
+    return summarise(tiny_record(circle=circle or tiny_circle(), **changes))
+
+
+def check_of(report, name):
+    (found,) = [c for c in report["verdict"]["checks"] if c["name"] == name]
+    return found
+
+
+def table_of(report, width=100):
+    out = io.StringIO()
+    print_table(report, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def page_of(circle, **changes):
+    record = tiny_record(circle=circle, **changes)
+    return render_html(record, summarise(record))
+
+
+def with_commits(*commits):
+    """The tiny circle, with these commits in its second version alone."""
+    first, second, third = tiny_circle().versions
+    versions = (
+        dataclasses.replace(first, commits=()),
+        dataclasses.replace(second, commits=commits),
+        third,
+    )
+    return tiny_circle(versions=versions)
+
+
+def with_counts(**changes):
+    return tiny_circle(trajectories=dataclasses.replace(tiny_circle().trajectories, **changes))
+
+
+def test_numbers_of_the_weights():
+    assert report_of()["weights"] == {
+        "versions": 3,
+        "digests_matched": 3,
+        "digests_compared": 3,
+        "bytes_sent": 6144,
+        "dense_bytes": 307200,
+        "sent_share": 0.02,
+        "density_p50": 0.02,
+        "pause_ms_p50": 4.0,
+        "pause_ms_p99": pytest.approx(7.92),
+        "rolled_back": 0,
+    }
+
+
+def test_numbers_of_the_trajectories():
+    trajectories = report_of()["trajectories"]
+    # Of eight batches with the rewards 0.0 to 0.7, a quarter is two.
+    assert trajectories.pop("reward_first") == pytest.approx(0.05)
+    assert trajectories.pop("reward_last") == pytest.approx(0.65)
+    assert trajectories == {
+        "started": 12,
+        "finished": 10,
+        "resumed": 1,
+        "lost": 0,
+        "stale": 2,
+        "dropped": 1,
+        "in_flight": 1,
+        "turns_borrowed": 7,
+        "turns_dedicated": 21,
+        "per_s": 0.2,
+        "staleness": {"0": 3, "1": 3, "3": 1, "10": 1},
+    }
+    assert list(trajectories["staleness"]) == ["0", "1", "3", "10"]
+
+
+def test_incidents_count_from_the_start_of_the_circle_and_ascend():
+    incidents = ((115.0, "second"), (107.5, "first"))
+    report = report_of(tiny_circle(incidents=incidents))
+    assert report["incidents"] == [{"at_s": 7.5, "what": "first"}, {"at_s": 15.0, "what": "second"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "starts"),
+    [
+        ({}, 100.0),
+        ({"spans": ()}, 101.0),
+        ({"spans": (), "turns": ()}, 110.0),
+        ({"incidents": ((90.0, "early"),)}, 90.0),
+        ({"spans": ((NAN, 105.0),)}, 101.0),
+    ],
+)
+def test_circle_starts_with_the_first_thing_it_does(change, starts):
+    assert start_s(tiny_circle(**change)) == starts
+
+
+def test_run_without_a_circle_says_so_with_null():
+    report = summarise(tiny_record())
+    assert (report["weights"], report["trajectories"], report["incidents"]) == (None, None, [])
+    assert "staleness" not in table_of(report)
+    assert "The circle" not in render_html(tiny_record(), report)
+    assert not any("digest" in check["name"] for check in report["verdict"]["checks"])
+
+
+def test_verdict_when_the_circle_closes():
+    settings = {"quick": False, "lr": 1e-6}
+    verdict = report_of(settings=settings)["verdict"]
+    for name in (
+        "digests that differ",
+        "trajectories lost",
+        "bytes sent / dense",
+        "turns resumed elsewhere",
+    ):
+        assert check_of({"verdict": verdict}, name)["ok"] is True, name
+    sentence = report_of(settings={"quick": True, "lr": 1e-6})["verdict"]["sentence"]
+    assert sentence == (
+        "All 12 bars are met: serving kept its latency while rollouts ran, and what was learnt "
+        "from them came back whole."
+    )
+
+
+@pytest.mark.parametrize(
+    ("circle", "name", "value"),
+    [
+        (with_commits(commit("borrowed", 121.0, 1.0, False)), "digests that differ", 1),
+        (with_counts(lost=2), "trajectories lost", 2),
+        (
+            tiny_circle(
+                versions=(dataclasses.replace(tiny_circle().versions[0], bytes_sent=6000),)
+            ),
+            "bytes sent / dense",
+            6000 / 102400,
+        ),
+        (with_counts(resumed=0), "turns resumed elsewhere", 0),
+    ],
+)
+def test_missed_bar_of_the_circle_is_named(circle, name, value):
+    report = report_of(circle, settings={"lr": 1e-6})
+    assert check_of(report, name)["ok"] is False
+    assert check_of(report, name)["value"] == pytest.approx(value)
+    assert f"{name} is" in report["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "bar"),
+    [
+        ({"quick": True, "lr": 1e-6}, "turns resumed elsewhere", "not judged when quick"),
+        ({"lr": 1e-4}, "bytes sent / dense", "not judged unless lr is at most 1e-06"),
+        ({}, "bytes sent / dense", "not judged unless lr is at most 1e-06"),
+    ],
+)
+def test_bar_that_does_not_apply_is_not_judged(settings, name, bar):
+    found = check_of(report_of(settings=settings), name)
+    assert (found["ok"], found["bar"]) == (None, bar)
+    assert found["value"] is not None
+
+
+def test_undone_commit_is_counted_and_marked():
+    circle = with_commits(commit("borrowed", 121.0, 5.0, False), commit("borrowed", 122.0, 6.0))
+    weights = report_of(circle)["weights"]
+    assert (weights["rolled_back"], weights["digests_matched"]) == (1, 1)
+    row = version_rows(circle)[1]
+    assert row[:5] == ["5", "20.0 s", "3 %", "3 KiB", "3 %"]
+    assert row[5:] == ["+1.00 s, 5.00 ms ✗ undone, +2.00 s, 6.00 ms ✓", "-"]
+    assert "class=missed>+1.00 s" in page_of(circle)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_table_of_the_circle_fits_and_nothing_is_cut(width):
+    counts = {"finished": 12345, "turns_borrowed": 54321, "turns_dedicated": 12345}
+    text = table_of(report_of(with_counts(**counts)), width)
+    assert "…" not in text
+    row = next(line for line in text.splitlines() if "54321/12345" in line)
+    assert len(row.rstrip()) <= 100
+    # 12345 in 50 s; staleness (3 x 0 + 3 x 1 + 3 + 10) / 8.
+    assert row.split() == ("247 12345/0 54321/12345 1 3 2 % 4.00/7.92 2.00/10 0.05/0.65".split())
+
+
+def partial_circles():
+    whole = tiny_circle()
+    yield EMPTY_CIRCLE
+    for column in dataclasses.fields(CircleRecord):
+        if isinstance(getattr(whole, column.name), tuple):
+            yield dataclasses.replace(EMPTY_CIRCLE, **{column.name: getattr(whole, column.name)})
+            yield dataclasses.replace(whole, **{column.name: ()})
+
+
+@pytest.mark.parametrize("circle", list(partial_circles()))
+def test_circle_that_ended_early_is_reported(circle):
+    record = tiny_record(windows=(), circle=circle, complete=False)
+    report = summarise(record)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert len(circle_row(report)) == 9
+    assert len(version_rows(circle)) == len(circle.versions)
+    assert "staleness" in table_of(report)
+    for figure in (draw_circle(record, circle), draw_freshness(circle)):
+        assert "nan" not in figure
+
+
+def test_empty_circle_of_an_interrupted_run_has_a_page(tmp_path):
+    record = tiny_record(windows=(), circle=EMPTY_CIRCLE, complete=False)
+    write_report(record, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "The circle" in page
+    assert "Incidents" not in page
+    assert "<details" not in page
+
+
+def test_empty_circle_is_neither_met_nor_missed():
+    report = report_of(EMPTY_CIRCLE, settings={"lr": 1e-6})
+    names = (
+        "digests that differ",
+        "trajectories lost",
+        "bytes sent / dense",
+        "turns resumed elsewhere",
+    )
+    assert [check_of(report, name)["ok"] for name in names] == [None] * 4
+    assert circle_row(report) == ["-", "0/0", "0/0", "0", "0", "-", "-/-", "-/-", "-/-"]
+
+
+def test_json_and_page_are_strict_whatever_the_circle_holds(tmp_path):
+    circle = tiny_circle(
+        versions=(
+            dataclasses.replace(
+                tiny_circle().versions[0],
+                published_s=NAN,
+                density=NAN,
+                dense_bytes=0,
+                commits=(commit("borrowed", NAN, NAN), commit("elsewhere", 1.0, 1.0)),
+            ),
+        ),
+        turns=(
+            TurnRecord(0, 0, "borrowed", NAN, 5.0, 1, is_resumed=False),
+            TurnRecord(1, 0, "borrowed", 130.0, 120.0, 1, is_resumed=False),
+            TurnRecord(2, 0, "elsewhere", 110.0, 120.0, 1, is_resumed=False),
+        ),
+        rewards=((NAN, 1.0, 4), (120.0, NAN, 5)),
+        spans=((100.0, NAN),),
+        incidents=((NAN, "when?"),),
+        measured_s=NAN,
+    )
+    write_report(tiny_record(circle=circle), tmp_path)
+
+    def forbid(constant):
+        raise AssertionError(constant)
+
+    report = json.loads((tmp_path / "report.json").read_text(), parse_constant=forbid)
+    assert report["incidents"] == [{"at_s": None, "what": "when?"}]
+    assert report["weights"]["sent_share"] is None
+    assert report["trajectories"]["per_s"] is None
+    assert "nan" not in " ".join(version_rows(circle)[0])
+
+
+def test_page_of_the_circle_says_what_happened():
+    page = page_of(tiny_circle())
+    for text in (
+        "Turns, borrowed",
+        "Turns, dedicated",
+        "Versions of the weights",
+        "Reward",
+        "Staleness",
+        "What a version cost",
+        "<b>15.0 s</b> · The trainer &lt;died&gt; and came back",
+        "3 versions of the weights",
+    ):
+        assert text in page
+
+
+@pytest.mark.parametrize(("n", "opening"), [(8, "<details open>"), (9, "<details>")])
+def test_long_table_of_versions_is_folded(n, opening):
+    version = tiny_circle().versions[1]
+    page = page_of(tiny_circle(versions=(version,) * n))
+    assert opening in page
+    assert page.count("+0.25 s, 4.00 ms ✓") == n
+
+
+def test_figures_are_the_same_each_time():
+    record = tiny_record(circle=tiny_circle())
+    assert draw_circle(record, tiny_circle()) == draw_circle(record, tiny_circle())
+    assert draw_freshness(tiny_circle()) == draw_freshness(tiny_circle())
+
+
+def test_more_turns_than_bars_are_drawn_as_how_many_run():
+    def drawn(n):
+        turns = tuple(
+            TurnRecord(i, 0, "borrowed", 100.0 + i / 100, 100.5 + i / 100, 5, is_resumed=i % 9 == 0)
+            for i in range(n)
+        )
+        return draw_circle(tiny_record(), tiny_circle(turns=turns))
+
+    few, many, more = drawn(1500), drawn(1501), drawn(6000)
+    assert "turns that run" not in few
+    assert "turns that run" in many
+    assert len(many) < len(few)
+    # However many turns there are, the page does not grow with them.
+    assert len(more) < len(few)
+
+
+starts = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=60).map(
+    sorted
+)
+
+
+@given(starts)
+def test_turns_of_a_row_never_overlap_and_rows_are_fewest(pairs):
+    turns = [
+        TurnRecord(i, 0, "borrowed", float(at), float(at + length), 1, is_resumed=False)
+        for i, (at, length) in enumerate(pairs)
+    ]
+    rows = rows_of(turns)
+    for row in set(rows):
+        of_row = [turn for turn, its in zip(turns, rows, strict=True) if its == row]
+        for one, after in itertools.pairwise(of_row):
+            assert one.end_s <= after.start_s
+    most = max(sum(o is t or o.start_s <= t.start_s < o.end_s for o in turns) for t in turns)
+    assert max(rows) + 1 <= max(1, most)
+
+
+@given(starts.filter(lambda pairs: any(length for _, length in pairs)), st.integers(1, 40))
+def test_running_turns_hold_every_second_of_every_turn(pairs, bins):
+    turns = [
+        TurnRecord(i, 0, "borrowed", float(at), float(at + length), 1, is_resumed=False)
+        for i, (at, length) in enumerate(pairs)
+    ]
+    edges, running = running_turns(turns, bins)
+    assert (edges.size, running.size) == (bins + 1, bins)
+    assert running.min() >= -1e-9
+    assert running.max() <= len(turns) + 1e-9
+    assert (running * np.diff(edges)).sum() == pytest.approx(sum(length for _, length in pairs))
+
+
+def test_turns_are_counted_where_they_run():
+    pairs = ((0.0, 2.0), (1.0, 4.0), (1.0, 2.0))
+    turns = [TurnRecord(0, 0, "borrowed", a, b, 1, is_resumed=False) for a, b in pairs]
+    edges, running = running_turns(turns, 4)
+    assert edges.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert running.tolist() == [1.0, 3.0, 1.0, 1.0]
+
+
+def test_counts_of_the_record_are_those_of_the_report():
+    names = {column.name for column in dataclasses.fields(TrajectoryCounts)}
+    assert names <= set(report_of()["trajectories"])

@@ -1,0 +1,58 @@
+"""A steady worker behind a server, and schedulers that connect to it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from rose.node.server import WorkerServer
+from rose.node.session import ServerLimits
+from rose.scheduler.remote import RemoteLimits, RemoteWorker
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from tests.node.rig import no_thread_is_left
+from tests.node.steady import SteadyWorker
+
+# Nothing is silent by accident on a machine that is busy.
+PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.2)
+LENIENT = ServerLimits(heartbeat_s=0.2, silence_max_s=60.0)
+
+
+class Node:
+    """Servers and the schedulers that were let in, all closed in the end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def serve(self, factory=None, *, limits: ServerLimits = LENIENT, **options) -> WorkerServer:
+        make = factory or (lambda on_event: SteadyWorker(1, on_event))
+        server = WorkerServer(make, token="secret", limits=limits, **options)
+        self._stack.callback(server.worker.stop)
+        self._stack.callback(server.close)
+        return server
+
+    def connect(
+        self,
+        server: WorkerServer | str,
+        on_event: Callable[[WorkerEvent], None],
+        *,
+        token: str = "secret",
+        number: int = 1,
+        limits: RemoteLimits = PATIENT,
+    ) -> RemoteWorker:
+        address = server if isinstance(server, str) else server.address
+        worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, on_event, limits=limits)
+        self._stack.callback(worker.close)
+        return worker
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Set up before, and so torn down after, all that a test uses."""
+    with no_thread_is_left():
+        yield
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with ExitStack() as stack:
+        yield Node(stack)

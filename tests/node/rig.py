@@ -1,0 +1,81 @@
+"""What the tests of workers in other processes share."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerLost
+from tests.node.steady import VERSION, logprob_at, token_at
+
+LONG_S = 30.0
+
+
+def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+@contextmanager
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    wait_for(lambda: not (set(threading.enumerate()) - before))
+
+
+def request(trajectory: int, *, tokens: int = 20, prompt: tuple[int, ...] = (1, 2, 3), **changes):
+    values = {
+        "trajectory": trajectory,
+        "turn": 0,
+        "lease_epoch": 1,
+        "prompt": prompt,
+        "first_token": 0,
+        "max_new_tokens": tokens,
+        "stop_tokens": (),
+        "temperature": 1.0,
+        "seed": 1000 + trajectory,
+    }
+    return TurnRequest(**{**values, **changes})
+
+
+class Scheduler:
+    """Keeps every event of a worker."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+
+    def __call__(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+
+    def outputs(self, trajectory: int) -> list[TurnOutput]:
+        return [
+            event
+            for event in list(self.events)
+            if isinstance(event, TurnOutput) and event.trajectory == trajectory
+        ]
+
+    def tokens(self, trajectory: int) -> list[int]:
+        return [token for output in self.outputs(trajectory) for token in output.tokens]
+
+    def ends(self, trajectory: int) -> list[TurnEnd]:
+        return [output.end for output in self.outputs(trajectory) if output.end is not None]
+
+    def losses(self) -> list[WorkerLost]:
+        return [event for event in list(self.events) if isinstance(event, WorkerLost)]
+
+    def check_said(self, asked: TurnRequest) -> None:
+        """Every token there is, is there once, in order, bit for bit as it was said."""
+        outputs = self.outputs(asked.trajectory)
+        place = asked.first_token
+        for output in outputs:
+            assert output.first_token == place
+            at = range(
+                len(asked.prompt) + place - asked.first_token,
+                len(asked.prompt) + place - asked.first_token + len(output.tokens),
+            )
+            assert output.tokens == tuple(token_at(asked.seed, position) for position in at)
+            assert output.logprobs == tuple(logprob_at(asked.seed, position) for position in at)
+            assert output.versions == (VERSION,) * len(at)
+            place += len(output.tokens)

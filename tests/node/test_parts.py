@@ -1,0 +1,268 @@
+"""What a worker's program is made of: options, its speed, its weights, its end."""
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import Unavailable
+from rose.node.ending import Ending
+from rose.rl.feed import WeightFeed
+from rose.node.options import read_options
+from rose.node.speed import PREFILL_TOKENS, measure
+from rose.scheduler.worker import WorkerKind
+from tests.node.rig import LONG_S
+
+MICROSECOND = 1000
+
+
+# ---- speed ---------------------------------------------------------------------------------------
+
+
+class Time:
+    """Goes on when an engine works."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps by this clock")
+
+
+@dataclass
+class Output:
+    left: int
+    error: str | None = None
+
+    def is_finished(self) -> bool:
+        return self.left == 0
+
+
+@dataclass
+class PricedEngine:
+    """Takes exactly so long for a prompt's token, a step, and a sequence in a step."""
+
+    time: Time
+    prefill_us: int
+    step_us: int
+    sequence_us: int
+    seats: int
+    error: str | None = None
+    prompts: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.queue: queue.Queue = queue.Queue()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def submit(self, request_id, prompt, *, max_new_tokens, on_output) -> None:
+        self.prompts.append(tuple(prompt))
+        self.queue.put((prompt, max_new_tokens, on_output))
+
+    def run(self) -> None:
+        while True:
+            batch = [self.queue.get(timeout=LONG_S)]
+            if batch[0] is None:
+                return
+            # All seats are asked for at once, with prompts of one token.
+            is_full = len(batch[0][0]) == 1 and len(self.prompts) > 5
+            batch += [self.queue.get(timeout=LONG_S) for _ in range(self.seats - 1)] * is_full
+            new_tokens = batch[0][1]
+            prompt_us = len(batch[0][0]) * self.prefill_us
+            for number in range(new_tokens):
+                decode_us = self.step_us + len(batch) * self.sequence_us
+                self.time.ns += MICROSECOND * (decode_us if number else prompt_us)
+                for _, _, on_output in batch:
+                    on_output(Output(new_tokens - number - 1, self.error))
+
+    def stop(self) -> None:
+        self.queue.put(None)
+        self.thread.join()
+
+
+@given(st.integers(1, 10**4), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 9))
+def test_speed_is_what_the_engine_takes(prefill_us, step_us, sequence_us, seats) -> None:
+    time = Time()
+    engine = PricedEngine(time, prefill_us, step_us, sequence_us, seats)
+    try:
+        speed = measure(engine, time, seats=seats)
+    finally:
+        engine.stop()
+    assert speed.prefill_tokens_per_s == pytest.approx(1e6 / prefill_us)
+    assert speed.decode_step_ms + speed.decode_ms_per_sequence == pytest.approx(
+        (step_us + sequence_us) / 1000
+    )
+    if seats > 1:
+        assert speed.decode_ms_per_sequence == pytest.approx(sequence_us / 1000)
+    long = [prompt for prompt in engine.prompts if len(prompt) == PREFILL_TOKENS]
+    assert len(set(long)) == len(long) == 4  # No prompt finds the KV of another.
+
+
+def test_an_engine_that_fails_has_no_speed() -> None:
+    engine = PricedEngine(Time(), 1, 1, 1, 2, error="out of blocks")
+    try:
+        with pytest.raises(Unavailable, match="cannot be measured: out of blocks"):
+            measure(engine, engine.time, seats=2)
+    finally:
+        engine.stop()
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """Hands out what is staged, once, and wants a report before the next."""
+
+    def __init__(self) -> None:
+        self.staged: list[int] = []
+        self.is_out = False
+        self.reports: list[str] = []
+
+    def take_staged(self) -> int | None:
+        if self.is_out or not self.staged:
+            return None
+        self.is_out = True
+        return self.staged.pop(0)
+
+    def report(self, outcome: str) -> None:
+        assert self.is_out
+        self.is_out = False
+        self.reports.append(outcome)
+
+
+@dataclass
+class Commit:
+    version: int
+
+    @property
+    def outcome(self) -> str:
+        return f"outcome of {self.version}"
+
+
+class CommittingWorker:
+    number = 1
+    kind = WorkerKind.DEDICATED
+
+    def __init__(self) -> None:
+        self.commits: list = []
+
+    def start_turn(self, request) -> None: ...
+
+    def stop_turn(self, trajectory: int) -> None: ...
+
+    def commit(self, commit, version: int, on_done=None) -> None:
+        self.commits.append((commit, version, on_done))
+
+
+def test_staged_versions_are_committed_one_by_one_and_reported() -> None:
+    worker, receiver = CommittingWorker(), Receiver()
+    feed = WeightFeed(worker, lambda staged: (Commit(staged), 100 + staged))
+    receiver.staged = [1, 2]
+    feed.on_staged()  # By a receiver that was quicker than whoever made it.
+    assert worker.commits == []
+    feed.attach(receiver)
+    feed.on_staged()
+    ((commit, version, on_done),) = worker.commits
+    assert (commit, version) == (Commit(1), 101)
+    assert receiver.reports == []  # Not before the engine is done with it.
+    on_done(object())
+    assert receiver.reports == ["outcome of 1"]
+    feed.on_staged()
+    assert worker.commits[1][:2] == (Commit(2), 102)
+    worker.commits[1][2](object())
+    feed.on_staged()
+    assert receiver.reports == ["outcome of 1", "outcome of 2"]
+    assert len(worker.commits) == 2
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, IO[bytes]]]:
+    """A stdin, and the end that whoever started the program holds."""
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write, "wb", buffering=0) as held:
+        yield read, held
+
+
+def test_a_program_ends_when_its_stdin_closes(pipe) -> None:
+    read, held = pipe
+    with Ending(read) as ending:
+        held.close()
+        assert ending.wait() == "stdin was closed"
+
+
+def test_what_is_written_to_stdin_is_no_end(pipe) -> None:
+    read, held = pipe
+    with Ending(read) as ending:
+        held.write(b"hello\n")
+        timer = threading.Timer(0.05, ending.tell, ("another reason",))
+        timer.start()
+        assert ending.wait() == "another reason"
+        timer.join()
+
+
+def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Ending(pipe[0]) as ending:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        assert ending.wait() == "got SIGTERM"
+        timer.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
+    with Ending(pipe[0]) as ending:
+        for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
+            ending.tell(f"reason {number}")
+        assert ending.wait() == "reason 0"
+
+
+def test_a_file_as_stdin_is_as_good_as_closed(tmp_path) -> None:
+    with (tmp_path / "empty").open("w+") as file, Ending(file.fileno()) as ending:
+        assert "closed" in ending.wait()
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
+
+
+def test_options_are_read() -> None:
+    options = read_options([*ARGUMENTS, *"--cores 0,2 --nice 10 --seats 4 --seed 7".split()])
+    assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
+    assert (options.cores, options.nice, options.seats) == (frozenset({0, 2}), 10, 4)
+    assert (options.seed, options.weights, options.version) == (7, None, 0)
+    weights = "--weights 127.0.0.1:5 --weights-token T --version 9".split()
+    options = read_options([*ARGUMENTS, *weights])
+    assert (options.weights, options.weights_token) == ("127.0.0.1:5", "T")
+    assert options.version == 9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("--cores 0,x", "no list of cores"),
+        ("--cores -1", "expected one argument"),
+        ("--seats 0", "0 is not above 0"),
+        ("--kv-tokens -5", "-5 is not above 0"),
+        ("--nice=-1", "-1 is less than 0"),
+        ("--seats many", "invalid"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(capsys, wrong: str, sentence: str) -> None:
+    with pytest.raises(SystemExit):
+        read_options([*ARGUMENTS, *wrong.split()])
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,5 @@
+"""A program that never says it is ready, and ends with its parent."""
+
+import sys
+
+sys.stdin.read()

@@ -1,0 +1,204 @@
+"""What must be true after every step, from what the core was told and what it wanted done."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import (
+    Action,
+    Admit,
+    Consumed,
+    Deliver,
+    Drop,
+    Event,
+    Start,
+    Stop,
+    TrajectoryEnded,
+    TurnDone,
+    TurnEnded,
+    TurnProgress,
+    TurnReady,
+    VersionPublished,
+    WorkerJoined,
+)
+from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerLost
+from rose.units import NS_PER_MS
+
+
+@dataclass
+class WorkerSeen:
+    seats: int
+    version: int
+    epoch: int = 0
+    kv_tokens: int = 0
+    deadline_ns: float = 0.0
+    is_live: bool = False
+
+
+@dataclass
+class TurnSeen:
+    turn: int = -1
+    context_tokens: int = 0
+    max_new_tokens: int = 0
+    delivered: int = 0
+    on: tuple[int, int] | None = None  # worker, epoch: started there and not known to have left
+
+
+@dataclass
+class Audit:
+    """Steps a core and checks what it answers. `is_finished(trajectory, turn, tokens)`."""
+
+    settings: SchedulerSettings
+    policy: PlacementPolicy
+    is_finished: Callable[[int, int, int], bool]
+    history: list[tuple[list[Event], int, list[Action]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.core = SchedulerCore(self.settings, self.policy)
+        self.workers: dict[int, WorkerSeen] = {}
+        self.epochs: dict[int, int] = {}
+        self.turns: dict[int, TurnSeen] = {}
+        self.published = 0
+        self.admitted: set[int] = set()
+        self.dropped: set[int] = set()
+        self.consumed = 0
+
+    def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
+        actions = self.core.step(events, now_ns)
+        self.history.append((list(events), now_ns, actions))
+        for event in events:
+            self._hear(event, now_ns)
+        for number, worker in self.workers.items():
+            if worker.is_live and worker.deadline_ns <= now_ns:
+                self._end_lease(number)
+        for action in actions:
+            self._see(action, events, now_ns)
+        self._check_capacity()
+        self._check_stats()
+        return actions
+
+    def replay(self) -> None:
+        """Check that the same events at the same times give the same actions."""
+        again = SchedulerCore(self.settings, self.policy)
+        for events, now_ns, actions in self.history:
+            assert again.step(events, now_ns) == actions
+        assert again.stats() == self.core.stats()
+
+    # ---- what the core was told
+
+    def _hear(self, event: Event, now_ns: int) -> None:
+        match event:
+            case WorkerJoined():
+                self.workers[event.worker] = WorkerSeen(event.seats, event.version)
+            case WorkerLost() if event.worker in self.workers:
+                self._end_lease(event.worker)
+                del self.workers[event.worker]
+            case LeaseChanged() if event.worker in self.workers:
+                self._hear_lease(event, now_ns)
+            case VersionPublished():
+                self.published = max(self.published, event.version)
+            case VersionCommitted() if event.worker in self.workers:
+                self.workers[event.worker].version = event.version
+            case TurnReady():
+                seen = self.turns[event.trajectory]
+                assert seen.on is None
+                seen.turn, seen.delivered = event.turn, 0
+                seen.context_tokens, seen.max_new_tokens = (
+                    event.context_tokens,
+                    event.max_new_tokens,
+                )
+            case TurnEnded():
+                seen = self.turns.get(event.trajectory, TurnSeen())
+                if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
+                    seen.on = None
+            case Consumed():
+                self.consumed += event.trajectories
+            case TrajectoryEnded():
+                pass
+
+    def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
+        worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
+        if event.lease_epoch > last:
+            self._end_lease(event.worker)
+        elif not (worker.is_live and event.lease_epoch == worker.epoch):
+            return
+        self.epochs[event.worker] = worker.epoch = event.lease_epoch
+        worker.kv_tokens, worker.is_live = event.kv_tokens, True
+        ttl_ns = event.ttl_ms * NS_PER_MS
+        worker.deadline_ns = now_ns + ttl_ns if ttl_ns else float("inf")
+        if event.kv_tokens == 0:
+            self._end_lease(event.worker)
+
+    def _end_lease(self, number: int) -> None:
+        worker = self.workers[number]
+        worker.is_live = False
+        for seen in self.turns.values():
+            if seen.on == (number, worker.epoch):
+                seen.on = None
+
+    # ---- what it wants done
+
+    def _see(self, action: Action, events: Sequence[Event], now_ns: int) -> None:
+        match action:
+            case Admit():
+                assert action.trajectory not in self.admitted
+                self.admitted.add(action.trajectory)
+                self.turns[action.trajectory] = TurnSeen()
+                ahead_max = (self.settings.max_staleness + 1) * self.settings.batch_trajectories
+                assert len(self.admitted - self.dropped) - self.consumed <= ahead_max
+            case Start():
+                self._see_start(action, now_ns)
+            case Stop():
+                seen = self.turns[action.trajectory]
+                if seen.on == (action.worker, action.lease_epoch):
+                    seen.on = None
+            case Deliver():
+                self._see_deliver(action, events)
+            case TurnDone():
+                seen = self.turns[action.trajectory]
+                assert seen.turn == action.turn
+                assert seen.on is None
+                assert self.is_finished(action.trajectory, action.turn, seen.delivered)
+            case Drop():
+                self.dropped.add(action.trajectory)
+
+    def _see_start(self, action: Start, now_ns: int) -> None:
+        seen, worker = self.turns[action.trajectory], self.workers[action.worker]
+        assert worker.is_live
+        assert now_ns < worker.deadline_ns
+        assert action.lease_epoch == worker.epoch
+        assert worker.version >= self.published - self.settings.worker_lag_max
+        assert seen.on is None, f"{action} while it runs on {seen.on}"
+        assert action.turn == seen.turn
+        assert action.first_token == seen.delivered
+        assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
+        seen.on = (action.worker, action.lease_epoch)
+
+    def _see_deliver(self, action: Deliver, events: Sequence[Event]) -> None:
+        seen, event = self.turns[action.trajectory], events[action.event]
+        assert isinstance(event, TurnProgress)
+        assert (event.trajectory, event.turn) == (action.trajectory, action.turn)
+        assert action.turn == seen.turn
+        assert action.tokens > 0
+        assert 0 <= action.skip <= event.tokens - action.tokens
+        assert event.first_token + action.skip == seen.delivered
+        seen.delivered += action.tokens
+        assert seen.delivered <= seen.max_new_tokens
+
+    # ---- what must hold at the end of a step
+
+    def _check_capacity(self) -> None:
+        used: dict[int, list[int]] = {}
+        for seen in self.turns.values():
+            if seen.on is not None:
+                used.setdefault(seen.on[0], []).append(seen.context_tokens + seen.max_new_tokens)
+        for number, needs in used.items():
+            assert len(needs) <= self.workers[number].seats
+            assert sum(needs) <= self.workers[number].kv_tokens
+
+    def _check_stats(self) -> None:
+        stats = self.core.stats()
+        assert stats.running == sum(seen.on is not None for seen in self.turns.values())
+        assert stats.admitted == len(self.admitted)
+        assert stats.dropped == len(self.dropped)
+        assert set(stats.used_kv_tokens) == set(self.workers)

@@ -1,0 +1,233 @@
+"""A worker that misbehaves, freezes or vanishes is lost, once, and nothing comes after it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rose.errors import DeadlineExceeded, InvalidArgument
+from rose.scheduler.channel import METHOD, SERVICE
+from rose.scheduler.mailbox import Mailbox, Nothing
+from rose.scheduler.remote import RemoteLimits, RemoteWorker
+from rose.scheduler.wire import (
+    MESSAGE_BYTES_MAX,
+    Command,
+    Greeting,
+    Heartbeat,
+    Ping,
+    StopTurn,
+    decode_command,
+    encode_news,
+)
+from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerKind, WorkerLost
+from tests.node.rig import LONG_S, Scheduler, no_thread_is_left, request, wait_for
+from tests.scheduler.test_wire import NEWS
+
+GREETING = encode_news(Greeting(1, WorkerKind.DEDICATED))
+PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.02)
+
+
+class Script:
+    """A server that says the frames it is given and keeps the commands it hears."""
+
+    def __init__(self, frames: list[bytes], *, is_ending: bool = False, is_deaf: bool = False):
+        self._frames = frames
+        self._is_ending = is_ending
+        self._is_deaf = is_deaf
+        self.commands: list[Command] = []
+        self.more: Mailbox[bytes] = Mailbox(items_max=1000)
+
+    def __call__(self, requests, context) -> Iterator[bytes]:
+        if not self._is_deaf:
+            threading.Thread(target=self._listen, args=(requests,)).start()
+        yield from self._frames
+        while not self._is_ending and context.is_active():
+            frame = self.more.take(wait_s=0.01)
+            if not isinstance(frame, Nothing):
+                yield frame
+
+    def _listen(self, requests) -> None:
+        with suppress(grpc.RpcError):
+            self.commands.extend(decode_command(frame) for frame in requests)
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[..., str]]:
+    """Serve a script; returns its address."""
+    with no_thread_is_left(), ExitStack() as stack:
+
+        def serve(script: Script) -> str:
+            pool = ThreadPoolExecutor(4)
+            server = grpc.server(pool, options=(("grpc.max_send_message_length", -1),))
+            handler = grpc.stream_stream_rpc_method_handler(script)
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+            )
+            port = server.add_insecure_port("127.0.0.1:0")
+            server.start()
+            stack.callback(pool.shutdown)
+            stack.callback(lambda: server.stop(0).wait())
+            return f"127.0.0.1:{port}"
+
+        yield serve
+
+
+@pytest.fixture
+def connect(play) -> Iterator[Callable[..., RemoteWorker]]:
+    with ExitStack() as stack:
+
+        def open_(address: str, on_event, *, limits: RemoteLimits = PATIENT) -> RemoteWorker:
+            kind = WorkerKind.DEDICATED
+            worker = RemoteWorker(address, "token", 1, kind, on_event, limits=limits)
+            stack.callback(worker.close)
+            return worker
+
+        yield open_
+
+
+@pytest.mark.parametrize(
+    ("frames", "sentence"),
+    [
+        ([GREETING], "it ended the stream"),
+        ([GREETING, b"garbage"], "cannot be read"),
+        ([GREETING, b"\x93\x02\xa4what\x80"], "a message of format 2"),
+        ([encode_news(Greeting(2, WorkerKind.DEDICATED))], "worker 2, dedicated, answered for 1"),
+        ([encode_news(Greeting(1, WorkerKind.BORROWED))], "worker 1, borrowed, answered for 1"),
+        ([GREETING, b"x" * (MESSAGE_BYTES_MAX + 1)], "RESOURCE_EXHAUSTED"),
+        ([GREETING, encode_news(WorkerLost(1, "its loop died"))], "its loop died"),
+    ],
+)
+def test_a_worker_that_misbehaves_is_lost_once(play, connect, frames, sentence: str) -> None:
+    scheduler = Scheduler()
+    late = [encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))] * 3
+    is_ending = len(frames) == 1 and "ended" in sentence
+    script = Script(frames if is_ending else frames + late, is_ending=is_ending)
+    worker = connect(play(script), scheduler)
+    wait_for(scheduler.losses)
+    worker.start_turn(request(1))  # Dropped: the worker is lost already.
+    worker.stop_turn(1)
+    worker.close()
+    assert [type(event) for event in scheduler.events] == [WorkerLost]
+    assert sentence in scheduler.losses()[0].reason
+
+
+def test_a_silent_worker_is_lost(play, connect) -> None:
+    scheduler = Scheduler()
+    connect(play(Script([GREETING])), scheduler, limits=RemoteLimits(silence_max_s=0.2))
+    wait_for(scheduler.losses)
+    assert scheduler.events == [WorkerLost(1, "no sign of life for 0.2 s")]
+
+
+def test_nobody_there_is_a_lost_worker(connect, play) -> None:
+    scheduler = Scheduler()
+    connect("127.0.0.1:9", scheduler)  # Nobody listens there, or nobody that speaks this.
+    wait_for(scheduler.losses)
+    assert "its stream broke (UNAVAILABLE" in scheduler.losses()[0].reason
+    assert len(scheduler.events) == 1
+
+
+def test_commands_arrive_in_order_and_pings_between(play, connect) -> None:
+    script = Script([GREETING])
+    worker = connect(play(script), Scheduler())
+    wait_for(lambda: Ping() in script.commands)
+    sent = [request(number) if number % 3 else StopTurn(number) for number in range(100)]
+    for command in sent:
+        if isinstance(command, TurnRequest):
+            worker.start_turn(command)
+        else:
+            worker.stop_turn(command.trajectory)
+    wait_for(lambda: len([one for one in script.commands if one != Ping()]) == len(sent))
+    assert [one for one in script.commands if one != Ping()] == sent
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(NEWS.filter(lambda news: not isinstance(news, Greeting | WorkerLost))))
+def test_events_arrive_in_order_bit_for_bit(play, connect, news) -> None:
+    scheduler = Scheduler()
+    worker = connect(play(Script([GREETING, *map(encode_news, news)])), scheduler)
+    events = [one for one in news if one != Heartbeat()]
+    wait_for(lambda: len(scheduler.events) >= len(events))
+    worker.close()
+    assert list(map(repr, scheduler.events)) == list(map(repr, events))
+
+
+def test_a_request_that_cannot_be_sent_comes_back_failed_and_the_worker_lives(
+    play, connect
+) -> None:
+    scheduler, script = Scheduler(), Script([GREETING])
+    worker = connect(play(script), scheduler)
+    worker.start_turn(request(1, prompt=(127,) * (MESSAGE_BYTES_MAX + 1)))
+    worker.start_turn(request(2, seed=2**64))
+    worker.start_turn(request(3))
+    wait_for(lambda: scheduler.ends(1) and scheduler.ends(2))
+    wait_for(lambda: request(3) in script.commands)
+    assert [event.end for event in scheduler.events] == [TurnEnd.FAILED] * 2
+    assert str(MESSAGE_BYTES_MAX) in scheduler.outputs(1)[0].error
+    assert "cannot be sent" in scheduler.outputs(2)[0].error
+
+
+def test_a_worker_that_takes_no_commands_is_lost_and_nobody_waited(play, connect) -> None:
+    scheduler = Scheduler()
+    limits = RemoteLimits(silence_max_s=60.0, commands_max=4)
+    worker = connect(play(Script([GREETING], is_deaf=True)), scheduler, limits=limits)
+    for number in range(2000):  # Each of 100 kB: more than all buffers on the way hold.
+        worker.start_turn(request(number, prompt=(2**31,) * 20_000))
+        if scheduler.losses():
+            break
+    wait_for(scheduler.losses)
+    assert "left 4 commands untaken" in scheduler.losses()[0].reason
+
+
+def test_nothing_comes_after_close(play, connect) -> None:
+    scheduler, script = Scheduler(), Script([GREETING])
+    worker = connect(play(script), scheduler)
+    output = TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))
+    script.more.put(encode_news(output))
+    wait_for(lambda: scheduler.events)
+    worker.close()
+    script.more.put(encode_news(output))
+    assert scheduler.events == [output]
+    worker.close()  # Twice is once.
+
+
+def test_a_callback_may_close_its_worker(play) -> None:
+    left = threading.Event()
+
+    def leave(event) -> None:
+        ready.wait(LONG_S)
+        worker.close()
+        left.set()
+
+    ready = threading.Event()
+    script = Script([GREETING, encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))])
+    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, leave, limits=PATIENT)
+    ready.set()
+    assert left.wait(LONG_S)
+
+
+def test_a_callback_that_does_not_return_is_told_in_time(play) -> None:
+    held, script = threading.Event(), Script([GREETING])
+    limits = RemoteLimits(silence_max_s=60.0, close_s=0.1)
+    script.more.put(encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))))
+    entered = threading.Event()
+
+    def stuck(event) -> None:
+        entered.set()
+        held.wait(LONG_S)
+
+    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, stuck, limits=limits)
+    assert entered.wait(LONG_S)
+    with pytest.raises(DeadlineExceeded, match="its callback does not return"):
+        worker.close()
+    held.set()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:80", "example.com:1", "127.0.0.1"])
+def test_a_token_is_never_sent_to_another_machine(address: str) -> None:
+    with pytest.raises(InvalidArgument, match=address):
+        RemoteWorker(address, "token", 1, WorkerKind.DEDICATED, Scheduler())

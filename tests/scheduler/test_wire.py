@@ -1,0 +1,160 @@
+"""What a scheduler and a worker say to each other survives the wire, or is refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.scheduler.wire import (
+    FORMAT,
+    MESSAGE_BYTES_MAX,
+    Greeting,
+    Heartbeat,
+    Ping,
+    StopTurn,
+    decode_command,
+    decode_news,
+    encode_command,
+    encode_news,
+)
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnEnd,
+    TurnOutput,
+    TurnRequest,
+    VersionCommitted,
+    WorkerKind,
+    WorkerLost,
+)
+
+INTS = st.integers(-(2**63), 2**64 - 1)
+FLOATS = st.floats(allow_nan=False)  # -0.0 and the infinities included
+IDS = st.lists(INTS, max_size=40).map(tuple)
+
+REQUESTS = st.builds(
+    TurnRequest,
+    trajectory=INTS,
+    turn=INTS,
+    lease_epoch=INTS,
+    prompt=IDS,
+    first_token=INTS,
+    max_new_tokens=INTS,
+    stop_tokens=IDS,
+    temperature=FLOATS,
+    seed=INTS,
+)
+
+
+@st.composite
+def outputs(draw) -> TurnOutput:
+    said = draw(st.lists(st.tuples(INTS, FLOATS, INTS), max_size=40))
+    return TurnOutput(
+        worker=draw(INTS),
+        trajectory=draw(INTS),
+        turn=draw(INTS),
+        lease_epoch=draw(INTS),
+        first_token=draw(INTS),
+        tokens=tuple(token for token, _, _ in said),
+        logprobs=tuple(logprob for _, logprob, _ in said),
+        versions=tuple(version for _, _, version in said),
+        end=draw(st.none() | st.sampled_from(TurnEnd)),
+        error=draw(st.none() | st.text()),
+    )
+
+
+COMMANDS = st.one_of(REQUESTS, st.builds(StopTurn, INTS), st.just(Ping()))
+NEWS = st.one_of(
+    outputs(),
+    st.builds(LeaseChanged, INTS, INTS, INTS, FLOATS),
+    st.builds(VersionCommitted, INTS, INTS, st.booleans(), FLOATS),
+    st.builds(WorkerLost, INTS, st.text()),
+    st.builds(Greeting, INTS, st.sampled_from(WorkerKind)),
+    st.just(Heartbeat()),
+)
+
+
+def is_same(a, b) -> bool:
+    """Equal, and the same bits: `==` alone takes -0.0 for 0.0 and 1 for True."""
+    return a == b and repr(a) == repr(b)
+
+
+@given(COMMANDS)
+def test_commands_survive_the_wire_bit_for_bit(command) -> None:
+    assert is_same(decode_command(encode_command(command)), command)
+
+
+@given(NEWS)
+def test_news_survive_the_wire_bit_for_bit(news) -> None:
+    assert is_same(decode_news(encode_news(news)), news)
+
+
+@pytest.mark.parametrize("decode", [decode_command, decode_news])
+@given(st.binary(max_size=200))
+def test_garbage_is_corrupt_data(decode, frame: bytes) -> None:
+    with pytest.raises(CorruptData):  # No whole message is that likely.
+        decode(frame)
+
+
+@given(NEWS, st.data())
+def test_a_damaged_message_is_never_of_another_type(news, data) -> None:
+    frame = bytearray(encode_news(news))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] = data.draw(st.integers(0, 255))
+    try:
+        read = decode_news(bytes(frame))
+    except CorruptData:
+        return
+    assert type(read) is type(news)
+
+
+@given(COMMANDS, st.data())
+def test_a_truncated_message_is_corrupt(command, data) -> None:
+    frame = encode_command(command)
+    with pytest.raises(CorruptData, match="cannot be read"):
+        decode_command(frame[: data.draw(st.integers(0, len(frame) - 1))])
+
+
+@pytest.mark.parametrize("number", [0, FORMAT + 1, 2**40])
+def test_another_format_is_refused_by_its_number(number: int) -> None:
+    frame = msgspec.msgpack.encode([number, "ping", {}, "what a later format adds"])
+    with pytest.raises(CorruptData, match=f"format {number}: this rose speaks format {FORMAT}"):
+        decode_command(frame)
+
+
+def test_the_directions_do_not_mix() -> None:
+    with pytest.raises(CorruptData, match="'heartbeat' is unknown"):
+        decode_command(encode_news(Heartbeat()))
+    with pytest.raises(CorruptData, match="'stop' is unknown"):
+        decode_news(encode_command(StopTurn(1)))
+    with pytest.raises(InvalidArgument, match="Heartbeat is no message"):
+        encode_command(Heartbeat())  # type: ignore[arg-type]
+
+
+def test_an_output_has_a_logprob_and_a_version_for_each_token() -> None:
+    whole = TurnOutput(1, 2, 0, 1, 0, (5, 6), (-0.5, -0.25), (3, 3))
+    for name in ("tokens", "logprobs", "versions"):
+        body = msgspec.to_builtins(whole)
+        body[name] = body[name][:1]
+        frame = msgspec.msgpack.encode([FORMAT, "output", body])
+        with pytest.raises(CorruptData, match="as many"):
+            decode_news(frame)
+
+
+def test_sizes_are_bounded_on_both_sides() -> None:
+    with pytest.raises(InvalidArgument, match=str(MESSAGE_BYTES_MAX)):
+        encode_news(WorkerLost(1, "x" * MESSAGE_BYTES_MAX))
+    long = msgspec.msgpack.encode([FORMAT, "lost", {"worker": 1, "reason": "x" * (4 << 20)}])
+    with pytest.raises(CorruptData, match=str(len(long))):
+        decode_news(long)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object()])
+def test_a_value_without_a_place_in_the_format_is_refused(value) -> None:
+    with pytest.raises(InvalidArgument, match="StopTurn cannot be sent"):
+        encode_command(StopTurn(value))
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be sent"):
+        encode_news(WorkerLost(1, "\ud800"))

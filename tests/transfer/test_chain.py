@@ -1,0 +1,123 @@
+"""Which version is next: by links within an incarnation, by digests into another one."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.transfer.chain import Choice, Held, next_seed, next_version
+from rose.transfer.digests import Digest, TileDigests, digest_sum
+from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+
+ROW = Tiles.of(64, 64)
+NOBODY = Version("", 0, 0)
+
+
+def digest_of(n: int) -> Digest:
+    return (n * 1000 + 7, n)
+
+
+def link(n: int, incarnation: int = 1, run: str = "r") -> Manifest:
+    """Return the version `n`, made from the one before."""
+    return Manifest(
+        Version(run, incarnation, n),
+        Version(run, incarnation, n - 1),
+        digest_of(n),
+        digest_of(n - 1),
+        64,
+        64,
+        (Chunk(0, 10, 1, bytes(32)),),
+    )
+
+
+def opening(n: int, incarnation: int, bits: int) -> Manifest:
+    """Return what an incarnation begins with: the bits of version `bits` under a new name."""
+    version = Version("r", incarnation, n)
+    return Manifest(version, version, digest_of(bits), digest_of(bits), 64, 64, ())
+
+
+def whole(n: int, incarnation: int = 1) -> Manifest:
+    return replace(link(n, incarnation), base=None, base_digest=(0, 0))
+
+
+def held(n: int, incarnation: int = 1) -> Held:
+    return Held(Version("r", incarnation, n), digest_of(n))
+
+
+@given(order=st.randoms(use_true_random=False), at=st.integers(0, 9))
+def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, at: int) -> None:
+    offered = [link(n) for n in range(1, 11)] * 2 + [opening(0, 1, 0)]
+    order.shuffle(offered)
+    assert next_version(held(at), offered, ROW) == link(at + 1)
+    assert next_version(held(10), offered, ROW) is Choice.WAIT
+
+
+def test_gap_in_the_chain_needs_a_seed() -> None:
+    assert next_version(held(3), [link(5), link(6)], ROW) is Choice.SEED
+    assert next_version(held(3), [], ROW) is Choice.WAIT
+
+
+def test_base_of_other_bits_is_refused() -> None:
+    drifted = Held(Version("r", 1, 3), (1, 1))
+    assert next_version(drifted, [link(4)], ROW) is Choice.SEED
+
+
+def test_dead_incarnation_says_nothing() -> None:
+    assert next_version(held(20, 2), [link(21, 1), link(22, 1)], ROW) is Choice.WAIT
+    assert next_version(held(20, 2), [link(21, 1), link(21, 2)], ROW) == link(21, 2)
+    assert next_seed(held(20, 2), [whole(25, 1)], ROW, at_least_n=0) is Choice.WAIT
+
+
+def test_new_incarnation_is_entered_by_its_bits() -> None:
+    same_bits = next_version(held(5), [opening(9, 2, 5)], ROW)
+    assert isinstance(same_bits, Manifest)
+    assert same_bits.version == Version("r", 2, 9)
+    assert same_bits.base == Version("r", 1, 5)
+    assert same_bits.chunks == ()
+    by_its_base = replace(link(10, 2), base_digest=digest_of(5))
+    assert next_version(held(5), [opening(9, 2, 5), by_its_base], ROW) == by_its_base
+    assert next_version(held(5), [opening(9, 2, 4), link(10, 2)], ROW) is Choice.SEED
+
+
+def test_newcomer_with_the_bits_of_a_version_needs_nothing() -> None:
+    newcomer = Held(NOBODY, digest_of(4))
+    chosen = next_version(newcomer, [link(n) for n in range(1, 5)], ROW)
+    assert isinstance(chosen, Manifest)
+    assert (chosen.version.n, chosen.chunks) == (4, ())
+    behind = next_version(newcomer, [link(n) for n in range(1, 8)], ROW)
+    assert isinstance(behind, Manifest)
+    assert behind == link(5)
+    assert next_version(Held(NOBODY, (9, 9)), [link(1)], ROW) is Choice.SEED
+
+
+def test_seed_is_not_older_than_asked_and_not_fetched_when_it_is_there() -> None:
+    assert next_seed(held(3), [whole(4), link(5)], ROW, at_least_n=5) is Choice.WAIT
+    assert next_seed(held(3), [whole(6), link(7)], ROW, at_least_n=5) == whole(6)
+    there = next_seed(held(6), [whole(6)], ROW, at_least_n=5)
+    assert isinstance(there, Manifest)
+    assert there.chunks == ()
+
+
+def test_row_cut_otherwise_is_not_taken() -> None:
+    assert next_version(held(3), [link(4)], Tiles.of(64, 32)) is Choice.WAIT
+
+
+parts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), min_size=1)
+
+
+@given(parts=parts, data=st.data())
+def test_total_with_changes_is_the_sum_of_the_parts(
+    parts: list[Digest], data: st.DataObject
+) -> None:
+    digests = TileDigests(parts)
+    where = data.draw(st.sets(st.integers(0, len(parts) - 1)))
+    fresh = {tile: (tile * 2**60, 2**64 - 1 - tile) for tile in where}
+    after = [fresh.get(tile, part) for tile, part in enumerate(parts)]
+    assert digests.total_with(fresh) == digest_sum(after)
+    assert digests.total == digest_sum(parts)
+    digests.update(fresh)
+    assert digests.total == digest_sum(after)
+    assert [digests[tile] for tile in range(len(digests))] == after

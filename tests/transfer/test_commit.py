@@ -1,0 +1,244 @@
+"""A commit changes all of the weights or none, whatever fails and however long it rests."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InternalError
+from rose.transfer import Delta
+from rose.transfer.codec import digest
+from rose.transfer.commit import Commit, CommitState
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import StagedVersion
+from rose.transfer.publisher import Publisher
+from rose.transfer.puller import sound_delta
+from rose.transfer.row import Row
+from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, weights
+
+OLD = weights(1)
+NEW = changed(OLD, 2, share=0.3)
+TOUCHED = len(TILES)  # so much changes that every tile does
+
+
+def staged_of(old: Bits, new: Bits | None) -> StagedVersion:
+    """Return the version that leads from `old` to `new`, or `old` as a seed."""
+    log = VersionLog()
+    publisher = Publisher(old, "run", 1, 1, log, tile_elements=TILE)
+    if new is None:
+        manifest, frames = publisher.seed()
+    else:
+        manifest = publisher.publish(new)
+        frames = {one.tile: log.chunk(2, one.tile) or b"" for one in manifest.chunks}
+    deltas = tuple(
+        (one.tile, sound_delta(frames[one.tile], one, manifest)) for one in manifest.chunks
+    )
+    return StagedVersion(manifest, deltas)
+
+
+DELTA = staged_of(OLD, NEW)
+SEED = staged_of(NEW, None)
+
+
+class Failing:
+    """A row that fails at the n-th call of one method, before or after it did what it should."""
+
+    def __init__(self, row: Row, *, method: str, at: int, is_late: bool = False) -> None:
+        self.row = row
+        self.method, self.at, self.is_late = method, at, is_late
+        self.calls = {"apply": 0, "undo": 0, "digest": 0, "bits": 0}
+
+    def _count(self, method: str) -> bool:
+        self.calls[method] += 1
+        return method == self.method and self.calls[method] == self.at
+
+    def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+        fails = self._count("undo" if undo else "apply")
+        if not fails or self.is_late:
+            self.row.apply(tile, delta, undo=undo)
+        if fails:
+            raise CorruptData("planted")
+
+    def digest(self, tile: int) -> tuple[int, int]:
+        if self._count("digest"):
+            raise CorruptData("planted")
+        return self.row.digest(tile)
+
+    def bits(self, tile: int) -> Bits:
+        if self._count("bits"):
+            raise CorruptData("planted")
+        return self.row.bits(tile)
+
+
+def run(commit: Commit) -> CommitState:
+    while commit.step():
+        pass
+    return commit.state
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_commit_makes_the_weights_the_version(has_digests: bool) -> None:
+    bits = OLD.copy()
+    row = Row(bits, TILES)
+    digests = row.digests() if has_digests else None
+    commit = Commit(DELTA, row, digest(OLD), digests=digests)
+    assert run(commit) is CommitState.COMMITTED
+    assert np.array_equal(bits, NEW)
+    assert commit.outcome.digest == digest(NEW) == DELTA.manifest.digest
+    assert commit.digests is not None
+    assert [commit.digests[tile] for tile in range(len(TILES))] == [
+        row.digest(tile) for tile in range(len(TILES))
+    ]
+
+
+def test_commit_with_known_digests_reads_only_what_it_changes() -> None:
+    new = OLD.copy()
+    new[3 * TILE + 5] ^= 1
+    row = Failing(Row(OLD.copy(), TILES), method="", at=0)
+    digests = row.row.digests()
+    assert run(Commit(staged_of(OLD, new), row, digest(OLD), digests=digests)) is (
+        CommitState.COMMITTED
+    )
+    assert row.calls == {"apply": 1, "undo": 0, "digest": 1, "bits": 0}
+
+
+def test_slice_is_at_most_one_tile() -> None:
+    row = Failing(Row(OLD.copy(), TILES), method="", at=0)
+    commit = Commit(DELTA, row, digest(OLD))
+    before = 0
+    while commit.step():
+        assert row.calls["apply"] - before <= 1
+        before = row.calls["apply"]
+    assert row.calls["apply"] == TOUCHED
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("at", range(1, TOUCHED + 1))
+def test_target_that_fails_in_any_tile_is_as_before_or_quarantined(at: int, is_late: bool) -> None:
+    bits = OLD.copy()
+    row = Failing(Row(bits, TILES), method="apply", at=at, is_late=is_late)
+    commit = Commit(DELTA, row, digest(OLD))
+    state = run(commit)
+    if is_late:  # it changed the tile and said it had not: what is there has no name
+        assert state is CommitState.QUARANTINED
+        assert commit.digests is None
+    else:
+        assert state is CommitState.ROLLED_BACK
+        assert np.array_equal(bits, OLD)
+        assert commit.outcome.digest == digest(OLD)
+        assert commit.outcome.reason == "planted"
+
+
+@pytest.mark.parametrize("at", range(1, 2 * len(TILES) + 1))
+def test_digest_that_fails_at_any_time_leaves_the_base(at: int) -> None:
+    bits = OLD.copy()
+    row = Failing(Row(bits, TILES), method="digest", at=at)
+    assert run(Commit(DELTA, row, digest(OLD))) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, OLD)
+
+
+@pytest.mark.parametrize("method", ["apply", "digest", "bits"])
+@pytest.mark.parametrize("at", range(1, len(TILES) + 1))
+def test_seed_that_fails_in_any_tile_leaves_what_was_there(method: str, at: int) -> None:
+    bits = weights(77)
+    row = Failing(Row(bits, TILES), method=method, at=at)
+    assert run(Commit(SEED, row, digest(OLD))) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, weights(77))
+
+
+def test_seed_makes_any_weights_the_version() -> None:
+    bits = weights(77)
+    commit = Commit(SEED, Row(bits, TILES), (0, 0), digests=Row(OLD, TILES).digests())
+    assert run(commit) is CommitState.COMMITTED
+    assert np.array_equal(bits, NEW)
+
+
+@pytest.mark.parametrize("at", range(1, TOUCHED))
+def test_undo_that_fails_ends_in_quarantine_and_the_other_tiles_go_back(at: int) -> None:
+    bits = OLD.copy()
+    row = Failing(Row(bits, TILES), method="undo", at=at)
+    commit = Commit(DELTA, row, digest(OLD))
+    while commit.state is not CommitState.APPLYING or row.calls["apply"] < TOUCHED - 1:
+        commit.step()
+    assert commit.abandon() is CommitState.QUARANTINED
+    wrong = {index // TILE for index in np.flatnonzero(bits != OLD)}
+    assert wrong == {TOUCHED - 1 - at}
+
+
+def test_wrong_base_is_refused_before_anything_changes() -> None:
+    other = changed(OLD, 9)
+    row = Failing(Row(other.copy(), TILES), method="", at=0)
+    for base_digest, digests in [
+        (digest(other), None),  # the version is for another base
+        (digest(OLD), None),  # the weights are not what they are held to be
+        (digest(other), row.row.digests()),
+    ]:
+        commit = Commit(DELTA, row, base_digest, digests=digests)
+        assert run(commit) is CommitState.ROLLED_BACK
+        assert "another base" in (commit.outcome.reason or "")
+        assert commit.outcome.digest == digest(other)
+    assert row.calls["apply"] == 0
+
+
+def test_tile_that_drifted_behind_known_digests_is_never_taken_for_a_version() -> None:
+    bits = OLD.copy()
+    digests = Row(bits, TILES).digests()
+    bits[0] ^= 1
+    assert run(Commit(DELTA, Row(bits, TILES), digest(OLD), digests=digests)) is (
+        CommitState.QUARANTINED
+    )
+
+
+def test_digest_that_is_not_the_trainers_goes_back() -> None:
+    one = staged_of(OLD, changed(OLD, 5, share=0.3))
+    mixed = StagedVersion(DELTA.manifest, one.deltas)
+    bits = OLD.copy()
+    commit = Commit(mixed, Row(bits, TILES), digest(OLD))
+    assert run(commit) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, OLD)
+    assert "digest" in (commit.outcome.reason or "")
+
+
+@given(steps=st.integers(0, 2 * len(TILES) + 2))
+def test_abandoned_after_any_slice_it_is_the_base_or_the_version(steps: int) -> None:
+    bits = OLD.copy()
+    commit = Commit(DELTA, Row(bits, TILES), digest(OLD))
+    for _ in range(steps):
+        commit.step()
+    state = commit.abandon()
+    is_done = state is CommitState.COMMITTED
+    assert np.array_equal(bits, NEW if is_done else OLD)
+    assert commit.outcome.is_abandoned == (not is_done)
+    assert commit.abandon() is state  # and stays so
+    assert not commit.step()
+
+
+def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
+    class Broken(Failing):
+        def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+            if tile == 3 and not undo:
+                raise RuntimeError("not of rose")
+            super().apply(tile, delta, undo=undo)
+
+    bits = OLD.copy()
+    commit = Commit(DELTA, Broken(Row(bits, TILES), method="", at=0), digest(OLD))
+    with pytest.raises(RuntimeError):
+        run(commit)
+    assert commit.abandon() is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, OLD)
+
+
+def test_version_that_changes_nothing_is_committed() -> None:
+    assert run(Commit(staged_of(OLD, OLD), Row(OLD.copy(), TILES), digest(OLD))) is (
+        CommitState.COMMITTED
+    )
+
+
+def test_outcome_is_there_when_it_is_over() -> None:
+    with pytest.raises(InternalError):
+        _ = Commit(DELTA, Row(OLD.copy(), TILES), digest(OLD)).outcome
+
+
+def test_row_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="row"):
+        Row(OLD[: COUNT - 1], TILES)

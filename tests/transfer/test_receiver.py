@@ -1,0 +1,374 @@
+"""A receiver follows its publisher through damage, drift and death, and never guesses."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rose.errors import InternalError, Unavailable
+from rose.transfer.codec import digest
+from rose.transfer.commit import CommitState, Outcome
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Manifest
+from rose.transfer.publisher import Publisher
+from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.row import Row
+from rose.transfer.source import InProcessSource
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+from tests.transfer.test_commit import Failing
+from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
+
+
+class Trainer:
+    """A publisher with its log, and the bits of every version."""
+
+    def __init__(self, bits: Bits, *, incarnation: int = 1, first: int = 1, **limits: int) -> None:
+        self.log = VersionLog(**limits)
+        self.bits = bits
+        self.publisher = Publisher(bits, "run", incarnation, first, self.log, tile_elements=TILE)
+
+    def publish(self, versions: int = 1) -> Version:
+        for _ in range(versions):
+            self.bits = changed(self.bits, self.publisher.version.n)
+            self.publisher.publish(self.bits)
+        return self.publisher.version
+
+
+class Bent(InProcessSource):
+    """A source that spoils what it is told to."""
+
+    def __init__(self, log: VersionLog) -> None:
+        super().__init__(log)
+        self.spoiled: dict[tuple[int, bool], int] = {}  # (n, is_seed): how many chunks
+        self.is_down = False
+        self.order = lambda manifests: manifests
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        if self.is_down:
+            raise Unavailable("planted")
+        return list(self.order(super().wait_manifests(after_n, timeout_s)))
+
+    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+        if self.is_down:
+            raise Unavailable("planted")
+        frame = super().chunk(n, tile, is_seed=is_seed)
+        left = self.spoiled.get((n, is_seed), 0)
+        if left == 0 or frame is None:
+            return frame
+        self.spoiled[n, is_seed] = left - 1
+        return bytes([*frame[:-1], frame[-1] ^ 1])
+
+
+def test_versions_come_through_bit_for_bit() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        for _ in range(20):
+            version = trainer.publish()
+            worker.follow(version)
+            assert np.array_equal(worker.bits, trainer.bits)
+            assert worker.receiver.digest == digest(trainer.bits)
+        assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
+        assert worker.receiver.stats.seeds == 0
+    assert trainer.log.statistics().sent_bytes == worker.receiver.stats.received_bytes
+
+
+def test_publisher_hears_what_came_of_each_version() -> None:
+    trainer = Trainer(weights(1))
+    heard = threading.Event()
+
+    class Listening(InProcessSource):
+        def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
+            super().report(receiver, n, is_match, digest)
+            if n == 3:
+                heard.set()
+
+    with Worker(Listening(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publish(2))
+        assert heard.wait(LONG_S)
+    said = trainer.log.receivers()["worker"]
+    assert (said.n, said.is_match, said.digest) == (3, True, digest(trainer.bits))
+    assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
+
+
+def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
+    trainer = Trainer(weights(1))
+    trainer.publish(3)
+    with Worker(InProcessSource(trainer.log), weights(99)) as worker:
+        worker.follow(trainer.publisher.version)
+        worker.follow(trainer.publish(2))
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
+    trainer = Trainer(weights(1), versions_max=2)
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        worker.receiver.close()
+        trainer.publish(5)
+    with Worker(InProcessSource(trainer.log), worker.bits, held=Version("run", 1, 1)) as worker:
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_damaged_chunk_is_fetched_again() -> None:
+    trainer = Trainer(weights(1))
+    source = Bent(trainer.log)
+    source.spoiled[2, False] = 2
+    with Worker(source, weights(1)) as worker:
+        worker.follow(trainer.publish())
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.chunks_retried == 2
+        assert worker.receiver.stats.seeds == 0
+
+
+def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
+    trainer = Trainer(weights(1))
+    source = Bent(trainer.log)
+    source.spoiled[2, False] = 1 << 30
+    with Worker(source, weights(1), retries=2) as worker:
+        worker.follow(trainer.publish())
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.given_up == 1
+        assert worker.receiver.stats.seeds == 1
+        worker.follow(trainer.publish())  # and deltas go on
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_nothing_damaged_is_ever_staged() -> None:
+    trainer = Trainer(weights(1))
+    failed = threading.Event()
+
+    class Watched(Bent):
+        def seed(self, at_least_n: int) -> list[Manifest]:
+            failed.set()
+            return super().seed(at_least_n)
+
+    source = Watched(trainer.log)
+    source.spoiled[2, False] = source.spoiled[2, True] = 1 << 30
+    with Worker(source, weights(1), retries=1) as worker:
+        worker.follow(trainer.publisher.version)
+        trainer.publish()
+        for _ in range(3):  # it asks for a seed again and again
+            assert failed.wait(LONG_S)
+            failed.clear()
+        assert worker.receiver.take_staged() is None
+        assert worker.receiver.held.n == 1
+        source.spoiled.clear()
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
+
+
+def test_wrong_base_is_refused_and_mended_by_a_seed() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        worker.digests = None  # the weights drift, and nobody knows
+        worker.bits[7] ^= 1
+        drifted = worker.bits.copy()
+        version = trainer.publish()
+        assert worker.commit() is CommitState.ROLLED_BACK
+        assert np.array_equal(worker.bits, drifted)
+        worker.follow(version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_drift_is_mended_although_nothing_new_is_published() -> None:
+    trainer = Trainer(weights(1))
+    lie = digest(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(5), claimed=lie) as worker:
+        assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it said it is
+        assert worker.receiver.digest == digest(weights(5))
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
+
+
+def test_version_that_a_target_cannot_apply_is_left_out() -> None:
+    trainer = Trainer(weights(1))
+    broken = []
+
+    def wrap(row: Row) -> Failing:
+        broken.append(Failing(row, method="apply", at=2))
+        return broken[0]
+
+    with Worker(InProcessSource(trainer.log), weights(1), wrap=wrap) as worker:
+        worker.follow(trainer.publish())
+        assert [one.state for one in worker.outcomes].count(CommitState.ROLLED_BACK) == 1
+        assert np.array_equal(worker.bits, trainer.bits)
+
+
+def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
+    trainer = Trainer(weights(1))
+    never = Failing(Row(weights(99), Tiles.of(1000, TILE)), method="bits", at=1)
+    with Worker(InProcessSource(trainer.log), weights(99), wrap=lambda _: never) as worker:
+        assert worker.commit() is CommitState.ROLLED_BACK
+        assert worker.receiver.stats.seeds == 1
+        version = trainer.publish()
+        assert worker.commit() is CommitState.COMMITTED
+        assert worker.receiver.held == version
+        assert worker.receiver.stats.seeds == 2
+
+
+def test_quarantine_is_final() -> None:
+    trainer = Trainer(weights(1))
+
+    def wrap(row: Row) -> Failing:
+        return Failing(row, method="apply", at=1, is_late=True)
+
+    with Worker(InProcessSource(trainer.log), weights(1), wrap=wrap) as worker:
+        assert worker.commit() is CommitState.COMMITTED  # the opening, nothing to apply
+        trainer.publish()
+        assert worker.commit() is CommitState.QUARANTINED
+        assert worker.receiver.state is ReceiverState.QUARANTINED
+        trainer.publish()
+        assert worker.receiver.take_staged() is None
+
+
+def test_abandoned_version_is_staged_again() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        version = trainer.publish()
+        assert worker._bell.wait(LONG_S)
+        worker._bell.clear()
+        staged = worker.receiver.take_staged()
+        assert staged is not None
+        worker.receiver.report(
+            Outcome(version, CommitState.ROLLED_BACK, worker.receiver.digest, is_abandoned=True)
+        )
+        worker.follow(version)
+        assert worker.receiver.stats.seeds == 0
+        assert np.array_equal(worker.bits, trainer.bits)
+
+
+def test_manifests_that_come_twice_and_in_any_order_change_nothing() -> None:
+    trainer = Trainer(weights(1))
+    source = Bent(trainer.log)
+    source.order = lambda manifests: [*reversed(manifests), *manifests]
+    trainer.publish(6)
+    with Worker(source, weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert [one.version.n for one in worker.outcomes] == [2, 3, 4, 5, 6, 7]
+
+
+def test_manifest_of_a_dead_incarnation_is_ignored() -> None:
+    dead, alive = Trainer(weights(1)), Trainer(weights(1), incarnation=2, first=10)
+    dead.publish(30)
+    source = Bent(alive.log)
+    stale = dead.log.manifests_after(10)
+    source.order = lambda manifests: [*stale, *manifests]
+    with Worker(source, weights(1)) as worker:
+        worker.follow(alive.publish(3))
+        assert np.array_equal(worker.bits, alive.bits)
+        assert all(one.version.incarnation == 2 for one in worker.outcomes)
+
+
+def test_next_incarnation_brings_the_receiver_on() -> None:
+    first = Trainer(weights(1))
+    source = Bent(first.log)
+    with Worker(source, weights(1)) as worker:
+        saved = first.publish(2) and first.bits
+        worker.follow(first.publish(2))
+        source.is_down = True
+        source._log = (second := Trainer(saved, incarnation=2, first=50)).log
+        source.is_down = False
+        worker.follow(second.publisher.version)  # it went back, to a checkpoint
+        assert np.array_equal(worker.bits, saved)
+        worker.follow(second.publish())
+        assert np.array_equal(worker.bits, second.bits)
+
+
+def test_partial_staging_of_a_dead_incarnation_is_dropped() -> None:
+    first = Trainer(weights(1))
+    pulled = threading.Event()
+
+    class Dying(Bent):
+        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+            frame = super().chunk(n, tile, is_seed=is_seed)
+            if n == 2 and tile >= 5:
+                self.is_down = True
+                pulled.set()
+                raise Unavailable("planted")
+            return frame
+
+    source = Dying(first.log)
+    with Worker(source, weights(1)) as worker:
+        worker.follow(first.publisher.version)
+        first.publish()
+        assert pulled.wait(LONG_S)
+        assert worker.receiver.held.n == 1
+        source._log = (second := Trainer(weights(1), incarnation=2, first=10)).log
+        source.is_down = False
+        second.bits = changed(second.bits, 1234)
+        second.publisher.publish(second.bits)
+        worker.follow(second.publisher.version)
+        assert np.array_equal(worker.bits, second.bits)
+
+
+def test_staging_goes_on_where_it_broke_off() -> None:
+    trainer = Trainer(weights(1))
+    asked: list[int] = []
+
+    class Breaking(InProcessSource):
+        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+            asked.append(tile)
+            if len(asked) == 5:
+                raise Unavailable("planted")
+            return super().chunk(n, tile, is_seed=is_seed)
+
+    with Worker(Breaking(trainer.log), weights(99)) as worker:
+        worker.follow(trainer.publisher.version)
+    assert asked == [0, 1, 2, 3, 4, *range(4, 16)]
+
+
+def test_row_of_another_length_is_said_and_nothing_staged() -> None:
+    trainer = Trainer(weights(1))
+    asked = threading.Semaphore(0)
+
+    class Counting(InProcessSource):
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            asked.release()
+            return super().wait_manifests(after_n, timeout_s)
+
+    with Worker(Counting(trainer.log), weights(1, 999), tiles=Tiles.of(999, TILE)) as worker:
+        for _ in range(3):
+            assert asked.acquire(timeout=LONG_S)
+        assert "999" in (worker.receiver.failure or "")
+        assert worker.receiver.take_staged() is None
+
+
+def test_outcome_of_a_version_that_was_not_taken_is_a_bug() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        with pytest.raises(InternalError):
+            worker.receiver.report(
+                Outcome(Version("run", 1, 9), CommitState.COMMITTED, digest(weights(1)))
+            )
+        worker.follow(trainer.publisher.version)
+
+
+def test_manifest_that_lies_about_its_digest_is_never_named() -> None:
+    trainer = Trainer(weights(1))
+    source = Bent(trainer.log)
+    source.order = lambda manifests: [
+        replace(one, digest=(1, 1)) if one.version.n == 2 else one for one in manifests
+    ]
+    with Worker(source, weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        trainer.publish()
+        assert worker.commit() is CommitState.ROLLED_BACK
+        assert worker.receiver.held.n == 1
+        assert np.array_equal(worker.bits, weights(1))
+
+
+def test_close_while_a_version_lies_ready_leaves_no_thread() -> None:
+    trainer = Trainer(weights(1))
+    worker = Worker(InProcessSource(trainer.log), weights(1))
+    assert worker._bell.wait(LONG_S)
+    worker.receiver.close()
+    assert not any(thread.name.startswith("rose-receiver") for thread in threading.enumerate())

@@ -1,0 +1,466 @@
+"""Two processes and a wire: what comes through is what was sent, and strangers learn nothing."""
+
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from typing_extensions import Self
+
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer import messages, wire
+from rose.transfer.codec import digest
+from rose.transfer.log import VersionLog
+from rose.transfer.publisher import Publisher
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import WeightServer, serve
+from rose.transfer.version import Version
+from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = secrets.token_hex(32)
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return publisher_of(VersionLog())
+
+
+def publisher_of(log: VersionLog, incarnation: int = 1, first: int = 1) -> Publisher:
+    return Publisher(weights(1), "run", incarnation, first, log, tile_elements=TILE)
+
+
+@pytest.fixture
+def server(publisher: Publisher) -> Iterator[WeightServer]:
+    with serve(publisher._log) as one:
+        yield one
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("rose-chunks", "rose-weights"))]
+
+
+@contextmanager
+def source_of(server: WeightServer, **knobs: float) -> Iterator[RemoteSource]:
+    source = RemoteSource(server.address, server.token, **knobs)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def test_versions_come_over_the_wire_bit_for_bit(
+    publisher: Publisher, server: WeightServer
+) -> None:
+    bits = weights(1)
+    with source_of(server) as source, Worker(source, bits) as worker:
+        for seed in range(8):
+            bits = changed(bits, seed)
+            publisher.publish(bits)
+            worker.follow(publisher.version)
+            assert np.array_equal(worker.bits, bits)
+        received = worker.receiver.stats.received_bytes
+    assert publisher._log.statistics().sent_bytes == received
+
+
+def test_seed_comes_over_the_wire(publisher: Publisher, server: WeightServer) -> None:
+    publisher.publish(bits := changed(weights(1), 1))
+    with source_of(server) as source, Worker(source, weights(9)) as worker:
+        worker.follow(publisher.version)
+        assert np.array_equal(worker.bits, bits)
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_report_comes_back(publisher: Publisher, server: WeightServer) -> None:
+    publisher.publish(changed(weights(1), 1))
+    with source_of(server) as source:
+        source.report("far", 2, False, (2**64 - 1, 3))
+    said = publisher._log.receivers()["far"]
+    assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
+
+
+def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
+    with serve(publisher_of(VersionLog(bytes_max=300))._log) as server, source_of(server) as source:
+        with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
+            source.seed(0)
+        assert len(source.wait_manifests(-1, 0)) == 1
+        assert source.chunk(77, 0, is_seed=False) is None
+        assert source.chunk(77, 0, is_seed=True) is None
+
+
+def test_other_addresses_than_loopback_are_refused() -> None:
+    for address in ["0.0.0.0:0", "10.1.2.3:80", "localhost:0", "127.0.0.1", "[::]:0", ":1", "x"]:
+        with pytest.raises(InvalidArgument, match="loopback"):
+            serve(VersionLog(), address)
+        with pytest.raises(InvalidArgument, match="loopback"):
+            RemoteSource(address, TOKEN)
+    for token in ["", "00", "zz" * 32, TOKEN + "00"]:
+        with pytest.raises(InvalidArgument, match="token"):
+            serve(VersionLog(), token=token)
+        with pytest.raises(InvalidArgument, match="token"):
+            RemoteSource("127.0.0.1:1", token)
+
+
+def test_port_that_is_taken_is_said(server: WeightServer) -> None:
+    with pytest.raises(Unavailable):
+        serve(VersionLog(), server.address)
+
+
+# ---- strangers
+
+
+def test_wrong_token_learns_nothing_by_grpc(publisher: Publisher, server: WeightServer) -> None:
+    publisher.publish(changed(weights(1), 1))
+    stranger = RemoteSource(server.address, TOKEN)
+    with pytest.raises(Unavailable, match="another token"):
+        stranger.wait_manifests(-1, 0)
+    stranger.close()
+    with grpc.insecure_channel(server.address) as channel:
+        codes = set()
+        for method in [f"/{messages.SERVICE}/Wait", f"/{messages.SERVICE}/Nothing"]:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary(method)(b"", timeout=LONG_S)
+            codes.add((error.value.code(), error.value.details()))
+    assert codes == {(grpc.StatusCode.UNAUTHENTICATED, "")}
+
+
+@contextmanager
+def chunk_connection(server: WeightServer) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server._chunks.port), LONG_S) as connection:
+        yield connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_wrong_token_learns_nothing_by_tcp(publisher: Publisher, server: WeightServer) -> None:
+    publisher.publish(changed(weights(1), 1))
+    with chunk_connection(server) as connection:
+        connection.sendall(wire.greeting(bytes(32)) + wire.ask(2, 0, is_seed=False))
+        assert is_closed(connection)
+    assert publisher._log.statistics().sent_bytes == 0
+
+
+def spoiled(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 47])
+def test_greeting_that_is_not_ours_closes_the_connection(server: WeightServer, at: int) -> None:
+    with chunk_connection(server) as connection:
+        connection.sendall(spoiled(wire.greeting(bytes.fromhex(server.token)), at))
+        assert is_closed(connection)
+
+
+@pytest.mark.parametrize("at", [0, 4, 20])
+def test_question_that_is_not_ours_closes_the_connection(server: WeightServer, at: int) -> None:
+    with chunk_connection(server) as connection:
+        connection.sendall(wire.greeting(bytes.fromhex(server.token)))
+        connection.sendall(wire.ask(1, 0, is_seed=False))
+        assert len(connection.recv(wire.ANSWER_BYTES)) == wire.ANSWER_BYTES
+        connection.sendall(spoiled(wire.ask(1, 0, is_seed=False), at))
+        assert is_closed(connection)
+
+
+def test_connection_that_is_cut_off_harms_nobody(
+    publisher: Publisher, server: WeightServer
+) -> None:
+    for said in [b"", b"ROSE", wire.greeting(bytes.fromhex(server.token)) + b"RA"]:
+        with chunk_connection(server) as connection:
+            connection.sendall(said)
+    publisher.publish(bits := changed(weights(1), 1))
+    with source_of(server) as source, Worker(source, weights(1)) as worker:
+        worker.follow(publisher.version)
+        assert np.array_equal(worker.bits, bits)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"", b"\xc1", bytes(100), messages.encode(messages.WaitRequest(0, 0, format=2))],
+    ids=["empty", "no msgpack", "no message", "another version"],
+)
+def test_garbage_by_grpc_is_an_error_of_who_sent_it(
+    server: WeightServer, request_bytes: bytes
+) -> None:
+    metadata = ((messages.TOKEN_KEY, server.token),)
+    with grpc.insecure_channel(server.address) as channel:
+        for method in ["Wait", "Seed", "Report"]:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary(f"/{messages.SERVICE}/{method}")(
+                    request_bytes, timeout=LONG_S, metadata=metadata
+                )
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary(f"/{messages.SERVICE}/Wait")(
+                bytes(messages.REQUEST_BYTES_MAX + 1), timeout=LONG_S, metadata=metadata
+            )
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_messages_of_another_version_or_shape_are_refused() -> None:
+    reply = messages.ManifestsReply((), 5)
+    assert messages.decode(messages.ManifestsReply, messages.encode(reply)) == reply
+    with pytest.raises(InvalidArgument, match="version 2"):
+        messages.decode(
+            messages.ManifestsReply, messages.encode(messages.ManifestsReply((), 5, format=2))
+        )
+    for wrong in [b"", b"\x00", messages.encode({"format": 1}), messages.encode([1, 2])]:
+        with pytest.raises(CorruptData):
+            messages.decode(messages.ManifestsReply, wrong)
+
+
+def test_manifest_that_cannot_be_is_refused_on_the_wire(publisher: Publisher) -> None:
+    manifest = publisher.publish(changed(weights(1), 1))
+    content = messages.encode(messages.ManifestsReply((manifest,), 5))
+    assert messages.decode(messages.ManifestsReply, content).manifests == (manifest,)
+    wrong = content.replace(b"tile_elements\x40", b"tile_elements\x3f")
+    assert wrong != content
+    with pytest.raises(CorruptData):
+        messages.decode(messages.ManifestsReply, wrong)
+
+
+# ---- a wire that lies: the chunk plane is played by the test
+
+
+class FakeChunks:
+    """Answers each question by a function of n and tile that returns raw bytes."""
+
+    def __init__(self, answer: Callable[[int, int], bytes]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            # Whoever is lied to hangs up.
+            with suppress(ConnectionError), connection, connection.makefile("rb") as reader:
+                reader.read(wire.GREETING_BYTES)
+                while len(said := reader.read(wire.ASK_BYTES)) == wire.ASK_BYTES:
+                    n, tile, _ = wire.read_ask(said)
+                    content = self._answer(n, tile)
+                    connection.sendall(content)
+                    if not content.startswith(b"RANS"):
+                        break
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LONG_S)
+        self._listener.close()
+
+
+def header(n: int, tile: int, nbytes: int, is_kept: int = 1) -> bytes:
+    return struct.pack("<4sIQII", b"RANS", is_kept, n, tile, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda n, tile: header(n, tile, 5 << 20), CorruptData),  # more than any chunk
+        (lambda n, tile: header(n, tile, 0), CorruptData),
+        (lambda n, tile: header(n, tile, 7, is_kept=0), CorruptData),
+        (lambda n, tile: header(n, tile, 7, is_kept=2), CorruptData),
+        (lambda n, tile: header(n + 1, tile, 4) + b"1234", CorruptData),  # of another question
+        (lambda n, tile: header(n, tile + 1, 4) + b"1234", CorruptData),
+        (lambda _, __: bytes(24), CorruptData),
+        (lambda _, __: b"short", Unavailable),
+        (lambda n, tile: header(n, tile, 100) + b"cut off", DeadlineExceeded),
+    ],
+)
+def test_answer_that_is_none_is_refused_and_the_next_call_connects_again(
+    server: WeightServer, answer: Callable[[int, int], bytes], error: type[Exception]
+) -> None:
+    answers = iter([answer])
+
+    def each(n: int, tile: int) -> bytes:
+        return next(answers, good)(n, tile)
+
+    with FakeChunks(each) as fake:
+        real, server._chunks.port = server._chunks.port, fake.port
+        with source_of(server, timeout_s=0.2 if error is DeadlineExceeded else LONG_S) as source:
+            source.wait_manifests(-1, 0)
+            with pytest.raises(error):
+                source.chunk(1, 0, is_seed=False)
+            source._timeout_s = LONG_S
+            assert source.chunk(1, 0, is_seed=False) == b"sound"
+        server._chunks.port = real
+
+
+def good(n: int, tile: int) -> bytes:
+    return header(n, tile, 5) + b"sound"
+
+
+def test_chunk_damaged_on_the_wire_is_fetched_again(
+    publisher: Publisher, server: WeightServer
+) -> None:
+    publisher.publish(bits := changed(weights(1), 1))
+    asked: list[int] = []
+
+    def answer(n: int, tile: int) -> bytes:
+        asked.append(tile)
+        frame = publisher._log.chunk(n, tile) or b""
+        said = wire.answer(n, tile, frame) + frame
+        return spoiled(said, len(said) - 3) if len(asked) == 2 else said
+
+    with FakeChunks(answer) as fake:
+        real, server._chunks.port = server._chunks.port, fake.port
+        with source_of(server) as source, Worker(source, weights(1)) as worker:
+            worker.follow(publisher.version)
+            assert np.array_equal(worker.bits, bits)
+            assert worker.receiver.stats.chunks_retried == 1
+        server._chunks.port = real
+    assert asked.count(asked[1]) == 2
+
+
+# ---- processes
+
+
+class Program:
+    """The publisher's process."""
+
+    def __init__(self, address: str, incarnation: int, first: int, seed: int) -> None:
+        arguments = [address, TOKEN, str(incarnation), str(first), str(seed)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.transfer.publisher_program", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._read()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, "the publisher's process ended"
+        return line
+
+    def publish(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._read())
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(LONG_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def after(bits: Bits, first: int, versions: int) -> Bits:
+    for n in range(first, first + versions):
+        bits = changed(bits, n)
+    return bits
+
+
+@pytest.mark.parametrize("is_same_port", [True, False])
+def test_publisher_killed_while_chunks_are_pulled(is_same_port: bool) -> None:
+    half_pulled, is_dead = threading.Event(), threading.Event()
+
+    class Slow(RemoteSource):
+        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+            frame = super().chunk(n, tile, is_seed=is_seed)
+            if n == 3 and not half_pulled.is_set():
+                half_pulled.set()
+                assert is_dead.wait(LONG_S)
+            return frame
+
+    with Program("127.0.0.1:0", 1, 1, seed=1) as first:
+        source = Slow(first.address, TOKEN, timeout_s=LONG_S)
+        with Worker(source, weights(1)) as worker:
+            assert first.publish() == 2
+            worker.follow(Version("run", 1, 2))
+            assert first.publish() == 3
+            assert half_pulled.wait(LONG_S)
+            first.kill()
+            is_dead.set()
+            assert worker.receiver.held == Version("run", 1, 2)
+            assert np.array_equal(worker.bits, after(weights(1), 1, 1))
+            address = first.address if is_same_port else "127.0.0.1:0"
+            # Its checkpoint is older: other bits than the receiver's, so it must be seeded.
+            with Program(address, 2, 10, seed=1) as second:
+                if not is_same_port:
+                    source.follow(second.address, TOKEN)
+                worker.follow(Version("run", 2, 10))
+                assert np.array_equal(worker.bits, weights(1))
+                assert second.publish() == 11
+                worker.follow(Version("run", 2, 11))
+                assert np.array_equal(worker.bits, after(weights(1), 10, 1))
+                assert worker.receiver.digest == digest(worker.bits)
+                numbers = [one.version.n for one in worker.outcomes]
+                assert numbers == sorted(set(numbers))
+                assert 3 not in numbers
+        source.close()
+
+
+def test_receiver_waits_for_a_publisher_that_is_not_there_yet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        port = placeholder.getsockname()[1]
+    source = RemoteSource(f"127.0.0.1:{port}", TOKEN)
+    failed = threading.Event()
+    with Worker(source, weights(1)) as worker:
+        while not failed.wait(0.01):
+            if worker.receiver.failure is not None:
+                failed.set()
+        with Program(f"127.0.0.1:{port}", 1, 1, seed=1):
+            worker.follow(Version("run", 1, 1))
+    source.close()
+
+
+def test_source_that_is_closed_says_so(server: WeightServer) -> None:
+    source = RemoteSource(server.address, server.token)
+    assert len(source.wait_manifests(-1, 0)) == 1
+    source.close()
+    with pytest.raises(Unavailable):
+        source.wait_manifests(-1, 0)
+    with pytest.raises(Unavailable):
+        source.chunk(1, 0, is_seed=False)
+
+
+def test_closing_the_server_ends_a_wait(publisher: Publisher) -> None:
+    server = serve(publisher._log)
+    waiting = threading.Event()
+    ended: list[object] = []
+
+    def wait() -> None:
+        with source_of(server) as source:
+            source.wait_manifests(-1, 0)
+            waiting.set()
+            try:
+                ended.append(source.wait_manifests(1, LONG_S))
+            except Unavailable as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(LONG_S)
+    server.close()
+    thread.join(LONG_S)
+    assert len(ended) == 1

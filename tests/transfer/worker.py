@@ -1,0 +1,94 @@
+"""A receiver with weights of its own, as an engine would drive it, and weights that change."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from rose.transfer.codec import digest
+from rose.transfer.commit import Commit, CommitState, Target
+from rose.transfer.receiver import Receiver
+from rose.transfer.row import Row
+from rose.transfer.source import Source
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+
+Bits = npt.NDArray[np.uint16]
+COUNT, TILE = 1000, 64
+TILES = Tiles.of(COUNT, TILE)
+LONG_S = 60.0
+NAMELESS = Version("", 0, 0)
+
+
+def weights(seed: int, count: int = COUNT) -> Bits:
+    return np.random.default_rng(seed).integers(0, 1 << 16, count).astype(np.uint16)
+
+
+def changed(bits: Bits, seed: int, share: float = 0.05) -> Bits:
+    """Return a copy in which some elements make a step, and a few jump."""
+    rng = np.random.default_rng(seed)
+    fresh = bits.copy()
+    where = np.flatnonzero(rng.random(len(bits)) < share)
+    fresh[where] += np.where(rng.random(len(where)) < 0.9, 1, 77).astype(np.uint16)
+    return fresh
+
+
+class Worker:
+    """Weights, a target over them, and a receiver; `follow` commits whatever is staged."""
+
+    def __init__(
+        self,
+        source: Source,
+        bits: Bits,
+        *,
+        tiles: Tiles = TILES,
+        held: Version = NAMELESS,
+        wrap: Callable[[Row], Target] = lambda row: row,
+        claimed: tuple[int, int] | None = None,
+        **knobs: Any,
+    ) -> None:
+        self.bits = bits.copy()
+        self.target = wrap(Row(self.bits, tiles))
+        self.digests = None
+        self.outcomes = []
+        self._bell = threading.Event()
+        self.receiver = Receiver(
+            source,
+            "worker",
+            held,
+            digest(self.bits) if claimed is None else claimed,
+            tiles,
+            self._bell.set,
+            **{"backoff_s": 0.001, "backoff_max_s": 0.02, "wait_s": 0.05, **knobs},
+        )
+
+    def commit(self, *, timeout_s: float = LONG_S) -> CommitState:
+        """Wait for the next staged version, commit it, and report."""
+        assert self._bell.wait(timeout_s), f"nothing was staged; {self.receiver.failure}"
+        self._bell.clear()
+        staged = self.receiver.take_staged()
+        assert staged is not None
+        commit = Commit(staged, self.target, self.receiver.digest, digests=self.digests)
+        while commit.step():
+            pass
+        self.digests = commit.digests
+        self.outcomes.append(commit.outcome)
+        self.receiver.report(commit.outcome)
+        return commit.state
+
+    def follow(self, version: Version) -> None:
+        """Commit until the weights are a version."""
+        for _ in range(100):
+            if self.receiver.held == version:
+                return
+            self.commit()
+        raise AssertionError(f"100 commits, and not at {version}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.receiver.close()
