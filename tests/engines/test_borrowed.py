@@ -10,9 +10,10 @@ from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, Model, Sampling
 from rose.errors import StepAborted
 from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
+from rose.transfer.commit import CommitState
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import WAIT_S
-from tests.engines.policies import State, TileCommit, copy_of, engine_of, later, say_alone
+from tests.engines.policies import TileCommit, copy_of, engine_of, later, say_alone
 from tests.engines.recorder import Recorder, turn
 from tests.engines.stepper import wait_for
 
@@ -245,7 +246,7 @@ def test_serving_waits_for_the_slice_that_runs_and_for_no_other(borrowed: Borrow
     with lane.step():
         assert not gate.is_running()
         assert commit.slices == 3
-    assert commit.state is State.OPEN
+    assert commit.state is CommitState.APPLYING
     lane.finished("a")
     borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
     assert commit.slices == borrowed.weights.tiles > 4
@@ -320,7 +321,7 @@ def test_stopped_borrower_brings_a_half_done_commit_back(borrowed: Borrowed) -> 
     stopping.join(WAIT_S)
     assert not stopping.is_alive()
     assert commit.slices == 5
-    assert commit.state is State.ROLLED_BACK
+    assert commit.state is CommitState.ROLLED_BACK
     assert np.array_equal(borrowed.weights.row, base)
     assert borrowed.weights.sweep()
 

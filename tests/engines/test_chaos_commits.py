@@ -12,9 +12,10 @@ import torch
 from rose.engines.transformers import Committed, Model
 from rose.engines.transformers.sampling import _signed, gumbel_noise, row_key
 from rose.scheduler.worker import TurnEnd, TurnOutput
+from rose.transfer.commit import CommitState
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import TIE, Client
-from tests.engines.policies import State, TileCommit, copy_of, later
+from tests.engines.policies import TileCommit, copy_of, later
 from tests.engines.recorder import turn
 
 _SECONDS_MAX = 120.0
@@ -114,7 +115,7 @@ class Chaos:
         fresh = later(self.borrowed.weights.row, seed=self.commits, share=0.02)
         if is_good:
             self.rows[self.commits] = fresh
-        end = State.COMMITTED if is_good else State.ROLLED_BACK
+        end = CommitState.COMMITTED if is_good else CommitState.ROLLED_BACK
         commit = TileCommit(self.borrowed.weights, fresh, end=end)
         self.borrowed.worker.commit(commit, self.commits, self.ends.append)
 

@@ -333,9 +333,9 @@ class RolloutProcessor(DeviceProcessor):
             while not is_over and not self._is_called_away():
                 self.lane.gate()
                 is_over = not self.commits.advance()
-        if is_over:
-            self._settle_commit()
-        else:
+            if is_over:
+                self._settle_commit()  # In time that serving granted, like the slices.
+        if not is_over:
             self.wake.set()  # Back for the next quantum at once.
         return is_over
 
