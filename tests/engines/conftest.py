@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from rose.engines.transformers import Model, load_model
+from rose.engines.transformers.cache import SlabPool
+
+POISON = 0xFF  # NaN in every float type
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +14,21 @@ def models() -> tuple[Model, Model]:
     """Return serving's model and the rollout's."""
     torch.set_num_threads(1)
     return load_model("tiny-qwen2", seed=1), load_model("tiny-qwen3", seed=2)
+
+
+@pytest.fixture
+def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill every sector with NaN when its new owner gets it, as a slab that changed hands would be.
+
+    If the old owner still read it, or the new one read before it wrote, tokens would change.
+    """
+    stock = SlabPool.allocate_sector
+
+    def allocate(pool: SlabPool, index: int) -> None:
+        before = set(pool._free_blocks[index].trees)
+        stock(pool, index)
+        (sector,) = set(pool._free_blocks[index].trees) - before
+        size = pool.space.geometry.block_bytes
+        pool.space.flat()[sector * size : (sector + 1) * size] = POISON
+
+    monkeypatch.setattr(SlabPool, "allocate_sector", allocate)

@@ -1,7 +1,5 @@
 """Small policies, engines of them, and a plain commit, for tests that sample and change weights."""
 
-from enum import Enum
-
 import numpy as np
 import torch
 
@@ -15,6 +13,7 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from rose.transfer import delta_pack
+from rose.transfer.commit import CommitState
 from tests.engines.pair import Client
 
 TILE = 16_384
@@ -73,22 +72,15 @@ def later(bits: np.ndarray, *, seed: int, share: float = 0.3) -> np.ndarray:
     return fresh
 
 
-class State(Enum):
-    OPEN = 0
-    COMMITTED = 1
-    ROLLED_BACK = 2
-    QUARANTINED = 3
-
-
 class TileCommit:
     """A commit that applies a row tile by tile, and goes back if it is told the digest is wrong."""
 
     def __init__(
-        self, weights: LiveWeights, fresh: np.ndarray, *, end: State = State.COMMITTED
+        self, weights: LiveWeights, fresh: np.ndarray, *, end: CommitState = CommitState.COMMITTED
     ) -> None:
         self.weights = weights
         self.end = end
-        self.state = State.OPEN
+        self.state = CommitState.APPLYING
         self.slices = 0
         shadow = weights.row.copy()
         size = weights.tile_elements
@@ -104,7 +96,7 @@ class TileCommit:
         self._done += 1
         if self._done < len(self._deltas):
             return True
-        if self.end is State.ROLLED_BACK:
+        if self.end is CommitState.ROLLED_BACK:
             self.abandon()
         else:
             self.state = self.end
@@ -114,4 +106,4 @@ class TileCommit:
         while self._done > 0:
             self._done -= 1
             self.weights.apply(self._done, self._deltas[self._done], undo=True)
-        self.state = State.ROLLED_BACK
+        self.state = CommitState.ROLLED_BACK

@@ -6,32 +6,13 @@ import time
 import pytest
 
 from rose.engines.transformers import Model
-from rose.engines.transformers.cache import SlabPool
+from tests.engines.conftest import POISON
 from tests.engines.pair import Client, Pair
 
 _SECONDS = 4.0  # at least so long, and until enough has happened
 _SECONDS_MAX = 60.0
 _SLABS_RETURNED = 20
 _STEPS_ABORTED = 3
-_POISON = 0xFF  # NaN in every float type
-
-
-@pytest.fixture
-def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill every sector with NaN when its new owner gets it, as a slab that changed hands would be.
-
-    If the old owner still read it, or the new one read before it wrote, tokens would change.
-    """
-    stock = SlabPool.allocate_sector
-
-    def allocate(pool: SlabPool, index: int) -> None:
-        before = set(pool._free_blocks[index].trees)
-        stock(pool, index)
-        (sector,) = set(pool._free_blocks[index].trees) - before
-        size = pool.space.geometry.block_bytes
-        pool.space.flat()[sector * size : (sector + 1) * size] = _POISON
-
-    monkeypatch.setattr(SlabPool, "allocate_sector", allocate)
 
 
 def _has_seen_enough(pair: Pair) -> bool:
@@ -114,7 +95,7 @@ def test_the_check_sees_a_live_slab_that_was_poisoned(models: tuple[Model, Model
         flat, size = pair.rollout_lane.kv.flat(), pair.rollout_lane.kv.geometry.block_bytes
         for slab in pair.rollout_lane.slabs():
             first, count = allocator.slab_blocks(slab)
-            flat[first * size : (first + count) * size] = _POISON
+            flat[first * size : (first + count) * size] = POISON
         pair.rollout.resume()
         rollout.wait()
         assert rollout.streamed[name][0] < 60

@@ -2,16 +2,21 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
 from rose.errors import Unavailable
+from rose.transfer import Delta, digest
+from rose.transfer.commit import Commit, CommitState
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import StagedVersion
+from rose.transfer.publisher import Publisher
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
-    State,
     TileCommit,
     copy_of,
     engine_of,
@@ -39,13 +44,13 @@ class Live:
         self.ends.append(committed)
         self.ended.release()
 
-    def ask(self, version: int, *, end: State = State.COMMITTED) -> TileCommit:
+    def ask(self, version: int, *, end: CommitState = CommitState.COMMITTED) -> TileCommit:
         fresh = later(self.weights.row, seed=version)
         commit = TileCommit(self.weights, fresh, end=end)
         self.engine.commit(commit, version=version, on_done=self.on_done)
         return commit
 
-    def commit(self, version: int, *, end: State = State.COMMITTED) -> TileCommit:
+    def commit(self, version: int, *, end: CommitState = CommitState.COMMITTED) -> TileCommit:
         commit = self.ask(version, end=end)
         assert self.ended.acquire(timeout=WAIT_S)
         return commit
@@ -142,7 +147,7 @@ def test_new_version_has_a_prefix_cache_of_its_own() -> None:
 def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     before = live.weights.row.copy()
     said = say_alone(live.model, PROMPT, 10, SAMPLING)
-    live.commit(3, end=State.ROLLED_BACK)
+    live.commit(3, end=CommitState.ROLLED_BACK)
     assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
     assert live.engine.version == 0
     assert np.array_equal(live.weights.row, before)
@@ -154,12 +159,12 @@ def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
 
 
 def test_engine_in_quarantine_runs_no_step_until_a_commit_goes_well(live: Live) -> None:
-    live.commit(1, end=State.QUARANTINED)
+    live.commit(1, end=CommitState.QUARANTINED)
     assert live.ends[0].is_quarantined
     assert live.engine.is_quarantined
     client = Client(live.engine, "held", 5)
     name = client.send(prompt=PROMPT, new_tokens=3, sampling=SAMPLING)
-    live.commit(2, end=State.ROLLED_BACK)
+    live.commit(2, end=CommitState.ROLLED_BACK)
     assert live.ends[1].is_quarantined  # it went back to weights of no version
     assert client.streamed == {}
     live.commit(3)
@@ -219,3 +224,56 @@ def test_stopped_engine_brings_a_half_done_commit_back() -> None:
     assert live.weights.sweep()
     with pytest.raises(Unavailable):
         live.ask(3)
+
+
+# ---- the commit of rose.transfer -----------------------------------------------------------------
+
+
+class Trainer:
+    """Publishes what the live weights are to become."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.row = live.weights.row.copy()
+        self.log = VersionLog()
+        self.publisher = Publisher(self.row.copy(), "run", 0, 0, self.log, tile_elements=TILE)
+
+    def next_commit(self, *, is_spoilt: bool = False) -> Commit:
+        self.row = later(self.row, seed=self.publisher.version.n + 1)
+        manifest = self.publisher.publish(self.row)
+        if is_spoilt:
+            manifest = replace(manifest, digest=(1, 2))
+        n = manifest.version.n
+        deltas = [
+            (one.tile, Delta.from_bytes(self.log.chunk(n, one.tile))) for one in manifest.chunks
+        ]
+        base = digest(self.live.weights.row)
+        return Commit(StagedVersion(manifest, tuple(deltas)), self.live.weights, base)
+
+    def tell(self, commit: Commit) -> Committed:
+        version = commit.staged.manifest.version.n
+        self.live.engine.commit(commit, version=version, on_done=self.live.on_done)
+        assert self.live.ended.acquire(timeout=WAIT_S)
+        return self.live.ends[-1]
+
+
+def test_published_versions_become_the_weights_of_an_engine_that_runs(live: Live) -> None:
+    trainer = Trainer(live)
+    client = Client(live.engine, "busy", 7)
+    name = client.send(prompt=PROMPT, new_tokens=900, sampling=SAMPLING)
+    for version in (1, 2, 3):
+        wait_for(lambda: client.streamed.get(name))
+        assert trainer.tell(trainer.next_commit()).version == version
+        assert np.array_equal(live.weights.row, trainer.row)
+    live.engine.cancel(name)
+    client.wait()
+    assert live.weights.sweep()
+
+
+def test_version_whose_digest_is_another_goes_back_bit_by_bit(live: Live) -> None:
+    trainer = Trainer(live)
+    base = live.weights.row.copy()
+    ended = trainer.tell(trainer.next_commit(is_spoilt=True))
+    assert (ended.version, ended.is_match, ended.is_quarantined) == (0, False, False)
+    assert np.array_equal(live.weights.row, base)
+    assert live.weights.sweep()

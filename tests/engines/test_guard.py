@@ -11,7 +11,8 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.transformers import Model, check_version, guard, load_model
 from rose.errors import InvalidArgument, RoseError, Unavailable
-from tests.engines.pair import Pair
+from tests.engines.pair import Client, Pair
+from tests.engines.policies import engine_of, policy
 
 
 def sentence_of(error: type[RoseError], call) -> str:
@@ -99,6 +100,32 @@ def test_substitution_points_are_what_they_were(models: tuple[Model, Model]) -> 
     loop = inspect.getsource(type(manager)._generation_loop_body)
     assert loop.index("_generation_step()") < loop.index("update_batch()")
     pair.device.close()
+
+
+def test_what_sampling_relies_on_is_what_it_was() -> None:
+    """The canary of `SamplingRunner`: which row is whose, and how far a prepared request is."""
+    engine = engine_of(policy(seed=1))
+    engine.manager.background_thread_status.clear()
+    client = Client(engine, "canary", 1)
+    stop = client.send(prompt=[1, 2, 3], new_tokens=4, stop_tokens=(5, 6))
+    long = client.send(prompt=list(range(80)), new_tokens=4)  # two steps of prefill
+    processor = engine.processor
+    assert processor.prepare_next_batch()
+    io = processor.inputs_and_outputs
+    futures = {future.state.request_id: future for future in io.requests_in_batch}
+    assert list(futures) == [stop, long]
+    assert [future.has_new_token for future in futures.values()] == [True, False]
+    # The offset has the batch counted in: it is the place of the next token.
+    assert [future.state.position_offset for future in futures.values()] == [3, 61]
+    assert futures[stop].state._eos_token_ids == {5, 6}
+    assert processor.model_runner.return_logprobs
+    assert io.output_ids.shape[0] == 2
+    assert io.output_ids.dtype == torch.int32
+    processor._generation_step(engine.manager.model)
+    _, tokens, logprobs = io.prepare_batch_update()
+    assert len(tokens) == len(logprobs) == 2
+    processor.update_batch()
+    assert client.streamed == {stop: [1]}
 
 
 # ---- models --------------------------------------------------------------------------------------

@@ -129,6 +129,15 @@ def test_sweep_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
     assert not weights.sweep()
 
 
+def test_bits_of_a_tile_can_be_read_and_not_written(model) -> None:
+    weights = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
+    tiles = [weights.bits(tile) for tile in range(weights.tiles)]
+    assert np.array_equal(np.concatenate(tiles), weights.row)
+    with pytest.raises(ValueError, match="read-only"):
+        tiles[1][0] = 7
+    assert weights.row.flags.writeable
+
+
 @pytest.mark.parametrize("tile_elements", [0, -4, 6])
 def test_tile_that_splits_a_word_of_the_digest_is_refused(model, tile_elements: int) -> None:
     with pytest.raises(InvalidArgument, match="tile_elements"):

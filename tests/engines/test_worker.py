@@ -15,10 +15,10 @@ from rose.engines.transformers import (
 )
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.worker import TurnEnd, VersionCommitted, Worker, WorkerKind, WorkerLost
+from rose.transfer.commit import CommitState
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import (
     TILE,
-    State,
     TileCommit,
     copy_of,
     engine_of,
@@ -48,7 +48,7 @@ class Dedicated:
         self.engine.start()
         self.heard.wait_lease(lambda _: True)
 
-    def commit(self, version: int, *, end: State = State.COMMITTED) -> None:
+    def commit(self, version: int, *, end: CommitState = CommitState.COMMITTED) -> None:
         count = len(self.heard.commits)
         fresh = later(self.weights.row, seed=version)
         self.worker.commit(TileCommit(self.weights, fresh, end=end), version)
@@ -185,7 +185,7 @@ def test_worker_in_quarantine_gives_its_turns_back_until_a_commit_goes_well(dedi
     sound = copy_of(dedicated.model)
     dedicated.worker.start_turn(turn(1, PROMPTS[0], 900))
     dedicated.heard.wait_tokens(1, 5)
-    dedicated.commit(2, end=State.QUARANTINED)
+    dedicated.commit(2, end=CommitState.QUARANTINED)
     dedicated.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
     assert dedicated.heard.ends(1) == [TurnEnd.INTERRUPTED]
     said = dedicated.heard.tokens(1)

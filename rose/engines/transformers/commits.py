@@ -4,27 +4,27 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from rose.clock import Clock
+from rose.transfer.commit import CommitState
 from rose.units import NS_PER_MS
 
 
 class Slices(Protocol):
-    """A commit as an engine sees it: the transaction of `rose.transfer`."""
+    """A commit as an engine sees it; `rose.transfer.commit.Commit` is one."""
 
     def step(self) -> bool:
         """Do one slice; False when it is over."""
         ...
 
-    def abandon(self) -> None:
-        """Go back to the version before."""
+    def abandon(self) -> object:
+        """Go back to the version before, unless it is over."""
         ...
 
     @property
-    def state(self) -> Enum:
-        """Where it stands; over, its name is COMMITTED, ROLLED_BACK or QUARANTINED."""
+    def state(self) -> CommitState:
+        """Where it stands."""
         ...
 
 
@@ -88,7 +88,7 @@ class CommitQueue:
     @property
     def has_committed(self) -> bool:
         """Whether the first commit is over and its weights are in use."""
-        return self._pending[0].slices.state.name == "COMMITTED"
+        return self._pending[0].slices.state is CommitState.COMMITTED
 
     def add(self, slices: Slices, *, version: int, on_done: OnCommitted) -> None:
         """Queue a commit."""
@@ -113,7 +113,7 @@ class CommitQueue:
         with self._lock:
             pending = self._pending.popleft()
         # Only a commit that goes well ends it: going back leads to what was there before.
-        is_undefined = pending.slices.state.name == "QUARANTINED"
+        is_undefined = pending.slices.state is CommitState.QUARANTINED
         self.is_quarantined = not is_match and (is_undefined or self.is_quarantined)
         now_ns = self._clock.now_ns()
         began_ns = max(pending.called_ns, self._pause_began_ns)

@@ -40,6 +40,10 @@ class LoopListener(Protocol):
         """No step runs, and none will before this returns."""
         ...
 
+    def after_step(self) -> None:
+        """A step has ended; a borrower's quantum has not: this is time that serving granted."""
+        ...
+
     def while_parked(self) -> None:
         """A step of the borrower has waited at a closed gate for a while; serving is at work."""
         ...
@@ -146,10 +150,19 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             self.output_router.take_away(state, "the request was cancelled")
 
     def update_batch(self) -> None:
+        """Update as stock does, then let the listener report what the step said."""
+        self._update()
+        self._report_step()
+
+    def _update(self) -> None:
         """Update as stock does and count the step as busy time."""
         super().update_batch()
         self.busy_ns += self.clock.now_ns() - self._step_began_ns
         self.commits.step_ended()
+
+    def _report_step(self) -> None:
+        if self.listener is not None:
+            self.listener.after_step()
 
     def fail_all_requests(self, error: Exception) -> None:
         """Fail what is left as stock does, when the loop ends, and say that it has ended."""
@@ -320,9 +333,9 @@ class RolloutProcessor(DeviceProcessor):
             while not is_over and not self._is_called_away():
                 self.lane.gate()
                 is_over = not self.commits.advance()
-        if is_over:
-            self._settle_commit()
-        else:
+            if is_over:
+                self._settle_commit()  # In time that serving granted, like the slices.
+        if not is_over:
             self.wake.set()  # Back for the next quantum at once.
         return is_over
 
@@ -390,11 +403,13 @@ class RolloutProcessor(DeviceProcessor):
                 self._was_aborted = False
                 self.aborted_steps += 1
                 self.scheduler.roll_back()
+                self.commits.step_ended()
             else:
-                super().update_batch()
+                self._update()
             self._in_flight = frozenset()
             self._unpin()
             self._evacuate(self.lane.leaving())
+        self._report_step()
         self._end_quantum()
 
     def _end_quantum(self) -> None:

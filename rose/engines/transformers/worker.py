@@ -151,6 +151,12 @@ class EngineWorker:
         if self._is_granted and not self._engine.is_quarantined:
             self._open_or_regrow()
 
+    def after_step(self) -> None:
+        """Report what was said: within the borrower's quantum, so that serving is not held up."""
+        self._report_ended()
+        if self._now_ms() - self._flushed_ms >= self._flush_ms:
+            self._flush()
+
     def while_parked(self) -> None:
         """Renew the lease and take turns back though a step is parked; tokens can wait."""
         self._look()
@@ -167,8 +173,6 @@ class EngineWorker:
         while self._inbox:
             self._inbox.popleft()()
         self._report_lease()
-        if self._now_ms() - self._flushed_ms >= self._flush_ms:
-            self._flush()
 
     # ---- turns ----------------------------------------------------------------------------------
 

@@ -1,0 +1,55 @@
+"""A borrower that is a worker, beside serving."""
+
+from rose.engines.transformers import EngineWorker, LiveWeights, Model, load_model
+from rose.scheduler.worker import WorkerKind
+from tests.engines.pair import Pair
+from tests.engines.policies import TileCommit, later
+from tests.engines.recorder import Recorder
+
+BIG_TILE = 1 << 20
+
+
+class Borrowed:
+    """Serving, and a borrower over live weights that is a worker."""
+
+    def __init__(self, serving_model: Model) -> None:
+        self.model = load_model("tiny-policy", seed=4)
+        self.weights = LiveWeights(self.model, tile_elements=BIG_TILE)
+        self.pair = Pair((serving_model, self.model), is_sampling=True)
+        self.heard = Recorder()
+        self.worker = EngineWorker(
+            self.pair.rollout, 2, WorkerKind.BORROWED, self.heard, flush_ms=0.0, ttl_ms=600.0
+        )
+
+    @property
+    def processor(self):
+        return self.pair.rollout.processor
+
+    @property
+    def lane(self):
+        return self.pair.rollout_lane
+
+    @property
+    def held(self) -> int:
+        return self.pair.device.arbiter.snapshot().partitions[1].held
+
+    @property
+    def epoch(self) -> int:
+        return self.heard.leases[-1].lease_epoch
+
+    def grant(self) -> int:
+        """Grant, and return the epoch of the new lease."""
+        epoch = self.heard.leases[-1].lease_epoch if self.heard.leases else 0
+        self.worker.grant()
+        return self.heard.wait_lease(
+            lambda lease: lease.lease_epoch > epoch and lease.kv_tokens > 0
+        ).lease_epoch
+
+    def take(self, slabs: int) -> None:
+        """Serving takes slabs back, as under pressure."""
+        self.pair.device.lender._revoke(slabs)
+
+    def commit(self, version: int, **settings) -> TileCommit:
+        commit = TileCommit(self.weights, later(self.weights.row, seed=version), **settings)
+        self.worker.commit(commit, version)
+        return commit

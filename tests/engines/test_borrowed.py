@@ -1,0 +1,348 @@
+"""The borrower as a worker: granted, squeezed, revoked, parked and committed to, in any order."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rose.clock import BootClock
+from rose.engines.transformers import EngineWorker, Model, Sampling
+from rose.errors import StepAborted
+from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
+from rose.transfer.commit import CommitState
+from tests.engines.borrowed import Borrowed
+from tests.engines.pair import WAIT_S
+from tests.engines.policies import TileCommit, copy_of, engine_of, later, say_alone
+from tests.engines.recorder import Recorder, turn
+from tests.engines.stepper import wait_for
+
+PROMPTS = [[(13 * place + 7 * one) % 128 for place in range(30 + one)] for one in range(6)]
+
+
+@pytest.fixture
+def borrowed(models: tuple[Model, Model]) -> Iterator[Borrowed]:
+    made = Borrowed(models[0])
+    with made.pair:
+        yield made
+        made.pair.rollout.stop()
+        assert made.heard.faults == []
+        assert len(made.heard.threads) <= 1
+        assert made.pair.device.gave_back is None
+        made.pair.device.arbiter.check_invariants()
+
+
+def truth(model: Model, trajectory: int, tokens: int) -> list[int]:
+    return say_alone(model, PROMPTS[trajectory], tokens, Sampling(1000 + trajectory, 1.0))
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+
+def test_borrowed_worker_takes_turns_between_grant_and_revoke_only(borrowed: Borrowed) -> None:
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 5, lease_epoch=0))
+    borrowed.heard.wait_ended(0)
+    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    epoch = borrowed.grant()
+    assert epoch == 1
+    lease = borrowed.heard.leases[-1]
+    slab_tokens = borrowed.lane.kv.blocks_per_slab * borrowed.lane.kv.geometry.block_tokens
+    assert lease.kv_tokens == borrowed.lane.slabs_max() * slab_tokens
+    assert lease.ttl_ms == 600.0
+    borrowed.worker.start_turn(turn(1, PROMPTS[1], 12))
+    borrowed.heard.wait_ended(1)
+    assert borrowed.heard.ends(1) == [TurnEnd.FINISHED]
+    assert borrowed.heard.tokens(1) == truth(borrowed.model, 1, 12)
+
+
+def test_revoked_worker_gives_every_token_back_and_the_next_grant_is_a_new_lease(
+    borrowed: Borrowed,
+) -> None:
+    borrowed.grant()
+    for trajectory in range(3):
+        borrowed.worker.start_turn(turn(trajectory, PROMPTS[trajectory], 400))
+    for trajectory in range(3):
+        borrowed.heard.wait_tokens(trajectory, 4)
+    borrowed.worker.revoke()
+    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+    assert all(borrowed.heard.ends(one) == [TurnEnd.INTERRUPTED] for one in range(3))
+    wait_for(lambda: not borrowed.processor.scheduler.active_requests)
+    cache = borrowed.processor.cache
+    assert all(not one.block_table for one in cache.cache_allocators.values())
+    said = borrowed.heard.tokens(1)
+    borrowed.worker.start_turn(turn(1, PROMPTS[1] + said, 5, first_token=len(said)))
+    borrowed.heard.wait_ended(1, times=2)
+    assert borrowed.heard.tokens(1) == said  # that lease is over
+    assert borrowed.grant() == 2
+
+
+def test_turn_revoked_midway_and_resumed_on_another_engine_says_the_same(
+    borrowed: Borrowed,
+) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(2, PROMPTS[2], 120))
+    borrowed.heard.wait_tokens(2, 7)
+    borrowed.worker.revoke()
+    borrowed.heard.wait_ended(2)
+    said = borrowed.heard.tokens(2)
+    assert len(said) < 120
+    engine = engine_of(copy_of(borrowed.model))
+    heard = Recorder()
+    worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, heard)
+    engine.start()
+    try:
+        heard.wait_lease(lambda _: True)
+        rest = 120 - len(said)
+        worker.start_turn(turn(2, PROMPTS[2] + said, rest, first_token=len(said)))
+        heard.wait_ended(2)
+    finally:
+        engine.stop()
+    assert said + heard.tokens(2) == truth(borrowed.model, 2, 120)
+
+
+def test_lease_is_renewed_while_the_gate_is_closed_and_not_by_a_frozen_loop(
+    borrowed: Borrowed,
+) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
+    borrowed.heard.wait_tokens(0, 2)
+    lane = borrowed.pair.serving_lane
+    lane.arrived("a", prompt_tokens=8)
+    wait_for(lambda: not borrowed.pair.device.gate.is_running())
+    count = len(borrowed.heard.leases)
+    borrowed.heard.wait_for(lambda: len(borrowed.heard.leases) >= count + 3, "renewals")
+    lane.finished("a")
+    # Frozen: inside a slice that does not end.
+    commit = watched(borrowed, hold_at=1)
+    count = len(borrowed.heard.leases)
+    BootClock().sleep(0.5)  # more than two renewals
+    assert len(borrowed.heard.leases) == count
+    commit.go_on.set()
+    borrowed.heard.wait_for(lambda: len(borrowed.heard.leases) > count, "renewal")
+    assert {lease.lease_epoch for lease in borrowed.heard.leases} == {1}
+
+
+# ---- serving takes slabs -------------------------------------------------------------------------
+
+
+def test_turns_in_slabs_that_serving_took_come_back_and_the_lease_shrinks_then_grows(
+    borrowed: Borrowed,
+) -> None:
+    borrowed.grant()
+    full = borrowed.heard.leases[-1].kv_tokens
+    # More than one slab, so that something is left.
+    for trajectory in range(5):
+        borrowed.worker.start_turn(turn(trajectory, PROMPTS[trajectory], 120))
+    for trajectory in range(5):
+        borrowed.heard.wait_tokens(trajectory, 30)
+    wait_for(lambda: borrowed.held > 1)
+    borrowed.take(1)
+    small = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens < full)
+    assert (small.lease_epoch, small.kv_tokens > 0) == (1, True)
+    again = borrowed.heard.events.index(small)
+    borrowed.heard.wait_for(
+        lambda: any(
+            getattr(event, "kv_tokens", 0) == full for event in borrowed.heard.events[again:]
+        ),
+        "growth",
+    )
+    gone = [one for one in range(5) if borrowed.heard.ends(one) == [TurnEnd.INTERRUPTED]]
+    assert 0 < len(gone) < 5
+    # They were reported before the lease shrank, and the engine has forgotten them.
+    assert all(borrowed.heard.events.index(borrowed.heard.outputs(one)[-1]) < again for one in gone)
+    for one in gone:
+        said = borrowed.heard.tokens(one)
+        rest = 120 - len(said)
+        borrowed.worker.start_turn(turn(one, PROMPTS[one] + said, rest, first_token=len(said)))
+    for one in range(5):
+        borrowed.heard.wait_ended(one, times=2 if one in gone else 1)
+        assert borrowed.heard.tokens(one) == truth(borrowed.model, one, 120)
+
+
+def test_lease_that_serving_took_all_of_ends_and_the_next_has_a_higher_epoch(
+    borrowed: Borrowed,
+) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
+    borrowed.heard.wait_tokens(0, 3)
+    borrowed.take(borrowed.held)
+    over = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+    assert over.lease_epoch == 1
+    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    lease = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2)
+    assert lease.kv_tokens > 0
+
+
+def test_revocation_reaches_a_worker_whose_step_is_parked(borrowed: Borrowed) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
+    borrowed.heard.wait_tokens(0, 3)
+    lane = borrowed.pair.serving_lane
+    lane.arrived("a", prompt_tokens=8)
+    wait_for(lambda: not borrowed.pair.device.gate.is_running())
+    borrowed.worker.revoke()
+    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    assert not borrowed.pair.device.gate.is_open()
+    said = borrowed.heard.tokens(0)
+    lane.finished("a")
+    borrowed.grant()
+    assert borrowed.heard.tokens(0) == said  # the step that was parked says nothing more
+
+
+def test_worker_is_lost_once_when_the_device_gave_back_even_if_idle(
+    models: tuple[Model, Model],
+) -> None:
+    for is_idle in (True, False):
+        made = Borrowed(models[0])
+        with made.pair:
+            made.grant()
+            if not is_idle:
+                made.worker.start_turn(turn(0, PROMPTS[0], 900))
+                made.heard.wait_tokens(0, 3)
+            made.pair.device.safety.report(RuntimeError("planted"))
+            made.heard.wait_for(lambda heard=made.heard: heard.of(WorkerLost), "loss")
+        assert len(made.heard.of(WorkerLost)) == 1
+        assert made.heard.faults == []
+        if not is_idle:
+            assert made.heard.ends(0) == [TurnEnd.INTERRUPTED]
+
+
+# ---- commits -------------------------------------------------------------------------------------
+
+
+class Watched(TileCommit):
+    """A commit that stops in its `hold_at`-th slice until it is let go, and counts the others."""
+
+    def __init__(self, *arguments, hold_at: int, **settings) -> None:
+        super().__init__(*arguments, **settings)
+        self.hold_at = hold_at
+        self.is_holding = threading.Event()
+        self.go_on = threading.Event()
+
+    def step(self) -> bool:
+        if self.slices + 1 == self.hold_at:
+            self.is_holding.set()
+            assert self.go_on.wait(WAIT_S)
+        return super().step()
+
+
+def watched(borrowed: Borrowed, *, hold_at: int, **settings) -> Watched:
+    fresh = later(borrowed.weights.row, seed=hold_at)
+    commit = Watched(borrowed.weights, fresh, hold_at=hold_at, **settings)
+    borrowed.worker.commit(commit, 1)
+    assert commit.is_holding.wait(WAIT_S)
+    return commit
+
+
+def test_serving_waits_for_the_slice_that_runs_and_for_no_other(borrowed: Borrowed) -> None:
+    commit = watched(borrowed, hold_at=3)
+    lane, gate = borrowed.pair.serving_lane, borrowed.pair.device.gate
+    lane.arrived("a", prompt_tokens=8)
+    assert gate.is_running()  # the third slice
+    commit.go_on.set()
+    wait_for(lambda: not gate.is_running())
+    assert commit.slices == 3
+    with lane.step():
+        assert not gate.is_running()
+        assert commit.slices == 3
+    assert commit.state is CommitState.APPLYING
+    lane.finished("a")
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    assert commit.slices == borrowed.weights.tiles > 4
+    assert borrowed.weights.sweep()
+
+
+def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed) -> None:
+    borrowed.grant()
+    for one in range(2):
+        borrowed.worker.start_turn(turn(one, PROMPTS[one], 900))
+    for one in range(2):
+        borrowed.heard.wait_tokens(one, 3)
+    commit = watched(borrowed, hold_at=4)
+    assert borrowed.held > 0
+    borrowed.take(borrowed.held)
+    # In the call: no slice holds a lock or a pin that serving would wait for.
+    assert borrowed.held == 0
+    assert commit.slices == 3
+    commit.go_on.set()
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.heard.wait_ended(0, 1)
+    (event,) = borrowed.heard.commits
+    assert (event.version, event.is_match) == (1, True)
+    assert [borrowed.heard.ends(one) for one in range(2)] == [[TurnEnd.INTERRUPTED]] * 2
+    assert borrowed.weights.sweep()
+
+
+def test_commit_goes_on_in_the_next_quantum_after_an_abort(
+    borrowed: Borrowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, quanta = borrowed.lane.gate, []
+
+    def gate() -> None:
+        if len(quanta) < 3:
+            quanta.append(1)
+            raise StepAborted("planted")
+        stock()
+
+    monkeypatch.setattr(borrowed.lane, "gate", gate)
+    base = borrowed.weights.row.copy()
+    commit = borrowed.commit(1)
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    assert len(quanta) == 3
+    assert commit.slices == borrowed.weights.tiles
+    assert np.array_equal(borrowed.weights.row, later(base, seed=1))
+    assert not borrowed.pair.device.gate.is_in_step()
+
+
+def test_commit_finishes_after_a_revocation_of_the_worker(borrowed: Borrowed) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
+    borrowed.heard.wait_tokens(0, 3)
+    commit = watched(borrowed, hold_at=2)
+    borrowed.worker.revoke()
+    commit.go_on.set()
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+    epoch = borrowed.grant()
+    borrowed.worker.start_turn(turn(1, PROMPTS[1], 6, lease_epoch=epoch))
+    borrowed.heard.wait_ended(1)
+    assert borrowed.heard.outputs(1)[-1].versions[-1] == 1
+    assert borrowed.heard.tokens(1) == truth(borrowed.model, 1, 6)
+
+
+def test_stopped_borrower_brings_a_half_done_commit_back(borrowed: Borrowed) -> None:
+    base = borrowed.weights.row.copy()
+    commit = watched(borrowed, hold_at=5)
+    stopping = threading.Thread(target=borrowed.pair.rollout.stop)
+    stopping.start()
+    wait_for(lambda: not borrowed.pair.rollout.is_accepting)
+    commit.go_on.set()
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+    assert commit.slices == 5
+    assert commit.state is CommitState.ROLLED_BACK
+    assert np.array_equal(borrowed.weights.row, base)
+    assert borrowed.weights.sweep()
+
+
+def test_request_after_a_commit_reads_no_kv_of_the_version_before(borrowed: Borrowed) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0] * 3, 900))
+    borrowed.heard.wait_tokens(0, 20)
+    borrowed.worker.start_turn(turn(1, PROMPTS[1], 3))
+    borrowed.heard.wait_ended(1)
+    borrowed.commit(1)
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.heard.wait_tokens(0, len(borrowed.heard.tokens(0)) + 20)
+    for trajectory, prompt in ((1, PROMPTS[1]), (2, PROMPTS[0] * 3)):
+        borrowed.worker.start_turn(turn(trajectory, prompt, 8))
+        borrowed.heard.wait_for(
+            lambda one=trajectory: (
+                TurnEnd.FINISHED in borrowed.heard.ends(one)[-1:]
+                and borrowed.heard.outputs(one)[-1].versions[-1:] == (1,)
+            ),
+            "end under the new version",
+        )
+        said = say_alone(borrowed.model, prompt, 8, Sampling(1000 + trajectory, 1.0))
+        assert borrowed.heard.tokens(trajectory)[-8:] == said
