@@ -5,6 +5,7 @@ how many times faster the subject is.
 """
 
 import importlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,10 +16,27 @@ import numpy.typing as npt
 import pytest
 
 from bench.conftest import Report
-from bench.paired import Measure
+from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
-from rose.errors import check
-from rose.transfer import delta_apply, delta_pack, digest, topk_unpack
+from rose.errors import InternalError, check
+from rose.transfer import (
+    Commit,
+    CommitState,
+    InProcessSource,
+    Publisher,
+    Row,
+    Version,
+    VersionLog,
+    delta_apply,
+    delta_pack,
+    digest,
+    topk_unpack,
+)
+from rose.transfer.chain import Held
+from rose.transfer.puller import Puller
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import serve
+from rose.transfer.staging import Staging
 
 ELEMENTS = 1 << 24
 DENSITY, STEPS = 0.01, 0.89
@@ -153,3 +171,115 @@ def test_digest_gb_s(report: Report, versions: Versions) -> None:
 
     call_ns = report.loop(digests, rounds=ROUNDS, calls=5)
     report.add("digest_gb_s", 2 * ELEMENTS / call_ns, "GB/s")
+
+
+# ---- from a version of the trainer to a version of the engine
+
+
+class Circle:
+    """A publisher and one receiver without a thread; versions go back and forth between two."""
+
+    def __init__(self, versions: Versions, *, is_remote: bool) -> None:
+        self._versions = versions
+        log = VersionLog(versions_max=4)
+        self._publisher = Publisher(versions.old, "bench", 1, 1, log)
+        tiles = self._publisher.tiles
+        self._bits = versions.old.copy()
+        self._row = Row(self._bits, tiles)
+        self._digests = self._row.digests()
+        self._server = serve(log) if is_remote else None
+        self._source: InProcessSource | RemoteSource = InProcessSource(log)
+        if self._server is not None:
+            self._source = RemoteSource(self._server.address, self._server.token)
+        self._staging = Staging(
+            self._source,
+            "bench",
+            Held(Version("", 0, 0), self._digests.total),
+            tiles,
+            puller=Puller(self._source, threading.Event()),
+            on_staged=lambda: None,
+        )
+        self.commit_staged()
+
+    def commit_staged(self) -> None:
+        self._staging.round(10.0)
+        staged = self._staging.take_staged()
+        if staged is None:
+            raise InternalError("no version is staged")
+        commit = Commit(staged, self._row, self._staging.held.digest, digests=self._digests)
+        while commit.step():
+            pass
+        check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
+        self._staging.report(commit.outcome)
+
+    def turn(self) -> None:
+        """Publish the other version, and bring the receiver there."""
+        is_at_old = self._publisher.version.n % 2 == 1
+        self._publisher.publish(self._versions.new if is_at_old else self._versions.old)
+        self.commit_staged()
+
+    def close(self) -> None:
+        if isinstance(self._source, RemoteSource):
+            self._source.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def milliseconds(function: Callable[[], object]) -> Measure:
+    measure_ns = timed(function)
+    return lambda: measure_ns() / 1e6
+
+
+def test_publish_to_commit(report: Report, versions: Versions) -> None:
+    """Pack, log, ship, check, stage and commit, with the server in this process."""
+    remote, local = Circle(versions, is_remote=True), Circle(versions, is_remote=False)
+    paired = report.pairs(milliseconds(remote.turn), milliseconds(local.turn), rounds=ROUNDS)
+    remote.close()
+    report.add_ratio(
+        "publish_to_commit_tcp_vs_in_process",
+        paired,
+        peer=Peer("the log in this process", paired.peer, "ms"),
+    )
+    report.add("publish_to_commit_tcp_ms", paired.subject, "ms")
+    report.add("publish_to_commit_in_process_ms", paired.peer, "ms")
+
+
+def test_commit_pause(report: Report, versions: Versions) -> None:
+    """A commit that knows its digests, beside the XOR of the same tiles with a dense patch."""
+    log = VersionLog()
+    publisher = Publisher(versions.old, "bench", 1, 1, log)
+    manifest = publisher.publish(versions.new)
+    staged = Puller(InProcessSource(log), threading.Event()).pull(manifest)
+    if staged is None:
+        raise InternalError("the version is not there")
+    bits, patch = versions.old.copy(), versions.old ^ versions.new
+    row = Row(bits, publisher.tiles)
+
+    def measure() -> float:
+        bits[:] = versions.old
+        digests = row.digests()
+        began_ns = time.perf_counter_ns()
+        commit = Commit(staged, row, manifest.base_digest, digests=digests)
+        while commit.step():
+            pass
+        took_ms = (time.perf_counter_ns() - began_ns) / 1e6
+        check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
+        return took_ms
+
+    def by_xor() -> float:
+        bits[:] = versions.old
+        row.digests()  # the same caches
+        began_ns = time.perf_counter_ns()
+        for chunk in manifest.chunks:
+            where = publisher.tiles[chunk.tile].where
+            np.bitwise_xor(bits[where], patch[where], out=bits[where])
+        return (time.perf_counter_ns() - began_ns) / 1e6
+
+    paired = report.pairs(measure, by_xor, rounds=ROUNDS)
+    report.add_ratio(
+        "commit_pause_vs_read_modify_write",
+        paired,
+        peer=Peer("NumPy: touched tiles ^= a dense patch; no digest", paired.peer, "ms"),
+        bar=Bar(at_most=1.3),
+    )
+    report.add("commit_pause_ms", paired.subject, "ms")

@@ -1,6 +1,51 @@
-"""Fresh weights as deltas: only what changed is packed, applied and, if need be, undone."""
+"""Fresh weights as deltas: packed, published, staged, committed, and, if need be, undone.
+
+What crosses to other processes is in `rose.transfer.server` and `rose.transfer.remote`; they need
+the extra `wire`.
+"""
 
 from rose.transfer.codec import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.transfer.commit import Commit, CommitState, Outcome, Target
 from rose.transfer.delta import Delta
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Manifest, StagedVersion
+from rose.transfer.publisher import Publisher
+from rose.transfer.receiver import Receiver
+from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.row import Row
+from rose.transfer.source import InProcessSource, Source
+from rose.transfer.staging import ReceiverStatistics
+from rose.transfer.statistics import TransferStatistics, VersionStatistics
+from rose.transfer.tiles import Tile, Tiles
+from rose.transfer.version import Version
 
-__all__ = ["Delta", "delta_apply", "delta_pack", "digest", "topk_pack", "topk_unpack"]
+__all__ = [
+    "Commit",
+    "CommitState",
+    "Delta",
+    "Digest",
+    "InProcessSource",
+    "Manifest",
+    "Outcome",
+    "Publisher",
+    "Receiver",
+    "ReceiverState",
+    "ReceiverStatistics",
+    "Row",
+    "Source",
+    "StagedVersion",
+    "Target",
+    "Tile",
+    "TileDigests",
+    "Tiles",
+    "TransferStatistics",
+    "Version",
+    "VersionLog",
+    "VersionStatistics",
+    "delta_apply",
+    "delta_pack",
+    "digest",
+    "topk_pack",
+    "topk_unpack",
+]

@@ -16,6 +16,7 @@ BYTES_MAX: Final = 4 * GIB
 # Counts are small and outlive the chunks, but not without end.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
+NAME_MAX: Final = 256
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
 SeedMaker: TypeAlias = Callable[[], tuple[Manifest, Chunks]]
@@ -155,7 +156,6 @@ class VersionLog:
         """Take no more versions; what is kept can be pulled on."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify_all()
 
     # ---- the receivers' side
 
@@ -175,9 +175,7 @@ class VersionLog:
             is_over: asked when `wake` is called: whether to wait no longer.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_closed or is_over() or self._newest() > n, timeout_s
-            )
+            self._changed.wait_for(lambda: is_over() or self._newest() > n, timeout_s)
             return self.manifests_after(n)
 
     def wake(self) -> None:
@@ -236,6 +234,8 @@ class VersionLog:
 
     def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
         """Take a receiver's answer; one for a version that is unknown says nothing."""
+        if len(receiver) > NAME_MAX:
+            raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._changed:
             counts = self._counts.get(n)
             if counts is None:

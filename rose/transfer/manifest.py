@@ -40,7 +40,7 @@ class Chunk:
         """
         if not 0 < self.nbytes <= CHUNK_BYTES_MAX:
             raise InvalidArgument(f"a chunk of {self.nbytes} bytes: at most {CHUNK_BYTES_MAX}")
-        if self.tile < 0 or self.changed < 0 or len(self.sha256) != SHA256_BYTES:
+        if not 0 <= self.tile < 1 << 32 or self.changed < 0 or len(self.sha256) != SHA256_BYTES:
             raise InvalidArgument(f"tile {self.tile} has a chunk with fields that no chunk has")
 
 
@@ -79,6 +79,8 @@ class Manifest:
             raise InvalidArgument(
                 f"the manifest has format {self.format}; this rose reads {MANIFEST_FORMAT}"
             )
+        if not 0 <= self.version.n < 1 << 63:
+            raise InvalidArgument(f"version {self.version} has a number that no version has")
         tiles = [chunk.tile for chunk in self.chunks]
         cut = len(self.tiles)
         if any(one >= other for one, other in pairwise(tiles)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument, RoseError
+from rose.errors import InvalidArgument
 from rose.transfer.codec import delta_apply, delta_pack, digest
 from rose.transfer.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.digests import Digest, TileDigests
@@ -89,12 +89,13 @@ class Publisher:
             raise InvalidArgument(f"{len(new)} elements are published as {self._tiles.count}")
         with self._lock:
             deltas: dict[int, Delta] = {}
+            before = self._version
             try:
                 return self._publish(new, deltas)
-            except RoseError:
-                for tile, delta in deltas.items():
-                    delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
-                raise
+            finally:
+                if self._version == before:  # whatever it was that failed
+                    for tile, delta in deltas.items():
+                        delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
 
     def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
         for tile in self._tiles:

@@ -198,11 +198,16 @@ class Staging:
             is_known = self._versions > 0 and held.version.run != ""
             after = held.version.n if is_known else NOTHING_KNOWN
             offered = self._offered(self._source.wait_manifests(after, timeout_s))
-            return next_version(held, offered, self._tiles)
-        if not self._offered(self._source.wait_manifests(self._seed_from - 1, timeout_s)):
+            chosen = next_version(held, offered, self._tiles)
+        elif offered := self._offered(self._source.wait_manifests(self._seed_from - 1, timeout_s)):
+            offered = self._offered(self._source.seed(self._seed_from))
+            chosen = next_seed(held, offered, self._tiles, at_least_n=self._seed_from)
+        else:
             return Choice.WAIT
-        offered = self._offered(self._source.seed(self._seed_from))
-        return next_seed(held, offered, self._tiles, at_least_n=self._seed_from)
+        if chosen is Choice.WAIT and offered:
+            # They came at once and say nothing to this receiver: wait until there are others.
+            self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
+        return chosen
 
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
         if manifests and all(one.tiles != self._tiles for one in manifests):

@@ -71,6 +71,10 @@ def test_dead_incarnation_says_nothing() -> None:
     assert next_seed(held(20, 2), [whole(25, 1)], ROW, at_least_n=0) is Choice.WAIT
 
 
+def test_older_incarnation_is_dead_as_soon_as_there_is_a_newer_one() -> None:
+    assert next_version(held(3), [link(4, 1), opening(10, 2, 1)], ROW) is Choice.SEED
+
+
 def test_new_incarnation_is_entered_by_its_bits() -> None:
     same_bits = next_version(held(5), [opening(9, 2, 5)], ROW)
     assert isinstance(same_bits, Manifest)

@@ -1,4 +1,4 @@
-"""A commit changes all of the weights or none, whatever fails, and however long it is left alone."""
+"""A commit changes all of the weights or none, whatever fails and however long it rests."""
 
 import numpy as np
 import pytest
@@ -144,6 +144,15 @@ def test_seed_that_fails_in_any_tile_leaves_what_was_there(method: str, at: int)
     row = Failing(Row(bits, TILES), method=method, at=at)
     assert run(Commit(SEED, row, digest(OLD))) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, weights(77))
+
+
+def test_seed_goes_back_to_what_is_there_not_to_what_is_believed() -> None:
+    bits = weights(77)
+    row = Failing(Row(bits, TILES), method="apply", at=3)
+    commit = Commit(SEED, row, digest(OLD), digests=Row(OLD, TILES).digests())
+    assert run(commit) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, weights(77))
+    assert commit.outcome.digest == digest(weights(77))
 
 
 def test_seed_makes_any_weights_the_version() -> None:

@@ -1,11 +1,14 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec import digest
-from rose.transfer.log import VersionLog
+from rose.transfer.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.manifest import Chunk, Manifest
 from rose.transfer.publisher import Publisher
 from rose.transfer.tiles import Tiles
@@ -56,11 +59,15 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
     ]:
         with pytest.raises(InvalidArgument):
             manifest(tiles, of, form)
-    for fields in [(-1, 10, 1, bytes(32)), (0, 0, 1, bytes(32)), (0, 5 << 20, 1, bytes(32))]:
+    for n in (-1, 1 << 63):
+        with pytest.raises(InvalidArgument):
+            replace(manifest([0], base), version=Version("r", 1, n))
+    for fields in [(-1, 10, 1, bytes(32)), (0, 0, 1, bytes(32)), (1 << 32, 10, 1, bytes(32))]:
         with pytest.raises(InvalidArgument):
             Chunk(*fields)
-    with pytest.raises(InvalidArgument):
-        Chunk(0, 10, 1, bytes(31))
+    for fields in [(0, 10, 1, bytes(31)), (0, 5 << 20, 1, bytes(32)), (0, 10, -1, bytes(32))]:
+        with pytest.raises(InvalidArgument):
+            Chunk(*fields)
 
 
 def test_versions_count_up_from_the_opening() -> None:
@@ -168,6 +175,18 @@ def test_seed_frames_are_the_shadow_after_a_refused_version() -> None:
     assert publisher.seed()[1] == before
 
 
+def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
+    class Full(VersionLog):
+        def append(self, manifest: Manifest, chunks: Mapping[int, bytes]) -> None:
+            raise MemoryError
+
+    publisher = publisher_of(Full())
+    _, before = publisher.seed()
+    with pytest.raises(MemoryError):
+        publisher.publish(changed(weights(1), 3, share=0.5))
+    assert publisher.seed()[1] == before
+
+
 def test_seed_that_does_not_fit_is_said() -> None:
     log = VersionLog(bytes_max=300)
     publisher_of(log)
@@ -197,6 +216,33 @@ def test_weights_of_another_shape_are_refused() -> None:
             publisher.publish(wrong)  # type: ignore[arg-type]
 
 
+def test_closed_log_lets_receivers_wait_as_before() -> None:
+    log = VersionLog()
+    publisher_of(log)
+    log.close()
+    asked: list[bool] = []
+
+    def is_over() -> bool:
+        asked.append(True)
+        return False
+
+    assert log.wait_after(1, 0.001, is_over=is_over) == []
+    assert asked
+    assert len(log.wait_after(-1, 0)) == 1
+
+
+def test_number_of_receivers_and_their_names_are_bounded() -> None:
+    log = VersionLog()
+    publisher_of(log)
+    with pytest.raises(InvalidArgument, match="name"):
+        log.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
+    for receiver in range(RECEIVERS_MAX):
+        log.acknowledge(str(receiver), 1, is_match=True, digest=(0, 0))
+    with pytest.raises(InvalidArgument, match="receivers"):
+        log.acknowledge("one more", 1, is_match=True, digest=(0, 0))
+    log.acknowledge("7", 1, is_match=False, digest=(0, 0))
+
+
 def test_statistics_add_up() -> None:
     log = VersionLog()
     publisher = publisher_of(log)
@@ -209,6 +255,7 @@ def test_statistics_add_up() -> None:
         log.acknowledge(receiver, 2, is_match=is_match, digest=(1, 2))
     log.acknowledge("a", 1, is_match=True, digest=(1, 2))  # the opening cost nobody anything
     log.acknowledge("a", 77, is_match=True, digest=(1, 2))  # unknown
+    assert log.receivers()["a"].n == 1
     [row] = log.versions()
     assert (row.n, row.receivers, row.matched) == (2, 3, 2)
     assert row.sent_bytes == 2 * manifest.nbytes == 2 * row.packed_bytes

@@ -7,18 +7,21 @@ import numpy as np
 import pytest
 
 from rose.errors import InternalError, Unavailable
+from rose.transfer.chain import Held
 from rose.transfer.codec import digest
 from rose.transfer.commit import CommitState, Outcome
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest
 from rose.transfer.publisher import Publisher
+from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource
+from rose.transfer.staging import Staging
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing
-from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, weights
 
 
 class Trainer:
@@ -92,6 +95,36 @@ def test_publisher_hears_what_came_of_each_version() -> None:
     assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
 
 
+def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
+    trainer = Trainer(weights(1))
+    tries: list[int] = []
+    heard = threading.Event()
+
+    class Deaf(InProcessSource):
+        def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
+            tries.append(n)
+            if len(tries) < 4:
+                raise Unavailable("planted")
+            super().report(receiver, n, is_match, digest)
+            heard.set()
+
+    with Worker(Deaf(trainer.log), weights(1)) as worker:
+        worker.commit()
+        assert heard.wait(LONG_S)
+    assert tries == [1, 1, 1, 1]
+    assert trainer.log.receivers()["worker"].n == 1
+
+
+def test_staged_version_is_taken_once() -> None:
+    trainer = Trainer(weights(1))
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        assert worker._bell.wait(LONG_S)
+        assert worker.receiver.state is ReceiverState.STAGED
+        assert worker.receiver.take_staged() is not None
+        assert worker.receiver.state is ReceiverState.APPLYING
+        assert worker.receiver.take_staged() is None
+
+
 def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
     trainer = Trainer(weights(1))
     trainer.publish(3)
@@ -135,6 +168,17 @@ def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
         assert worker.receiver.stats.given_up == 1
         assert worker.receiver.stats.seeds == 1
         worker.follow(trainer.publish())  # and deltas go on
+        assert worker.receiver.stats.seeds == 1
+
+
+def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
+    trainer = Trainer(weights(1), bytes_max=4000)
+    trainer.publish(8)  # all are in the log, but only the last ones with their chunks
+    first = trainer.log.manifests_after(1)[0]
+    assert trainer.log.chunk(2, first.chunks[0].tile) is None
+    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+        worker.follow(trainer.publisher.version)
+        assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.seeds == 1
 
 
@@ -211,6 +255,31 @@ def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
         assert worker.commit() is CommitState.COMMITTED
         assert worker.receiver.held == version
         assert worker.receiver.stats.seeds == 2
+
+
+@pytest.mark.parametrize("held", [Version("run", 1, 1), Version("run", 7, 1)])
+def test_receiver_to_whom_nothing_is_said_waits_for_more(held: Version) -> None:
+    """It has the newest version, or its publisher is one of a dead incarnation."""
+    trainer = Trainer(weights(1))
+    waited: list[int] = []
+
+    class Counting(InProcessSource):
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            waited.append(after_n)
+            return super().wait_manifests(after_n, timeout_s)
+
+    source = Counting(trainer.log)
+    staging = Staging(
+        source,
+        "one",
+        Held(held, digest(weights(1))),
+        TILES,
+        puller=Puller(source, threading.Event()),
+        on_staged=lambda: None,
+    )
+    staging.round(0)
+    assert staging.state is ReceiverState.SYNCED
+    assert waited == [-1, trainer.publisher.version.n]
 
 
 def test_quarantine_is_final() -> None:

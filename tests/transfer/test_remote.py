@@ -14,11 +14,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from typing_extensions import Self
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
 from rose.transfer.codec import digest
 from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Manifest
 from rose.transfer.publisher import Publisher
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import WeightServer, serve
@@ -123,7 +125,7 @@ def test_wrong_token_learns_nothing_by_grpc(publisher: Publisher, server: Weight
     stranger.close()
     with grpc.insecure_channel(server.address) as channel:
         codes = set()
-        for method in [f"/{messages.SERVICE}/Wait", "/x/y"]:
+        for method in [f"/{messages.SERVICE}/Wait", f"/{messages.SERVICE}/Nothing"]:
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(method)(b"", timeout=LONG_S)
             codes.add((error.value.code(), error.value.details()))
@@ -258,7 +260,7 @@ class FakeChunks:
                     if not content.startswith(b"RANS"):
                         break
 
-    def __enter__(self) -> "FakeChunks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -288,8 +290,12 @@ def header(n: int, tile: int, nbytes: int, is_kept: int = 1) -> bytes:
 def test_answer_that_is_none_is_refused_and_the_next_call_connects_again(
     server: WeightServer, answer: Callable[[int, int], bytes], error: type[Exception]
 ) -> None:
-    frames = iter([answer])
-    with FakeChunks(lambda n, tile: next(frames, good)(n, tile)) as fake:
+    answers = iter([answer])
+
+    def each(n: int, tile: int) -> bytes:
+        return next(answers, good)(n, tile)
+
+    with FakeChunks(each) as fake:
         real, server._chunks.port = server._chunks.port, fake.port
         with source_of(server, timeout_s=0.2 if error is DeadlineExceeded else LONG_S) as source:
             source.wait_manifests(-1, 0)
@@ -326,6 +332,19 @@ def test_chunk_damaged_on_the_wire_is_fetched_again(
     assert asked.count(asked[1]) == 2
 
 
+def test_chunks_come_from_where_the_server_says_they_are_now(server: WeightServer) -> None:
+    def other(n: int, tile: int) -> bytes:
+        return header(n, tile, 5) + b"other"
+
+    real = server._chunks.port
+    with FakeChunks(good) as one, FakeChunks(other) as two, source_of(server) as source:
+        for fake, frame in [(one, b"sound"), (two, b"other"), (one, b"sound")]:
+            server._chunks.port = fake.port
+            source.wait_manifests(-1, 0)
+            assert source.chunk(1, 0, is_seed=False) == frame
+    server._chunks.port = real
+
+
 # ---- processes
 
 
@@ -359,7 +378,7 @@ class Program:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(LONG_S)
 
-    def __enter__(self) -> "Program":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -439,15 +458,23 @@ def test_source_that_is_closed_says_so(server: WeightServer) -> None:
         source.chunk(1, 0, is_seed=False)
 
 
-def test_closing_the_server_ends_a_wait(publisher: Publisher) -> None:
-    server = serve(publisher._log)
+def test_closing_the_server_ends_a_wait() -> None:
+    class Watched(VersionLog):
+        def wait_after(
+            self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+        ) -> list[Manifest]:
+            waiting.set()
+            found = super().wait_after(n, timeout_s, is_over=is_over)
+            why.append(is_over())
+            return found
+
+    why: list[bool] = []
     waiting = threading.Event()
+    server = serve(publisher_of(Watched())._log)
     ended: list[object] = []
 
     def wait() -> None:
         with source_of(server) as source:
-            source.wait_manifests(-1, 0)
-            waiting.set()
             try:
                 ended.append(source.wait_manifests(1, LONG_S))
             except Unavailable as error:
@@ -459,3 +486,4 @@ def test_closing_the_server_ends_a_wait(publisher: Publisher) -> None:
     server.close()
     thread.join(LONG_S)
     assert len(ended) == 1
+    assert why == [True]  # it was told; its time was not up

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState, Target
@@ -86,7 +87,7 @@ class Worker:
             self.commit()
         raise AssertionError(f"100 commits, and not at {version}")
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

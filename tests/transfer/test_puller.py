@@ -1,0 +1,89 @@
+"""What passes for a chunk: the bytes that were published, and a delta that is sound throughout."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rose.errors import CorruptData
+from rose.transfer import Delta, delta_pack
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.publisher import Publisher
+from rose.transfer.puller import sound_delta
+from tests.transfer.worker import TILE, weights
+
+
+def published(step: int) -> tuple[Manifest, Chunk, bytes]:
+    """Return the one chunk of a version in which some elements of tile 3 make a step."""
+    log = VersionLog()
+    publisher = Publisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
+    fresh = weights(1)
+    fresh[3 * TILE : 3 * TILE + 9] += np.uint16(step % (1 << 16))
+    manifest = publisher.publish(fresh)
+    [chunk] = manifest.chunks
+    return manifest, chunk, log.chunk(2, 3) or b""
+
+
+def described(delta: Delta, changed: int) -> tuple[Chunk, bytes]:
+    frame = delta.to_bytes()
+    return Chunk(3, len(frame), changed, hashlib.sha256(frame).digest()), frame
+
+
+def test_published_frame_is_sound() -> None:
+    manifest, chunk, frame = published(1)
+    delta = sound_delta(frame, chunk, manifest)
+    assert (delta.count, delta.changed) == (TILE, 9)
+
+
+def test_sound_frame_of_another_version_is_refused() -> None:
+    manifest, chunk, frame = published(1)
+    _, other_chunk, other = published(-1)
+    assert (len(other), other_chunk.changed) == (len(frame), chunk.changed)
+    with pytest.raises(CorruptData, match="published"):
+        sound_delta(other, chunk, manifest)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 63, 64, -1])
+def test_frame_that_is_cut_off_or_too_long_is_refused(cut: int) -> None:
+    manifest, chunk, frame = published(1)
+    for wrong in (frame[:cut], frame + b"\0"):
+        with pytest.raises(CorruptData):
+            sound_delta(wrong, chunk, manifest)
+
+
+def test_frame_that_is_no_delta_is_refused() -> None:
+    manifest, _, frame = published(1)
+    for wrong in (bytes(100), frame[:8] + b"\x02" + frame[9:]):
+        chunk = Chunk(3, len(wrong), 9, hashlib.sha256(wrong).digest())
+        with pytest.raises(CorruptData):
+            sound_delta(wrong, chunk, manifest)
+
+
+def test_delta_of_another_tile_is_refused() -> None:
+    manifest, chunk, frame = published(1)
+    with pytest.raises(CorruptData, match="another tile"):
+        sound_delta(frame, replace(chunk, changed=8), manifest)
+    last = len(manifest.tiles) - 1
+    assert manifest.tiles[last].count != TILE
+    with pytest.raises(CorruptData, match="another tile"):
+        sound_delta(frame, replace(chunk, tile=last), manifest)
+
+
+def test_delta_that_is_not_well_formed_is_found_before_it_is_staged() -> None:
+    manifest, _, frame = published(1)
+    delta = Delta.from_bytes(frame)
+    payload = delta.payload.copy()
+    payload[-1] ^= np.uint32(1 << 31)  # a bit that is not used
+    wrong = Delta(delta.count, delta.block_elements, delta.entries, payload, delta.digest)
+    chunk, frame = described(wrong, delta.changed)
+    with pytest.raises(CorruptData):
+        sound_delta(frame, chunk, manifest)
+
+
+def test_whole_tile_of_changes_fits_a_chunk() -> None:
+    largest = 1 << 20
+    delta = delta_pack(np.arange(largest, dtype=np.uint16), np.full(largest, 0x5555, np.uint16))
+    chunk, frame = described(delta, delta.changed)
+    assert chunk.nbytes == len(frame) > 2 * largest
