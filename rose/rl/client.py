@@ -12,6 +12,7 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseErro
 from rose.rl.messages import (
     FORMAT,
     MESSAGE_BYTES_MAX,
+    SERVICE,
     STATUS,
     SUBMIT,
     SUBMIT_MAX,
@@ -69,8 +70,8 @@ class TrainerClient:
                 ("grpc.enable_http_proxy", 0),
             ],
         )
-        self._submit = self._channel.unary_unary(SUBMIT)
-        self._status = self._channel.unary_unary(STATUS)
+        self._submit = self._channel.unary_unary(f"/{SERVICE}/{SUBMIT}")
+        self._status = self._channel.unary_unary(f"/{SERVICE}/{STATUS}")
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
         """Send trajectories; one that was sent before counts once.

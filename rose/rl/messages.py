@@ -9,8 +9,9 @@ from rose.rl.trajectory import Trajectory
 
 FORMAT: Final = 1
 
-SUBMIT: Final = "/rose.rl.Trainer/Submit"
-STATUS: Final = "/rose.rl.Trainer/Status"
+SERVICE: Final = "rose.rl.Trainer"
+SUBMIT: Final = "Submit"
+STATUS: Final = "Status"
 TOKEN_KEY: Final = "rose-token"  # of the metadata of each call
 
 # One message; a client cuts what it sends into so many trajectories at most.

@@ -59,13 +59,13 @@ class TrainerProcess:
             stdout=subprocess.PIPE,
             cwd=folder,
         )
-        try:
+        with contextlib.ExitStack() as undo:
+            # Whatever happens before it is ready, an interrupt too, must not leave it behind.
+            undo.callback(self.kill)
             if weights_token is not None:
                 _write(self._process, weights_token.encode() + b"\n")
             self.ready = _read_ready(self._process, clock, start_s)
-        except BaseException:  # the process is ours alone: an interrupt must not leave it behind
-            self.kill()
-            raise
+            undo.pop_all()
 
     @property
     def pid(self) -> int:

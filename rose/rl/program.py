@@ -86,7 +86,10 @@ def _train(
     _take_place(options)
     model = load_model(options.model, seed=options.seed)
     settings = TrainerSettings(
-        lr=options.lr, max_staleness=options.max_staleness, temperature=options.temperature
+        lr=options.lr,
+        max_staleness=options.max_staleness,
+        temperature=options.temperature,
+        is_bf16=options.bf16,
     )
     pace = TrainingSettings(
         batch=options.batch,
@@ -200,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--group-size", type=int, default=4, help="trajectories with the same task")
     option("--max-staleness", type=int, default=8, help="older trajectories are dropped")
     option("--temperature", type=float, default=1.0, help="at which tokens were sampled")
+    option("--bf16", action="store_true", help="multiply in bf16 where fp32 is the default")
     option("--publish-every-s", type=float, default=3.0, help="versions are so far apart")
     option("--checkpoint-every", type=int, default=10, help="versions between two checkpoints")
     option("--first-version", type=int, default=0, help="lowest number of a version to use")

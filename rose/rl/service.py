@@ -14,6 +14,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.rl.messages import (
     FORMAT,
     MESSAGE_BYTES_MAX,
+    SERVICE,
     STATUS,
     SUBMIT,
     TOKEN_KEY,
@@ -68,13 +69,13 @@ class TrainerServer:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        calls = {SUBMIT: self._submit, STATUS: self._status}
-        for path, answer in calls.items():
-            service, method = path.strip("/").split("/")
-            handler = grpc.unary_unary_rpc_method_handler(answer)
-            self._server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(service, {method: handler}),)
-            )
+        methods = {
+            SUBMIT: grpc.unary_unary_rpc_method_handler(self._submit),
+            STATUS: grpc.unary_unary_rpc_method_handler(self._status),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, methods),)
+        )
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:

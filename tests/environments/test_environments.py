@@ -138,6 +138,7 @@ def test_a_question_is_answered_with_the_tool(seed: int) -> None:
         ("calc((1+2)", "malformed: a bracket is not closed"),
         ("calc(__import__('os'))", "malformed: unexpected '_'"),
         ("answer(x)", "malformed: answer(N) takes a number"),
+        ("answer(x) or answer(1)", "malformed: answer(N) takes a number"),
         ("answer(1", "malformed: answer(N) takes a number"),
         ("calc(2*(3+4))answer(1)", "calc: 14"),
         ("hello", "say calc(..) or answer(N)"),

@@ -237,6 +237,18 @@ def test_a_state_goes_on_bit_for_bit() -> None:
     assert second.steps == whole.steps == 4
 
 
+def test_multiplying_in_bf16_points_the_same_way() -> None:
+    exact, rough = (
+        PolicyTrainer(micro_model(), replace(SETTINGS, is_bf16=is_bf16, grad_norm_max=1e9))
+        for is_bf16 in (False, True)
+    )
+    losses = [trainer.step(four(), published=0).loss for trainer in (exact, rough)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    one, other = (trainer.state().exp_avg.astype(np.float64) for trainer in (exact, rough))
+    assert one @ other > 0.99 * np.linalg.norm(one) * np.linalg.norm(other)
+
+
 def test_a_state_of_another_model_is_refused() -> None:
     trainer = PolicyTrainer(micro_model(), SETTINGS)
     state = PolicyTrainer(micro_model(is_tied=False), SETTINGS).state()
