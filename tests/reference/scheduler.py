@@ -96,7 +96,7 @@ def cost_s(
     revocations = settings.hazard_per_s * own if is_borrowed else 0.0
     redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
     risk = revocations / (1 + revocations) * redo
-    gap = max(0, published - worker.version)
+    gap = published - worker.version
     return (
         (1 + settings.urgent_time_weight * u) * own
         + (1 - u) * others
