@@ -128,6 +128,34 @@ TEST(among_equals_the_smaller_number_wins) {
   }
 }
 
+TEST(scan_says_what_one_row_says_bit_by_bit) {
+  std::mt19937_64 random{3};
+  const auto below = [&](int n) {
+    return static_cast<double>(random() % static_cast<unsigned>(n));
+  };
+  for (const int count : {0, 1, 3, 4, 5, 31, 32, 33}) {
+    WorkerTable workers{0.3};
+    for (WorkerId number = 0; number < count; ++number) {
+      const auto kind = static_cast<WorkerKind>(random() % 2);
+      workers.join({number, kind, 4, 1 + below(5000), 1 + below(30), below(9) / 7, 0});
+      const std::size_t slot = *workers.find(number);
+      workers.set_lease(slot, {number, 1, 1000, 0}, 1);
+      workers.hold(slot, 1, 10, 10 + static_cast<std::int64_t>(below(70)));
+    }
+    CostQuery query;
+    query.prompt_tokens = below(900);
+    query.expected_tokens = below(300) / 7;
+    query.urgency = below(100) / 100;
+    query.published = below(3);
+    std::vector<double> costs_s;
+    scan_costs_s(kSettings, workers.columns(), query, costs_s);
+    CHECK_EQ(costs_s.size(), count);
+    for (std::size_t slot = 0; slot < costs_s.size(); ++slot) {
+      CHECK_EQ(costs_s[slot], cost_s(kSettings, workers.columns(), slot, query, 0));
+    }
+  }
+}
+
 TEST(refused_batch_leaves_the_core_as_it_was) {
   Core core{kSettings, Policy::kJoint};
   std::vector<Action> actions;
