@@ -76,17 +76,16 @@ void Dispatch::rescue_from(std::size_t slot) {
 Query Dispatch::query_of(const Trajectory& trajectory) const {
   const WorkerTable& workers = book_.workers;
   const std::int64_t left = trajectory.max_new_tokens - trajectory.known_tokens;
-  Query query{
-      .need_tokens = static_cast<double>(trajectory.need_tokens()),
-      .prompt_tokens = static_cast<double>(trajectory.prompt_tokens()),
-      // As if lengths had no memory: a turn that is long already is not nearly over.
-      .expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean()),
-      .urgency = book_.urgency(trajectory),
-      .published = static_cast<double>(book_.published),
-      .version_floor = static_cast<double>(book_.version_floor()),
-      .home = workers.find(trajectory.home.worker),
-      .avoid = avoided_slot(trajectory),
-  };
+  Query query;
+  query.need_tokens = static_cast<double>(trajectory.need_tokens());
+  query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
+  // As if lengths had no memory: a turn that is long already is not nearly over.
+  query.expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean());
+  query.urgency = book_.urgency(trajectory);
+  query.published = static_cast<double>(book_.published);
+  query.version_floor = static_cast<double>(book_.version_floor());
+  query.home = workers.find(trajectory.home.worker);
+  query.avoid = avoided_slot(trajectory);
   if (query.home) {
     const Worker& home = workers[*query.home];
     const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&

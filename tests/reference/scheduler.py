@@ -1,0 +1,115 @@
+"""Where a turn runs, the plain way: look at every worker, take the best."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.worker import WorkerKind
+
+
+@dataclass
+class PlainWorker:
+    number: int
+    kind: WorkerKind
+    seats: int
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    decode_ms_per_sequence: float
+    version: int
+    epoch: int = 0
+    kv_tokens: int = 0  # 0 without a lease
+    needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
+    backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
+
+
+@dataclass
+class PlainTurn:
+    need_tokens: int
+    prompt_tokens: int
+    expected_tokens: float
+    urgency: float
+    home: int | None = None  # the worker that had the trajectory last
+    cached_tokens: int = 0  # of the prompt, by home; 0 when its lease or its weights are others
+    avoid: int | None = None
+
+
+def choose(
+    policy: PlacementPolicy,
+    workers: list[PlainWorker],
+    turn: PlainTurn,
+    *,
+    published: int,
+    settings: SchedulerSettings,
+) -> int | None:
+    """Return the number of the best worker that can take the turn now, or None."""
+    able = [
+        worker
+        for worker in sorted(workers, key=lambda worker: worker.number)
+        if worker.kv_tokens > 0
+        and len(worker.needs) < worker.seats
+        and sum(worker.needs.values()) + turn.need_tokens <= worker.kv_tokens
+        and worker.version >= published - settings.worker_lag_max
+        and worker.number != turn.avoid
+    ]
+    home = next((worker for worker in able if worker.number == turn.home), None)
+    if policy is PlacementPolicy.JOINT:
+
+        def cost(worker: PlainWorker) -> float:
+            return cost_s(worker, turn, published=published, settings=settings)
+
+        best = first_least(able, cost)
+        is_warm = home is not None and best is not None and turn.cached_tokens > 0
+        if is_warm and cost(home) - cost(best) <= settings.leave_home_margin_s:
+            best = home
+    elif policy is PlacementPolicy.ROSE_PUBLISHED:
+        dedicated = [worker for worker in able if worker.kind is WorkerKind.DEDICATED]
+        best = home if turn.cached_tokens > 0 else None
+        best = best or first_least(dedicated, load) or first_least(able, load)
+    else:
+        best = home or first_least(able, load)
+    return None if best is None else best.number
+
+
+def load(worker: PlainWorker) -> int:
+    return len(worker.needs)
+
+
+def first_least(
+    workers: list[PlainWorker], cost: Callable[[PlainWorker], float]
+) -> PlainWorker | None:
+    return min(workers, key=cost, default=None)
+
+
+def cost_s(
+    worker: PlainWorker, turn: PlainTurn, *, published: int, settings: SchedulerSettings
+) -> float:
+    """Return seconds: what JOINT takes the least of."""
+    n, u = len(worker.needs), turn.urgency
+    prefill_s = 1 / worker.prefill_tokens_per_s
+    sequence_s = worker.decode_ms_per_sequence / 1000
+    missing = turn.prompt_tokens - (turn.cached_tokens if worker.number == turn.home else 0)
+    own = (sum(worker.backlog.values()) + missing) * prefill_s + turn.expected_tokens * (
+        worker.decode_step_ms / 1000 + sequence_s * (n + 1)
+    )
+    others = n * (sequence_s * turn.expected_tokens + missing * prefill_s)
+    is_borrowed = worker.kind is WorkerKind.BORROWED
+    revocations = settings.hazard_per_s * own if is_borrowed else 0.0
+    redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
+    risk = revocations / (1 + revocations) * redo
+    gap = published - worker.version
+    return (
+        (1 + settings.urgent_time_weight * u) * own
+        + (1 - u) * others
+        + (1 + settings.urgent_risk_weight * u) * risk
+        + settings.staleness_s_per_version * gap
+    )
+
+
+def urgency(
+    *, age_s: float, mean_age_s: float, versions_old: int, settings: SchedulerSettings
+) -> float:
+    """Return 0 in bulk and 1 in the tail."""
+    span_s = mean_age_s * (settings.tail_age_ratio - 1)
+    by_age = (age_s - mean_age_s) / span_s if span_s > 0 else 0.0
+    by_version = versions_old / (settings.max_staleness + 1)
+    return min(1.0, max(0.0, by_age, by_version))

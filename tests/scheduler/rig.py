@@ -1,0 +1,85 @@
+"""A core with its clock, and short words for what it is told."""
+
+from dataclasses import replace
+from typing import Any
+
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import (
+    Action,
+    Event,
+    Start,
+    Stop,
+    TrajectoryCreated,
+    TurnEnded,
+    TurnProgress,
+    TurnReady,
+    WorkerJoined,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
+from rose.units import NS_PER_MS
+
+SETTINGS = SchedulerSettings(
+    batch_trajectories=100,
+    recall_grace_ms=100.0,
+    retry_ms=50.0,
+    stall_ms=1000.0,
+    wait_max_ms=5000.0,
+)
+DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
+
+
+class Rig:
+    def __init__(self, policy: PlacementPolicy = PlacementPolicy.JOINT, **settings: Any) -> None:
+        self.core = SchedulerCore(replace(SETTINGS, **settings), policy)
+        self.now_ms = 1.0
+
+    def step(self, *events: Event, after_ms: float = 0.0) -> list[Action]:
+        self.now_ms += after_ms
+        return self.core.step(events, round(self.now_ms * NS_PER_MS))
+
+    def join(
+        self,
+        number: int,
+        kind: WorkerKind = DEDICATED,
+        *,
+        seats: int = 8,
+        kv_tokens: int = 10_000,
+        epoch: int = 1,
+        ttl_ms: float = 0.0,
+        version: int = 0,
+        step_ms: float = 10.0,
+    ) -> list[Action]:
+        """Bring a worker with a lease; `kv_tokens` 0 for one without."""
+        joined = WorkerJoined(number, kind, 0, seats, 1000.0, step_ms, 1.0, version)
+        lease = LeaseChanged(number, epoch, kv_tokens, ttl_ms)
+        return self.step(joined, *([lease] if kv_tokens else []))
+
+    def ready(
+        self, trajectory: int, *, turn: int = 0, context: int = 10, max_new: int = 20
+    ) -> list[Action]:
+        """Create a trajectory if its first turn comes, and let a turn want a worker."""
+        if turn == 0:
+            self.step(TrajectoryCreated(trajectory, 0))
+        return self.step(TurnReady(trajectory, turn, context, max_new))
+
+    def run(self, trajectory: int, **turn: int) -> Start:
+        """Return where the turn was started at once."""
+        (start,) = self.ready(trajectory, **turn)
+        assert isinstance(start, Start)
+        return start
+
+
+def said(start: Start, first: int, tokens: int, version: int = 0) -> TurnProgress:
+    return TurnProgress(
+        *(start.trajectory, start.turn, start.worker, start.lease_epoch, first, tokens, version)
+    )
+
+
+def ended(start: Start, end: TurnEnd, tokens: int | None = None) -> TurnEnded:
+    return TurnEnded(
+        start.trajectory, start.turn, start.worker, start.lease_epoch, end, tokens=tokens
+    )
+
+
+def stop_of(start: Start) -> Stop:
+    return Stop(start.trajectory, start.worker, start.lease_epoch)

@@ -1,0 +1,331 @@
+"""What the front may say, who is admitted, and who comes first."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from rose.errors import InvalidArgument
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import (
+    Admit,
+    Consumed,
+    Drop,
+    DropReason,
+    Start,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TurnReady,
+    VersionPublished,
+    WorkerJoined,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
+
+JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
+
+
+# ---- contradictions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([TrajectoryCreated(1, 0)], "trajectory=1): it is there already"),
+        ([TrajectoryCreated(9, 0), TrajectoryCreated(9, 0)], "trajectory=9): it is there already"),
+        ([TrajectoryCreated(-1, 0)], ">= 0"),
+        ([TurnReady(1, 0, 5, 5)], "a turn of it is under way"),
+        ([TurnReady(2, 1, 5, 5)], "its next turn is 0, not 1"),
+        ([TurnReady(2, 0, 5, 5), TurnReady(2, 0, 5, 5)], "a turn of it is under way"),
+        ([TurnReady(2, 0, -1, 5)], "context_tokens"),
+        ([TurnReady(2, 0, 5, 0)], "max_new_tokens"),
+        ([TurnReady(2, 0, 5, 1 << 50)], "max_new_tokens"),
+        ([TurnReady(8, 0, 5, 5)], "no such trajectory"),
+        ([TrajectoryCreated(8, 0), TurnReady(8, 0, 5, 5)], "it was not admitted"),
+        ([TrajectoryEnded(8)], "no such trajectory"),
+        ([TrajectoryEnded(2), TrajectoryEnded(2)], "no such trajectory"),
+        ([Consumed(1)], "0 are done"),
+        ([TrajectoryEnded(2), Consumed(2)], "1 are done"),
+        ([Consumed(-1)], "done and not consumed"),
+        ([VersionPublished(-1)], ">= 0"),
+        ([replace(JOINED, worker=0)], "it is there already"),
+        ([JOINED, JOINED], "it is there already"),
+        ([replace(JOINED, worker=-1)], "its number"),
+        ([replace(JOINED, seats=0)], "seats"),
+        ([replace(JOINED, prefill_tokens_per_s=0.0)], "prefill_tokens_per_s"),
+        ([replace(JOINED, decode_step_ms=float("nan"))], "decode_step_ms"),
+        ([replace(JOINED, decode_ms_per_sequence=-1.0)], "decode_ms_per_sequence"),
+        ([replace(JOINED, version=-1)], "version"),
+        ([TrajectoryCreated("x", 0)], "integers"),
+        ([TrajectoryCreated(1 << 70, 0)], "integers"),
+        ([object()], "knows no event"),
+    ],
+)
+def test_contradiction_is_refused_and_nothing_of_the_batch_is_applied(events, says) -> None:
+    rig = Rig()
+    rig.join(0, seats=1)
+    rig.run(1)
+    rig.step(TrajectoryCreated(2, 0))
+    before = rig.core.stats()
+    with pytest.raises(InvalidArgument, match=re.escape(says)) as refused:
+        rig.step(TrajectoryCreated(5, 0), replace(JOINED, worker=4), *events)
+    assert "\n" not in str(refused.value)
+    assert rig.core.stats() == before
+    assert rig.step(TrajectoryCreated(5, 0)) == [Admit(5)]
+
+
+def test_time_does_not_go_backwards() -> None:
+    rig = Rig()
+    rig.step(after_ms=10)
+    with pytest.raises(InvalidArgument, match="before"):
+        rig.step(after_ms=-1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        LeaseChanged(9, 1, 100, 0.0),
+        LeaseChanged(0, 2, -1, 0.0),
+        LeaseChanged(0, 2, 1 << 60, 0.0),
+        LeaseChanged(0, -2, 100, 0.0),
+        LeaseChanged(0, 2, 100, -1.0),
+        LeaseChanged(0, 2, 100, float("nan")),
+        WorkerLost(9, "never there"),
+        VersionCommitted(9, 1, True, 0.0),
+        VersionCommitted(0, -1, True, 0.0),
+        VersionPublished(0),
+    ],
+)
+def test_news_without_a_meaning_is_counted_and_changes_nothing(event) -> None:
+    rig = Rig()
+    rig.join(0)
+    assert rig.step(event) == []
+    assert rig.core.stats().stale_events == 1
+    assert rig.run(1).lease_epoch == 1
+
+
+def test_ttl_beyond_all_time_does_not_run_out() -> None:
+    rig = Rig()
+    rig.join(0, ttl_ms=1e300)
+    rig.run(1)
+    assert rig.step(after_ms=1e9) == []
+
+
+# ---- staleness -----------------------------------------------------------------------------------
+
+
+def test_trajectories_start_no_further_ahead_than_staleness_allows() -> None:
+    rig = Rig(max_staleness=1, batch_trajectories=2)
+    rig.join(0)
+    actions = rig.step(*(TrajectoryCreated(number, 0) for number in range(7)))
+    assert actions == [Admit(number) for number in range(4)]
+    assert rig.core.stats().waiting == 3
+    for number in range(2):
+        (start,) = rig.step(TurnReady(number, 0, 10, 20))
+        rig.step(said(start, 0, 1), ended(start, TurnEnd.FINISHED, 1))
+        assert rig.step(TrajectoryEnded(number)) == []  # done is not consumed
+    assert rig.step(Consumed(2)) == [Admit(4), Admit(5)]
+
+
+def test_dropped_trajectory_makes_room_for_another() -> None:
+    rig = Rig(max_staleness=0, batch_trajectories=1)
+    rig.step(TrajectoryCreated(0, 0), TrajectoryCreated(1, 0), TrajectoryCreated(2, 0))
+    rig.step(TurnReady(0, 0, 10, 20))
+    # Neither one that waited nor one that had started is waited for.
+    assert rig.step(TrajectoryEnded(1)) == [Drop(1, DropReason.GIVEN_UP)]
+    assert rig.step(TrajectoryEnded(0)) == [Drop(0, DropReason.GIVEN_UP), Admit(2)]
+    assert rig.core.stats().queued == 0
+
+
+def test_trajectory_that_is_given_up_is_stopped() -> None:
+    rig = Rig()
+    rig.join(0)
+    start = rig.run(1)
+    assert rig.step(TrajectoryEnded(1)) == [stop_of(start), Drop(1, DropReason.GIVEN_UP)]
+    assert rig.core.stats().used_kv_tokens == {0: 0}
+    assert rig.step(said(start, 0, 5)) == []
+
+
+def test_worker_that_is_too_far_behind_gets_no_turn() -> None:
+    rig = Rig(worker_lag_max=1)
+    rig.join(0, version=3)
+    rig.step(VersionPublished(5))
+    assert rig.ready(1) == []
+    (start,) = rig.step(VersionCommitted(0, 4, True, 1.0))
+    assert start.worker == 0
+
+
+def test_commit_that_was_undone_counts_too() -> None:
+    rig = Rig(worker_lag_max=0)
+    rig.join(0, version=5)
+    rig.step(VersionPublished(5), VersionCommitted(0, 4, False, 1.0))
+    assert rig.ready(1) == []
+
+
+# ---- the queue -----------------------------------------------------------------------------------
+
+
+def free(rig: Rig, *starts: Start) -> list[int]:
+    """Finish turns and return whose turns took their places, in order."""
+    actions = rig.step(*(ended(start, TurnEnd.FINISHED) for start in starts))
+    return [action.trajectory for action in actions if isinstance(action, Start)]
+
+
+def test_oldest_trajectory_comes_first() -> None:
+    rig = Rig()
+    rig.join(0, seats=1)
+    start = rig.run(0)
+    rig.step(TrajectoryCreated(1, 0))
+    rig.step(TrajectoryCreated(2, 0), after_ms=10)
+    rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
+    rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
+    assert free(rig, start) == [1]
+
+
+def test_turn_that_ran_comes_before_turns_that_did_not() -> None:
+    rig = Rig()
+    rig.join(0, seats=1)
+    start = rig.run(0)
+    rig.step(TrajectoryCreated(1, 0))
+    rig.join(7, BORROWED, seats=1)
+    young = rig.run(2)
+    assert young.worker == 7
+    rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
+    rig.step(ended(young, TurnEnd.INTERRUPTED), LeaseChanged(7, 1, 0, 0.0))
+    assert free(rig, start) == [2]
+
+
+def test_small_turn_passes_one_that_does_not_fit() -> None:
+    rig = Rig()
+    rig.join(0, kv_tokens=100)
+    rig.run(0)
+    assert rig.ready(1, context=60) == []
+    assert len(rig.ready(2)) == 1
+
+
+def test_room_is_kept_for_a_turn_that_waited_too_long() -> None:
+    rig = Rig(wait_max_ms=1000.0)
+    rig.join(0, kv_tokens=100)
+    start = rig.run(0)
+    assert rig.ready(1, context=60) == []
+    rig.step(after_ms=1000)
+    assert rig.ready(2) == []  # it would fit
+    assert free(rig, start) == [1]
+
+
+def test_no_worker_is_kept_that_could_never_take_the_turn() -> None:
+    rig = Rig(wait_max_ms=1000.0)
+    rig.join(0, kv_tokens=100)
+    assert rig.ready(1, context=200) == []
+    rig.step(after_ms=1000)
+    assert len(rig.ready(2)) == 1
+
+
+def test_young_trajectory_waits_no_longer_than_the_limit() -> None:
+    rig = Rig(wait_max_ms=1000.0)
+    rig.join(0, seats=1)
+    start = rig.run(0)
+    rig.step(TrajectoryCreated(1, 0))
+    rig.step(TrajectoryCreated(2, 0), after_ms=1)
+    rig.step(TurnReady(2, 0, 10, 20))
+    rig.step(TurnReady(1, 0, 10, 20), after_ms=1000)  # older, but 2 has waited
+    assert free(rig, start) == [2]
+
+
+# ---- sense ---------------------------------------------------------------------------------------
+
+
+def test_cache_is_worth_a_short_queue_and_no_more() -> None:
+    rig = Rig()
+    rig.join(0, step_ms=5.0)
+    rig.join(1)
+    first = rig.run(1, context=1000)
+    assert first.worker == 0
+    rig.step(said(first, 0, 4), ended(first, TurnEnd.FINISHED, 4))
+    # Now the other is the faster: worth leaving for a cold cache only.
+    rig.step(WorkerLost(1, "replaced"))
+    rig.join(1, epoch=2, step_ms=1.0)
+    assert rig.run(1, turn=1, context=1004).worker == 0
+    assert rig.run(2, context=1004).worker == 1
+
+
+def test_tail_avoids_borrowed_workers_and_bulk_does_not() -> None:
+    rig = Rig(hazard_per_s=1.0, requeue_ms=400.0)
+    rig.join(0, DEDICATED, step_ms=10.0)
+    rig.join(1, BORROWED, step_ms=8.0)
+    bulk = Rig(hazard_per_s=0.0)
+    bulk.join(0, DEDICATED, step_ms=10.0)
+    bulk.join(1, BORROWED, step_ms=8.0)
+    assert rig.run(1).worker == 0
+    assert bulk.run(1).worker == 1
+
+
+def test_published_order_is_cache_then_dedicated_then_borrowed() -> None:
+    rig = Rig(PlacementPolicy.ROSE_PUBLISHED)
+    rig.join(0, BORROWED)
+    rig.join(1, DEDICATED, seats=2)
+    first = rig.run(1)
+    assert first.worker == 1
+    assert [rig.run(2).worker, rig.run(3).worker] == [1, 0]
+    rig.step(said(first, 0, 4), ended(first, TurnEnd.FINISHED, 4))
+    assert rig.run(4).worker == 1
+    # Its cache is on a worker that is full.
+    assert rig.run(1, turn=1, context=14).worker == 0
+
+
+def test_sticky_goes_home_while_it_has_room() -> None:
+    rig = Rig(PlacementPolicy.LEAST_LOADED_STICKY)
+    rig.join(0, seats=2)
+    first = rig.run(1)
+    rig.join(1)
+    rig.step(said(first, 0, 4), ended(first, TurnEnd.FINISHED, 4))
+    second = rig.run(1, turn=1, context=14)
+    assert second.worker == 0
+    assert rig.run(2).worker == 1
+    rig.step(said(second, 0, 4), ended(second, TurnEnd.FINISHED, 4))
+    rig.run(3)
+    rig.run(4)
+    rig.run(5)
+    assert rig.core.stats().used_kv_tokens[0] == 60
+    assert rig.run(1, turn=2, context=18).worker == 1
+
+
+def test_reprefill_counts_what_was_computed_before() -> None:
+    rig = Rig()
+    rig.join(0, BORROWED)
+    start = rig.run(1, context=100)
+    rig.step(said(start, 0, 8))
+    rig.join(7)
+    rig.step(WorkerLost(0, "killed"))
+    assert rig.core.stats().reprefill_tokens == 108
+    assert rig.core.stats().turns_by_kind == {DEDICATED: 0, BORROWED: 0}
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_staleness": -1},
+        {"max_staleness": 0.5},
+        {"batch_trajectories": 0},
+        {"attempts_max": 0},
+        {"tail_age_ratio": 1.0},
+        {"recall_grace_ms": -1.0},
+        {"stall_ms": 0.0},
+        {"hazard_per_s": float("nan")},
+        {"wait_max_ms": float("inf")},
+        {"turn_window": 1 << 40},
+    ],
+)
+def test_knob_without_a_meaning_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        SchedulerSettings(**wrong)
+
+
+def test_every_policy_opens() -> None:
+    for policy in PlacementPolicy:
+        stats = SchedulerCore(SchedulerSettings(), policy).stats()
+        assert stats.admitted == 0
+        assert set(stats.turns_by_kind) == set(WorkerKind)

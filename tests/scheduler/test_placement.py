@@ -1,0 +1,266 @@
+"""The core's choice is the plain argmin of tests/reference, for every policy and state."""
+
+import random
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import (
+    Admit,
+    Event,
+    Start,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TurnDone,
+    TurnEnded,
+    TurnProgress,
+    TurnReady,
+    VersionPublished,
+    WorkerJoined,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
+from rose.units import NS_PER_MS
+from tests.reference.scheduler import PlainTurn, PlainWorker, choose, urgency
+
+
+@dataclass
+class Plain:
+    """A trajectory as the reference knows it."""
+
+    started_ms: int
+    version_min: int
+    turn: int = 0
+    context: int = 0
+    max_new: int = 0
+    known: int = 0
+    on: int | None = None
+    run_version: int = 0
+    home: tuple[int, int, int, int] | None = None  # worker, epoch, version, cached tokens
+    avoid: tuple[int, int, int] | None = None  # worker, epoch, until
+
+
+class Twins:
+    """The core and the reference, told the same; never more than one turn waits."""
+
+    def __init__(self, seed: int, policy: PlacementPolicy) -> None:
+        self.rng = random.Random(seed)
+        self.policy = policy
+        self.settings = SchedulerSettings(
+            max_staleness=self.rng.randint(0, 3),
+            batch_trajectories=1000,
+            worker_lag_max=self.rng.randint(0, 2),
+            retry_ms=50.0,
+            stall_ms=1e9,
+            wait_max_ms=1e9,
+            tail_age_ratio=self.rng.choice([1.1, 2.0, 5.0]),
+            urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
+            staleness_s_per_version=self.rng.choice([0.0, 0.5]),
+            leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
+            hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
+            requeue_ms=self.rng.choice([0.0, 500.0]),
+            turn_tokens_prior=20.0,
+            turn_window=4,
+        )
+        self.core = SchedulerCore(self.settings, policy)
+        self.now_ms = 1
+        self.published = 0
+        self.mean, self.seen = 20.0, 1
+        self.workers: dict[int, PlainWorker] = {}
+        self.live: dict[int, Plain] = {}
+        self.next = 0
+        self.choices: list[int | None] = []
+        numbers = self.rng.sample(range(20), self.rng.randint(1, 8))
+        for number in numbers:
+            self.join(number)
+
+    def step(self, *events: Event) -> list[object]:
+        return list(self.core.step(events, self.now_ms * NS_PER_MS))
+
+    def join(self, number: int) -> None:
+        rng = self.rng
+        worker = PlainWorker(
+            number,
+            rng.choice(list(WorkerKind)),
+            seats=rng.randint(1, 4),
+            prefill_tokens_per_s=rng.choice([500.0, 1000.0, 3000.0]),
+            decode_step_ms=rng.choice([5.0, 20.0]),
+            decode_ms_per_sequence=rng.choice([0.0, 1.0, 4.0]),
+            version=rng.randint(0, 2),
+        )
+        self.workers[number] = worker
+        self.step(
+            WorkerJoined(
+                *(number, worker.kind, 0, worker.seats, worker.prefill_tokens_per_s),
+                *(worker.decode_step_ms, worker.decode_ms_per_sequence, worker.version),
+            )
+        )
+        if rng.random() < 0.8:
+            self.change_lease(worker)
+
+    def change_lease(self, worker: PlainWorker) -> None:
+        """Resize it, or renew it under a new epoch when nothing runs there."""
+        if not worker.needs and (worker.epoch == 0 or self.rng.random() < 0.3):
+            worker.epoch += 1
+        elif worker.epoch == 0:
+            return
+        worker.kv_tokens = sum(worker.needs.values()) + self.rng.randint(1, 800)
+        assert not self.step(LeaseChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
+
+    # ---- one turn that wants a worker
+
+    def expected(self, plain: Plain) -> int | None:
+        home, epoch, version, cached = plain.home or (None, 0, 0, 0)
+        worker = self.workers.get(home) if home is not None else None
+        is_warm = worker is not None and (worker.epoch, worker.version) == (epoch, version)
+        prompt = plain.context + plain.known
+        avoid = None
+        if plain.avoid is not None:
+            number, at_epoch, until_ms = plain.avoid
+            is_same = self.workers[number].epoch == at_epoch
+            avoid = number if self.now_ms < until_ms and is_same else None
+        ages_us = [(self.now_ms - other.started_ms) * 1000 for other in self.live.values()]
+        turn = PlainTurn(
+            need_tokens=plain.context + plain.max_new,
+            prompt_tokens=prompt,
+            expected_tokens=min(plain.max_new - plain.known, self.mean),
+            urgency=urgency(
+                age_s=(self.now_ms - plain.started_ms) * NS_PER_MS / 1e9,
+                mean_age_s=sum(ages_us) / len(ages_us) / 1e6,
+                versions_old=self.published - plain.version_min,
+                settings=self.settings,
+            ),
+            home=home,
+            cached_tokens=min(cached, prompt) if is_warm else 0,
+            avoid=avoid,
+        )
+        return choose(
+            self.policy,
+            list(self.workers.values()),
+            turn,
+            published=self.published,
+            settings=self.settings,
+        )
+
+    def place(self, number: int, event: Event) -> None:
+        """Tell the core what makes a turn want a worker, and compare the choices."""
+        plain = self.live[number]
+        due = self.expected(plain)
+        actions = self.step(event)
+        starts = [action for action in actions if isinstance(action, Start)]
+        assert [start.worker for start in starts] == ([] if due is None else [due])
+        self.choices.append(due)
+        if due is None:
+            del self.live[number]
+            self.step(TrajectoryEnded(number))
+            return
+        worker = self.workers[due]
+        home = plain.home
+        is_warm = home is not None and home[:3] == (due, worker.epoch, worker.version)
+        prompt = plain.context + plain.known
+        plain.on, plain.run_version = due, worker.version
+        worker.needs[number] = plain.context + plain.max_new
+        worker.backlog[number] = prompt - (min(home[3], prompt) if is_warm else 0)
+
+    def ready(self, number: int) -> None:
+        plain = self.live[number]
+        plain.context += self.rng.randint(0, 200)
+        plain.max_new, plain.known, plain.avoid = self.rng.randint(1, 60), 0, None
+        self.place(number, TurnReady(number, plain.turn, plain.context, plain.max_new))
+
+    def leave(self, plain: Plain, number: int) -> None:
+        worker = self.workers[plain.on]
+        del worker.needs[number]
+        worker.backlog.pop(number, None)
+        plain.on = None
+
+    # ---- what may happen
+
+    def create(self) -> None:
+        number, self.next = self.next, self.next + 1
+        assert self.step(TrajectoryCreated(number, 0)) == [Admit(number)]
+        self.live[number] = Plain(self.now_ms, self.published)
+        self.ready(number)
+
+    def progress(self, number: int) -> None:
+        plain = self.live[number]
+        worker = self.workers[plain.on]
+        news = min(self.rng.randint(1, 9), plain.max_new - plain.known - 1)
+        if news <= 0:
+            return
+        version = self.rng.randint(0, 3)
+        event = TurnProgress(
+            *(number, plain.turn, worker.number, worker.epoch, plain.known, news, version)
+        )
+        assert len(self.step(event)) == 1
+        plain.known += news
+        plain.version_min = min(plain.version_min, version)
+        worker.backlog.pop(number, None)
+        plain.home = (
+            *(worker.number, worker.epoch, plain.run_version),
+            plain.context + plain.known,
+        )
+
+    def finish(self, number: int) -> None:
+        plain = self.live[number]
+        worker = self.workers[plain.on]
+        end = TurnEnded(number, plain.turn, worker.number, worker.epoch, TurnEnd.FINISHED)
+        assert self.step(end)[-1] == TurnDone(number, plain.turn)
+        self.leave(plain, number)
+        self.seen = min(self.seen + 1, self.settings.turn_window + 1)
+        self.mean += (plain.known - self.mean) / self.seen
+        plain.context += plain.known
+        plain.turn += 1
+        self.now_ms += self.rng.randint(0, 100)
+        self.ready(number)
+
+    def interrupt(self, number: int) -> None:
+        plain = self.live[number]
+        worker = self.workers[plain.on]
+        self.leave(plain, number)
+        plain.avoid = (worker.number, worker.epoch, self.now_ms + 50)
+        end = TurnEnded(number, plain.turn, worker.number, worker.epoch, TurnEnd.INTERRUPTED)
+        self.place(number, end)
+
+    def publish(self) -> None:
+        self.published += 1
+        assert not self.step(VersionPublished(self.published))
+
+    def commit(self, worker: PlainWorker) -> None:
+        worker.version = self.rng.randint(max(0, self.published - 2), self.published)
+        assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
+
+    def happen(self) -> None:
+        self.now_ms += self.rng.randint(0, 40)
+        running = [number for number, plain in self.live.items() if plain.on is not None]
+        turn_moves = [self.progress, self.finish, self.interrupt] if running else []
+        move = self.rng.choice([self.create, self.create, *turn_moves * 2, self.happen_to_worker])
+        move(self.rng.choice(running)) if move in turn_moves else move()
+
+    def happen_to_worker(self) -> None:
+        worker = self.rng.choice(list(self.workers.values()))
+        move = self.rng.choice([self.change_lease, self.commit, lambda _: self.publish()])
+        move(worker)
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy)
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_choice_is_the_plain_argmin(policy: PlacementPolicy, seed: int) -> None:
+    twins = Twins(seed, policy)
+    for _ in range(60):
+        twins.happen()
+
+
+def test_the_states_leave_something_to_choose() -> None:
+    choices: list[int | None] = []
+    for seed in range(10):
+        twins = Twins(seed, PlacementPolicy.JOINT)
+        for _ in range(60):
+            twins.happen()
+        choices += twins.choices
+    assert len(set(choices)) > 5
+    assert 0.02 < choices.count(None) / len(choices) < 0.6
