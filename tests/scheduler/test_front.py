@@ -175,11 +175,11 @@ def test_oldest_trajectory_comes_first() -> None:
     rig = Rig()
     rig.join(0, seats=1)
     start = rig.run(0)
-    rig.step(TrajectoryCreated(1, 0))
-    rig.step(TrajectoryCreated(2, 0), after_ms=10)
-    rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
+    rig.step(TrajectoryCreated(2, 0))
+    rig.step(TrajectoryCreated(1, 0), after_ms=10)
     rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
-    assert free(rig, start) == [1]
+    rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
+    assert free(rig, start) == [2]
 
 
 def test_turn_that_ran_comes_before_turns_that_did_not() -> None:
