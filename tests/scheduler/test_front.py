@@ -213,6 +213,17 @@ def test_room_is_kept_for_a_turn_that_waited_too_long() -> None:
     assert free(rig, start) == [1]
 
 
+def test_room_is_no_longer_kept_for_a_turn_that_is_given_up() -> None:
+    rig = Rig(wait_max_ms=1000.0)
+    rig.join(0, kv_tokens=100)
+    rig.run(0)
+    rig.ready(1, context=60)
+    rig.step(after_ms=1000)
+    assert rig.ready(2) == []
+    *_, start = rig.step(TrajectoryEnded(1))
+    assert start.trajectory == 2
+
+
 def test_no_worker_is_kept_that_could_never_take_the_turn() -> None:
     rig = Rig(wait_max_ms=1000.0)
     rig.join(0, kv_tokens=100)
