@@ -155,6 +155,7 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
   if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
   if (trajectory.state == TrajectoryState::kQueued) {
     turns.remove(trajectory.queue_key, trajectory.queued_ns);
+    has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
   ++counters.dropped;

@@ -36,9 +36,6 @@ void Dispatch::place() {
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
-  if (const auto since_ns = turns.longest_wait_since_ns()) {
-    place_at_ns_ = std::min(place_at_ns_, *since_ns + book_.settings.wait_max_ns);
-  }
 }
 
 void Dispatch::rescue() {

@@ -38,7 +38,7 @@ class Dispatch {
 
   Book& book_;
   Placement placement_;
-  Nanoseconds place_at_ns_{kNever};  // when waiting alone makes a difference
+  Nanoseconds place_at_ns_{kNever};  // when a worker is no longer avoided
   std::vector<std::size_t> kept_;
   std::vector<Promise> promises_;
 };

@@ -29,8 +29,4 @@ void TurnQueue::starve(Nanoseconds until_ns) {
   }
 }
 
-std::optional<Nanoseconds> TurnQueue::longest_wait_since_ns() const noexcept {
-  return waits_.empty() ? std::nullopt : std::optional{waits_.begin()->first.first};
-}
-
 }  // namespace rose::scheduler

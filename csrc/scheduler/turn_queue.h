@@ -4,7 +4,6 @@
 #include <compare>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -38,8 +37,6 @@ class TurnQueue {
   void remove(const QueueKey& key, Nanoseconds queued_ns);
   // Turns that were queued by `until_ns` come before all others from now on.
   void starve(Nanoseconds until_ns);
-  // When the turn that waits longest, and has not starved, was queued; or nothing.
-  std::optional<Nanoseconds> longest_wait_since_ns() const noexcept;
 
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }

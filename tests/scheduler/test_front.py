@@ -175,11 +175,11 @@ def test_oldest_trajectory_comes_first() -> None:
     rig = Rig()
     rig.join(0, seats=1)
     start = rig.run(0)
-    rig.step(TrajectoryCreated(1, 0))
-    rig.step(TrajectoryCreated(2, 0), after_ms=10)
-    rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
+    rig.step(TrajectoryCreated(2, 0))
+    rig.step(TrajectoryCreated(1, 0), after_ms=10)
     rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
-    assert free(rig, start) == [1]
+    rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
+    assert free(rig, start) == [2]
 
 
 def test_turn_that_ran_comes_before_turns_that_did_not() -> None:
@@ -211,6 +211,17 @@ def test_room_is_kept_for_a_turn_that_waited_too_long() -> None:
     rig.step(after_ms=1000)
     assert rig.ready(2) == []  # it would fit
     assert free(rig, start) == [1]
+
+
+def test_room_is_no_longer_kept_for_a_turn_that_is_given_up() -> None:
+    rig = Rig(wait_max_ms=1000.0)
+    rig.join(0, kv_tokens=100)
+    rig.run(0)
+    rig.ready(1, context=60)
+    rig.step(after_ms=1000)
+    assert rig.ready(2) == []
+    *_, start = rig.step(TrajectoryEnded(1))
+    assert start.trajectory == 2
 
 
 def test_no_worker_is_kept_that_could_never_take_the_turn() -> None:

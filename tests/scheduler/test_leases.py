@@ -2,7 +2,7 @@
 
 import pytest
 
-from rose.scheduler.events import Deliver, Start, TurnDone, WorkerJoined
+from rose.scheduler.events import Deliver, Start, TurnDone, VersionPublished, WorkerJoined
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
 
@@ -122,6 +122,16 @@ def test_shrunk_lease_keeps_the_urgent_turns() -> None:
     actions = rig.step(LeaseChanged(0, 1, 65, 0.0))
     assert actions == [stop_of(starts[2]), stop_of(starts[3])]
     assert rig.core.stats().running == 2
+
+
+def test_turn_that_is_going_stale_is_urgent() -> None:
+    rig = Rig(max_staleness=1)
+    rig.join(0, version=3)
+    rig.step(VersionPublished(3))
+    fresh = rig.run(1, context=50)
+    old = rig.run(2)  # cheaper to redo
+    rig.step(said(fresh, 0, 1, version=3), said(old, 0, 1, version=2))
+    assert rig.step(LeaseChanged(0, 1, 70, 0.0)) == [stop_of(fresh)]
 
 
 def test_among_equally_urgent_turns_the_cheapest_to_redo_is_stopped() -> None:

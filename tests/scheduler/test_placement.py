@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -214,8 +215,6 @@ class Twins:
         self.mean += (plain.known - self.mean) / self.seen
         plain.context += plain.known
         plain.turn += 1
-        self.now_ms += self.rng.randint(0, 100)
-        self.ready(number)
 
     def interrupt(self, number: int) -> None:
         plain = self.live[number]
@@ -236,9 +235,15 @@ class Twins:
     def happen(self) -> None:
         self.now_ms += self.rng.randint(0, 40)
         running = [number for number, plain in self.live.items() if plain.on is not None]
-        turn_moves = [self.progress, self.finish, self.interrupt] if running else []
-        move = self.rng.choice([self.create, self.create, *turn_moves * 2, self.happen_to_worker])
-        move(self.rng.choice(running)) if move in turn_moves else move()
+        idle = [number for number, plain in self.live.items() if plain.on is None]
+        moves = [self.create, self.happen_to_worker, self.happen_to_worker]
+        if running:
+            number = self.rng.choice(running)
+            moves += [partial(move, number) for move in (self.progress, self.finish) * 2]
+            moves += [partial(self.interrupt, number)]
+        if idle:
+            moves += [partial(self.ready, self.rng.choice(idle))] * 3
+        self.rng.choice(moves)()
 
     def happen_to_worker(self) -> None:
         worker = self.rng.choice(list(self.workers.values()))

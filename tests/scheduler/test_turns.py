@@ -192,10 +192,23 @@ def test_progress_is_what_a_stall_lacks() -> None:
 
 def test_turn_of_a_dedicated_worker_is_left_alone() -> None:
     rig = Rig()
-    rig.join(0)
+    rig.join(0, seats=1)
     rig.run(1)
+    rig.join(5, BORROWED)
+    borrowed = rig.run(2)
     rig.join(7)
-    assert rig.step(after_ms=100_000) == []
+    assert rig.step(after_ms=2000) == [stop_of(borrowed)]
+
+
+def test_time_for_the_prompt_is_no_stall() -> None:
+    rig = Rig()
+    rig.join(0, BORROWED)
+    starts = [rig.run(trajectory, context=500) for trajectory in (1, 2)]  # half a second each
+    rig.join(7)
+    assert rig.step(after_ms=1499) == []
+    assert rig.step(after_ms=1) == [stop_of(starts[0])]
+    assert stop_of(starts[1]) not in rig.step(after_ms=499)
+    assert stop_of(starts[1]) in rig.step(after_ms=1)
 
 
 def test_room_for_one_frees_one_stalled_turn() -> None:
