@@ -31,7 +31,7 @@ class Task:
     environment: Environment
 
 
-def task(seed: int, number: int, *, group_size: int = 8, grid_share: float = 0.75) -> Task:
+def task(seed: int, number: int, *, group_size: int = 4, grid_share: float = 0.75) -> Task:
     """Return the task of trajectory `number`; depends on the arguments alone.
 
     Args:

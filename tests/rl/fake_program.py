@@ -24,10 +24,11 @@ class LoggedWeights:
         self.publish(bits)
 
     def publish(self, bits) -> None:
-        self.version += 1
+        # Written before anybody can hear of it, and be quick to kill.
         with self._path.open("a") as file:
             sha = hashlib.sha256(bits.tobytes()).hexdigest()
-            file.write(f"{self._incarnation} {self.version} {sha}\n")
+            file.write(f"{self._incarnation} {self.version + 1} {sha}\n")
+        self.version += 1
 
     def traffic(self) -> Traffic:
         return Traffic(bytes_sent=self.version, dense_bytes=10 * self.version)

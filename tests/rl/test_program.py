@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,8 +152,18 @@ def test_a_core_that_is_not_there_is_said_so() -> None:
         ("tests.rl.silent_program", 0.5, DeadlineExceeded, "not ready within"),
     ],
 )
-def test_a_parent_is_told_why_there_is_no_trainer(
-    module: str, start_s: float, failure, told: str
+def test_a_parent_is_told_why_there_is_no_trainer_and_none_is_left(
+    module: str, start_s: float, failure, told: str, monkeypatch
 ) -> None:
+    started = []
+
+    class Kept(subprocess.Popen):
+        def __init__(self, *args, **kwargs) -> None:
+            started.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Kept)
     with pytest.raises(failure, match=told):
         TrainerProcess([], clock=BootClock(), folder=ROOT, module=module, start_s=start_s)
+    assert len(started) == 1
+    assert started[0].poll() is not None
