@@ -17,6 +17,8 @@ from rose.traces import read_agent_trace, tool_waits
 
 _GROUP_SIZE: Final = 4
 _BATCH: Final = 16
+# What half a core learns from while the workers finish a batch; the rest is passed over.
+_LEARNED_MAX: Final = 8
 _MAX_STALENESS: Final = 4
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
@@ -73,6 +75,7 @@ def circle_settings(
         pace=TrainerPace(
             lr=lr,
             batch=_BATCH,
+            learned_max=_LEARNED_MAX,
             max_staleness=2 * _MAX_STALENESS,
             publish_every_s=_PUBLISH_EVERY_S,
         ),

@@ -29,6 +29,27 @@ class Microbatch:
     advantages: torch.Tensor
 
 
+def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajectory]:
+    """Return the trajectories of the first groups that differ in reward.
+
+    A group whose rewards are all equal teaches nothing, so it takes no place.
+
+    Args:
+        trajectories: the first come first.
+        most: groups are taken while there are fewer trajectories than this; 0 returns all.
+    """
+    if most == 0:
+        return list(trajectories)
+    groups: dict[int, list[Trajectory]] = {}
+    for one in trajectories:
+        groups.setdefault(one.group, []).append(one)
+    taken: list[Trajectory] = []
+    for members in groups.values():
+        if len(taken) < most and len({one.reward for one in members}) > 1:
+            taken += members
+    return taken
+
+
 def microbatches(
     trajectories: Sequence[Trajectory], advantages: Sequence[float], *, tokens_max: int
 ) -> Iterator[Microbatch]:

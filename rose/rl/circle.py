@@ -51,6 +51,8 @@ class TrainerPace:
     Args:
         lr: of AdamW.
         batch: trajectories of a step, at least.
+        learned_max: trajectories that a step learns from; 0 for all it has.
+        is_bf16: multiply in bf16: faster where the processor can.
         max_staleness: in versions; older trajectories are dropped, and counted.
         publish_every_s: versions are at least so far apart.
         checkpoint_every: versions between two checkpoints.
@@ -58,6 +60,8 @@ class TrainerPace:
 
     lr: float = 1e-6
     batch: int = 16
+    learned_max: int = 0
+    is_bf16: bool = False
     max_staleness: int = 8
     publish_every_s: float = 3.0
     checkpoint_every: int = 10
@@ -276,6 +280,7 @@ class Circle:
             f"--group-size={settings.loop.group_size}",
             f"--temperature={settings.loop.temperature}",
             *(f"--lr={pace.lr}", f"--batch={pace.batch}", f"--max-staleness={pace.max_staleness}"),
+            *(f"--learned-max={pace.learned_max}", *(["--bf16"] if pace.is_bf16 else [])),
             f"--publish-every-s={pace.publish_every_s}",
             f"--checkpoint-every={pace.checkpoint_every}",
             f"--first-version={self.watch.version + 1 if self.watch.version else 0}",

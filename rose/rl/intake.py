@@ -87,14 +87,14 @@ class Intake:
         return Submitted(tuple(accepted), tuple(known), tuple(later))
 
     def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
-        """Return the oldest whole groups with at least `count` trajectories, or nothing in time."""
+        """Return all whole groups, once they have `count` trajectories; nothing if not in time."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._complete) * self._group_size >= count, timeout_s
             ):
                 return []
             taken: list[Trajectory] = []
-            while len(taken) < count:
+            while self._complete:
                 taken += self._complete.popleft()
             self._waiting -= len(taken)
             return taken

@@ -63,6 +63,7 @@ class TrainerStatus:
         loss: of the last step; None before the first.
         staleness: how many trajectories came at which staleness, in this incarnation.
         dropped_stale: trajectories too old to learn from, over all incarnations.
+        passed_over: trajectories that a step had no time for, in this incarnation.
         consumed: trajectories that need not be sent again: learned, dropped or waiting.
         waiting: of these, not learned yet.
         durable: of these, in the last checkpoint; the others are lost if the trainer dies.
@@ -80,6 +81,7 @@ class TrainerStatus:
     loss: float | None
     staleness: dict[int, int]
     dropped_stale: int
+    passed_over: int
     consumed: int
     waiting: int
     durable: int

@@ -89,6 +89,7 @@ def _train(
         lr=options.lr,
         max_staleness=options.max_staleness,
         temperature=options.temperature,
+        learned_max=options.learned_max,
         is_bf16=options.bf16,
     )
     pace = TrainingSettings(
@@ -202,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--batch", type=int, default=8, help="trajectories of a step, at least")
     option("--group-size", type=int, default=4, help="trajectories with the same task")
     option("--max-staleness", type=int, default=8, help="older trajectories are dropped")
+    option("--learned-max", type=int, default=0, help="trajectories a step learns from; 0: all")
     option("--temperature", type=float, default=1.0, help="at which tokens were sampled")
     option("--bf16", action="store_true", help="multiply in bf16 where fp32 is the default")
     option("--publish-every-s", type=float, default=3.0, help="versions are so far apart")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rose.errors import InvalidArgument, check
-from rose.rl.batches import microbatches
+from rose.rl.batches import first_groups, microbatches
 from rose.rl.masters import Bits, Masters
 from rose.rl.policy_gradient import clipped_loss, group_advantages, token_logprobs
 from rose.rl.trajectory import Trajectory
@@ -31,6 +31,8 @@ class TrainerSettings:
         clip: how far the ratio of a token may be from 1, > 0.
         grad_norm_max: longer gradients are scaled down to it, > 0.
         max_staleness: trajectories older than this many versions are dropped, >= 0.
+        learned_max: a step learns from whole groups until it has so many trajectories; the others
+            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
         microbatch_tokens: padded tokens of one forward pass, > 0.
         temperature: at which tokens were sampled, > 0.
         is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
@@ -44,6 +46,7 @@ class TrainerSettings:
     clip: float = 0.2
     grad_norm_max: float = 1.0
     max_staleness: int = 8
+    learned_max: int = 0
     microbatch_tokens: int = 2048
     temperature: float = 1.0
     is_bf16: bool = False
@@ -53,8 +56,8 @@ class TrainerSettings:
         for name in ("lr", "eps", "clip", "grad_norm_max", "microbatch_tokens", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, give a number above 0")
-        if self.max_staleness < 0 or self.weight_decay < 0:
-            raise InvalidArgument("max_staleness and weight_decay are at least 0")
+        if min(self.max_staleness, self.learned_max, self.weight_decay) < 0:
+            raise InvalidArgument("max_staleness, learned_max and weight_decay are at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class TrainStats:
         grad_norm: before it was clipped.
         tokens: generated ones of the trajectories that were kept.
         dropped_stale: trajectories that were too old to learn from.
+        passed_over: trajectories that were neither too old nor learned from.
         is_changed: the weights took a step; not if no trajectory was better than its group.
     """
 
@@ -77,6 +81,7 @@ class TrainStats:
     grad_norm: float
     tokens: int
     dropped_stale: int
+    passed_over: int
     is_changed: bool
 
 
@@ -156,11 +161,12 @@ class PolicyTrainer:
                 f"a trajectory is of version {published - min(staleness)}, "
                 f"the newest is {published}"
             )
-        kept = [
+        fresh = [
             one
             for one, age in zip(trajectories, staleness, strict=True)
             if age <= self._settings.max_staleness
         ]
+        kept = first_groups(fresh, self._settings.learned_max)
         tokens = sum(one.generated_tokens for one in kept)
         loss, is_told = self._add_gradients(kept, tokens)
         grad_norm = self._take_step() if is_told else 0.0
@@ -170,7 +176,8 @@ class PolicyTrainer:
             staleness=staleness,
             grad_norm=grad_norm,
             tokens=tokens,
-            dropped_stale=len(trajectories) - len(kept),
+            dropped_stale=len(trajectories) - len(fresh),
+            passed_over=len(fresh) - len(kept),
             is_changed=is_told,
         )
 

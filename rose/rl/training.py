@@ -126,6 +126,7 @@ class Training:
         self._durable = len(self._learned)
         self._checkpoint_n = weights.version
         self._dropped_stale = progress.dropped_stale
+        self._passed_over = 0
         self._steps = trainer.steps
         self._versions = 0
         self._last: TrainStats | None = None
@@ -134,7 +135,8 @@ class Training:
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
         """Take trajectories to learn from; see `Intake.submit`."""
-        return self._intake.submit(trajectories, newest=self._weights.version)
+        # A version is in the log, and can speak, a moment before it is counted here.
+        return self._intake.submit(trajectories, newest=self._weights.version + 1)
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set, then save; a step that has begun is finished first.
@@ -168,6 +170,7 @@ class Training:
                 loss=self._last.loss if self._last else None,
                 staleness=dict(self._staleness),
                 dropped_stale=self._dropped_stale,
+                passed_over=self._passed_over,
                 consumed=consumed,
                 waiting=waiting,
                 durable=self._durable,
@@ -187,6 +190,7 @@ class Training:
             self._steps = self._trainer.steps
             self._staleness.update(stats.staleness)
             self._dropped_stale += stats.dropped_stale
+            self._passed_over += stats.passed_over
 
     def _drop_stale(self) -> None:
         version = self._weights.version

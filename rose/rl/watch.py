@@ -32,6 +32,7 @@ class TrainerWatch:
         self.rewards: list[tuple[float, float, int]] = []
         self.staleness: Counter[int] = Counter()
         self.stale = 0
+        self.passed_over = 0
         self.version = 0
         self._used = 0
         self._steps = 0
@@ -98,6 +99,7 @@ class TrainerWatch:
         # Of this incarnation alone.
         seen = Counter(before.staleness) if before is not None else Counter[int]()
         self.staleness.update(Counter(status.staleness) - seen)
+        self.passed_over += status.passed_over - (before.passed_over if before is not None else 0)
         if status.reward_mean is not None and status.steps > self._steps:
             self._steps = status.steps
             at_s = self._clock.now_ns() / NS_PER_S

@@ -43,7 +43,7 @@ def group_of(number: int, size: int) -> range:
     return range(number // size * size, number // size * size + size)
 
 
-def test_a_batch_is_the_oldest_whole_groups_and_waits_for_enough() -> None:
+def test_a_batch_is_all_whole_groups_and_waits_for_enough() -> None:
     gate = intake()
     gate.submit([one(n, n // 2) for n in (0, 2, 3, 4, 5)], newest=0)
     assert gate.take(5, timeout_s=0.0) == []

@@ -212,6 +212,16 @@ def test_what_is_too_stale_is_dropped_and_counted() -> None:
     assert trainer.step([mixed, fresh[1]], published=5).dropped_stale == 1
 
 
+def test_a_step_learns_from_the_first_groups_that_differ() -> None:
+    equals = [trajectory(n, [70, 1], reward=1.0, group=9) for n in (7, 8)]
+    subject = PolicyTrainer(micro_model(), replace(SETTINGS, learned_max=1))
+    stats = subject.step([*equals, *four()], published=0)
+    assert (stats.passed_over, stats.dropped_stale, len(stats.staleness)) == (4, 0, 6)
+    plain = PolicyTrainer(micro_model(), SETTINGS)
+    plain.step(four()[:2], published=0)
+    assert np.array_equal(subject.bits(), plain.bits())
+
+
 def test_equal_calls_do_equal_things_in_any_order_of_trajectories() -> None:
     trainers = [PolicyTrainer(micro_model(), SETTINGS) for _ in range(2)]
     for trainer, step in itertools.product(trainers, range(3)):

@@ -32,6 +32,7 @@ STATUS_NOW = TrainerStatus(
     loss=0.25,
     staleness={0: 3, 2: 1},
     dropped_stale=1,
+    passed_over=3,
     consumed=12,
     waiting=4,
     durable=8,
