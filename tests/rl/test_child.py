@@ -195,12 +195,14 @@ def test_a_program_that_does_not_exist_is_an_error_of_the_system() -> None:
 
 
 PARENT = """
-    import sys, time
+    import os, sys, time
     from rose.rl.child import Child
+    def say(ready):
+        os.write(1, b"%d\\n" % ready["pid"])  # a line at once: two threads say theirs
     command = [sys.executable, "-c", sys.argv[1]]
     # What the parent forks meanwhile must not keep the pipe open either.
-    one = Child(command, lambda ready: print(ready["pid"], flush=True), on_end=print)
-    two = Child(command, lambda ready: print(ready["pid"], flush=True), on_end=print)
+    one = Child(command, say, on_end=print)
+    two = Child(command, say, on_end=print)
     time.sleep(1000)
 """
 
