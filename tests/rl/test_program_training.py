@@ -174,13 +174,11 @@ def test_a_refused_version_is_not_lost(tmp_path: Path) -> None:
 
 def test_the_status_counts_every_trajectory(tmp_path: Path) -> None:
     rig = Rig(tmp_path, version=20, publish_every_s=0.0, checkpoint_every=1)
-    rig.send()
-    rig.send(version=18)
-    rig.send(version=11)  # too old, as a whole group
     lonely = trajectory(90, [70], reward=0.0, group=90, version=3)  # too old, and never complete
     rig.training.submit([lonely])
     assert rig.training.status().reward_mean is None
-    for _ in range(3):
+    for changes in ({}, {"version": 18}, {"version": 11}):  # the last is too old, as a whole group
+        rig.send(**changes)
         rig.turn()
     status = rig.training.status()
     assert (status.version, status.versions, status.steps) == (22, 2, 2)
