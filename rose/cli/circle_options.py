@@ -23,8 +23,6 @@ _MAX_STALENESS: Final = 4
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
 _PUBLISH_EVERY_S: Final = 4.0
-# Programs beside serving yield to whoever sends its requests.
-_NICE: Final = 10
 # Tools of coding agents take ten seconds in the median; turns here are as much shorter.
 _TOOL_SCALE: Final = 1 / 32
 # Longer ones are people who think, not tools.
@@ -60,7 +58,7 @@ def circle_settings(
         seed=seed,
         folder=folder,
         cores=cores,
-        nice=_NICE,
+        is_background=True,
         loop=LoopSettings(
             in_flight=in_flight,
             group_size=_GROUP_SIZE,

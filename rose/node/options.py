@@ -14,7 +14,7 @@ class WorkerOptions:
         seed: of a preset's weights.
         number: what events call it.
         cores: the cores it runs on; empty for all it may use.
-        nice: is added to the niceness of the process.
+        is_background: run in time that nobody else wants.
         seats: most sequences in a step.
         kv_tokens: how many tokens of context it can hold.
         weights: address of the publisher; None for weights that never change.
@@ -27,7 +27,7 @@ class WorkerOptions:
     seed: int
     number: int
     cores: frozenset[int]
-    nice: int
+    is_background: bool
     seats: int
     kv_tokens: int
     weights: str | None
@@ -42,7 +42,12 @@ def read_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--seed", type=int, default=0, help="of a preset's weights")
     parser.add_argument("--number", type=int, required=True, help="what events call the worker")
     parser.add_argument("--cores", type=_cores, default=frozenset(), help="such as 0 or 0,2")
-    parser.add_argument("--nice", type=_count, default=0, help="added to the niceness")
+    parser.add_argument(
+        "--background",
+        dest="is_background",
+        action="store_true",
+        help="run in time that nobody else wants",
+    )
     parser.add_argument("--seats", type=_above_zero, default=8, help="sequences in a step")
     parser.add_argument("--kv-tokens", type=_above_zero, required=True, help="of context")
     parser.add_argument("--weights", default=None, help="HOST:PORT of the publisher")

@@ -4,27 +4,23 @@ It ends when its stdin closes, so it never outlives whoever started it.
 """
 
 import logging
-import os
 import sys
 
 from rose.clock import BootClock
-from rose.engines.torch import run_on_cores
 from rose.errors import RoseError
 from rose.node.assembly import assemble
 from rose.node.options import read_options
 from rose.node.program import serve_until_told
+from rose.rl.place import take_place
 
 
 def main() -> int:
     """Serve one worker; return the exit status."""
     options = read_options(sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    os.nice(options.nice)
-    if options.cores:
-        os.sched_setaffinity(0, options.cores)
-        run_on_cores(len(options.cores))
     token = sys.stdin.readline().strip() if options.weights_token_on_stdin else ""
     try:
+        take_place(options.cores, is_background=options.is_background)
         is_told = serve_until_told(
             lambda on_event: assemble(options, on_event, weights_token=token, clock=BootClock()),
             stdin=sys.stdin,

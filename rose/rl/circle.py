@@ -89,7 +89,7 @@ class CircleSettings:
         seed: of the policy's weights, the tasks and the sampling.
         folder: the trainer's checkpoint goes there.
         cores: of the trainer and the dedicated worker; empty for all there are.
-        nice: is added to their niceness: whoever loads serving comes first.
+        is_background: both programs run in time that nobody else wants.
         loop: of the trajectories.
         scheduler: of the scheduler.
         policy: who decides where a turn runs.
@@ -102,7 +102,7 @@ class CircleSettings:
     seed: int
     folder: Path
     cores: frozenset[int]
-    nice: int
+    is_background: bool
     loop: LoopSettings
     scheduler: SchedulerSettings
     policy: PlacementPolicy
@@ -269,7 +269,8 @@ class Circle:
 
     def _place(self) -> list[str]:
         cores = ",".join(str(core) for core in sorted(self._settings.cores))
-        return [f"--nice={self._settings.nice}", *([f"--cores={cores}"] if cores else [])]
+        background = ["--background"] if self._settings.is_background else []
+        return [*background, *([f"--cores={cores}"] if cores else [])]
 
     def _trainer_command(self, _incarnation: int) -> list[str]:
         settings, pace = self._settings, self._settings.pace

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
-import torch
 
 from rose.clock import BootClock
 from rose.engines.transformers.models import load_model
@@ -26,6 +25,7 @@ from rose.rl.checkpoint import Progress, from_ranges, load_checkpoint, save_chec
 from rose.rl.intake import Intake
 from rose.rl.masters import Bits
 from rose.rl.messages import Ready
+from rose.rl.place import take_place
 from rose.rl.service import TrainerServer
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.training import Training, TrainingSettings, WeightsOutlet
@@ -83,7 +83,7 @@ def _train(
     open_weights: OpenWeights,
     token: str | None,
 ) -> None:
-    _take_place(options)
+    take_place(options.cores, is_background=options.background)
     model = load_model(options.model, seed=options.seed)
     settings = TrainerSettings(
         lr=options.lr,
@@ -163,17 +163,6 @@ def _begin(trainer: PolicyTrainer, options: argparse.Namespace) -> _Start:
     return _Start(trainer, progress, first_version)
 
 
-def _take_place(options: argparse.Namespace) -> None:
-    """Take no more of the machine than was given: serving may be beside."""
-    os.nice(options.nice)
-    if options.cores:
-        try:
-            os.sched_setaffinity(0, options.cores)
-        except OSError as error:
-            raise InvalidArgument(f"cores {sorted(options.cores)}: {error.strerror}") from error
-    torch.set_num_threads(options.threads)
-
-
 def _until_input_ends(stop: threading.Event) -> None:
     """Set `stop` when standard input ends; what comes in before that says nothing."""
     source = sys.stdin.fileno()
@@ -216,8 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the first line of standard input is what they show, instead of a token made now",
     )
-    option("--threads", type=int, default=1, help="of torch")
-    option("--nice", type=int, default=0, help="added to the niceness")
+    option("--background", action="store_true", help="run in time that nobody else wants")
     option("--cores", type=_cores, default=frozenset(), help="to run on, as in 0,1")
     return parser
 

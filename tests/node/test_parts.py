@@ -249,9 +249,9 @@ ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
 
 
 def test_options_are_read() -> None:
-    options = read_options([*ARGUMENTS, *"--cores 0,2 --nice 10 --seats 4 --seed 7".split()])
+    options = read_options([*ARGUMENTS, *"--cores 0,2 --background --seats 4 --seed 7".split()])
     assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
-    assert (options.cores, options.nice, options.seats) == (frozenset({0, 2}), 10, 4)
+    assert (options.cores, options.is_background, options.seats) == (frozenset({0, 2}), True, 4)
     assert (options.seed, options.weights, options.version) == (7, None, 0)
     weights = "--weights 127.0.0.1:5 --weights-token-on-stdin --version 9".split()
     options = read_options([*ARGUMENTS, *weights])
@@ -266,7 +266,7 @@ def test_options_are_read() -> None:
         ("--cores -1", "-1 is less than 0"),
         ("--seats 0", "0 is not above 0"),
         ("--kv-tokens -5", "-5 is not above 0"),
-        ("--nice=-1", "-1 is less than 0"),
+        ("--version=-1", "-1 is less than 0"),
         ("--seats many", "invalid"),
     ],
 )

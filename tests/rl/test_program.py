@@ -13,9 +13,9 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavaila
 from rose.rl import program
 from rose.rl.client import TrainerClient
 from rose.rl.messages import TrainerStatus
-from rose.rl.process import TrainerProcess
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from tests.rl.micro import micro_model, trajectory
+from tests.rl.trainer_process import TrainerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 90.0  # bounds a hang; nothing is asserted about time

@@ -221,8 +221,8 @@ def test_a_running_trainer_learns_what_is_sent_and_stops_when_told(tmp_path: Pat
 
 def test_tokens_of_a_version_that_is_not_there_are_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path, version=4)
-    with pytest.raises(InvalidArgument, match="version 5, the newest is 4"):
-        rig.send(version=5)
+    with pytest.raises(InvalidArgument, match="version 6, the newest is 5"):
+        rig.send(version=6)
 
 
 def test_a_pace_nobody_can_keep_is_refused() -> None:

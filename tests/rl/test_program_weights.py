@@ -11,7 +11,6 @@ import torch
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.rl.client import TrainerClient
-from rose.rl.process import TrainerProcess
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.training import Traffic
 from rose.rl.weights import PublishedWeights
@@ -19,6 +18,7 @@ from rose.transfer.remote import RemoteSource
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.rl.micro import micro_model, trajectory
+from tests.rl.trainer_process import TrainerProcess
 from tests.transfer.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
