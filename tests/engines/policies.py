@@ -1,5 +1,7 @@
 """Small policies, engines of them, and a plain commit, for tests that sample and change weights."""
 
+import copy
+
 import numpy as np
 import torch
 
@@ -28,8 +30,14 @@ def policy(*, seed: int, sharper: float = 6.0) -> Model:
 
 
 def copy_of(model: Model) -> Model:
-    """Another model of the same weights; one that has had an engine cannot be copied as it is."""
-    twin = type(model)(model.config).float().eval()
+    """Another model of the same weights; one that has had an engine cannot be copied as it is.
+
+    With a configuration of its own: the steps of an engine switch `is_causal` in theirs, which a
+    forward pass in another thread would see.
+    """
+    config = copy.deepcopy(model.config)
+    vars(config).pop("is_causal", None)
+    twin = type(model)(config).float().eval()
     twin.load_state_dict(model.state_dict())
     return twin
 
@@ -45,7 +53,7 @@ def true_logprobs(
     model: Model, prompt: list[int], tokens: list[int], temperature: float
 ) -> list[float]:
     """The logprobs of `tokens` after `prompt`, by one forward pass over all of them."""
-    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+    logits = copy_of(model)(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     logprobs = torch.log_softmax(logits / temperature, dim=1)
     return logprobs.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).tolist()
 

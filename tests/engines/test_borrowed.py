@@ -264,6 +264,7 @@ def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed)
     borrowed.take(borrowed.held)
     # In the call: no slice holds a lock or a pin that serving would wait for.
     assert borrowed.held == 0
+    assert borrowed.pair.device.arbiter.snapshot().quarantined == 0
     assert commit.slices == 3
     commit.go_on.set()
     borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")

@@ -23,6 +23,7 @@ from tests.engines.policies import (
     later,
     policy,
     say_alone,
+    true_logprobs,
 )
 from tests.engines.stepper import wait_for
 
@@ -78,6 +79,14 @@ def test_idle_engine_commits_and_runs_the_new_weights(live: Live) -> None:
     assert live.weights.sweep()
 
 
+def test_commit_ends_the_wait_of_an_idle_loop() -> None:
+    live = Live()
+    live.engine.manager.background_thread_status.clear()
+    live.engine.manager._wake_up_loop.clear()
+    live.ask(1)
+    assert live.engine.manager._wake_up_loop.is_set()
+
+
 def test_tokens_before_a_commit_carry_the_old_version_and_those_after_the_new(live: Live) -> None:
     old = copy_of(live.model)
     client = Client(live.engine, "across", 1)
@@ -112,9 +121,9 @@ def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) ->
             let_it_say(20)  # some blocks are completed by the old request under the new weights
             name = client.send(prompt=prompt, new_tokens=12, sampling=SAMPLING)
             wait_for(lambda name=name: name in client.answers)
-            assert client.answers[name].generated_tokens == say_alone(
-                live.model, prompt, 12, SAMPLING
-            )
+            output = client.answers[name]
+            truth = true_logprobs(live.model, prompt, output.generated_tokens, 1.0)
+            assert output.logprobs == pytest.approx(truth, abs=1e-4)
     assert running not in client.answers
     live.engine.cancel(running)
     client.wait()

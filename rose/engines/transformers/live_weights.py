@@ -102,13 +102,8 @@ class LiveWeights:
         """
         place = self._slice(tile)
         part = self.row[place]
-        # Which elements change is said by the version the delta was made from.
-        if undo:
-            delta_apply(part, delta, undo=True)
-            changed, _ = topk_unpack(delta, part)
-        else:
-            changed, _ = topk_unpack(delta, part)
-            delta_apply(part, delta)
+        changed, _ = topk_unpack(delta, part)  # the same places whichever way it goes
+        delta_apply(part, delta, undo=undo)
         fresh = _widened(part[changed]).view(torch.int32).to(self._live.device)
         index = torch.from_numpy(changed).to(self._live.device)
         self._live_bits[place].index_copy_(0, index, fresh)
