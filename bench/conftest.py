@@ -46,6 +46,10 @@ class Report:
         """Run `rounds` rounds of a function that keeps its own samples, after one to warm up."""
         self._benchmark.pedantic(function, rounds=self.count(rounds), warmup_rounds=1)
 
+    def once(self, function: Callable[[], object]) -> None:
+        """Run a function that keeps its own samples a single time: one that takes minutes."""
+        self._benchmark.pedantic(function, rounds=1)
+
     def each(
         self,
         function: Callable[[], object],

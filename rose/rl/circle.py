@@ -32,6 +32,7 @@ from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.transfer.digests import Digest
 from rose.transfer.receiver import Receiver
 from rose.transfer.remote import RemoteSource
 
@@ -232,6 +233,10 @@ class Circle:
         """Kill the dedicated worker, for tests of what follows."""
         if self._worker is not None:
             self._worker.kill()
+
+    def held_digest(self) -> Digest | None:
+        """Return the digest of the version that the borrowed worker is said to hold."""
+        return None if self._receiver is None else self._receiver.digest
 
     def failure(self) -> str | None:
         """Return what ended the circle for good; None while it turns."""

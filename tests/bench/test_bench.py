@@ -42,7 +42,9 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
     assert "gate_pass_open_ns" in done.stdout
 
 
-@pytest.mark.parametrize("suite", ["memory", "compute", "executor", "transfer", "scheduler"])
+@pytest.mark.parametrize(
+    "suite", ["memory", "compute", "executor", "transfer", "scheduler", "circle"]
+)
 def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "--collect-only", "-q"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)

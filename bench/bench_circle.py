@@ -1,0 +1,57 @@
+"""Does a policy learn the same with and without borrowed time? Minutes for each seed.
+
+`make bench SUITE=circle`. The circle is that of the demo, within one process, over a policy that is
+small enough to learn while one watches.
+"""
+
+import statistics
+
+from bench.conftest import Report
+from bench.rows import Bar, Peer
+from bench.small_circle import Learned, SmallCircle
+
+SEEDS = (0, 1, 2, 3)
+VERSIONS = 60
+# The reward of a run is the mean over this part of its steps, the last ones.
+TAIL = 0.25
+
+
+def tail_mean(learned: Learned) -> float:
+    last = max(1, int(len(learned.rewards) * TAIL))
+    return statistics.fmean(learned.rewards[-last:])
+
+
+def test_reward_with_and_without_borrowing(report: Report) -> None:
+    versions = report.count(VERSIONS)
+    seeds = SEEDS[: report.count(len(SEEDS), at_least=2)]
+    runs: dict[bool, list[Learned]] = {False: [], True: []}
+
+    def every_seed() -> None:
+        for number, seed in enumerate(seeds):
+            for has_borrower in (False, True) if number % 2 else (True, False):
+                circle = SmallCircle(seed=seed, has_borrower=has_borrower)
+                runs[has_borrower].append(circle.learn(versions))
+
+    report.once(every_seed)
+    rewards = {has: [tail_mean(run) for run in learned] for has, learned in runs.items()}
+    start = statistics.fmean(run.rewards[0] for learned in runs.values() for run in learned)
+    mean = {has: statistics.fmean(values) for has, values in rewards.items()}
+    # What two means of so many seeds differ by when nothing differs.
+    noise = (sum(statistics.variance(values) for values in rewards.values()) / len(seeds)) ** 0.5
+    peer = Peer("without borrowing", mean[False], "reward")
+    report.add("reward_with_borrowing", mean[True], "reward", peer=peer)
+    report.add("reward_gained_over_start", mean[True] - start, "reward", bar=Bar(at_least=0.05))
+    report.add(
+        "reward_difference_in_seed_noise",
+        abs(mean[True] - mean[False]) / noise,
+        "standard errors",
+        bar=Bar(at_most=2.0),
+    )
+    borrowed = runs[True]
+    report.add("borrowed_tokens", sum(one.borrowed_tokens for one in borrowed), "tokens")
+    report.add("resumed_trajectories", sum(one.resumed for one in borrowed), "trajectories")
+    both = [*runs[False], *borrowed]
+    report.add("lost_trajectories", sum(one.lost for one in both), "count", bar=Bar(at_most=0.0))
+    report.add(
+        "digests_differing", sum(one.mismatched for one in both), "count", bar=Bar(at_most=0.0)
+    )

@@ -1,0 +1,246 @@
+"""A circle within one process: real engines, scheduler, transfer and trainer, no programs.
+
+Without a program that dies or a link that is slow, what two runs differ in is whether a borrower
+takes part.
+"""
+
+import itertools
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rose.clock import BootClock
+from rose.engines.transformers import (
+    EngineConfig,
+    EngineWorker,
+    LiveWeights,
+    kv_geometry,
+    load_model,
+    rollout_engine,
+    serving_engine,
+    stock_engine,
+)
+from rose.environments import Tokenizer, task
+from rose.errors import check
+from rose.executor import SLO, CoServing, Policy
+from rose.memory import choose_slab_bytes
+from rose.rl.feed import receive
+from rose.rl.flight import Flight
+from rose.rl.history import History
+from rose.rl.intake import Intake
+from rose.rl.loop import LoopSettings, RolloutLoop
+from rose.rl.trainer import PolicyTrainer, TrainerSettings
+from rose.rl.trajectory import Trajectory
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import Consumed, VersionPublished, WorkerJoined
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.transfer.log import VersionLog
+from rose.transfer.publisher import Publisher
+from rose.transfer.source import InProcessSource
+
+MODEL = "micro-policy"
+GROUP = 8
+BATCH = 64
+LR = 3e-3
+STALENESS = 1
+SEATS = 16
+_TAKE_S = 60.0
+_POOL_BYTES = 40 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """How a run went.
+
+    Args:
+        rewards: mean reward of each step's trajectories.
+        trajectories: how many were learned from.
+        borrowed_tokens: how many tokens the borrower gave.
+        resumed: trajectories with a turn that moved.
+        mismatched: commits whose digest differed.
+        lost: trajectories that nobody can account for.
+    """
+
+    rewards: tuple[float, ...]
+    trajectories: int
+    borrowed_tokens: int
+    resumed: int
+    mismatched: int
+    lost: int
+
+
+class SmallCircle:
+    """One run; everything is built, used and closed by `learn`."""
+
+    def __init__(self, *, seed: int, has_borrower: bool) -> None:
+        self._seed = seed
+        self._has_borrower = has_borrower
+        self._clock = BootClock()
+        self._tokenizer = Tokenizer()
+        self.history = History(self._clock)
+        self._intake = Intake(group_size=GROUP, vocabulary=128, waiting_max=1 << 16)
+        self._trainer = PolicyTrainer(
+            load_model(MODEL, seed=seed), TrainerSettings(lr=LR, max_staleness=STALENESS + 1)
+        )
+        self._log = VersionLog()
+        self._publisher = Publisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
+        self.loop = RolloutLoop(
+            SchedulerCore(
+                SchedulerSettings(
+                    max_staleness=STALENESS, batch_trajectories=BATCH, worker_lag_max=STALENESS
+                ),
+                PlacementPolicy.JOINT,
+            ),
+            make_flight=self._make_flight,
+            wait_s=lambda _trajectory, _turn: 0.0,
+            tokenizer=self._tokenizer,
+            on_finished=self._finished,
+            settings=LoopSettings(
+                in_flight=BATCH,
+                group_size=GROUP,
+                turn_tokens_max=3,
+                context_tokens_max=640,
+                temperature=1.0,
+            ),
+            clock=self._clock,
+        )
+
+    def learn(self, versions: int) -> Learned:
+        """Run until so many versions were published, and say how it went."""
+        rewards: list[float] = []
+        with ExitStack() as parts:
+            self._add_dedicated(parts)
+            if self._has_borrower:
+                self._add_borrower(parts)
+            self.loop.start()
+            parts.callback(self.loop.stop)
+            while len(rewards) < versions:
+                rewards.append(self._learn_once())
+        check(self.loop.error is None and not self.loop.has_died, "the rollout loop has died")
+        counts = self.loop.counts()
+        return Learned(
+            rewards=tuple(rewards),
+            trajectories=versions * BATCH,
+            borrowed_tokens=self.history.tokens(WorkerKind.BORROWED),
+            resumed=counts.resumed,
+            mismatched=sum(not commit.is_match for commit in self.history.commits),
+            lost=counts.lost,
+        )
+
+    def _learn_once(self) -> float:
+        batch: Sequence[Trajectory] = self._intake.take(BATCH, timeout_s=_TAKE_S)
+        check(batch, f"no batch came within {_TAKE_S:g} s")
+        published = self._publisher.version.n
+        stats = self._trainer.step(batch, published=published)
+        self.loop.tell(Consumed(len(batch)))
+        self._publisher.publish(self._trainer.bits())
+        self.loop.tell(VersionPublished(published + 1))
+        return stats.reward_mean
+
+    def _finished(self, trajectory: Trajectory) -> None:
+        self._intake.submit([trajectory], newest=self._publisher.version.n)
+
+    def _make_flight(self, number: int, group: int) -> Flight:
+        drawn = task(self._seed, group * GROUP, group_size=GROUP, grid_share=1.0)
+        flight = Flight(
+            number=number,
+            group=group,
+            seed=drawn.seed,
+            sampling_seed=self._seed * 1_000_003 + number,
+            environment=drawn.environment,
+        )
+        flight.hear(self._tokenizer.prompt(drawn.environment.reset(drawn.seed)))
+        return flight
+
+    def _hear(self, event: WorkerEvent) -> None:
+        self.history.hear(event)
+        self.loop.tell(event)
+
+    def _join(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
+        receiver = receive(InProcessSource(self._log), weights, worker, version=0)
+        parts.callback(receiver.close)
+        self.loop.join(
+            worker,
+            WorkerJoined(
+                worker=worker.number,
+                kind=worker.kind,
+                domain=worker.number,
+                seats=SEATS,
+                prefill_tokens_per_s=20_000.0,
+                decode_step_ms=4.0,
+                decode_ms_per_sequence=0.1,
+                version=0,
+            ),
+        )
+
+    def _add_dedicated(self, parts: ExitStack) -> None:
+        model = load_model(MODEL, seed=self._seed)
+        weights = LiveWeights(model)
+        config = EngineConfig(prefix_cache=True, sampling=True, max_requests_per_batch=SEATS)
+        engine = stock_engine(model, config, cache_blocks=1024)
+        self.history.name(1, WorkerKind.DEDICATED)
+        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self._hear, flush_ms=20.0)
+        engine.start()
+        parts.callback(engine.stop)
+        self._join(worker, weights, parts)
+
+    def _add_borrower(self, parts: ExitStack) -> None:
+        """Add a borrower beside an engine whose requests close its gate and take its slabs."""
+        serving_model, model = load_model("tiny-qwen2", seed=1), load_model(MODEL, seed=self._seed)
+        weights = LiveWeights(model)
+        plain = EngineConfig(max_batch_tokens=64)
+        sampling = EngineConfig(
+            prefix_cache=True, sampling=True, max_requests_per_batch=SEATS, max_batch_tokens=64
+        )
+        kv = kv_geometry(serving_model, plain), kv_geometry(model, sampling)
+        device = parts.enter_context(
+            CoServing.open(
+                "cpu",
+                pool_bytes=_POOL_BYTES,
+                slab_bytes=choose_slab_bytes(*kv),
+                policy=Policy(regrow_after_ms=5.0, revoke_ms=200.0, blocking_ms=2000.0),
+            )
+        )
+        lane = device.serving(
+            kv[0],
+            slo=SLO(ttft_ms=20_000.0, tpot_ms=1000.0),
+            reserve_bytes=4 << 20,
+            step_tokens=64,
+            request_tokens=256,
+        )
+        borrower_lane = device.rollout(kv[1], limit_bytes=_POOL_BYTES)
+        serving = serving_engine(serving_model, lane, plain)
+        borrower = rollout_engine(model, borrower_lane, sampling, layers_per_segment=1)
+        self.history.name(0, WorkerKind.BORROWED)
+        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self._hear, flush_ms=20.0)
+        for engine in (serving, borrower):
+            engine.start()
+            parts.callback(engine.stop)
+        self._join(worker, weights, parts)
+        worker.grant()
+        is_over = threading.Event()
+
+        def disturb() -> None:
+            for number in itertools.count():
+                if is_over.wait(0.4):
+                    return
+                if number % 10 == 9:
+                    worker.revoke()
+                    worker.grant()
+                for part in range(3):
+                    request_id = f"{number}.{part}"
+                    lane.arrived(request_id, prompt_tokens=200)
+                    serving.submit(
+                        request_id,
+                        list(range(1, 201)),
+                        max_new_tokens=8,
+                        on_output=lambda output, name=request_id: (
+                            lane.finished(name) if output.is_finished() else None
+                        ),
+                    )
+
+        traffic = threading.Thread(target=disturb, name="traffic")
+        traffic.start()
+        parts.callback(traffic.join)
+        parts.callback(is_over.set)

@@ -1,0 +1,84 @@
+"""The circle turns, and goes on turning whatever dies: one rig, to which everything happens."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from rose.scheduler.worker import WorkerKind
+from rose.transfer.digests import TileDigests
+from tests.rl.circle_rig import CircleRig
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CircleRig]:
+    with CircleRig(tmp_path_factory.mktemp("circle")) as rig:
+        yield rig
+
+
+def test_versions_go_round_and_both_workers_say_turns(rig: CircleRig) -> None:
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) >= 2 and rig.finished() >= 16)
+    assert all(commit.is_match for commit in rig.circle.history.commits)
+    kinds = Counter(part.kind for part in rig.circle.loop.parts.done())
+    assert min(kinds[kind] for kind in WorkerKind) > 0
+    assert rig.circle.loop.counts().lost == 0
+
+
+def test_turns_of_a_revoked_lease_go_on_elsewhere(rig: CircleRig) -> None:
+    def resumed_on_dedicated() -> int:
+        parts = rig.circle.loop.parts.done()
+        return sum(part.is_resumed and part.kind is WorkerKind.DEDICATED for part in parts)
+
+    before = resumed_on_dedicated()
+    while resumed_on_dedicated() == before:
+        rig.worker.grant()
+        rig.wait_for_more_tokens(WorkerKind.BORROWED)
+        rig.worker.revoke()
+        rig.wait(lambda: not rig.circle.history.is_granted)
+        rig.wait_for_more_finished(4)
+    rig.worker.grant()
+    assert rig.circle.loop.counts().lost == 0
+
+
+def test_trainer_that_is_killed_while_it_publishes_comes_back(rig: CircleRig) -> None:
+    seen = len(rig.circle.history.versions)
+    rig.wait(lambda: len(rig.circle.history.versions) > seen)
+    rig.circle.kill_trainer()  # Receivers have just heard of a version, and pull it.
+    rig.wait(lambda: rig.incidents("trainer is back") > 0)
+    dead = max(version.n for version in rig.circle.history.versions)
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) > dead)
+    rig.wait_for_more_finished(1)
+    rig.wait(lambda: rig.circle.handoff.waiting == 0)
+    assert rig.circle.loop.counts().lost == 0
+
+
+def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> None:
+    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+    resumed = rig.circle.loop.counts().resumed
+    rig.circle.kill_dedicated()
+    rig.wait(lambda: rig.circle.loop.counts().resumed > resumed)  # On the borrowed worker.
+    rig.wait(lambda: rig.incidents("dedicated worker is back") > 0)
+    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+    assert rig.circle.loop.counts().lost == 0
+
+
+def test_what_is_left_at_the_end_adds_up(rig: CircleRig) -> None:
+    """The last test: it stops the circle."""
+    rig.worker.revoke()
+    rig.wait(lambda: not rig.circle.history.is_granted)
+    rig.circle.stop()
+    assert rig.circle.failure() is None
+    counts = rig.circle.loop.counts()
+    assert counts.lost == 0
+    assert counts.started == counts.finished + counts.dropped + counts.in_flight
+    parts = rig.circle.loop.parts.done()
+    turns = Counter((part.trajectory, part.turn) for part in parts if not part.is_resumed)
+    assert max(turns.values()) == 1, "a turn was begun twice"
+    numbers = [version.n for version in rig.circle.history.versions if not version.is_seed]
+    assert len(numbers) == len(set(numbers))
+    # What the borrower computes with is, bit for bit, the version it is called.
+    assert rig.weights.sweep()
+    digests = TileDigests(rig.weights.digest(tile) for tile in range(rig.weights.tiles))
+    assert digests.total == rig.circle.held_digest()
