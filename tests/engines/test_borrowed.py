@@ -190,6 +190,23 @@ def test_revocation_reaches_a_worker_whose_step_is_parked(borrowed: Borrowed) ->
     assert borrowed.heard.tokens(0) == said  # the step that was parked says nothing more
 
 
+def test_borrower_parked_by_serving_can_be_stopped_and_loses_no_token(borrowed: Borrowed) -> None:
+    borrowed.grant()
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
+    borrowed.heard.wait_tokens(0, 3)
+    lane = borrowed.pair.serving_lane
+    lane.arrived("a", prompt_tokens=8)
+    wait_for(lambda: not borrowed.pair.device.gate.is_running())
+    borrowed.pair.rollout.stop()
+    assert not borrowed.pair.device.gate.is_open()
+    assert not borrowed.pair.device.gate.is_in_step()
+    said = borrowed.heard.tokens(0)
+    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    assert said == truth(borrowed.model, 0, len(said))
+    assert len(borrowed.heard.of(WorkerLost)) == 1
+    lane.finished("a")
+
+
 def test_worker_is_lost_once_when_the_device_gave_back_even_if_idle(
     models: tuple[Model, Model],
 ) -> None:

@@ -174,9 +174,11 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
 
     def _is_called_away(self) -> bool:
         """Whether someone waits for the loop to stop or to pause; a commit can wait for them."""
-        status = self.background_thread_status
-        is_stopping = status.local_status != BackgroundThreadStatus.DONT_STOP
-        return is_stopping or bool(status.is_pause_requested())
+        return self._is_stopping or bool(self.background_thread_status.is_pause_requested())
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(self.background_thread_status.local_status != BackgroundThreadStatus.DONT_STOP)
 
     def _run_commit(self) -> bool:
         """Run slices of the first commit until it is over; False if it has to wait."""
@@ -349,10 +351,17 @@ class RolloutProcessor(DeviceProcessor):
             self.output_router.take_away(self._evicted.popleft(), "serving took its memory back")
 
     def while_parked(self) -> None:
-        """Let the listener know that a step waits at its gate; called by the lane."""
+        """Let the listener know that a step waits at its gate; called by the lane.
+
+        Raises:
+            StepAborted: the engine is to stop, and serving may keep the gate closed for long. On a
+                GPU the stream could still be at work, so there the step waits.
+        """
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
+        if self.stream is None and self._is_stopping:
+            raise StepAborted("the engine stops")
 
     def fail_all_requests(self, error: Exception) -> None:
         """Tell the owners of evicted requests first: they did not fail."""

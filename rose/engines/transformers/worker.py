@@ -207,8 +207,6 @@ class EngineWorker:
 
     def _said(self, turn: Turn, output: Output) -> None:
         """Keep what the engine says; called under the lock that a revocation waits for."""
-        if turn.is_over:
-            return
         turn.output = output
         if output.is_finished():
             self._ended.append(turn)
