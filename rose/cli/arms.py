@@ -30,7 +30,7 @@ from rose.memory import KVGeometry, choose_slab_bytes
 from rose.rl.circle import CircleSettings
 from rose.slo import SLO, Policy
 from rose.traces import Trace
-from rose.units import NS_PER_S
+from rose.units import MS_PER_S, NS_PER_S
 
 # Requests of the calibration, drawn from the whole trace and sent all at once: the device's
 # capacity is what it makes of them.
@@ -103,7 +103,8 @@ def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig
         cores=cores,
         clock=clock,
         prefix_cache=True,
-        max_batch_tokens=32,
+        # A segment of the circle's smaller policy is as long with twice the tokens.
+        max_batch_tokens=32 if settings.circle is None else 64,
         spare_share=0.1,
         sampling=settings.circle is not None,
     )
@@ -232,21 +233,25 @@ class Bench:
         load = self._loads.get(arm)
         if load is None:
             return self._window(trace, arm=arm, window=window)
+        if arm == "rose":
+            self.device.gate.drain_segments_ms()  # Those of commits in other arms.
         with self._running(load):
             record = self._window(trace, arm=arm, window=window)
         if arm == "rose":
-            self._note_felt(is_measured=window >= 0)
+            record = replace(record, rollout_busy_s=self._note_felt(is_measured=window >= 0))
         if load.failures or load.engine.error is not None:
             raise Unavailable(f"rollouts of arm {arm} failed: {load.failures or load.engine.error}")
         return record
 
-    def _note_felt(self, *, is_measured: bool) -> None:
+    def _note_felt(self, *, is_measured: bool) -> float:
+        """Keep what serving felt in a window; return how long segments ran, in seconds."""
         segment_ms = self.device.gate.drain_segments_ms()
         blocked_ms = list(self.serving_lane.blocked_ms)
         self.serving_lane.blocked_ms.clear()
         if is_measured:
             self._segment_ms += segment_ms
             self._blocked_ms += blocked_ms
+        return sum(segment_ms) / MS_PER_S
 
     @contextmanager
     def _running(self, load: RolloutLoad) -> Iterator[None]:

@@ -43,6 +43,7 @@ class WindowRecord:
         requests: those answered.
         serving_busy_s: time in which a serving step ran.
         rollout_tokens: tokens that rollouts generated.
+        rollout_busy_s: time in which a segment of rollouts ran; None where there are no segments.
     """
 
     arm: str
@@ -52,6 +53,7 @@ class WindowRecord:
     requests: tuple[RequestTiming, ...]
     serving_busy_s: float
     rollout_tokens: int
+    rollout_busy_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

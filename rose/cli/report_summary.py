@@ -62,9 +62,23 @@ def _arm(record: RunRecord, arm: str) -> dict[str, Any]:
     numbers["slo_attainment"] = ratio(sum(_is_met(record, r) for r in requests), len(requests))
     numbers["busy_share"] = ratio(sum(w.serving_busy_s for w in windows), seconds)
     numbers["rollout_tokens_per_s"] = tokens_per_s
-    numbers["harvested_share"] = ratio(tokens_per_s, record.rollout_alone_tokens_per_s)
+    numbers["harvested_share"] = _harvested(record, windows, tokens_per_s, seconds)
     numbers["requests"] = len(requests)
     return numbers
+
+
+def _harvested(
+    record: RunRecord, windows: list[WindowRecord], tokens_per_s: float | None, seconds: float
+) -> float | None:
+    """Return the share of the device that rollouts got.
+
+    By tokens against rollouts alone, where both generate the same; the turns of a circle have
+    prompts of every length, so what counts there is the time in which a segment ran.
+    """
+    busy_s = [w.rollout_busy_s for w in windows if w.rollout_busy_s is not None]
+    if record.circle is not None and busy_s:
+        return ratio(sum(busy_s), seconds)
+    return ratio(tokens_per_s, record.rollout_alone_tokens_per_s)
 
 
 def _ratios(record: RunRecord, arm: str) -> dict[str, float | None]:

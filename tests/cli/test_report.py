@@ -43,6 +43,17 @@ def test_numbers_of_an_arm():
     assert rose["requests"] == 6
 
 
+def test_harvest_of_a_circle_is_the_time_of_its_segments():
+    record = tiny_record(circle=tiny_circle())
+    windows = tuple(
+        dataclasses.replace(one, rollout_busy_s=3.5) if one.arm == "rose" else one
+        for one in record.windows
+    )
+    report = summarise(dataclasses.replace(record, windows=windows))
+    assert report["arms"]["rose"]["harvested_share"] == pytest.approx(0.35)
+    assert report["arms"]["share_all"]["harvested_share"] == 1.0  # 60 of 60 tokens/s
+
+
 def test_ratios_are_paired_by_window():
     ratios = summarise(tiny_record())["ratios"]
     # Median TTFT is 204/200 and 20/20.

@@ -40,14 +40,16 @@ def settings(folder: Path, **changes) -> CircleSettings:
             "loop": LoopSettings(
                 in_flight=24,
                 group_size=4,
-                turn_tokens_max=24,
-                context_tokens_max=400,
+                turn_tokens_max=96,  # Longer than a worker waits before it reports tokens.
+                context_tokens_max=800,
                 temperature=1.0,
             ),
             "scheduler": SchedulerSettings(max_staleness=8, batch_trajectories=8, worker_lag_max=4),
             "policy": PlacementPolicy.JOINT,
-            "pace": TrainerPace(lr=1e-4, batch=8, publish_every_s=0.5, checkpoint_every=4),
-            "dedicated": DedicatedWorker(seats=6, kv_tokens=4096),
+            "pace": TrainerPace(
+                lr=1e-4, batch=8, learned_max=4, publish_every_s=0.5, checkpoint_every=4
+            ),
+            "dedicated": DedicatedWorker(seats=6, kv_tokens=8192),
             "restarts": RestartPolicy(restarts_max=5),
             **changes,
         }
