@@ -5,10 +5,12 @@ small enough to learn while one watches.
 """
 
 import statistics
+from pathlib import Path
 
 from bench.conftest import Report
 from bench.rows import Bar, Peer
-from bench.small_circle import Learned, SmallCircle
+from bench.small_circle import Learned, SmallCircle, small_world
+from bench.warm_policy import save_warm_policy
 
 SEEDS = (0, 1, 2, 3)
 VERSIONS = 60
@@ -21,7 +23,7 @@ def tail_mean(learned: Learned) -> float:
     return statistics.fmean(learned.rewards[-last:])
 
 
-def test_reward_with_and_without_borrowing(report: Report) -> None:
+def test_reward_with_and_without_borrowing(report: Report, tmp_path: Path) -> None:
     versions = report.count(VERSIONS)
     seeds = SEEDS[: report.count(len(SEEDS), at_least=2)]
     runs: dict[bool, list[Learned]] = {False: [], True: []}
@@ -29,7 +31,10 @@ def test_reward_with_and_without_borrowing(report: Report) -> None:
     def every_seed() -> None:
         for number, seed in enumerate(seeds):
             for has_borrower in (False, True) if number % 2 else (True, False):
-                circle = SmallCircle(seed=seed, has_borrower=has_borrower)
+                folder = tmp_path / f"policy-{seed}"
+                if not folder.exists():
+                    save_warm_policy(folder, model="micro-policy", seed=seed, world=small_world())
+                circle = SmallCircle(str(folder), seed=seed, has_borrower=has_borrower)
                 runs[has_borrower].append(circle.learn(versions))
 
     report.once(every_seed)

@@ -21,7 +21,7 @@ from rose.engines.transformers import (
     serving_engine,
     stock_engine,
 )
-from rose.environments import Tokenizer, task
+from rose.environments import GridWorld, Tokenizer
 from rose.errors import check
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
@@ -39,14 +39,15 @@ from rose.transfer.log import VersionLog
 from rose.transfer.publisher import Publisher
 from rose.transfer.source import InProcessSource
 
-MODEL = "micro-policy"
 GROUP = 8
+TASKS = 2
 BATCH = 64
 LR = 3e-3
 STALENESS = 1
 SEATS = 16
 _TAKE_S = 60.0
 _POOL_BYTES = 40 << 20
+_TRAFFIC_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,16 @@ class Learned:
     lost: int
 
 
+def small_world() -> GridWorld:
+    """Return a world that a small policy learns its way in within minutes."""
+    return GridWorld(size=3, turns_max=6, wall_share=0.0, shaping=0.5)
+
+
 class SmallCircle:
     """One run; everything is built, used and closed by `learn`."""
 
-    def __init__(self, *, seed: int, has_borrower: bool) -> None:
+    def __init__(self, model: str, *, seed: int, has_borrower: bool) -> None:
+        self._model = model
         self._seed = seed
         self._has_borrower = has_borrower
         self._clock = BootClock()
@@ -81,7 +88,7 @@ class SmallCircle:
         self.history = History(self._clock)
         self._intake = Intake(group_size=GROUP, vocabulary=128, waiting_max=1 << 16)
         self._trainer = PolicyTrainer(
-            load_model(MODEL, seed=seed), TrainerSettings(lr=LR, max_staleness=STALENESS + 1)
+            load_model(model, seed=seed), TrainerSettings(lr=LR, max_staleness=STALENESS + 1)
         )
         self._log = VersionLog()
         self._publisher = Publisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
@@ -99,7 +106,7 @@ class SmallCircle:
             settings=LoopSettings(
                 in_flight=BATCH,
                 group_size=GROUP,
-                turn_tokens_max=3,
+                turn_tokens_max=2,
                 context_tokens_max=640,
                 temperature=1.0,
             ),
@@ -142,15 +149,15 @@ class SmallCircle:
         self._intake.submit([trajectory], newest=self._publisher.version.n)
 
     def _make_flight(self, number: int, group: int) -> Flight:
-        drawn = task(self._seed, group * GROUP, group_size=GROUP, grid_share=1.0)
+        world = small_world()
         flight = Flight(
             number=number,
             group=group,
-            seed=drawn.seed,
+            seed=self._seed * TASKS + group % TASKS,
             sampling_seed=self._seed * 1_000_003 + number,
-            environment=drawn.environment,
+            environment=world,
         )
-        flight.hear(self._tokenizer.prompt(drawn.environment.reset(drawn.seed)))
+        flight.hear(self._tokenizer.prompt(world.reset(flight.seed)))
         return flight
 
     def _hear(self, event: WorkerEvent) -> None:
@@ -175,7 +182,7 @@ class SmallCircle:
         )
 
     def _add_dedicated(self, parts: ExitStack) -> None:
-        model = load_model(MODEL, seed=self._seed)
+        model = load_model(self._model, seed=self._seed)
         weights = LiveWeights(model)
         config = EngineConfig(prefix_cache=True, sampling=True, max_requests_per_batch=SEATS)
         engine = stock_engine(model, config, cache_blocks=1024)
@@ -187,7 +194,10 @@ class SmallCircle:
 
     def _add_borrower(self, parts: ExitStack) -> None:
         """Add a borrower beside an engine whose requests close its gate and take its slabs."""
-        serving_model, model = load_model("tiny-qwen2", seed=1), load_model(MODEL, seed=self._seed)
+        serving_model, model = (
+            load_model("tiny-qwen2", seed=1),
+            load_model(self._model, seed=self._seed),
+        )
         weights = LiveWeights(model)
         plain = EngineConfig(max_batch_tokens=64)
         sampling = EngineConfig(
@@ -223,9 +233,9 @@ class SmallCircle:
 
         def disturb() -> None:
             for number in itertools.count():
-                if is_over.wait(0.4):
+                if is_over.wait(_TRAFFIC_S):
                     return
-                if number % 10 == 9:
+                if number % 5 == 4:
                     worker.revoke()
                     worker.grant()
                 for part in range(3):
