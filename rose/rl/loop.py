@@ -168,7 +168,8 @@ class RolloutLoop:
     def stop(self) -> None:
         """End the thread; turns in flight are stopped, and their trajectories stay unfinished."""
         self._inbox.put(None)
-        self._thread.join(timeout=_JOIN_S)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_JOIN_S)
 
     @property
     def has_died(self) -> bool:
@@ -380,9 +381,8 @@ class RolloutLoop:
             self._on_finished(flight.finished())
             yield TrajectoryEnded(trajectory=flight.number)
             return
+        wait_s = 0.0 if step.tool is None else self._wait_s(flight.number, flight.turn)
         flight.hear(observation)
         flight.turn += 1
-        wait_ns = (
-            0 if step.tool is None else int(self._wait_s(flight.number, flight.turn) * NS_PER_S)
-        )
+        wait_ns = int(wait_s * NS_PER_S)
         heapq.heappush(self._tool_waits, (self._clock.now_ns() + wait_ns, flight.number))

@@ -39,7 +39,8 @@ class SayingWorker:
         self.is_up = True
         self.epoch = 0
         self.kv_tokens = 0
-        self.asked: list[TurnRequest] = []
+        self.asked: list[TurnRequest] = []  # heard while it was up
+        self.has_resumed: set[int] = set()  # it was to go on with these, heard or not
         self.running: dict[int, Running] = {}
         # A test that lets it speak in a thread of its own has it stopped from the loop's.
         self.lock = threading.RLock()
@@ -50,6 +51,7 @@ class SayingWorker:
 
     def start_turn(self, request: TurnRequest) -> None:
         with self.lock:
+            self.has_resumed |= {request.trajectory} if request.first_token else set()
             if not self.is_up:
                 return  # As a stream that has broken: nobody knows yet.
             assert request.trajectory not in self.running, "it was not stopped before"

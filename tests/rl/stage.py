@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rose.environments import Tokenizer, task
+from rose.environments import Environment, Step, Tokenizer, task
 from rose.rl.flight import Flight
 from rose.rl.loop import LoopSettings, News, RolloutLoop
 from rose.rl.trajectory import Trajectory
@@ -59,6 +59,19 @@ def joined(number: int, kind: WorkerKind, *, seats: int = 8) -> WorkerJoined:
     return WorkerJoined(number, kind, number, seats, 1000.0, 5.0, 1.0, 0)
 
 
+class NotedEnvironment:
+    """An environment that keeps what it answered."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.name = environment.name
+        self.steps: list[Step] = []
+        self._environment = environment
+
+    def step(self, said: str) -> Step:
+        self.steps.append(self._environment.step(said))
+        return self.steps[-1]
+
+
 @dataclass
 class Stage:
     policy: PlacementPolicy = PlacementPolicy.JOINT
@@ -84,8 +97,10 @@ class Stage:
         )
 
     def make_flight(self, number: int, group: int) -> Flight:
-        self.flights.append(make_flight(number, group))
-        return self.flights[-1]
+        flight = make_flight(number, group)
+        flight.environment = NotedEnvironment(flight.environment)
+        self.flights.append(flight)
+        return flight
 
     def finish(self, trajectory: Trajectory) -> None:
         assert trajectory.number not in self.finished, "it was handed on twice"
@@ -121,12 +136,7 @@ class Stage:
         assert counts.started == len(self.flights)
         assert (counts.finished, counts.dropped) == (len(self.finished), stats.dropped)
         assert counts.in_flight == len(self.flights) - len(self.finished) - stats.dropped
-        resumed = {
-            request.trajectory
-            for worker in self.workers.values()
-            for request in worker.asked
-            if request.first_token
-        }
+        resumed = set().union(*(worker.has_resumed for worker in self.workers.values()))
         assert counts.resumed == len(resumed)
 
     def play_on(
