@@ -3,7 +3,7 @@
 Environments, tasks and the scheduler are the real ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ LOOP = LoopSettings(
     temperature=1.0,
 )
 TOOL_WAIT_S = 0.03
+TICKS_MAX = 5000
 
 
 @dataclass
@@ -139,15 +140,18 @@ class Stage:
         resumed = set().union(*(worker.has_resumed for worker in self.workers.values()))
         assert counts.resumed == len(resumed)
 
-    def play_on(
-        self, *, until: Callable[[], bool], tokens: int = 5, ticks_max: int = 20_000
-    ) -> None:
-        """Let every worker speak, tick after tick."""
-        for _ in range(ticks_max):
+    def ticks(self, until: Callable[[], bool]) -> Iterator[None]:
+        """Yield until it is so, but not for ever."""
+        for _ in range(TICKS_MAX):
             if until():
                 return
+            yield
+        raise AssertionError("it does not get there")
+
+    def play_on(self, *, until: Callable[[], bool], tokens: int = 5) -> None:
+        """Let every worker speak, tick after tick."""
+        for _ in self.ticks(until):
             for worker in self.workers.values():
                 for trajectory in list(worker.running):
                     worker.say(trajectory, tokens)
             self.advance(after_ms=5.0)
-        raise AssertionError("it does not get there")

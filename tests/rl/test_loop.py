@@ -42,11 +42,8 @@ def test_one_steady_worker_says_what_a_plain_play_says() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_a_trajectory_is_that_of_an_uninterrupted_run(seed, policy) -> None:
     storm = Storm(seed, policy)
-    for _ in range(20_000):
-        if len(storm.finished) > 40:
-            break
+    for _ in storm.ticks(until=lambda: len(storm.finished) > 40):
         storm.tick()
-    assert len(storm.finished) > 40
     for trajectory in storm.finished.values():
         assert_played(trajectory)
     counts = storm.loop.counts()
@@ -57,7 +54,7 @@ def test_whatever_happens_a_trajectory_is_that_of_an_uninterrupted_run(seed, pol
 
 def test_parts_account_for_every_token_of_a_trajectory() -> None:
     storm = Storm(3, PlacementPolicy.JOINT)
-    while len(storm.finished) < 15:
+    for _ in storm.ticks(until=lambda: len(storm.finished) >= 15):
         storm.tick()
     tokens: Counter[int] = Counter()
     turns: Counter[tuple[int, int]] = Counter()
@@ -185,7 +182,7 @@ def test_each_turn_waits_for_the_tool_before_it_and_no_longer() -> None:
     worker.grant()
     began: dict[tuple[int, int], float] = {}
     ended: dict[tuple[int, int], float] = {}
-    while len(stage.finished) < 12:
+    for _ in stage.ticks(until=lambda: len(stage.finished) >= 12):
         for trajectory in list(worker.running):
             worker.say(trajectory, TURN_MAX)
         stage.advance(after_ms=1)
@@ -223,9 +220,7 @@ def test_groups_become_complete_though_a_trajectory_is_dropped() -> None:
     stage = Stage(scheduler={"attempts_max": 2})
     worker = stage.join()
     worker.grant()
-    for _ in range(3000):
-        if len(stage.finished) >= 12:
-            break
+    for _ in stage.ticks(until=lambda: len(stage.finished) >= 12):
         for trajectory in list(worker.running):
             if trajectory in {1, 5}:
                 worker.say(trajectory, 1)
