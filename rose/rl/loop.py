@@ -351,9 +351,9 @@ class RolloutLoop:
                 tokens=len(said),
             )
             return
-        worker = self._workers.get(action.worker)
-        if worker is None:
-            return  # It was lost in this very step; the core hears of it in the next.
+        # Whoever is lost is so in the core before it places anything.
+        check(action.worker in self._workers, "a turn would start on a worker that is lost")
+        worker = self._workers[action.worker]
         request = TurnRequest(
             trajectory=flight.number,
             turn=flight.turn,

@@ -112,6 +112,19 @@ def test_nothing_is_sent_while_there_is_no_trainer() -> None:
     assert (first.arrived, second.arrived) == ([0], [0, 1])
 
 
+def test_what_the_next_trainer_gets_again_comes_before_what_no_trainer_had() -> None:
+    first, second = Trainer([1] + [0] * 100_000), Trainer()
+    with handing() as handoff:
+        for number in range(3):
+            handoff.put(one(number))
+        handoff.follow(first.submit)
+        wait_for(lambda: len(first.batches) > 2)
+        assert handoff.waiting == 2
+        handoff.follow(second.submit)
+        wait_for(lambda: handoff.waiting == 0)
+    assert (first.arrived, second.arrived) == ([0], [0, 1, 2])
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.lists(ANSWERS, max_size=3)), max_size=4))
 @settings(max_examples=40)
 def test_every_incarnation_gets_all_that_was_ever_put_in_order(lives) -> None:

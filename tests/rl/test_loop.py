@@ -10,7 +10,15 @@ from rose.rl.trajectory import Trajectory
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import Consumed
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
-from tests.rl.play import CONTEXT_MAX, GROUP_SIZE, TURN_MAX, play, token_at
+from tests.rl.play import (
+    CONTEXT_MAX,
+    GROUP_SIZE,
+    TURN_MAX,
+    logprob_at,
+    play,
+    token_at,
+    version_at,
+)
 from tests.rl.saying_worker import SayingWorker
 from tests.rl.stage import BORROWED, LOOP, TOOL_WAIT_S, Stage, joined
 from tests.rl.storm import Storm
@@ -70,16 +78,54 @@ def test_parts_account_for_every_token_of_a_trajectory() -> None:
     assert max(turns.values()) > 1
 
 
-def test_what_is_doubled_is_taken_once() -> None:
-    stage = Stage(loop_settings={"in_flight": 1})
+def test_of_what_overlaps_each_token_is_taken_once_and_none_beyond_the_turn() -> None:
+    stage = Stage(loop_settings={"in_flight": 1, "turn_tokens_max": 5})
     worker = stage.join()
     worker.grant()
     stage.advance()
     worker.say(0, 2)
+    (first,) = stage.news
     stage.news *= 2
     stage.advance()
-    said = stage.flights[0].said
-    assert said == [token_at(worker.asked[0].seed, len(worker.asked[0].prompt) + n) for n in (0, 1)]
+    request = worker.asked[0]
+    places = range(len(request.prompt), len(request.prompt) + 7)
+    again = replace(
+        first,
+        tokens=tuple(token_at(request.seed, place) for place in places),
+        logprobs=tuple(logprob_at(request.seed, place) for place in places),
+        versions=tuple(version_at(request.seed, place) for place in places),
+        end=TurnEnd.FINISHED,
+    )
+    stage.news.append(again)
+    stage.advance()
+    flight, taken = stage.flights[0], slice(len(request.prompt), len(request.prompt) + 5)
+    assert flight.turn == 1
+    assert tuple(flight.tokens[taken]) == again.tokens[:5]
+    assert tuple(flight.logprobs[taken]) == again.logprobs[:5]
+    assert tuple(flight.versions[taken]) == again.versions[:5]
+    assert not flight.is_generated[taken.stop]
+    (part,) = stage.loop.parts.done()
+    assert part.tokens == 5
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["revoked", "lost"])
+def test_a_part_ends_when_its_worker_says_so_and_not_when_the_next_begins(is_lost) -> None:
+    stage = Stage(loop_settings={"in_flight": 1})
+    first, second = stage.join(0, BORROWED), stage.join(1)
+    first.grant()
+    stage.advance()
+    first.say(0, 2)
+    if is_lost:
+        stage.news.append(WorkerLost(0, "killed"))
+    else:
+        first.revoke()
+    stage.advance(after_ms=7.0)
+    ended_ns = stage.clock.now_ns()
+    second.grant()
+    stage.advance(after_ms=500.0)
+    assert [request.first_token for request in second.asked] == [2]
+    (part,) = stage.loop.parts.done()
+    assert part.end_ns == ended_ns
 
 
 # ---- turns ---------------------------------------------------------------------------------------
@@ -164,8 +210,8 @@ def test_a_worker_may_be_lost_in_the_very_step_that_takes_its_turns() -> None:
     stage.advance()
     worker.say(0, 2)
     # A lease that ends recalls its turns: the Stop is for a worker that is gone.
-    stage.news += [LeaseChanged(0, worker.epoch, 1, 0.0), WorkerLost(0, "killed")]
-    stage.news += [LeaseChanged(0, worker.epoch + 1, 0, 0.0)]  # A dead man's words.
+    stage.news += [LeaseChanged(0, worker.epoch, 0, 0.0), WorkerLost(0, "killed")]
+    stage.news.append(LeaseChanged(0, worker.epoch + 1, 1000, 0.0))  # It was late.
     other.grant()
     stage.advance()
     stage.advance(after_ms=100.0)
