@@ -106,7 +106,9 @@ class Handoff:
         with self._changed:
             if submit is not self._submit:
                 return True  # They went to a trainer that is gone; they are still in the queue.
-            for one in batch:
+            for _ in batch:
                 self._waiting.popleft()
-                (self._taken if one.number in taken else self._waiting).append(one)
+            self._taken.extend(one for one in batch if one.number in taken)
+            # Those that there was no room for come first again: the order is that of `put`.
+            self._waiting.extendleft(one for one in reversed(batch) if one.number not in taken)
         return bool(taken)

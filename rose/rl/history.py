@@ -86,6 +86,8 @@ class History:
                 case LeaseChanged() if kind is WorkerKind.BORROWED:
                     self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
                 case WorkerLost():
+                    if kind is WorkerKind.BORROWED:
+                        self._lease(is_live=False, now_s=now_s)
                     self._incidents.append((now_s, f"{kind.value} worker lost: {event.reason}"))
                 case LeaseChanged():
                     pass

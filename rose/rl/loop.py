@@ -168,7 +168,8 @@ class RolloutLoop:
     def stop(self) -> None:
         """End the thread; turns in flight are stopped, and their trajectories stay unfinished."""
         self._inbox.put(None)
-        self._thread.join(timeout=_JOIN_S)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_JOIN_S)
 
     @property
     def has_died(self) -> bool:
@@ -350,9 +351,9 @@ class RolloutLoop:
                 tokens=len(said),
             )
             return
-        worker = self._workers.get(action.worker)
-        if worker is None:
-            return  # It was lost in this very step; the core hears of it in the next.
+        # Whoever is lost is so in the core before it places anything.
+        check(action.worker in self._workers, "a turn would start on a worker that is lost")
+        worker = self._workers[action.worker]
         request = TurnRequest(
             trajectory=flight.number,
             turn=flight.turn,
@@ -380,9 +381,8 @@ class RolloutLoop:
             self._on_finished(flight.finished())
             yield TrajectoryEnded(trajectory=flight.number)
             return
+        wait_s = 0.0 if step.tool is None else self._wait_s(flight.number, flight.turn)
         flight.hear(observation)
         flight.turn += 1
-        wait_ns = (
-            0 if step.tool is None else int(self._wait_s(flight.number, flight.turn) * NS_PER_S)
-        )
+        wait_ns = int(wait_s * NS_PER_S)
         heapq.heappush(self._tool_waits, (self._clock.now_ns() + wait_ns, flight.number))
