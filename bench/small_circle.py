@@ -34,7 +34,7 @@ from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.trajectory import Trajectory
 from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished, WorkerJoined
-from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.scheduler.worker import WorkerKind
 from rose.transfer.log import VersionLog
 from rose.transfer.publisher import Publisher
 from rose.transfer.source import InProcessSource
@@ -111,6 +111,7 @@ class SmallCircle:
                 temperature=1.0,
             ),
             clock=self._clock,
+            on_event=self.history.hear,
         )
 
     def learn(self, versions: int) -> Learned:
@@ -160,10 +161,6 @@ class SmallCircle:
         flight.hear(self._tokenizer.prompt(world.reset(flight.seed)))
         return flight
 
-    def _hear(self, event: WorkerEvent) -> None:
-        self.history.hear(event)
-        self.loop.tell(event)
-
     def _join(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
         receiver = receive(InProcessSource(self._log), weights, worker, version=0)
         parts.callback(receiver.close)
@@ -187,7 +184,7 @@ class SmallCircle:
         config = EngineConfig(prefix_cache=True, sampling=True, max_requests_per_batch=SEATS)
         engine = stock_engine(model, config, cache_blocks=1024)
         self.history.name(1, WorkerKind.DEDICATED)
-        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self._hear, flush_ms=20.0)
+        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.tell, flush_ms=20.0)
         engine.start()
         parts.callback(engine.stop)
         self._join(worker, weights, parts)
@@ -223,7 +220,7 @@ class SmallCircle:
         serving = serving_engine(serving_model, lane, plain)
         borrower = rollout_engine(model, borrower_lane, sampling, layers_per_segment=1)
         self.history.name(0, WorkerKind.BORROWED)
-        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self._hear, flush_ms=20.0)
+        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.tell, flush_ms=20.0)
         for engine in (serving, borrower):
             engine.start()
             parts.callback(engine.stop)

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -317,10 +317,11 @@ class Bench:
 
     def close(self) -> None:
         """Stop every engine."""
-        for load in self._loads.values():
-            load.stop()
-        for engine in self._engines:
-            engine.stop()
+        with ExitStack() as stack:  # Whatever fails, all are stopped.
+            for engine in self._engines:
+                stack.callback(engine.stop)
+            for load in self._loads.values():
+                stack.callback(load.stop)
 
 
 def choose_cores(count: int) -> frozenset[int]:

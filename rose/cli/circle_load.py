@@ -1,7 +1,7 @@
 """The rollouts of the arm `rose`: a borrowed worker's part in the circle, and its record."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from rose.cli.record import (
@@ -104,6 +104,9 @@ class CircleLoad:
         """Return what happened; exact after `stop`."""
         history, watch = self.circle.history, self.circle.watch
         counts, parts = self.circle.loop.counts(), self.circle.loop.parts.done()
+        workers: dict[tuple[int, int], set[int]] = {}
+        for part in parts:
+            workers.setdefault((part.trajectory, part.turn), set()).add(part.worker)
         finishing = Counter(kind for kind in _finishing_kinds(parts))
         return CircleRecord(
             versions=_versions(history.versions, history.commits),
@@ -113,17 +116,19 @@ class CircleLoad:
                 started=counts.started,
                 finished=counts.finished,
                 in_flight=counts.in_flight,
-                resumed=counts.resumed,
-                lost=counts.lost,
+                resumed=sum(len(numbers) > 1 for numbers in workers.values()),
+                lost=self.circle.lost(),
                 stale=watch.stale,
                 dropped=counts.dropped,
                 turns_borrowed=finishing[WorkerKind.BORROWED],
                 turns_dedicated=finishing[WorkerKind.DEDICATED],
+                passed_over=watch.passed_over,
             ),
             staleness=tuple(watch.staleness.elements()),
             spans=history.spans(),
             incidents=history.incidents,
             measured_s=history.now_s() - self._began_s,
+            sent=(watch.sent_bytes, watch.dense_bytes) if watch.dense_bytes else None,
         )
 
 
@@ -148,23 +153,39 @@ def _turn(part: Part) -> TurnRecord:
 def _versions(
     versions: tuple[SeenVersion, ...], commits: tuple[SeenCommit, ...]
 ) -> tuple[VersionRecord, ...]:
-    return tuple(
-        VersionRecord(
-            n=seen.n,
-            published_s=seen.at_s,
-            density=seen.changed / seen.count,
-            bytes_sent=seen.nbytes,
-            dense_bytes=seen.count * _BYTES_PER_ELEMENT,
-            commits=tuple(
+    """Return one record for each number, with what workers did with it.
+
+    A version may come twice, as a change and whole: what was sent is of both. A commit that went
+    back names the version before, so it belongs to the first one above.
+    """
+    by_number: dict[int, list[SeenVersion]] = {}
+    for seen in versions:
+        by_number.setdefault(seen.n, []).append(seen)
+    taken: dict[int, list[CommitRecord]] = {n: [] for n in by_number}
+    for commit in commits:
+        n = commit.version if commit.is_match else _first_above(commit.version, by_number)
+        if n in taken:
+            taken[n].append(
                 CommitRecord(
                     worker=commit.kind.value,
                     at_s=commit.at_s,
                     pause_ms=commit.pause_ms,
                     is_match=commit.is_match,
                 )
-                for commit in commits
-                if commit.version == seen.n
-            ),
+            )
+    return tuple(
+        VersionRecord(
+            n=n,
+            published_s=min(one.at_s for one in seen),
+            density=min(one.changed / one.count for one in seen),
+            bytes_sent=sum(one.nbytes for one in seen),
+            dense_bytes=seen[0].count * _BYTES_PER_ELEMENT,
+            commits=tuple(taken[n]),
         )
-        for seen in versions
+        for n, seen in by_number.items()
     )
+
+
+def _first_above(version: int, numbers: Iterable[int]) -> int:
+    """Return the smallest number above `version`; the largest there is if none is."""
+    return min((n for n in numbers if n > version), default=max(numbers, default=version))

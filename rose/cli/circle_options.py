@@ -23,6 +23,7 @@ _MAX_STALENESS: Final = 4
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
 _PUBLISH_EVERY_S: Final = 4.0
+_CHECKPOINT_EVERY: Final = 5
 # Tools of coding agents take ten seconds in the median; turns here are as much shorter.
 _TOOL_SCALE: Final = 1 / 32
 # Longer ones are people who think, not tools.
@@ -74,7 +75,9 @@ def circle_settings(
             lr=lr,
             batch=_BATCH,
             learned_max=_LEARNED_MAX,
-            max_staleness=2 * _MAX_STALENESS,
+            # After a restart numbers jump by what was reserved, so what is under way looks older.
+            max_staleness=2 * _MAX_STALENESS + _CHECKPOINT_EVERY,
+            checkpoint_every=_CHECKPOINT_EVERY,
             publish_every_s=_PUBLISH_EVERY_S,
         ),
         dedicated=DedicatedWorker(seats=seats, kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX),

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rose._core import CudaDriver
 from rose.cli.arms import BenchSettings, choose_cores
 from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
+from rose.cli.record import RunRecord
 from rose.cli.report import print_table, summarise, write_report
 from rose.clock import BootClock
 from rose.compute import device_ordinal
@@ -48,6 +50,15 @@ def _load_trace(path: str | None, profile: str | None, *, length_scale: float, s
     return trace.with_lengths(
         scale=length_scale, prompt_max=_PROMPT_TOKENS_MAX, output_max=_OUTPUT_TOKENS_MAX
     )
+
+
+def _run(experiment: Experiment, console: Console) -> RunRecord:
+    """Run it; being told to end is an interrupt: what was started is stopped, and reported."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_experiment(experiment, BootClock(), console)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -185,7 +196,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     )
     # On a GPU the borrower alone runs: the other worker has no device there.
     if synthetic or ordinal is not None:
-        record = run_experiment(experiment, BootClock(), console)
+        record = _run(experiment, console)
     else:
         check_policy(rollout_model, policy_model)
         with tempfile.TemporaryDirectory(prefix="rose-demo-") as folder:
@@ -199,7 +210,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 seats=rollouts,
             )
             experiment = replace(experiment, bench=replace(bench, circle=circle))
-            record = run_experiment(experiment, BootClock(), console)
+            record = _run(experiment, console)
     write_report(record, out)
     print_table(summarise(record), console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)

@@ -111,7 +111,7 @@ class VersionRecord:
 
     Args:
         n: number of the version; rises with each publication.
-        published_s: on the clock of the run.
+        published_s: when the first worker heard of it, on the clock of the run.
         density: share of the parameters that changed, 0 to 1.
         bytes_sent: what went to one worker.
         dense_bytes: what the whole weights would have been.
@@ -157,9 +157,10 @@ class TrajectoryCounts:
         started: all of them.
         finished: those with a reward.
         in_flight: neither finished nor dropped when the run ended.
-        resumed: turns that went on elsewhere than they began.
+        resumed: turns that more than one worker had a part in.
         lost: those that nobody can account for; must be 0.
         stale: finished, but too many versions old to be learnt from.
+        passed_over: finished, but the trainer had no time to learn from them.
         dropped: given up on purpose, with a reason.
         turns_borrowed: turns that ended in the gaps of serving.
         turns_dedicated: turns that ended on an engine of their own.
@@ -174,6 +175,7 @@ class TrajectoryCounts:
     dropped: int
     turns_borrowed: int
     turns_dedicated: int
+    passed_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +187,13 @@ class CircleRecord:
         turns: in the order of their start.
         rewards: (time, mean reward of a batch, version that the batch led to).
         trajectories: how many went where.
-        staleness: for each trajectory learnt from, versions between its first token and the
-            batch.
+        staleness: for each trajectory that the trainer took up, whether it learnt from it or not,
+            versions between its first token and the batch.
         spans: (from, to) of each interval in which the borrowed worker had memory.
         incidents: (time, one sentence): a process died and came back, a commit was undone.
         measured_s: how long the circle ran.
+        sent: (bytes of chunks, bytes of whole weights instead) to all workers, as the trainer
+            counted them, whole versions for workers that came back included; None if it never said.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -200,6 +204,7 @@ class CircleRecord:
     spans: tuple[tuple[float, float], ...]
     incidents: tuple[tuple[float, str], ...]
     measured_s: float
+    sent: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

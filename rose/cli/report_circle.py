@@ -88,8 +88,10 @@ def version_rows(circle: CircleRecord) -> list[list[str]]:
 def _weights(circle: CircleRecord) -> dict[str, Any]:
     commits = [commit for version in circle.versions for commit in version.commits]
     matched = sum(commit.is_match for commit in commits)
-    sent = sum(version.bytes_sent for version in circle.versions)
-    dense = sum(version.dense_bytes for version in circle.versions)
+    sent, dense = circle.sent or (
+        sum(version.bytes_sent for version in circle.versions),
+        sum(version.dense_bytes for version in circle.versions),
+    )
     pauses_ms = [commit.pause_ms for commit in commits]
     return {
         "versions": len(circle.versions),
@@ -117,6 +119,7 @@ def _trajectories(circle: CircleRecord) -> dict[str, Any]:
         "resumed": counts.resumed,
         "lost": counts.lost,
         "stale": counts.stale,
+        "passed_over": counts.passed_over,
         "dropped": counts.dropped,
         "in_flight": counts.in_flight,
         "turns_borrowed": counts.turns_borrowed,

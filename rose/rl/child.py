@@ -165,7 +165,8 @@ class Child:
                 for end in (self._process.stdin, self._process.stdout, self._process.stderr):
                     if end is not None:
                         end.close()
-        self._on_end(self._sentence(code))
+            # Also when a callback raised: whoever minds it must hear of its end.
+            self._on_end(self._sentence(code))
 
     def _listen(self, streams: Mapping[IO[bytes], "_Lines"]) -> None:
         """Read both pipes until the process is dead and what it had said is read."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 from rose.clock import Clock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.environments import Tokenizer, task
-from rose.errors import DeadlineExceeded, Unavailable
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.rl.client import TrainerClient
 from rose.rl.feed import receive
 from rose.rl.flight import Flight
@@ -31,9 +31,10 @@ from rose.rl.watch import TrainerWatch
 from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.worker import WorkerEvent, WorkerKind
+from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
 from rose.transfer.receiver import Receiver
+from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.remote import RemoteSource
 
 BORROWED: Final = 0
@@ -111,6 +112,29 @@ class CircleSettings:
     dedicated: DedicatedWorker
     restarts: RestartPolicy
 
+    def __post_init__(self) -> None:
+        """Refuse a trainer that waits for more than the scheduler lets start.
+
+        Raises:
+            InvalidArgument: what the settings have to say to each other.
+        """
+        admitted = (self.scheduler.max_staleness + 1) * self.scheduler.batch_trajectories
+        # Groups are complete one by one: some are under way when the batch is.
+        wanted = self.pace.batch + 2 * self.loop.group_size
+        if min(admitted, self.loop.in_flight + self.pace.batch) < wanted:
+            raise InvalidArgument(
+                f"the trainer waits for {self.pace.batch} trajectories in groups of "
+                f"{self.loop.group_size}, of {admitted} that may be unused and "
+                f"{self.loop.in_flight} in flight: lower its batch"
+            )
+
+
+def _is_beyond_help(event: WorkerEvent) -> bool:
+    """Whether a dedicated worker is gone, or has ended its lease: its weights are no version."""
+    return isinstance(event, WorkerLost) or (
+        isinstance(event, LeaseChanged) and event.kv_tokens == 0
+    )
+
 
 class Circle:
     """Owns the programs, the rollout loop and everything between them.
@@ -127,6 +151,7 @@ class Circle:
         self.history = History(clock)
         self.handoff = Handoff()
         self._settings = settings
+        self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
         self._tokenizer = Tokenizer()
         self.loop = RolloutLoop(
@@ -137,6 +162,7 @@ class Circle:
             on_finished=self.handoff.put,
             settings=settings.loop,
             clock=clock,
+            on_event=self.history.hear,
         )
         self.watch = TrainerWatch(self.loop.tell, clock)
         self._token = secrets.token_hex(_TOKEN_BYTES)
@@ -145,12 +171,14 @@ class Circle:
         self._dedicated_ready = threading.Event()
         self._given_up: str | None = None
         self._parts = ExitStack()
+        self._clients = self._parts.enter_context(ExitStack())  # Closed last.
         self._dedicated: RemoteWorker | None = None
         self._client: TrainerClient | None = None
         self._trainer: Supervisor | None = None
         self._worker: Supervisor | None = None
         self._receiver: Receiver | None = None
         self._speed: dict[str, Any] = {}
+        self._started = 0
         self.history.name(BORROWED, WorkerKind.BORROWED)
 
     # ---- from outside ---------------------------------------------------------------------------
@@ -159,9 +187,13 @@ class Circle:
         """Start the programs and wait until both are ready; then trajectories begin.
 
         Raises:
+            InvalidArgument: the folder has the checkpoint of another circle.
             Unavailable: a program does not start.
             DeadlineExceeded: it takes too long.
         """
+        if self._checkpoint.exists():
+            # Its trajectories have the numbers that ours would get.
+            raise InvalidArgument(f"{self._checkpoint} is there already: name another folder")
         self._trainer = Supervisor(
             self._trainer_command,
             self._trainer_began,
@@ -172,10 +204,10 @@ class Circle:
         )
         self._parts.callback(self._trainer.stop)
         self._wait_for(self._trainer_ready, "the trainer")
+        self.watch.start()
+        self._parts.callback(self.watch.stop)  # It looks once more when all was handed over.
         self.handoff.start()
         self._parts.callback(self.handoff.stop)
-        self.watch.start()
-        self._parts.callback(self.watch.stop)
         self._worker = Supervisor(
             self._worker_command,
             self._worker_began,
@@ -185,6 +217,7 @@ class Circle:
             clock=self._clock,
         )
         self._parts.callback(self._worker.stop)
+        self._parts.callback(self._hang_up)
         self._wait_for(self._dedicated_ready, "the dedicated worker")
         self.loop.start()
         self._parts.callback(self.loop.stop)
@@ -202,10 +235,10 @@ class Circle:
                 slower than the dedicated worker, which was measured.
         """
         source = RemoteSource(self._weights_address, self._token)
-        self._parts.callback(source.close)
         noted = NotedSource(source, self.history.version)
         self._receiver = receive(noted, weights, worker, version=0)
         self._parts.callback(self._receiver.close)
+        self._parts.callback(source.close)  # First: it breaks off what the receiver waits for.
         measured = self._speed
         joined = WorkerJoined(
             worker=BORROWED,
@@ -220,9 +253,18 @@ class Circle:
         self.loop.join(worker, joined)
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take an event of a worker; never waits."""
-        self.history.hear(event)
+        """Take an event of a worker; it waits for no lock, so an engine may call it in a step."""
         self.loop.tell(event)
+
+    def lost(self) -> int:
+        """Return the trajectories that nobody can account for; exact after `stop`.
+
+        One that was started is under way, dropped, waiting to be handed over, or known to the
+        trainer.
+        """
+        counts = self.loop.counts()
+        known = self.watch.known + self.handoff.waiting
+        return counts.lost + max(0, counts.finished - known)
 
     def kill_trainer(self) -> None:
         """Kill the trainer, for tests of what follows."""
@@ -230,7 +272,7 @@ class Circle:
             self._trainer.kill()
 
     def kill_dedicated(self) -> None:
-        """Kill the dedicated worker, for tests of what follows."""
+        """Kill the dedicated worker: the next incarnation takes its place."""
         if self._worker is not None:
             self._worker.kill()
 
@@ -243,16 +285,19 @@ class Circle:
         for part in (self.loop, self.handoff, self.watch):
             if part.error is not None:
                 return str(part.error)
-        if self.loop.has_died:
-            return "the rollout loop has died"
+            if part.has_died:
+                return f"a thread of the circle has died: {type(part).__name__}"
+        if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
+            return "the borrowed worker's weights are those of no version"
         return self._given_up
 
     def stop(self) -> None:
         """Stop everything in the order in which nothing is lost; what was counted stays."""
         self._parts.close()
-        for closed in (self._dedicated, self._client):
-            if closed is not None:
-                closed.close()
+
+    def _hang_up(self) -> None:
+        if self._dedicated is not None:
+            self._dedicated.close()
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -282,7 +327,7 @@ class Circle:
         return [
             *(sys.executable, "-m", "rose.rl.program", f"--model={settings.model}"),
             *(f"--seed={settings.seed}", f"--run=seed-{settings.seed}"),
-            f"--checkpoint={settings.folder / 'trainer.checkpoint'}",
+            f"--checkpoint={self._checkpoint}",
             f"--group-size={settings.loop.group_size}",
             f"--temperature={settings.loop.temperature}",
             *(f"--lr={pace.lr}", f"--batch={pace.batch}", f"--max-staleness={pace.max_staleness}"),
@@ -299,12 +344,14 @@ class Circle:
             self.history.incident(f"trainer is back at version {ready['version']}")
         self._weights_address = ready["weights_address"]
         self._client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
+        self._clients.callback(self._client.close)
         self.handoff.follow(self._client.submit)
         self.watch.follow(self._client.status)
         self._trainer_ready.set()
 
     def _worker_command(self, incarnation: int) -> list[str]:
         settings = self._settings
+        self._started = incarnation
         return [
             *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
             *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
@@ -337,6 +384,8 @@ class Circle:
             # Its first event may come at once, and must not overtake its joining.
             has_joined.wait(timeout=_READY_S)
             self.hear(event)
+            if _is_beyond_help(event) and self._started == incarnation:
+                self.kill_dedicated()  # Another incarnation takes its place.
 
         self._dedicated = RemoteWorker(
             ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear

@@ -40,6 +40,12 @@ class Handoff:
         self._thread.start()
 
     @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended without being told to."""
+        is_started = self._thread.ident is not None
+        return is_started and not self._thread.is_alive() and not self._is_stopping
+
+    @property
     def waiting(self) -> int:
         """How many trajectories no trainer has."""
         with self._changed:

@@ -96,7 +96,7 @@ class History:
         commit = SeenCommit(kind, now_s, event.version, event.pause_ms, event.is_match)
         self._commits.append(commit)
         if not event.is_match:
-            said = f"{kind.value} worker went back to version {event.version}: the digest differed"
+            said = f"{kind.value} worker could not take a version; it is at {event.version}"
             self._incidents.append((now_s, said))
 
     def _lease(self, *, is_live: bool, now_s: float) -> None:

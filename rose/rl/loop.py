@@ -116,6 +116,7 @@ class RolloutLoop:
         on_finished: takes each finished trajectory in the loop's thread; it must not wait.
         settings: of the trajectories.
         clock: where time comes from.
+        on_event: hears every event of a worker, in the loop's thread; it must not wait.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class RolloutLoop:
         on_finished: Callable[[Trajectory], None],
         settings: LoopSettings,
         clock: Clock,
+        on_event: Callable[[WorkerEvent], None] = lambda _event: None,
     ) -> None:
         self.parts = Parts(clock)
         self.error: RoseError | None = None
@@ -136,6 +138,7 @@ class RolloutLoop:
         self._wait_s = wait_s
         self._tokenizer = tokenizer
         self._on_finished = on_finished
+        self._on_event = on_event
         self._settings = settings
         self._clock = clock
         self._inbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
@@ -236,6 +239,8 @@ class RolloutLoop:
             outputs, is_first = {}, False
 
     def _translate(self, news: News, events: list[Event], outputs: dict[int, TurnOutput]) -> None:
+        if not isinstance(news, VersionPublished | Consumed | WorkerJoined):
+            self._on_event(news)
         match news:
             case TurnOutput():
                 if news.tokens:

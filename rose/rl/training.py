@@ -19,6 +19,8 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 _TAKE_S: Final = 0.2  # how long an idle trainer takes to notice that it should stop
 _HISTORY: Final = 1024
+# Well under what a handoff keeps to send again, also when no step changes the weights for long.
+UNSAVED_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class Training:
         if batch := self._intake.take(self._settings.batch, timeout_s=timeout_s):
             self._learn(batch)
         self._drop_stale()
+        if len(self._learned) - self._durable >= UNSAVED_MAX:
+            self._save(next_version=self._progress.next_version)
         due_ns = self._published_ns + self._settings.publish_every_s * NS_PER_S
         if self._is_ahead and self._clock.now_ns() >= due_ns:
             self._publish()

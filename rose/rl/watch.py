@@ -34,6 +34,9 @@ class TrainerWatch:
         self.stale = 0
         self.passed_over = 0
         self.version = 0
+        self.known = 0
+        self.sent_bytes = 0
+        self.dense_bytes = 0
         self._used = 0
         self._steps = 0
         self._tell = tell
@@ -47,6 +50,12 @@ class TrainerWatch:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended without being told to."""
+        is_started = self._thread.ident is not None
+        return is_started and not self._thread.is_alive() and not self._is_stopping
 
     def follow(self, ask: Ask | None) -> None:
         """Ask another trainer from now on; None while there is none."""
@@ -96,10 +105,13 @@ class TrainerWatch:
             self._tell(Consumed(used - self._used))
             self._used = used
         self.stale = status.dropped_stale
+        self.known = status.consumed
         # Of this incarnation alone.
         seen = Counter(before.staleness) if before is not None else Counter[int]()
         self.staleness.update(Counter(status.staleness) - seen)
         self.passed_over += status.passed_over - (before.passed_over if before is not None else 0)
+        self.sent_bytes += status.bytes_sent - (before.bytes_sent if before is not None else 0)
+        self.dense_bytes += status.dense_bytes - (before.dense_bytes if before is not None else 0)
         if status.reward_mean is not None and status.steps > self._steps:
             self._steps = status.steps
             at_s = self._clock.now_ns() / NS_PER_S

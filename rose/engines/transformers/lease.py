@@ -47,6 +47,10 @@ class WorkerLease:
             ttl_ms=self.ttl_ms,
         )
 
+    def has_run_out(self, *, now_ms: float) -> bool:
+        """Whether it was not reported for its whole TTL: whoever counts has ended it, for good."""
+        return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
+
     def renew(self, *, now_ms: float) -> LeaseChanged | None:
         """Report it again when a good part of its TTL is over."""
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS

@@ -263,6 +263,8 @@ class EngineWorker:
 
     def _report_lease(self) -> None:
         """Shrink the lease to what serving left of it, or end it, or renew it."""
+        if self._lease.has_run_out(now_ms=self._now_ms()):
+            self._close_lease()  # The loop was frozen; what it says under this epoch is not heard.
         left = self._capacity.squeezed()
         if left is not None:
             self._is_short = True
