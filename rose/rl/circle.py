@@ -271,6 +271,10 @@ class Circle:
         if self._trainer is not None:
             self._trainer.kill()
 
+    def dedicated_pid(self) -> int | None:
+        """Return the number of the dedicated worker's process, if it runs."""
+        return None if self._worker is None else self._worker.pid
+
     def kill_dedicated(self) -> None:
         """Kill the dedicated worker: the next incarnation takes its place."""
         if self._worker is not None:

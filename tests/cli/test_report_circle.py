@@ -70,6 +70,12 @@ def test_numbers_of_the_weights():
     }
 
 
+def test_what_the_trainer_counted_as_sent_comes_before_what_a_worker_heard_of():
+    weights = report_of(tiny_circle(sent=(10, 1000)))["weights"]
+    assert (weights["bytes_sent"], weights["dense_bytes"]) == (10, 1000)
+    assert weights["sent_share"] == pytest.approx(0.01)
+
+
 def test_numbers_of_the_trajectories():
     trajectories = report_of()["trajectories"]
     # Of eight batches with the rewards 0.0 to 0.7, a quarter is two.
@@ -81,6 +87,7 @@ def test_numbers_of_the_trajectories():
         "resumed": 1,
         "lost": 0,
         "stale": 2,
+        "passed_over": 0,
         "dropped": 1,
         "in_flight": 1,
         "turns_borrowed": 7,

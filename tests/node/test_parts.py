@@ -102,8 +102,10 @@ def test_speed_is_what_the_engine_takes(prefill_us, step_us, sequence_us, seats)
     assert speed.decode_step_ms + speed.decode_ms_per_sequence == pytest.approx(
         (step_us + sequence_us) / 1000
     )
+    assert speed.decode_step_ms > 0, "a scheduler refuses a step that costs nothing"
     if seats > 1:
-        assert speed.decode_ms_per_sequence == pytest.approx(sequence_us / 1000)
+        most_ms = 0.9 * (step_us + sequence_us) / 1000
+        assert speed.decode_ms_per_sequence == pytest.approx(min(sequence_us / 1000, most_ms))
     long = [prompt for prompt in engine.prompts if len(prompt) == PREFILL_TOKENS]
     assert len(set(long)) == len(long) == 4  # No prompt finds the KV of another.
 

@@ -189,6 +189,18 @@ def test_a_callback_may_stop_its_child() -> None:
         assert ended.wait(LONG_S)
 
 
+def test_the_end_is_told_even_when_a_callback_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    ended = threading.Event()
+
+    def on_ready(_ready: dict) -> None:
+        raise RuntimeError("a bug of whoever minds it")
+
+    with no_thread_is_left():
+        Child(program(READY, UNTIL_STDIN_CLOSES), on_ready, on_end=lambda _reason: ended.set())
+        assert ended.wait(LONG_S)
+
+
 def test_a_program_that_does_not_exist_is_an_error_of_the_system() -> None:
     with no_thread_is_left(), pytest.raises(FileNotFoundError):
         Child(["/nonexistent/program"], print, on_end=print)

@@ -1,5 +1,7 @@
 """The circle turns, and goes on turning whatever dies: one rig, to which everything happens."""
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -57,6 +59,13 @@ def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> 
     rig.circle.kill_dedicated()
     rig.wait(lambda: rig.circle.loop.counts().resumed > resumed)  # On the borrowed worker.
     rig.wait(lambda: rig.incidents("dedicated worker is back") > 0)
+    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+
+
+def test_dedicated_worker_that_freezes_is_replaced(rig: CircleRig) -> None:
+    back = rig.incidents("dedicated worker is back")
+    os.kill(rig.circle.dedicated_pid(), signal.SIGSTOP)  # It lives, and says nothing.
+    rig.wait(lambda: rig.incidents("dedicated worker is back") > back)
     rig.wait_for_more_tokens(WorkerKind.DEDICATED)
 
 

@@ -106,7 +106,7 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
     )
     ((at_s, sentence),) = book.history.incidents
     assert at_s == 2
-    assert sentence == "dedicated worker went back to version 3: the digest differed"
+    assert sentence == "dedicated worker could not take a version; it is at 3"
 
 
 def test_a_lost_worker_is_an_incident_among_the_others(book) -> None:

@@ -139,11 +139,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         program._begin(trainer, options("--checkpoint", path, "--run", "other"))
 
 
-def test_a_core_that_is_not_there_is_said_so() -> None:
-    with pytest.raises(InvalidArgument, match=r"cores \[4095\]"):
-        program._take_place(options("--cores", "4095"))
-
-
 @pytest.mark.parametrize(
     ("module", "start_s", "failure", "told"),
     [

@@ -160,6 +160,15 @@ def test_a_number_that_cannot_be_reserved_is_not_used(tmp_path: Path, monkeypatc
     assert rig.weights.version == 1
 
 
+def test_what_teaches_nothing_is_saved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_module, "UNSAVED_MAX", 2)
+    rig = Rig(tmp_path, publish_every_s=1e6)
+    rig.send()
+    rig.turn()
+    assert rig.weights.version == 0, "nothing was published, which would have saved it"
+    assert rig.saved()[1].learned == ((0, 1),)
+
+
 def test_a_refused_version_is_not_lost(tmp_path: Path) -> None:
     rig = Rig(tmp_path, publish_every_s=0.0)
     rig.weights.refuse = True
