@@ -128,4 +128,5 @@ def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
 def _step_ms(times: list[list[int]]) -> float:
     """Return the usual time between two tokens of the last request, which had company longest."""
     tokens = times[-1][1:]
-    return statistics.median(b - a for a, b in itertools.pairwise(tokens)) / NS_PER_MS
+    median_ns = statistics.median(b - a for a, b in itertools.pairwise(tokens))
+    return max(median_ns, 1) / NS_PER_MS

@@ -90,7 +90,7 @@ class PricedEngine:
         self.thread.join()
 
 
-@given(st.integers(1, 10**4), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 9))
+@given(st.integers(1, 10**4), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 9))
 def test_speed_is_what_the_engine_takes(prefill_us, step_us, sequence_us, seats) -> None:
     time = Time()
     engine = PricedEngine(time, prefill_us, step_us, sequence_us, seats)
