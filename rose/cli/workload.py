@@ -73,7 +73,7 @@ class OpenLoop:
                     f"a serving request of arm {arm} did not finish: "
                     f"{flight.error or self.engine.error or f'nothing for {_DRAIN_S:g} s'}"
                 )
-        return [_timing(flight, began_ns, arm, window) for flight in flights]
+        return [_timing(flight, arm, window) for flight in flights]
 
     def _send(self, request_id: str, prompt: list[int], outputs: int, flight: _Flight) -> None:
         lane = self.lane
@@ -95,14 +95,14 @@ class OpenLoop:
         self.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
 
 
-def _timing(flight: _Flight, began_ns: int, arm: str, window: int) -> RequestTiming:
+def _timing(flight: _Flight, arm: str, window: int) -> RequestTiming:
     tpot_ms = None
     if flight.tokens > 1:
         tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
     return RequestTiming(
         arm=arm,
         window=window,
-        arrival_s=(flight.arrived_ns - began_ns) / NS_PER_S,
+        arrival_s=flight.arrived_ns / NS_PER_S,
         ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
         tpot_ms=tpot_ms,
         output_tokens=flight.tokens,
