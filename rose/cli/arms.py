@@ -27,7 +27,7 @@ from rose.engines.transformers import (
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Cause, CoServing
 from rose.memory import KVGeometry, choose_slab_bytes
-from rose.rl.circle import CircleSettings
+from rose.rl.circle_settings import CircleSettings
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import MS_PER_S, NS_PER_S

@@ -14,7 +14,8 @@ from rose.cli.record import (
 from rose.clock import Clock
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
-from rose.rl.circle import BORROWED, Circle, CircleSettings
+from rose.rl.circle import BORROWED, Circle
+from rose.rl.circle_settings import CircleSettings
 from rose.rl.history import SeenCommit, SeenVersion
 from rose.rl.parts import Part
 from rose.scheduler.worker import WorkerKind

@@ -9,7 +9,7 @@ import numpy as np
 from rose.engines.transformers import Model
 from rose.environments import Tokenizer, ToolWaits
 from rose.errors import InvalidArgument
-from rose.rl.circle import CircleSettings, DedicatedWorker, TrainerPace
+from rose.rl.circle_settings import CircleSettings, DedicatedWorker, TrainerPace
 from rose.rl.loop import LoopSettings
 from rose.rl.supervisor import RestartPolicy
 from rose.scheduler import PlacementPolicy, SchedulerSettings

@@ -9,10 +9,11 @@ from typing import Any, Final
 import grpc
 from typing_extensions import Self
 
+from rose.addresses import loopback
 from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.node.session import ServerLimits, Session
-from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY, check_loopback
+from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.worker import (
     LeaseChanged,
     VersionCommitted,
@@ -58,7 +59,7 @@ class WorkerServer:
             InvalidArgument: the address is not of this machine, or the token is empty.
             Unavailable: the address is taken.
         """
-        check_loopback(address)
+        loopback(address)
         if not token:
             raise InvalidArgument("a worker is served under a token: give one that is not empty")
         self._token = token.encode()

@@ -8,6 +8,7 @@ import grpc
 import msgspec
 from typing_extensions import Self
 
+from rose.addresses import loopback
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.rl.messages import (
     FORMAT,
@@ -21,7 +22,6 @@ from rose.rl.messages import (
     Submit,
     Submitted,
     TrainerStatus,
-    check_loopback,
 )
 from rose.rl.trajectory import Trajectory
 
@@ -52,7 +52,7 @@ class TrainerClient:
     """
 
     def __init__(self, address: str, token: str, *, deadline_s: float = DEADLINE_S) -> None:
-        check_loopback(address)
+        loopback(address)
         if deadline_s <= 0:
             raise InvalidArgument(f"deadline_s is {deadline_s}, give a number above 0")
         self._deadline_s = deadline_s

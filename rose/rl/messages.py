@@ -1,10 +1,8 @@
 """What passes between the trainer's process and its parent: dataclasses, packed, with a version."""
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
-from rose.errors import InvalidArgument
 from rose.rl.trajectory import Trajectory
 
 FORMAT: Final = 1
@@ -114,16 +112,3 @@ class Ready:
     weights_address: str
     weights_token: str
     format: int = FORMAT
-
-
-def check_loopback(address: str) -> None:
-    """Refuse an address that another machine could reach: nothing here is encrypted."""
-    host, _, port = address.rpartition(":")
-    try:
-        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback or not port.isdecimal():
-        raise InvalidArgument(
-            f"address '{address}': give a loopback address with a port, as in 127.0.0.1:0"
-        )

@@ -10,6 +10,7 @@ import grpc
 import msgspec
 from typing_extensions import Self
 
+from rose.addresses import loopback
 from rose.errors import InvalidArgument, Unavailable
 from rose.rl.messages import (
     FORMAT,
@@ -22,7 +23,6 @@ from rose.rl.messages import (
     Submit,
     Submitted,
     TrainerStatus,
-    check_loopback,
 )
 from rose.rl.trajectory import Trajectory
 
@@ -58,7 +58,7 @@ class TrainerServer:
     """
 
     def __init__(self, ear: Ear, *, token: str, address: str = "127.0.0.1:0") -> None:
-        check_loopback(address)
+        loopback(address)
         self._ear = ear
         self._token = token
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rose-trainer")

@@ -1,9 +1,7 @@
 """What both ends of the stream between a scheduler and a worker's process agree on."""
 
-import ipaddress
 from typing import Final
 
-from rose.errors import InvalidArgument
 from rose.scheduler.wire import MESSAGE_BYTES_MAX
 
 SERVICE: Final = "rose.scheduler.Worker"
@@ -20,25 +18,3 @@ OPTIONS: Final = (
     # Two channels to one address are two connections: one that is slow holds up no other.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-def check_loopback(address: str) -> None:
-    """Refuse an address that is not of this machine: the stream is not encrypted.
-
-    Raises:
-        InvalidArgument: the host is not a loopback address, or there is no port.
-    """
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal():
-        raise InvalidArgument(f"'{address}' is no address: give HOST:PORT, such as 127.0.0.1:0")
-    if host == "localhost":
-        return
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
-        raise InvalidArgument(
-            f"'{address}' is not of this machine: the stream is not encrypted, use 127.0.0.1"
-        )

@@ -7,8 +7,9 @@ from typing import Final
 
 import grpc
 
+from rose.addresses import loopback
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument
-from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY, check_loopback
+from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import (
     Command,
@@ -79,7 +80,7 @@ class RemoteWorker:
         Raises:
             InvalidArgument: the address is not of this machine.
         """
-        check_loopback(address)
+        loopback(address)
         self._number = number
         self._kind = kind
         self._on_event = on_event

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import grpc
 
+from rose.addresses import loopback
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
@@ -54,7 +55,7 @@ class RemoteSource:
         Raises:
             InvalidArgument: the address is not on loopback, or the token is none.
         """
-        host, port = wire.loopback(address)
+        host, port = loopback(address)
         try:
             token_bytes = bytes.fromhex(token)
         except ValueError:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 from typing_extensions import Self
 
+from rose.addresses import loopback
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer import messages, wire
 from rose.transfer.chunk_server import ChunkServer
@@ -163,7 +164,7 @@ def serve(
         InvalidArgument: the address is not on loopback, or the token is none.
         Unavailable: the port is taken.
     """
-    host, port = wire.loopback(address)
+    host, port = loopback(address)
     return WeightServer(log, host, port, token_bytes(token))
 
 

@@ -3,13 +3,12 @@
 Little-endian. Whoever sees bytes that are not of this protocol closes the connection.
 """
 
-import ipaddress
 import socket
 import struct
 from typing import Final
 
 from rose.clock import Clock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX
 from rose.units import NS_PER_S
 
@@ -109,22 +108,3 @@ def receive(connection: socket.socket, nbytes: int, timeout_s: float, clock: Clo
             raise Unavailable("the peer closed the connection")
         room = room[got:]
     return content
-
-
-def loopback(address: str) -> tuple[str, int]:
-    """Return host and port of an address on this machine.
-
-    Raises:
-        InvalidArgument: it is another machine's, or no address. Between machines there must be TLS,
-            which rose does not have yet.
-    """
-    host, colon, port = address.rpartition(":")
-    try:
-        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not (is_loopback and colon and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidArgument(
-            f"address {address}: weights are served on loopback only, as in 127.0.0.1:0"
-        )
-    return host.strip("[]"), int(port)

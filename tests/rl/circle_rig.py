@@ -10,13 +10,8 @@ from typing_extensions import Self
 
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
-from rose.rl.circle import (
-    BORROWED,
-    Circle,
-    CircleSettings,
-    DedicatedWorker,
-    TrainerPace,
-)
+from rose.rl.circle import BORROWED, Circle
+from rose.rl.circle_settings import CircleSettings, DedicatedWorker, TrainerPace
 from rose.rl.history import SeenCommit
 from rose.rl.loop import LoopSettings
 from rose.rl.supervisor import RestartPolicy

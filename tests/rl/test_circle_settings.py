@@ -6,7 +6,8 @@ import pytest
 
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
-from rose.rl.circle import Circle, TrainerPace
+from rose.rl.circle import Circle
+from rose.rl.circle_settings import TrainerPace
 from rose.rl.loop import LoopSettings
 from rose.scheduler import SchedulerSettings
 from tests.rl.circle_rig import settings

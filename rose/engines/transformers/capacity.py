@@ -4,7 +4,7 @@ from typing import Final, Protocol
 
 from rose.clock import Clock
 from rose.engines.transformers.cache import VersionedCache
-from rose.engines.transformers.processor import RolloutProcessor
+from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.executor import RolloutLane
 from rose.units import NS_PER_MS
 

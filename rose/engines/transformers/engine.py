@@ -20,11 +20,8 @@ from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_ge
 from rose.engines.transformers.commits import OnCommitted, Slices
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
-from rose.engines.transformers.processor import (
-    DeviceProcessor,
-    RolloutProcessor,
-    ServingProcessor,
-)
+from rose.engines.transformers.processor import DeviceProcessor, ServingProcessor
+from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.sampling import Sampling
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import InvalidArgument, Unavailable, check

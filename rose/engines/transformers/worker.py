@@ -12,7 +12,7 @@ from rose.engines.transformers.commits import Committed, OnCommitted, Slices
 from rose.engines.transformers.engine import Engine
 from rose.engines.transformers.lease import WorkerLease
 from rose.engines.transformers.outputs import Output
-from rose.engines.transformers.processor import RolloutProcessor
+from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.turns import Turn, checked_sampling
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.worker import (

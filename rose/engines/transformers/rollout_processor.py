@@ -1,0 +1,268 @@
+"""The borrower's loop: gated, abortable steps under quanta, and commits between them."""
+
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.requests import RequestState
+
+from rose.engines.transformers.cache import SlabCache
+from rose.engines.transformers.processor import DeviceProcessor
+from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.errors import RoseError, StepAborted, Unavailable
+from rose.events import Reason, Refusal
+from rose.executor import Quantum, Revocation, RolloutLane
+
+# How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
+_LOOK_UP_MS = 50.0
+_LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave back"
+
+
+class RolloutProcessor(DeviceProcessor):
+    """The borrower's loop: a step runs under a quantum, pins its slabs, and can be aborted.
+
+    `lock` guards the books (scheduler, cache, pool): the loop thread holds it while it prepares and
+    updates, never in the forward pass or a slice of a commit, so serving can take slabs while a
+    step is parked or weights are half changed.
+
+    With a listener, requests whose memory serving takes are ended, and their owners told; without
+    one they are requeued here.
+    """
+
+    scheduler: PreemptingScheduler
+    cache: SlabCache
+
+    def __init__(self, lane: RolloutLane, wake: threading.Event, **kwargs: Any) -> None:
+        """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
+        super().__init__(stream=lane.stream, **kwargs)
+        self.lane = lane
+        self.wake = wake
+        self.lock = threading.Lock()
+        self.aborted_steps = 0
+        # How often slabs had to leave: serving is short of memory, or could be.
+        self.pressures = 0
+        # How often serving offered slabs that it does not need.
+        self.rooms = 0
+        self._evicted: deque[RequestState] = deque()
+        self._quantum: Quantum | None = None
+        self._pin: int | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._was_aborted = False
+
+    # ---- the loop thread ------------------------------------------------------------------------
+
+    def prepare_next_batch(self) -> bool:
+        """Prepare as any loop; first the owners of evicted requests are told.
+
+        Raises:
+            Unavailable: as `_ask_quantum`, and for an idle borrower that someone listens to.
+        """
+        self.deliver_evicted()
+        if self.listener is not None and self.lane.is_closed:
+            raise Unavailable(_LENDS_NO_MORE)
+        return super().prepare_next_batch()
+
+    def _ask_quantum(self) -> Quantum | None:
+        """Wait for a quantum for a while, with the slabs emptied that are leaving.
+
+        Raises:
+            Unavailable: there will be no quantum any more; the manager then fails all requests.
+        """
+        with self.lock:
+            # A lease that ran out, or slabs that were late: nobody asked this thread, so it looks.
+            self._evacuate(self.lane.leaving())
+        match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
+            case Refusal(reason=reason):
+                if reason is Reason.CLOSED:
+                    raise Unavailable(_LENDS_NO_MORE)
+                self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
+                return None
+            case quantum:
+                return quantum
+
+    def _prepare(self) -> bool:
+        """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        self._quantum = self._ask_quantum()
+        if self._quantum is None:
+            return False
+        is_ready = False
+        try:
+            with self.lock:
+                is_ready = super()._prepare()
+                if is_ready:
+                    self._pin_batch()
+        finally:
+            if not is_ready:
+                self._end_quantum()
+        return is_ready
+
+    def _drop_cancelled(self) -> None:
+        with self.lock:
+            super()._drop_cancelled()
+
+    def _run_commit(self) -> bool:
+        """Run slices in one quantum, with a gate between two; an abort only ends the quantum."""
+        quantum = self._ask_quantum()
+        if quantum is None:
+            return False
+        is_over = False
+        with quantum, suppress(StepAborted):
+            is_over = not self.commits.advance()
+            while not is_over and not self._is_called_away():
+                self.lane.gate()
+                is_over = not self.commits.advance()
+            if is_over:
+                self._settle_commit()  # In time that serving granted, like the slices.
+        if not is_over:
+            self.wake.set()  # Back for the next quantum at once.
+        return is_over
+
+    def _renew_cache(self) -> None:
+        with self.lock:
+            super()._renew_cache()
+
+    def deliver_evicted(self) -> None:
+        """Tell the owners of requests that lost their memory; in the loop thread."""
+        while self._evicted:
+            self.output_router.take_away(self._evicted.popleft(), "serving took its memory back")
+
+    def while_parked(self) -> None:
+        """Let the listener know that a step waits at its gate; called by the lane.
+
+        Raises:
+            StepAborted: the engine is to stop, and serving may keep the gate closed for long. On a
+                GPU the stream could still be at work, so there the step waits.
+        """
+        if self.listener is not None:
+            self.deliver_evicted()
+            self.listener.while_parked()
+        if self.stream is None and self._is_stopping:
+            raise StepAborted("the engine stops")
+
+    def fail_all_requests(self, error: Exception) -> None:
+        """Tell the owners of evicted requests first: they did not fail."""
+        self.deliver_evicted()
+        super().fail_all_requests(error)
+
+    def _pin_batch(self) -> None:
+        batch = self.inputs_and_outputs.requests_in_batch
+        self._in_flight = frozenset(future.state.request_id for future in batch)
+        sectors = {s for request in self._in_flight for s in self.cache.sectors_of(request)}
+        self._pin = self.lane.pin(sectors)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _generation_step(self, model: torch.nn.Module) -> None:
+        is_ended = False
+        try:
+            self.lane.gate()  # Between the batch's preparation and the model.
+            io = self.inputs_and_outputs
+            inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
+            self.model_runner.compute_batch(model, inputs)
+            self.lane.finish()  # Between the model and the books.
+            io.retrieve_device_outputs()
+            is_ended = True
+        except StepAborted:
+            self._was_aborted = is_ended = True
+        finally:
+            if not is_ended:
+                self._drop_step()
+
+    def _drop_step(self) -> None:
+        """End a step that failed: its slabs must not stay pinned when nobody will end it."""
+        if self.stream is not None:
+            with suppress(StepAborted, RoseError):
+                self.lane.finish()
+        self._in_flight = frozenset()
+        self._unpin()
+        self._end_quantum()
+
+    def _unpin(self) -> None:
+        if self._pin is not None:
+            self.lane.unpin(self._pin)
+            self._pin = None
+
+    def update_batch(self) -> None:
+        """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
+        with self.lock:
+            if self._was_aborted:
+                self._was_aborted = False
+                self.aborted_steps += 1
+                self.scheduler.roll_back()
+                self.commits.step_ended()
+            else:
+                self._update()
+            self._in_flight = frozenset()
+            self._unpin()
+            self._evacuate(self.lane.leaving())
+        self._report_step()
+        self._end_quantum()
+
+    def _end_quantum(self) -> None:
+        if self._quantum is not None:
+            self._quantum.__exit__(None, None, None)
+            self._quantum = None
+
+    # ---- any thread -----------------------------------------------------------------------------
+
+    def give_up_slabs(self, revocation: Revocation) -> None:
+        """Choose slabs for `revocation` and empty those that no step in flight needs.
+
+        Called by serving's thread. What is pinned leaves when the step ends or is aborted.
+        """
+        if not self.lock.acquire(timeout=revocation.remaining_s()):
+            return
+        try:
+            revocation.begin(self._cheapest_slabs(revocation.slabs))
+            self._evacuate(self.lane.leaving())
+        finally:
+            self.lock.release()
+
+    def note_room(self) -> None:
+        """Look at once whether more memory can be had; called by serving's thread."""
+        self.rooms += 1
+        self.wake.set()
+
+    def _slabs_of(self, request_id: str) -> frozenset[int]:
+        slab_of = self.lane.kv.allocator.slab_of
+        return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
+
+    def _cheapest_slabs(self, count: int) -> list[int]:
+        """Pick slabs greedily: unpinned, then few new victims, then little progress lost."""
+        length = {name: state.current_len() for name, state in self._active().items()}
+        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
+        for request_id in length:
+            for slab in self._slabs_of(request_id) & users.keys():
+                users[slab].add(request_id)
+        victims: set[str] = set()
+        chosen: list[int] = []
+
+        def cost(slab: int) -> tuple[bool, int, int]:
+            fresh = users[slab] - victims
+            return bool(fresh & self._in_flight), len(fresh), sum(length[name] for name in fresh)
+
+        while users and len(chosen) < count:
+            slab = min(users, key=cost)
+            victims |= users.pop(slab)
+            chosen.append(slab)
+        return chosen
+
+    def _active(self) -> dict[str, Any]:
+        return dict(self.scheduler.active_requests)
+
+    def _evacuate(self, leaving: frozenset[int]) -> None:
+        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`."""
+        if not leaving:
+            return
+        self.pressures += 1
+        for request_id, state in self._active().items():
+            if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
+                continue
+            if self.listener is None:
+                self.scheduler.preempt(state)
+            else:
+                self.scheduler.evict(state)
+                self._evicted.append(state)  # This may be serving's thread: it tells nobody.
+        self.cache.drop_cached_in(leaving)
+        self.cache.pool.try_to_free_sectors()
