@@ -82,7 +82,7 @@ def _run(experiment: Experiment, console: Console) -> RunRecord:
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
 @click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
 @click.option("--rollouts", default=8, show_default=True, help="Turns at once on a worker.")
-@click.option("--in-flight", default=48, show_default=True, help="Trajectories under way.")
+@click.option("--in-flight", default=32, show_default=True, help="Trajectories under way.")
 @click.option("--lr", default=1e-6, show_default=True, help="Of the trainer.")
 @click.option("--tools", "tools_path", metavar="PATH", help="Trace of agents, for tool times.")
 @click.option(
