@@ -88,5 +88,5 @@ class CircleSettings:
             raise InvalidArgument(
                 f"the trainer waits for {self.pace.batch} trajectories in groups of "
                 f"{self.loop.group_size}, of {admitted} that may be unused and "
-                f"{self.loop.in_flight} in flight: lower its batch"
+                f"{self.loop.in_flight} in flight: raise in_flight, or lower its batch"
             )

@@ -20,7 +20,7 @@ def test_a_trainer_never_waits_for_more_than_may_start(tmp_path: Path) -> None:
     loop = LoopSettings(
         in_flight=2, group_size=4, turn_tokens_max=8, context_tokens_max=64, temperature=1.0
     )
-    with pytest.raises(InvalidArgument, match="2 in flight"):
+    with pytest.raises(InvalidArgument, match="2 in flight: raise in_flight"):
         settings(tmp_path, loop=loop)
 
 
