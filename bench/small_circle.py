@@ -42,7 +42,7 @@ from rose.transfer.source import InProcessSource
 GROUP = 8
 TASKS = 2
 BATCH = 64
-LR = 3e-3
+LR = 1e-3
 STALENESS = 1
 SEATS = 16
 _TAKE_S = 60.0

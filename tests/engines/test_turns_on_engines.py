@@ -115,7 +115,7 @@ def undisturbed(model: Model, prompt: list[int], new_tokens: int, sampling: Samp
     return say_alone(model, prompt, new_tokens, sampling)
 
 
-@pytest.mark.parametrize("gate", [1, 4, 9])
+@pytest.mark.parametrize("gate", [1, 4, 7])
 def test_step_that_was_aborted_gives_the_same_token(stepper: Stepper, gate: int) -> None:
     names = [
         stepper.client.send(prompt=prompt, new_tokens=8, sampling=sampling_of(place))

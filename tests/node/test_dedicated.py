@@ -18,6 +18,9 @@ from rose.transfer.log import VersionLog
 from rose.transfer.publisher import Publisher
 from rose.transfer.server import serve
 
+# Half a minute; `tests/rl/test_circle.py` starts the same program.
+pytestmark = pytest.mark.slow
+
 KV_TOKENS = 2048
 ARGUMENTS = (
     f"--model micro-policy --seed 3 --number 1 --seats 4 --kv-tokens {KV_TOKENS} --version 5"
