@@ -22,7 +22,7 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from rose.environments import GridWorld, Tokenizer
-from rose.errors import check
+from rose.errors import DeadlineExceeded, check
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from rose.rl.feed import receive
@@ -45,7 +45,7 @@ BATCH = 64
 LR = 1e-3
 STALENESS = 1
 SEATS = 16
-_TAKE_S = 60.0
+_TAKE_S = 120.0
 _POOL_BYTES = 40 << 20
 _TRAFFIC_S = 1.0
 
@@ -138,7 +138,11 @@ class SmallCircle:
 
     def _learn_once(self) -> float:
         batch: Sequence[Trajectory] = self._intake.take(BATCH, timeout_s=_TAKE_S)
-        check(batch, f"no batch came within {_TAKE_S:g} s")
+        if not batch:
+            raise DeadlineExceeded(
+                f"no batch came within {_TAKE_S:g} s: {self.loop.error}, {self.loop.counts()}, "
+                f"{self.loop.stats()}, {self.history.incidents}"
+            )
         published = self._publisher.version.n
         stats = self._trainer.step(batch, published=published)
         self.loop.tell(Consumed(len(batch)))

@@ -20,7 +20,7 @@ from rose.rl.flight import Flight
 from rose.rl.groups import Groups
 from rose.rl.parts import Parts
 from rose.rl.trajectory import Trajectory
-from rose.scheduler import SchedulerCore
+from rose.scheduler import SchedulerCore, SchedulerStats
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -173,6 +173,10 @@ class RolloutLoop:
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout=_JOIN_S)
+
+    def stats(self) -> SchedulerStats:
+        """Return the scheduler's own books; exact once the loop is stopped."""
+        return self._core.stats()
 
     @property
     def has_died(self) -> bool:
