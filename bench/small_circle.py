@@ -165,9 +165,8 @@ class SmallCircle:
         flight.hear(self._tokenizer.prompt(world.reset(flight.seed)))
         return flight
 
-    def _join(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
-        receiver = receive(InProcessSource(self._log), weights, worker, version=0)
-        parts.callback(receiver.close)
+    def _join(self, worker: EngineWorker) -> None:
+        """Tell of a worker; its lease must not come first, so its engine does not run yet."""
         self.loop.join(
             worker,
             WorkerJoined(
@@ -182,6 +181,10 @@ class SmallCircle:
             ),
         )
 
+    def _follow(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
+        receiver = receive(InProcessSource(self._log), weights, worker, version=0)
+        parts.callback(receiver.close)
+
     def _add_dedicated(self, parts: ExitStack) -> None:
         model = load_model(self._model, seed=self._seed)
         weights = LiveWeights(model)
@@ -189,9 +192,10 @@ class SmallCircle:
         engine = stock_engine(model, config, cache_blocks=1024)
         self.history.name(1, WorkerKind.DEDICATED)
         worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.tell, flush_ms=20.0)
+        self._join(worker)
         engine.start()
         parts.callback(engine.stop)
-        self._join(worker, weights, parts)
+        self._follow(worker, weights, parts)
 
     def _add_borrower(self, parts: ExitStack) -> None:
         """Add a borrower beside an engine whose requests close its gate and take its slabs."""
@@ -225,10 +229,11 @@ class SmallCircle:
         borrower = rollout_engine(model, borrower_lane, sampling, layers_per_segment=1)
         self.history.name(0, WorkerKind.BORROWED)
         worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.tell, flush_ms=20.0)
+        self._join(worker)
         for engine in (serving, borrower):
             engine.start()
             parts.callback(engine.stop)
-        self._join(worker, weights, parts)
+        self._follow(worker, weights, parts)
         worker.grant()
         is_over = threading.Event()
 
