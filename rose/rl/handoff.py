@@ -1,49 +1,36 @@
 """Hands finished trajectories to the trainer, and keeps each while it could still be lost there."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable
+from rose.rl.background import Background
 from rose.rl.messages import SUBMIT_MAX, Submitted
 from rose.rl.trajectory import Trajectory
 
 _AGAIN_S: Final = 0.5
-_JOIN_S: Final = 40.0
 # More than a trainer takes between two checkpoints, so nothing dies with it.
 KEPT: Final = 4096
 
 Submit = Callable[[Sequence[Trajectory]], Submitted]
 
 
-class Handoff:
+class Handoff(Background):
     """A thread that sends what `put` was given, in order, again and again until it is taken.
 
     The trainer forgets what it took since its last checkpoint when it dies. So the last `KEPT`
     trajectories are kept here, and sent once more to the next incarnation, which knows by number
-    what it has learned.
+    what it has learned. `stop` tries once more to send what is left.
     """
 
     def __init__(self) -> None:
         """Start without a trainer; `follow` names one."""
-        self.error: RoseError | None = None
-        self._changed = threading.Condition()  # Guards all below.
+        super().__init__("rose-handoff")
+        # `_changed` guards all below.
         self._submit: Submit | None = None
         self._waiting: deque[Trajectory] = deque()
         self._taken: deque[Trajectory] = deque(maxlen=KEPT)
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="rose-handoff")
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def has_died(self) -> bool:
-        """Whether the thread has ended without being told to."""
-        is_started = self._thread.ident is not None
-        return is_started and not self._thread.is_alive() and not self._is_stopping
 
     @property
     def waiting(self) -> int:
@@ -69,25 +56,14 @@ class Handoff:
             self._waiting.append(trajectory)
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Try once more to send what is left, then end the thread."""
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=_JOIN_S)
-
-    def _run(self) -> None:
-        try:
-            while self._wait():
-                is_taken = self._send_some()
-                with self._changed:
-                    if not is_taken and not self._is_stopping:
-                        self._changed.wait(_AGAIN_S)
-                    elif not is_taken:
-                        return
-        except RoseError as error:
-            self.error = error
+    def _work(self) -> None:
+        while self._wait():
+            is_taken = self._send_some()
+            with self._changed:
+                if not is_taken and not self._is_stopping:
+                    self._changed.wait(_AGAIN_S)
+                elif not is_taken:
+                    return
 
     def _wait(self) -> bool:
         """Wait until there is something to send and somebody to send it to; False at the end."""

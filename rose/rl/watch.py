@@ -1,26 +1,25 @@
 """Watches the trainer: versions and consumption become news, rewards and staleness a history."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 from rose.clock import Clock
-from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable
+from rose.rl.background import Background
 from rose.rl.messages import TrainerStatus
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.units import NS_PER_S
 
 _EVERY_S: Final = 0.5
-_JOIN_S: Final = 40.0
 
 Ask = Callable[[], TrainerStatus]
 
 
-class TrainerWatch:
+class TrainerWatch(Background):
     """A thread that asks the trainer where it is.
 
-    What is told and kept here goes on when another incarnation is followed.
+    What is told and kept here goes on when another incarnation is followed. `stop` asks once more.
 
     Args:
         tell: takes VersionPublished and Consumed.
@@ -28,7 +27,7 @@ class TrainerWatch:
     """
 
     def __init__(self, tell: Callable[[VersionPublished | Consumed], None], clock: Clock) -> None:
-        self.error: RoseError | None = None
+        super().__init__("rose-trainer-watch")
         self.rewards: list[tuple[float, float, int]] = []
         self.staleness: Counter[int] = Counter()
         self.stale = 0
@@ -41,21 +40,9 @@ class TrainerWatch:
         self._steps = 0
         self._tell = tell
         self._clock = clock
-        self._changed = threading.Condition()  # Guards `_ask`, `_last` and `_is_stopping`.
+        # `_changed` guards the two below.
         self._ask: Ask | None = None
         self._last: TrainerStatus | None = None
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="rose-trainer-watch")
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def has_died(self) -> bool:
-        """Whether the thread has ended without being told to."""
-        is_started = self._thread.ident is not None
-        return is_started and not self._thread.is_alive() and not self._is_stopping
 
     def follow(self, ask: Ask | None) -> None:
         """Ask another trainer from now on; None while there is none."""
@@ -64,25 +51,14 @@ class TrainerWatch:
             self._last = None
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Ask once more, then end the thread."""
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=_JOIN_S)
-
-    def _run(self) -> None:
+    def _work(self) -> None:
         is_over = False
-        try:
-            while not is_over:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_stopping, timeout=_EVERY_S)
-                    ask, is_over = self._ask, self._is_stopping
-                if ask is not None:
-                    self._look(ask)
-        except RoseError as error:
-            self.error = error
+        while not is_over:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping, timeout=_EVERY_S)
+                ask, is_over = self._ask, self._is_stopping
+            if ask is not None:
+                self._look(ask)
 
     def _look(self, ask: Ask) -> None:
         try:

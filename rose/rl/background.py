@@ -1,0 +1,52 @@
+"""A thread that speaks to the trainer: started, told to stop, and seen when it dies."""
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Final
+
+from rose.errors import RoseError
+
+# A step of the trainer on a busy core can hold an answer up for half a minute.
+_JOIN_S: Final = 40.0
+
+
+class Background(ABC):
+    """Runs `_work` in a thread of its own until `stop`.
+
+    `_changed` guards what the thread shares with others, and wakes it; `_is_stopping` is set under
+    it. A failure of rose that ends the thread is kept in `error`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.error: RoseError | None = None
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended without being told to."""
+        is_started = self._thread.ident is not None
+        return is_started and not self._thread.is_alive() and not self._is_stopping
+
+    def stop(self) -> None:
+        """Let the thread do its last work, and join it."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except RoseError as error:
+            self.error = error
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Do what the thread is for; return when there is nothing left after `_is_stopping`."""
