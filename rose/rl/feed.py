@@ -7,11 +7,9 @@ from typing import Any, Protocol
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
 from rose.transfer.commit import Commit
-from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiver import Receiver
 from rose.transfer.source import Source
-from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 
 
@@ -87,7 +85,7 @@ def receive(
         worker: commits.
         version: number of the weights as they are; the digest tells the publisher which they are.
     """
-    first = TileDigests(weights.digest(tile) for tile in range(weights.tiles))
+    first = weights.digests()
     last: deque[Commit] = deque(maxlen=1)
 
     def make_commit(staged: StagedVersion) -> tuple[Commit, int]:
@@ -102,7 +100,7 @@ def receive(
         f"worker-{worker.number}",
         Version("", 0, version),
         first.total,
-        Tiles.of(weights.count, weights.tile_elements),
+        weights.cut,
         feed.on_staged,
     )
     feed.attach(receiver)

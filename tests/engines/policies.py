@@ -91,7 +91,7 @@ class TileCommit:
         self.state = CommitState.APPLYING
         self.slices = 0
         shadow = weights.row.copy()
-        size = weights.tile_elements
+        size = weights.cut.tile_elements
         self._deltas = [
             delta_pack(fresh[first : first + size], shadow[first : first + size])
             for first in range(0, len(fresh), size)

@@ -34,7 +34,7 @@ def changed(bits: np.ndarray, *, seed: int, share: float) -> np.ndarray:
 
 def deltas(weights: LiveWeights, fresh: np.ndarray) -> list[Delta]:
     shadow = weights.row.copy()
-    size = weights.tile_elements
+    size = weights.cut.tile_elements
     return [
         delta_pack(fresh[first : first + size], shadow[first : first + size])
         for first in range(0, len(fresh), size)

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from rose.errors import InvalidArgument
-from rose.transfer import Delta, delta_apply, digest, topk_unpack
-from rose.units import ceil_div
+from rose.transfer import Delta, delta_apply, topk_unpack
+from rose.transfer.digests import TileDigests
+from rose.transfer.row import Row
+from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
-TILE_ELEMENTS: Final = 1 << 20
-# The digest's words are of four elements, and a tile must begin with a whole one.
-_DIGEST_ELEMENTS: Final = 4
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 
@@ -56,10 +55,6 @@ class LiveWeights:
     """
 
     def __init__(self, model: nn.Module, tile_elements: int = TILE_ELEMENTS) -> None:
-        if tile_elements <= 0 or tile_elements % _DIGEST_ELEMENTS:
-            raise InvalidArgument(
-                f"tile_elements {tile_elements} must be a multiple of {_DIGEST_ELEMENTS}, above 0"
-            )
         self._parameters = list(model.parameters())
         if {(one.dtype, one.device) for one in self._parameters} != {
             (torch.float32, self._parameters[0].device)
@@ -67,8 +62,9 @@ class LiveWeights:
             raise InvalidArgument(
                 "live weights are of float32 and on one device: load the model with load_model"
             )
-        self.tile_elements = tile_elements
         self.row = flat_bits(model)
+        self.cut = Tiles.of(len(self.row), tile_elements)
+        self._host = Row(self.row, self.cut)
         self._live = _widened(self.row).to(self._parameters[0].device)
         self._live_bits = self._live.view(torch.int32)
         first = 0
@@ -85,13 +81,12 @@ class LiveWeights:
     @property
     def tiles(self) -> int:
         """How many tiles; the last may be shorter."""
-        return ceil_div(self.count, self.tile_elements)
+        return len(self.cut)
 
     def _slice(self, tile: int) -> slice:
         if not 0 <= tile < self.tiles:
             raise InvalidArgument(f"tile {tile}: these weights have {self.tiles}")
-        first = tile * self.tile_elements
-        return slice(first, min(first + self.tile_elements, self.count))
+        return self.cut[tile].where
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Change one tile by `delta`, or back; on an error the tile is unchanged.
@@ -110,8 +105,12 @@ class LiveWeights:
 
     def digest(self, tile: int) -> tuple[int, int]:
         """Return the tile's part of the digest of the whole row, by position."""
-        place = self._slice(tile)
-        return digest(self.row[place], first_index=place.start)
+        self._slice(tile)
+        return self._host.digest(tile)
+
+    def digests(self) -> TileDigests:
+        """Read the whole row."""
+        return self._host.digests()
 
     def bits(self, tile: int) -> npt.NDArray[np.uint16]:
         """Return a read-only view of the tile's elements."""
