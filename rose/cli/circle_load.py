@@ -105,10 +105,10 @@ class CircleLoad:
         """Return what happened; exact after `stop`."""
         history, watch = self.circle.history, self.circle.watch
         counts, parts = self.circle.loop.counts(), self.circle.loop.parts.done()
-        workers: dict[tuple[int, int], set[int]] = {}
+        turns: dict[tuple[int, int], list[Part]] = {}
         for part in parts:
-            workers.setdefault((part.trajectory, part.turn), set()).add(part.worker)
-        finishing = Counter(kind for kind in _finishing_kinds(parts))
+            turns.setdefault((part.trajectory, part.turn), []).append(part)
+        finishing = Counter(of_turn[-1].kind for of_turn in turns.values())
         return CircleRecord(
             versions=_versions(history.versions, history.commits),
             turns=tuple(sorted(map(_turn, parts), key=lambda turn: turn.start_s)),
@@ -117,7 +117,9 @@ class CircleLoad:
                 started=counts.started,
                 finished=counts.finished,
                 in_flight=counts.in_flight,
-                resumed=sum(len(numbers) > 1 for numbers in workers.values()),
+                resumed=sum(
+                    len({part.worker for part in of_turn}) > 1 for of_turn in turns.values()
+                ),
                 lost=self.circle.lost(),
                 stale=watch.stale,
                 dropped=counts.dropped,
@@ -131,12 +133,6 @@ class CircleLoad:
             measured_s=history.now_s() - self._began_s,
             sent=(watch.sent_bytes, watch.dense_bytes) if watch.dense_bytes else None,
         )
-
-
-def _finishing_kinds(parts: list[Part]) -> list[WorkerKind]:
-    """Return, for each turn, the kind of the worker of its last part."""
-    last = {(part.trajectory, part.turn): part.kind for part in parts}
-    return list(last.values())
 
 
 def _turn(part: Part) -> TurnRecord:

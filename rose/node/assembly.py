@@ -100,8 +100,8 @@ def assemble(
         source = None
         if options.weights is not None:
             source = RemoteSource(options.weights, weights_token)
-            parts.callback(source.close)
             receiver = receive(source, weights, worker, version=options.version)
             parts.callback(receiver.close)
+            parts.callback(source.close)  # First: it breaks off what the receiver waits for.
         joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
         return DedicatedWorker(worker, engine, source, parts.pop_all(), joined=joined)

@@ -89,7 +89,6 @@ class Circle:
         self._parts = ExitStack()
         self._clients = self._parts.enter_context(ExitStack())  # Closed last.
         self._dedicated: RemoteWorker | None = None
-        self._client: TrainerClient | None = None
         self._trainer: Supervisor | None = None
         self._worker: Supervisor | None = None
         self._receiver: Receiver | None = None
@@ -263,10 +262,10 @@ class Circle:
         if incarnation:
             self.history.incident(f"trainer is back at version {ready['version']}")
         self._weights_address = ready["weights_address"]
-        self._client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
-        self._clients.callback(self._client.close)
-        self.handoff.follow(self._client.submit)
-        self.watch.follow(self._client.status)
+        client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
+        self._clients.callback(client.close)
+        self.handoff.follow(client.submit)
+        self.watch.follow(client.status)
         self._trainer_ready.set()
 
     def _worker_command(self, incarnation: int) -> list[str]:
