@@ -46,6 +46,8 @@ using FakeKernel = void (*)(const std::uint64_t* arguments, unsigned count, void
   X(pump, void, ())                                                                              \
   X(hold, void, (CUstream stream))                                                               \
   X(release, void, (CUstream stream))                                                            \
+  /* Runs what waits in a held stream and holds it again, as one: no launch slips in between. */ \
+  X(advance, void, (CUstream stream))                                                            \
   X(pending, unsigned, (CUstream stream))                                                        \
   X(invalidate, void, (CUstream stream))                                                         \
   /* The sizes of a kernel's arguments, which the driver cannot know: "8 8 4". */                \

@@ -133,8 +133,7 @@ class KernelDevice {
       const auto left = word->credit.load() - word->passed.load();
       if (left != 1 || (word->state.load() & 3) == 0) return;
     }
-    fake().release(stream_);
-    fake().hold(stream_);
+    fake().advance(stream_);
   }
 
   CUstream stream_;
