@@ -17,6 +17,7 @@ from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
+from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
 
@@ -25,6 +26,7 @@ __all__ = [
     "CommitState",
     "Delta",
     "Digest",
+    "Distinct",
     "InProcessSource",
     "Manifest",
     "Outcome",
@@ -46,6 +48,7 @@ __all__ = [
     "delta_apply",
     "delta_pack",
     "digest",
+    "distinct",
     "topk_pack",
     "topk_unpack",
 ]
