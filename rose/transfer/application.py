@@ -106,9 +106,7 @@ class Application:
         self._applied = 0
 
     def _move(self, blocks: range, *, undo: bool, verify: bool = False) -> None:
-        self._backend.delta_apply(
-            self._bits, self._delta, undo=undo, blocks=blocks, verify=verify
-        )
+        self._backend.delta_apply(self._bits, self._delta, undo=undo, blocks=blocks, verify=verify)
 
 
 def _moved_bytes(delta: Delta) -> npt.NDArray[np.int64]:

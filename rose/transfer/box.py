@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie, as numbers: which boxes repeat a byte, and which share one."""
+"""Where the elements of a tensor lie, as numbers: what repeats a byte, and what shares one."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -70,7 +70,9 @@ class Box:
         if self.last <= other.address or other.last <= self.address:
             return False
         try:
-            return np.shares_memory(_Outline(self).array, _Outline(other).array, max_work=_SEARCH_STEPS)
+            return np.shares_memory(
+                _Outline(self).array, _Outline(other).array, max_work=_SEARCH_STEPS
+            )
         except np.exceptions.TooHardError:
             return True  # who cannot tell refuses
 

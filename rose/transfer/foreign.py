@@ -5,17 +5,21 @@ becomes a tensor of torch. Only what says that it can be written to is written t
 """
 
 import ctypes
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.streams import on_stream, stream_on
+from rose.errors import InvalidArgument
 
 # Kinds of devices of DLPack: memory of the host (pageable, pinned by CUDA or ROCm), and of GPUs.
 _HOST: Final = frozenset({1, 3, 11})
 _GPU: Final = frozenset({2, 10})
 _READ_ONLY: Final = 1
+
+# Returns torch, which is asked for only where it is needed; the argument: whether with a GPU.
+TorchSource: TypeAlias = Callable[[bool], Any]
 
 
 def is_foreign(thing: Any) -> bool:
@@ -23,7 +27,7 @@ def is_foreign(thing: Any) -> bool:
     return hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__")
 
 
-def taken(name: str, thing: Any, *, is_written: bool, stream: Any) -> Any:
+def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource) -> Any:
     """Return the same memory as an array of NumPy or a tensor of torch.
 
     On a GPU the stream waits for what the owner has queued; this thread waits for nothing.
@@ -33,17 +37,22 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any) -> Any:
         thing: what `is_foreign`.
         is_written: whether its elements will be changed in place.
         stream: the one that will read it; None for torch's current one.
+        torch_with: gives torch, with a GPU or without.
 
     Raises:
         InvalidArgument: its owner does not give it, or not to be written to.
-        Unavailable: it is on a GPU, and torch has none.
+        Unavailable: from `torch_with`.
     """
     if hasattr(thing, "__dlpack__"):
-        return _taken_by_dlpack(name, thing, is_written=is_written, stream=stream)
-    return _taken_by_cuda(name, thing, is_written=is_written, stream=stream)
+        return _taken_by_dlpack(
+            name, thing, is_written=is_written, stream=stream, torch_with=torch_with
+        )
+    return _taken_by_cuda(name, thing, is_written=is_written, stream=stream, torch_with=torch_with)
 
 
-def _taken_by_dlpack(name: str, thing: Any, *, is_written: bool, stream: Any) -> Any:
+def _taken_by_dlpack(
+    name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource
+) -> Any:
     kind, index = (int(one) for one in thing.__dlpack_device__())
     if kind not in _HOST | _GPU:
         raise InvalidArgument(
@@ -54,33 +63,50 @@ def _taken_by_dlpack(name: str, thing: Any, *, is_written: bool, stream: Any) ->
             return np.from_dlpack(thing)  # its flags say whether it can be written to
         except (BufferError, RuntimeError):
             pass  # NumPy has no bf16 and no fp8: torch has, and says what is wrong with the rest
-    torch = _torch_for(name, needs_gpu=kind in _GPU)
+    torch = torch_with(kind in _GPU)
     offer = _Offer(thing)
     device = torch.device("cuda", index) if kind in _GPU else None
     try:
-        with on_stream(stream, device):
+        with _current(stream, device):
             tensor = torch.from_dlpack(offer)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise InvalidArgument(f"{name} is a {_kind(thing)} that DLPack does not give: {error}") from error
+        raise InvalidArgument(
+            f"{name} is a {_kind(thing)} that DLPack does not give: {error}"
+        ) from error
     if is_written and not (offer.is_writable or _says_writable(thing)):
         raise _read_only(name, thing)
     return tensor
 
 
-def _taken_by_cuda(name: str, thing: Any, *, is_written: bool, stream: Any) -> Any:
+def _taken_by_cuda(
+    name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource
+) -> Any:
     interface = thing.__cuda_array_interface__
     if is_written and not _says_writable(thing):
         raise _read_only(name, thing)
-    torch = _torch_for(name, needs_gpu=True)
+    torch = torch_with(True)
     try:
         tensor = torch.as_tensor(thing)  # stays on the device that its address is of
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} is a {_kind(thing)} that torch does not take: {error}") from error
-    owner = interface.get("stream")
-    if owner is not None:
+        raise InvalidArgument(
+            f"{name} is a {_kind(thing)} that torch does not take: {error}"
+        ) from error
+    if (owner := interface.get("stream")) is not None:
+        # Here, because it imports torch.
+        from rose.kernels.streams import stream_on  # noqa: PLC0415
+
         reader = stream_on(stream, tensor.device)
-        reader.wait_stream(torch.cuda.ExternalStream(owner, device=tensor.device))
+        reader.wait_stream(stream_on(owner, tensor.device))
     return tensor
+
+
+def _current(stream: Any, device: Any) -> Any:
+    """Make the stream torch's current one, so that the owner lets it wait."""
+    if stream is None or device is None:
+        return nullcontext()
+    from rose.kernels.streams import on_stream  # noqa: PLC0415
+
+    return on_stream(stream, device)
 
 
 class _Offer:
@@ -125,16 +151,6 @@ def _is_writable(capsule: Any) -> bool:
 def _says_writable(thing: Any) -> bool:
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]
-
-
-def _torch_for(name: str, *, needs_gpu: bool) -> Any:
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError as error:
-        raise Unavailable(f"{name} can only be read through torch: install torch") from error
-    if needs_gpu and not torch.cuda.is_available():
-        raise Unavailable(f"{name} is on a GPU, and torch {torch.__version__} finds none here")
-    return torch
 
 
 def _kind(thing: Any) -> str:

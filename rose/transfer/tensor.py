@@ -6,11 +6,12 @@ torch is touched only where it is given a tensor of torch, or memory that NumPy 
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.box import Box
 from rose.transfer.foreign import is_foreign, taken
 
@@ -58,9 +59,7 @@ class TensorBits:
         return self.dtype in _RAW_WIDTHS
 
 
-def bits_of(
-    name: str, tensor: Any, *, is_written: bool = False, stream: Any = None
-) -> TensorBits:
+def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = None) -> TensorBits:
     """Look at a tensor as bits.
 
     Args:
@@ -83,12 +82,23 @@ def bits_of(
                 f"{name} is a {type(tensor).__name__}: pass an array of NumPy, a tensor of torch "
                 "or what speaks DLPack"
             )
-        tensor = taken(name, tensor, is_written=is_written, stream=stream)
+        source = partial(_torch_for, name)
+        tensor = taken(name, tensor, is_written=is_written, stream=stream, torch_with=source)
     look = _bits_of_numpy if isinstance(tensor, np.ndarray) else _bits_of_torch
     seen = look(name, tensor)
     if is_written:
         _check_written(seen)
     return seen
+
+
+def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise Unavailable(f"{name} can only be read through torch: install torch") from error
+    if needs_gpu and not torch.cuda.is_available():
+        raise Unavailable(f"{name} is on a GPU, and torch {torch.__version__} finds none here")
+    return torch
 
 
 def _bits_of_numpy(name: str, array: Any) -> TensorBits:

@@ -47,7 +47,7 @@ def distinct(tensors: Mapping[str, Any]) -> Distinct:
             ties[name] = first
     for one, other in _meetings(first_of):
         raise InvalidArgument(
-            f"{one} and {other} share memory and are not the same tensor: pass one of them, or a copy"
+            f"{one} and {other} share memory and are not the same tensor: pass one, or a copy"
         )
     return Distinct(kept, ties)
 

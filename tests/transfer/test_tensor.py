@@ -80,8 +80,19 @@ def test_the_dtypes_of_ml_dtypes_are_known_by_name(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
-    + ["uint8", "int8", "uint16", "int16", "int32", "uint32"],
+    [
+        "bfloat16",
+        "float16",
+        "float32",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "uint32",
+    ],
 )
 def test_tensors_of_torch_share_their_memory(dtype: str) -> None:
     torch = pytest.importorskip("torch")

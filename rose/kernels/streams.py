@@ -3,6 +3,8 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
 from rose.errors import InvalidArgument
 
 
@@ -17,8 +19,6 @@ def stream_on(stream: Any, device: Any) -> Any:
     Raises:
         InvalidArgument: it is neither, or of another GPU.
     """
-    import torch  # noqa: PLC0415
-
     if stream is None:
         return torch.cuda.current_stream(device)
     if isinstance(stream, int) and not isinstance(stream, bool):
@@ -36,7 +36,5 @@ def on_stream(stream: Any, device: Any) -> AbstractContextManager[Any]:
     """Make the stream torch's current one for a while; nothing for None."""
     if stream is None:
         return nullcontext()
-    import torch  # noqa: PLC0415
-
     context: AbstractContextManager[Any] = torch.cuda.stream(stream_on(stream, device))
     return context
