@@ -4,6 +4,7 @@ What crosses to other processes is in `rose.transfer.server` and `rose.transfer.
 the extra `wire`.
 """
 
+from rose.transfer.application import Application
 from rose.transfer.codec import delta_apply, delta_pack, digest, topk_pack, topk_unpack
 from rose.transfer.commit import Commit, CommitState, Outcome, Target
 from rose.transfer.delta import Delta
@@ -22,6 +23,7 @@ from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
 
 __all__ = [
+    "Application",
     "Commit",
     "CommitState",
     "Delta",

@@ -3,6 +3,7 @@
 Deltas are merged on the host, where they are.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,13 @@ class GpuBackend:
         """Check all of the delta on the host, then queue the change of the weights.
 
         A whole delta is queued and not waited for, unless the weights are to be verified first.
+        Blocks of it are of one that was checked as a whole, and are waited for.
         """
-        _check(delta, weights)
+        _check(delta, weights, is_whole=blocks is None)
         if verify:
             self._verify(weights, delta, undo=undo)
         with on_stream(self._stream, weights.device):
-            part = delta if blocks is None else _masked(delta, blocks)
+            part = delta if blocks is None else _part(delta, blocks)
             bad_block = self._codec.delta_apply(
                 weights, *_sent(part, weights), block_elements=delta.block_elements, undo=undo
             )
@@ -167,20 +169,15 @@ def _check_apart(new: Any, shadow: Any) -> None:
         raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
 
 
-def _check(delta: Delta, tensor: Any) -> None:
-    """Refuse a delta that is not sound, or not for such elements."""
+def _check(delta: Delta, tensor: Any, *, is_whole: bool = True) -> None:
+    """Refuse a delta that is not for such elements, or, as a whole, not sound."""
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
             f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
-    _core.delta_check(
-        count=delta.count,
-        block_elements=delta.block_elements,
-        width=delta.width,
-        entries=delta.entries,
-        payload=delta.payload,
-    )
+    if is_whole:
+        _core.delta_check(delta)
 
 
 def _check_accepted(bad_block: Any) -> None:
@@ -225,6 +222,16 @@ def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
         payload[at : at + size] = arena[offset : offset + size]
         at += size
     return entries, payload
+
+
+def _part(delta: Delta, blocks: range) -> Delta:
+    """Return a delta that changes these neighbours only, with no other's payload."""
+    entries = np.zeros_like(delta.entries)
+    entries[blocks.start : blocks.stop] = delta.entries[blocks.start : blocks.stop]
+    sizes = _sizes(delta)
+    first = int(sizes[: blocks.start].sum())
+    last = first + int(sizes[blocks.start : blocks.stop].sum())
+    return replace(delta, entries=entries, payload=delta.payload[first:last])
 
 
 def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:

@@ -91,12 +91,11 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
-        blocks: range | None = None,
     ) -> Any:
         import torch
 
         self.calls.append("delta_apply")
-        delta = model_of(weights, entries, offsets, payload, block_elements, blocks)
+        delta = model_of(weights, entries, offsets, payload, block_elements)
         held = row_of(weights)
         reference.apply(delta, held, undo=undo)
         put(weights, held)
@@ -124,7 +123,7 @@ class ReferenceCodec:
         import torch
 
         self.calls.append("topk_unpack")
-        delta = model_of(base, entries, offsets, payload, block_elements, None)
+        delta = model_of(base, entries, offsets, payload, block_elements)
         positions, values = reference.topk_unpack(delta, row_of(base))
         assert len(positions) == capacity
         width = base.element_size()
@@ -144,16 +143,13 @@ class ReferenceCodec:
 
 
 def model_of(
-    bits: Any, entries: Any, offsets: Any, payload: Any, block_elements: int, blocks: range | None
+    bits: Any, entries: Any, offsets: Any, payload: Any, block_elements: int
 ) -> reference.Delta:
     """Return what the kernels are told, as a delta of the reference."""
     words = payload.numpy().view(np.uint32).tolist()
     table = entries.numpy().view(np.uint64).tolist()
     found: list[int] = []
-    for at, (entry, offset) in enumerate(zip(table, offsets.tolist(), strict=True)):
-        if blocks is not None and at not in blocks:
-            table[at] = 0
-            continue
+    for entry, offset in zip(table, offsets.tolist(), strict=True):
         assert 0 <= offset <= len(words) - (entry >> 44), "a payload outside of the payload"
         found += words[offset : offset + (entry >> 44)]
     return reference.Delta(bits.numel(), block_elements, table, found, 8 * bits.element_size())
