@@ -55,11 +55,16 @@ ROSE_AVX512 inline std::uint16_t* write_changed_avx512(std::uint64_t changed, st
     }
     return out;
   }
-  // All are written whether or not they are there: at 1 % a branch on each costs more.
-  for (std::size_t k = 0; k < kFewFound; ++k) {
-    out[k] = static_cast<std::uint16_t>(base + _tzcnt_u64(changed));
-    changed &= changed - 1;
+  // All are written whether or not they are there: at 1 % a branch on each costs more. As one
+  // number, lest the compiler does it in vector registers, which the digest needs. What is not
+  // there may carry into what is not there either.
+  std::uint64_t places = 0;
+  for (unsigned k = 0; k < kFewFound; ++k) {
+    places |= _tzcnt_u64(changed) << 16 * k;
+    changed = _blsr_u64(changed);
   }
+  places += base * std::uint64_t{0x0001'0001'0001'0001};
+  __builtin_memcpy(out, &places, sizeof places);
   return out + found;
 }
 
@@ -101,64 +106,123 @@ ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& dig
   digest.second += total_avx512(sums.second);
 }
 
-// A bit for each of 32 elements that differ.
-ROSE_AVX512 inline std::uint64_t differ_avx512(__m512i a, __m512i b) noexcept {
-  return _mm512_cmpneq_epu16_mask(a, b);
+// A bit for each of 64 elements that differ.
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint8_t* a,
+                                               const std::uint8_t* b) noexcept {
+  return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
 }
 
-}  // namespace
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint16_t* a,
+                                               const std::uint16_t* b) noexcept {
+  const std::uint64_t low = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+  const std::uint64_t high =
+      _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(a + 32), _mm512_loadu_si512(b + 32));
+  return low | high << 32;
+}
 
-ROSE_AVX512 std::size_t find_changed_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                            std::size_t count, std::uint32_t base,
-                                            std::uint16_t* out) noexcept {
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint32_t* a,
+                                               const std::uint32_t* b) noexcept {
+  std::uint64_t changed = 0;
+  for (unsigned part = 0; part < 64; part += 16) {
+    const std::uint64_t here =
+        _mm512_cmpneq_epu32_mask(_mm512_loadu_si512(a + part), _mm512_loadu_si512(b + part));
+    changed |= here << part;
+  }
+  return changed;
+}
+
+template <ElementBits T>
+ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t count,
+                                    std::uint32_t base, std::uint16_t* out) noexcept {
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
-    const std::uint64_t low =
-        differ_avx512(_mm512_loadu_si512(fresh + i), _mm512_loadu_si512(shadow + i));
-    const std::uint64_t high =
-        differ_avx512(_mm512_loadu_si512(fresh + i + 32), _mm512_loadu_si512(shadow + i + 32));
-    out = write_changed_avx512(low | high << 32, base + static_cast<std::uint32_t>(i), out);
+    const std::uint64_t changed = differ_avx512(fresh + i, shadow + i);
+    out = write_changed_avx512(changed, base + static_cast<std::uint32_t>(i), out);
   }
   out += find_changed_portable(fresh + i, shadow + i, count - i,
                                base + static_cast<std::uint32_t>(i), out);
   return static_cast<std::size_t>(out - begin);
 }
 
-ROSE_AVX512 void add_words_avx512(const std::uint16_t* bits, std::size_t words,
-                                  std::uint64_t first_word, std::uint64_t seed,
-                                  Digest& digest) noexcept {
-  SumsAvx512 sums = sums_avx512(first_word, seed);
-  std::size_t i = 0;
-  for (; i + 8 <= words; i += 8) add_avx512(_mm512_loadu_si512(bits + 4 * i), sums);
-  add_to_digest_avx512(sums, digest);
-  add_words_portable(bits + 4 * i, words - i, first_word + i, seed, digest);
-}
-
-ROSE_AVX512 std::size_t find_and_add_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                            std::size_t words, std::uint32_t base,
-                                            std::uint64_t first_word, std::uint16_t* out,
-                                            Digest& digest) noexcept {
+template <ElementBits T>
+ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::size_t words,
+                                        std::uint32_t base, std::uint64_t first_word,
+                                        std::uint16_t* out, Digest& digest) noexcept {
+  constexpr std::size_t kInWord = 8 / sizeof(T);
+  constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
   std::uint16_t* const begin = out;
   SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
-  for (; i + 16 <= words; i += 16) {
-    const std::uint16_t* const at = shadow + 4 * i;
-    const __m512i low = _mm512_loadu_si512(fresh + 4 * i);
-    const __m512i high = _mm512_loadu_si512(fresh + 4 * i + 32);
-    const std::uint64_t low_changed = differ_avx512(low, _mm512_loadu_si512(at));
-    const std::uint64_t high_changed = differ_avx512(high, _mm512_loadu_si512(at + 32));
-    const auto first = base + static_cast<std::uint32_t>(4 * i);
-    out = write_changed_avx512(low_changed | high_changed << 32, first, out);
-    add_avx512(low, sums);
-    add_avx512(high, sums);
+  for (; i + kStepWords <= words; i += kStepWords) {
+    const T* const a = fresh + kInWord * i;
+    const T* const b = shadow + kInWord * i;
+    const auto first = base + static_cast<std::uint32_t>(kInWord * i);
+    out = write_changed_avx512(differ_avx512(a, b), first, out);
+    for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
+      add_avx512(_mm512_loadu_si512(a + part), sums);
+    }
   }
   add_to_digest_avx512(sums, digest);
-  const auto done = static_cast<std::uint32_t>(4 * i);
-  out += find_changed_portable(fresh + done, shadow + done, 4 * (words - i), base + done, out);
+  const std::size_t done = kInWord * i;
+  out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
+                               base + static_cast<std::uint32_t>(done), out);
   add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
   return static_cast<std::size_t>(out - begin);
 }
+
+}  // namespace
+
+ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
+                                  std::uint64_t seed, Digest& digest) noexcept {
+  const auto* const bytes = static_cast<const std::uint8_t*>(bits);
+  SumsAvx512 sums = sums_avx512(first_word, seed);
+  std::size_t i = 0;
+  for (; i + 8 <= words; i += 8) add_avx512(_mm512_loadu_si512(bytes + 8 * i), sums);
+  add_to_digest_avx512(sums, digest);
+  add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
+}
+
+ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_word,
+                                  Digest& moved) noexcept {
+  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
+  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
+  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
+  __m512i first = _mm512_setzero_si512();
+  __m512i second = _mm512_setzero_si512();
+  for (std::size_t i = 0; i < words.count; i += 8) {
+    const std::size_t left = words.count - i;
+    // Lanes that are not there hold equal words, which differ by nothing.
+    const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
+    const __m512i at = _mm512_cvtepu16_epi64(_mm_maskz_loadu_epi16(here, words.places + i));
+    const __m512i now = _mm512_maskz_loadu_epi64(here, words.fresh + i);
+    const __m512i old = _mm512_maskz_loadu_epi64(here, words.old + i);
+    const __m512i index = _mm512_add_epi64(base, at);
+    const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
+    const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
+    first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(now, first_key)));
+    first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
+    second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(now, second_key)));
+    second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
+  }
+  moved.first += total_avx512(first);
+  moved.second += total_avx512(second);
+}
+
+#define ROSE_FIND(T)                                                                               \
+  ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count,  \
+                                              std::uint32_t base, std::uint16_t* out) noexcept {   \
+    return find_avx512(fresh, shadow, count, base, out);                                           \
+  }                                                                                                \
+  ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words,  \
+                                              std::uint32_t base, std::uint64_t first_word,        \
+                                              std::uint16_t* out, Digest& digest) noexcept { \
+    return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
+  }
+ROSE_FIND(std::uint8_t)
+ROSE_FIND(std::uint16_t)
+ROSE_FIND(std::uint32_t)
+#undef ROSE_FIND
 
 }  // namespace rose::transfer
 

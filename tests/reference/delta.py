@@ -1,21 +1,26 @@
 """The slow truth of the delta codec: one element at a time where that is readable, NumPy elsewhere.
 
 `docs/protocol.md`, "Deltas", is the format. Every twin (C++, CUDA, Triton) must give these bits.
+An array of uint8, uint16 or uint32 says by its dtype how wide the elements are.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint16]
-EMPTY, GAP, RAW = 0, 1, 2
+Bits = npt.NDArray[Any]
+EMPTY, GAP, RAW, BITMAP, STRAT = range(5)
 NOTHING_SENT = 1 << 15  # a threshold that no key reaches
 MASK64 = (1 << 64) - 1
 
 
 def words(bits: int) -> int:
     return -(-bits // 32)
+
+
+# ---- sections of a payload ----------------------------------------------------------------------
 
 
 def low_bits(universe: int, count: int) -> int:
@@ -26,13 +31,6 @@ def low_bits(universe: int, count: int) -> int:
 def elias_fano_words(universe: int, count: int) -> int:
     low = low_bits(universe, count)
     return words(count + ((universe - 1) >> low)) + words(count * low)
-
-
-def gap_words(elements: int, changed: int, exceptions: int) -> int:
-    size = elias_fano_words(elements, changed) + words(changed)
-    if exceptions:
-        size += elias_fano_words(changed, exceptions) + words(16 * exceptions)
-    return size
 
 
 def to_words(bits: list[int]) -> list[int]:
@@ -48,20 +46,27 @@ def from_words(section: list[int], count: int) -> list[int]:
     return [section[i // 32] >> (i % 32) & 1 for i in range(count)]
 
 
-def fields_to_words(values: list[int], width: int) -> list[int]:
-    return to_words([value >> i & 1 for value in values for i in range(width)])
+def fields(values: list[int], width: int) -> list[int]:
+    """The bits of numbers of `width` bits each."""
+    return [value >> i & 1 for value in values for i in range(width)]
 
 
-def elias_fano(universe: int, positions: list[int]) -> list[int]:
+def elias_fano_bits(universe: int, positions: list[int]) -> tuple[list[int], list[int]]:
+    """The high and the low section of ascending positions."""
     low = low_bits(universe, len(positions))
     high = [0] * (len(positions) + ((universe - 1) >> low))
     for i, position in enumerate(positions):
         high[(position >> low) + i] = 1
-    return to_words(high) + fields_to_words([p & ((1 << low) - 1) for p in positions], low)
+    return high, fields([p & ((1 << low) - 1) for p in positions], low)
+
+
+def elias_fano(universe: int, positions: list[int]) -> list[int]:
+    high, low = elias_fano_bits(universe, positions)
+    return to_words(high) + to_words(low)
 
 
 class Reader:
-    """Takes sections off a payload, in their order."""
+    """Takes sections off a payload, in their order; each starts at a word."""
 
     def __init__(self, payload: list[int]) -> None:
         self._payload = payload
@@ -73,18 +78,120 @@ class Reader:
         return from_words(section, count)
 
     def fields(self, count: int, width: int) -> list[int]:
-        bits = self.bits(count * width)
-        return [
-            sum(bit << i for i, bit in enumerate(bits[at * width : (at + 1) * width]))
-            for at in range(count)
-        ]
+        return numbers(self.bits(count * width), width, count)
 
     def elias_fano(self, universe: int, count: int) -> list[int]:
         low = low_bits(universe, count)
         high = self.bits(count + ((universe - 1) >> low))
-        tops = [at for at, bit in enumerate(high) if bit]
-        lows = self.fields(count, low)
-        return [((top - i) << low) | lows[i] for i, top in enumerate(tops)]
+        return join(high, self.fields(count, low), low)
+
+
+def numbers(bits: list[int], width: int, count: int) -> list[int]:
+    return [
+        sum(bit << i for i, bit in enumerate(bits[at * width : (at + 1) * width]))
+        for at in range(count)
+    ]
+
+
+def join(high: list[int], lows: list[int], low: int) -> list[int]:
+    tops = [at for at, bit in enumerate(high) if bit]
+    return [((top - i) << low) | lows[i] for i, top in enumerate(tops)]
+
+
+# ---- differences --------------------------------------------------------------------------------
+
+
+def signed(difference: int, width: int) -> tuple[int, int]:
+    """(1 if it goes down, how far) of a difference modulo 2^width that is not 0."""
+    if difference >> (width - 1):
+        return 1, (1 << width) - difference
+    return 0, difference
+
+
+def magnitude_words(count: int, large: int, magnitude_bits: int, width: int) -> int:
+    size = words(count * magnitude_bits)
+    if large:
+        size += elias_fano_words(count, large) + words(width * large)
+    return size
+
+
+def magnitude_bits(magnitudes: list[int], width: int) -> int:
+    """The least of the widths from 0 to width - 1 for which the magnitudes take fewest words."""
+
+    def size(m: int) -> int:
+        large = sum(one >> m != 0 for one in magnitudes)
+        return magnitude_words(len(magnitudes), large, m, width)
+
+    return min(range(width), key=size)
+
+
+@dataclass
+class Listed:
+    """Which changes have their size listed, and how."""
+
+    ranks: list[int]
+    magnitudes: list[int]
+    bits: int
+    words: int
+
+    @staticmethod
+    def of(ranks: list[int], sizes: list[int], width: int) -> "Listed":
+        """Of the changes whose sizes are `sizes`, list those at `ranks`."""
+        if not ranks:
+            return Listed([], [], 0, 0)
+        are_all = len(ranks) == len(sizes)
+        magnitudes = [sizes[rank] - (1 if are_all else 2) for rank in ranks]
+        m = magnitude_bits(magnitudes, width)
+        large = sum(one >> m != 0 for one in magnitudes)
+        size = 1 + magnitude_words(len(ranks), large, m, width)
+        if not are_all:
+            size += elias_fano_words(len(sizes), len(ranks))
+        return Listed(ranks, magnitudes, m, size)
+
+
+def listed_of(sizes: list[int], width: int) -> Listed:
+    """List the changes that are no step of one; or all, where that takes fewer words."""
+    few = Listed.of([rank for rank, size in enumerate(sizes) if size > 1], sizes, width)
+    every = Listed.of(list(range(len(sizes))), sizes, width)
+    return every if every.words < few.words else few
+
+
+def body(signs: list[int], listed: Listed, width: int) -> list[int]:
+    """What follows the positions in a GAP or BITMAP block."""
+    payload = to_words(signs)
+    if not listed.ranks:
+        return payload
+    m = listed.bits
+    larges = [i for i, one in enumerate(listed.magnitudes) if one >> m]
+    payload.append(m | len(larges) << 8)
+    if len(listed.ranks) < len(signs):
+        payload += elias_fano(len(signs), listed.ranks)
+    payload += to_words(fields([0 if one >> m else one for one in listed.magnitudes], m))
+    if larges:
+        payload += elias_fano(len(listed.ranks), larges)
+        payload += to_words(fields([listed.magnitudes[i] for i in larges], width))
+    return payload
+
+
+def read_body(reader: Reader, changed: int, listed: int, width: int) -> list[int]:
+    """The differences, modulo 2^width."""
+    signs = reader.bits(changed)
+    sizes = [1] * changed
+    if listed:
+        shape = reader.fields(1, 32)[0]
+        m, large = shape & 0xFF, shape >> 8
+        ranks = reader.elias_fano(changed, listed) if listed < changed else list(range(changed))
+        magnitudes = reader.fields(listed, m)
+        if large:
+            where = reader.elias_fano(listed, large)
+            for i, one in zip(where, reader.fields(large, width), strict=True):
+                magnitudes[i] = one
+        for rank, one in zip(ranks, magnitudes, strict=True):
+            sizes[rank] = one + (2 if listed < changed else 1)
+    return [(-s if sign else s) % (1 << width) for sign, s in zip(signs, sizes, strict=True)]
+
+
+# ---- top-k --------------------------------------------------------------------------------------
 
 
 def change_key(new: Bits, old: Bits) -> npt.NDArray[np.int64]:
@@ -103,13 +210,35 @@ def change_key(new: Bits, old: Bits) -> npt.NDArray[np.int64]:
     return key
 
 
-def topk_threshold(new: Bits, shadow: Bits, budget: int) -> int:
-    """The smallest threshold >= 1 that at most `budget` changed elements reach."""
-    keys = change_key(new, shadow)[new != shadow]
+@dataclass
+class Ages:
+    """For each element how many packs in a row left it unsent; at `limit` it is sent."""
+
+    counts: npt.NDArray[np.uint8]
+    limit: int
+
+
+def sent(new: Bits, shadow: Bits, threshold: int, ages: Ages | None = None) -> npt.NDArray[Any]:
+    is_sent = new != shadow
+    if threshold > 0:
+        reaches = change_key(new, shadow) >= threshold
+        if ages is not None:
+            reaches |= ages.counts >= ages.limit
+        is_sent &= reaches
+    return is_sent
+
+
+def topk_threshold(new: Bits, shadow: Bits, budget: int, ages: Ages | None = None) -> int:
+    """The smallest threshold >= 1 with which at most `budget` elements are sent."""
     threshold = 1
-    while threshold < NOTHING_SENT and np.count_nonzero(keys >= threshold) > budget:
+    while (
+        threshold < NOTHING_SENT and np.count_nonzero(sent(new, shadow, threshold, ages)) > budget
+    ):
         threshold += 1
     return threshold
+
+
+# ---- pack, apply, merge -------------------------------------------------------------------------
 
 
 @dataclass
@@ -118,94 +247,121 @@ class Delta:
     block_elements: int
     entries: list[int]
     payload: list[int]
+    width: int = 16
 
 
-def pack_block(new: list[int], old: list[int], is_sent: list[bool]) -> tuple[int, list[int]]:
-    """One block: its entry and its payload."""
-    positions = [i for i in range(len(new)) if is_sent[i]]
+def pack_block(differences: list[int], width: int) -> tuple[int, list[int]]:
+    """One block: its entry and its payload. 0 is an element that is not sent."""
+    elements = len(differences)
+    positions = [i for i in range(elements) if differences[i]]
     if not positions:
         return 0, []
-    signs, ranks, xors = [], [], []
-    for rank, i in enumerate(positions):
-        step = (new[i] - old[i]) & 0xFFFF
-        signs.append(int(step == 0xFFFF))
-        if step not in (1, 0xFFFF):
-            ranks.append(rank)
-            xors.append(new[i] ^ old[i])
-    raw_words = words(16 * len(new))
-    size = gap_words(len(new), len(positions), len(ranks))
-    if size >= raw_words:
-        dense = [new[i] ^ old[i] if is_sent[i] else 0 for i in range(len(new))]
-        return RAW | len(positions) << 4 | raw_words << 44, fields_to_words(dense, 16)
-    payload = elias_fano(len(new), positions) + to_words(signs)
-    if ranks:
-        payload += elias_fano(len(positions), ranks) + fields_to_words(xors, 16)
-    assert len(payload) == size
-    return GAP | len(positions) << 4 | len(ranks) << 24 | size << 44, payload
+    moves = [signed(differences[i], width) for i in positions]
+    signs, sizes = [sign for sign, _ in moves], [size for _, size in moves]
+    listed = listed_of(sizes, width)
+    rest = words(len(positions)) + listed.words
+    cost = {
+        RAW: words(width * elements),
+        GAP: elias_fano_words(elements, len(positions)) + rest,
+        BITMAP: words(elements) + rest,
+    }
+    kind = min(cost, key=lambda one: cost[one])  # the first of equals
+    if kind == RAW:
+        return entry_of(RAW, len(positions), 0, cost[RAW]), to_words(fields(differences, width))
+    if kind == GAP:
+        payload = elias_fano(elements, positions)
+    else:
+        payload = to_words([int(one != 0) for one in differences])
+    payload += body(signs, listed, width)
+    assert len(payload) == cost[kind]
+    return entry_of(kind, len(positions), len(listed.ranks), cost[kind]), payload
 
 
-def pack(new: Bits, shadow: Bits, *, block_elements: int, threshold: int = 0) -> Delta:
-    """Pack what changed, or of that what reaches `threshold`; moves `shadow` to what was sent."""
-    delta = Delta(len(new), block_elements, [], [])
-    is_sent = new != shadow
-    if threshold > 0:
-        is_sent &= change_key(new, shadow) >= threshold
-    for at in range(0, len(new), block_elements):
-        part = slice(at, at + block_elements)
-        entry, payload = pack_block(
-            new[part].tolist(), shadow[part].tolist(), is_sent[part].tolist()
-        )
+def entry_of(kind: int, changed: int, listed: int, size: int) -> int:
+    return kind | changed << 4 | listed << 24 | size << 44
+
+
+def split_entry(entry: int) -> tuple[int, int, int, int]:
+    """Kind, changed, listed, words."""
+    return entry & 15, entry >> 4 & 0xFFFFF, entry >> 24 & 0xFFFFF, entry >> 44
+
+
+def width_of(bits: Bits) -> int:
+    return bits.dtype.itemsize * 8
+
+
+def pack_differences(differences: Bits, block_elements: int) -> Delta:
+    delta = Delta(len(differences), block_elements, [], [], width_of(differences))
+    for at in range(0, len(differences), block_elements):
+        entry, payload = pack_block(differences[at : at + block_elements].tolist(), delta.width)
         delta.entries.append(entry)
         delta.payload += payload
-    shadow[is_sent] = new[is_sent]
     return delta
 
 
-def changes(delta: Delta) -> list[tuple[int, str, int]]:
-    """List what a delta says: position, "step" or "xor", and by how much."""
-    found = []
+def pack(
+    new: Bits,
+    shadow: Bits,
+    *,
+    block_elements: int,
+    threshold: int = 0,
+    ages: Ages | None = None,
+) -> Delta:
+    """Pack what changed, or of that what reaches `threshold`; moves `shadow` to what was sent."""
+    is_sent = sent(new, shadow, threshold, ages)
+    differences = np.where(is_sent, new - shadow, 0).astype(new.dtype)
+    shadow[is_sent] = new[is_sent]
+    if ages is not None:
+        is_due = new != shadow
+        ages.counts[:] = np.where(is_due, np.minimum(ages.counts, 254) + 1, 0)
+    return pack_differences(differences, block_elements)
+
+
+def changes(delta: Delta) -> list[tuple[int, int]]:
+    """List what a delta says: position, and the difference modulo 2^width."""
+    found: list[tuple[int, int]] = []
     offset = 0
     for block, entry in enumerate(delta.entries):
-        kind, changed, exceptions, size = (
-            entry & 15,
-            entry >> 4 & 0xFFFFF,
-            entry >> 24 & 0xFFFFF,
-            entry >> 44,
-        )
+        kind, changed, listed, size = split_entry(entry)
         at = block * delta.block_elements
         elements = min(delta.block_elements, delta.count - at)
         reader = Reader(delta.payload[offset : offset + size])
         offset += size
         if kind == RAW:
-            dense = enumerate(reader.fields(elements, 16))
-            found += [(at + i, "xor", xor) for i, xor in dense if xor]
-        elif kind == GAP:
-            positions = reader.elias_fano(elements, changed)
-            steps = [-1 if sign else 1 for sign in reader.bits(changed)]
-            ranks = reader.elias_fano(changed, exceptions) if exceptions else []
-            xors = dict(zip(ranks, reader.fields(exceptions, 16), strict=True))
-            found += [
-                (at + position, "xor", xors[rank])
-                if rank in xors
-                else (at + position, "step", steps[rank])
-                for rank, position in enumerate(positions)
-            ]
+            dense = enumerate(reader.fields(elements, delta.width))
+            found += [(at + i, difference) for i, difference in dense if difference]
+        elif kind in (GAP, BITMAP):
+            if kind == GAP:
+                positions = reader.elias_fano(elements, changed)
+            else:
+                positions = [i for i, bit in enumerate(reader.bits(elements)) if bit]
+            differences = read_body(reader, changed, listed, delta.width)
+            found += [(at + i, d) for i, d in zip(positions, differences, strict=True)]
     return found
 
 
 def apply(delta: Delta, weights: Bits, *, undo: bool = False) -> None:
     """Change `weights` in place, or change them back."""
-    for position, how, amount in changes(delta):
-        old = int(weights[position])
-        step = -amount if undo else amount
-        weights[position] = (old ^ amount) if how == "xor" else (old + step) & 0xFFFF
+    modulus = 1 << delta.width
+    for position, difference in changes(delta):
+        step = -difference if undo else difference
+        weights[position] = (int(weights[position]) + step) % modulus
+
+
+def merge(first: Delta, second: Delta) -> Delta:
+    """The delta that does what `first` and then `second` do."""
+    assert (first.count, first.width) == (second.count, second.width)
+    differences = np.zeros(first.count, np.dtype(f"u{first.width // 8}"))
+    apply(first, differences)
+    apply(second, differences)
+    return pack_differences(differences, first.block_elements)
 
 
 def topk_unpack(delta: Delta, base: Bits) -> tuple[list[int], list[int]]:
     """The positions that change and the values they get, in ascending order."""
     after = base.copy()
     apply(delta, after)
-    positions = [position for position, _, _ in changes(delta)]
+    positions = [position for position, _ in changes(delta)]
     return positions, [int(after[position]) for position in positions]
 
 
@@ -222,10 +378,12 @@ def mix(word: int, index: int, stride: int, seed: int) -> int:
 
 
 def digest(bits: Bits, *, first_index: int = 0, seed: int = 0) -> tuple[int, int]:
-    """Digest elements that start at element `first_index` (a multiple of 4) of their tensor."""
-    padded = np.concatenate([bits, np.zeros(-len(bits) % 4, np.uint16)])
+    """Digest elements that start at element `first_index` of their tensor, at a border of words."""
+    in_word = 8 // bits.dtype.itemsize
+    padded = np.concatenate([bits, np.zeros(-len(bits) % in_word, bits.dtype)])
     sums = [0, 0]
     for i, word in enumerate(padded.view(np.uint64).tolist()):
         for which, stride in enumerate(STRIDES):
-            sums[which] = (sums[which] + mix(word, first_index // 4 + i, stride, seed)) & MASK64
+            index = first_index // in_word + i
+            sums[which] = (sums[which] + mix(word, index, stride, seed)) & MASK64
     return sums[0], sums[1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack, topk_unpack
 from tests.transfer.twins import DENSE, WIDE, Bits, same
-from tests.vectors.delta_v1 import changed
+from tests.vectors.delta_v2 import changed
 
 HEADER_BYTES = 64
 
