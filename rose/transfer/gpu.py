@@ -104,11 +104,13 @@ class GpuBackend:
         """Check all of the delta on the host, then queue the change of the weights.
 
         A whole delta is queued and not waited for, unless the weights are to be verified first.
-        Blocks of it are of one that was checked as a whole, and are waited for.
+        Blocks are waited for; whoever goes by them has begun with none, which checks all.
         """
-        _check(delta, weights, is_whole=blocks is None)
+        _check(delta, weights, is_whole=not blocks)
         if verify:
             self._verify(weights, delta, undo=undo)
+        if blocks is not None and not blocks:
+            return
         with on_stream(self._stream, weights.device):
             part = delta if blocks is None else _part(delta, blocks)
             bad_block = self._codec.delta_apply(
@@ -143,7 +145,14 @@ class GpuBackend:
             positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
             return positions, listed.values.cpu().numpy().view(f"u{delta.width // 8}")
 
-    def digest(self, bits: Any, *, first_index: int, seed: int) -> tuple[int, int]:
+    def digest(
+        self,
+        bits: Any,
+        *,
+        first_index: int,
+        seed: int,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> tuple[int, int]:
         """Add up on the device."""
         with on_stream(self._stream, bits.device):
             return _pair(self._digest(bits, first_index=first_index, seed=seed))
