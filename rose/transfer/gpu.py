@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.kernels.blocks import BlockCodec, PackedBlocks
-from rose.kernels.gpu import codec_of, on_gpu_of
+from rose.kernels.gpu import ages_of, codec_of, on_gpu_of
 from rose.kernels.streams import on_stream
 from rose.transfer.box import Box
 from rose.transfer.delta import Delta
@@ -53,7 +53,7 @@ class GpuBackend:
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=_unsigned(ages),
+                ages=ages_of(ages),
                 age_limit=age_limit,
             )
             entries, payload = _fetched(packed)
@@ -86,7 +86,7 @@ class GpuBackend:
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=None if ages is None else _unsigned(ages).clone(),
+                ages=None if ages is None else ages_of(ages).clone(),
                 age_limit=age_limit,
                 arena_words=0,
             )
@@ -125,7 +125,7 @@ class GpuBackend:
         """Count on the device."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
-                new, shadow, budget=budget, ages=_unsigned(ages), age_limit=age_limit
+                new, shadow, budget=budget, ages=ages_of(ages), age_limit=age_limit
             )
             return int(least)
 
@@ -200,10 +200,6 @@ def _least(threshold: int, like: Any) -> Any:
     if threshold == 0:
         return None
     return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
-
-
-def _unsigned(ages: Any) -> Any:
-    return None if ages is None else ages.view(ages.dtype.to_unsigned())
 
 
 def _pair(sums: Any) -> tuple[int, int]:

@@ -27,6 +27,7 @@ def versions(width: int, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     new, old = changed(rng, COUNT, density=0.004, steps=0.7, width=width)
     new[2 * DENSE : 3 * DENSE] = old[2 * DENSE : 3 * DENSE]
+    new[-1] += 1
     return new, old
 
 
