@@ -210,7 +210,8 @@ def _pair(sums: Any) -> tuple[int, int]:
 
 def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
     """Return the words of each block."""
-    return (delta.entries >> np.uint64(44)).astype(np.int64)
+    sizes: npt.NDArray[np.int64] = (delta.entries >> np.uint64(44)).astype(np.int64)
+    return sizes
 
 
 def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
