@@ -4,9 +4,19 @@ What crosses to other processes is in `rose.transfer.server` and `rose.transfer.
 the extra `wire`.
 """
 
-from rose.transfer.codec import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.transfer.application import Application
+from rose.transfer.codec import (
+    delta_apply,
+    delta_check,
+    delta_merge,
+    delta_pack,
+    delta_undo,
+    digest,
+    topk_pack,
+    topk_unpack,
+)
 from rose.transfer.commit import Commit, CommitState, Outcome, Target
-from rose.transfer.delta import Delta
+from rose.transfer.delta import ClassRule, Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion
@@ -17,14 +27,18 @@ from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
+from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
 
 __all__ = [
+    "Application",
+    "ClassRule",
     "Commit",
     "CommitState",
     "Delta",
     "Digest",
+    "Distinct",
     "InProcessSource",
     "Manifest",
     "Outcome",
@@ -44,8 +58,12 @@ __all__ = [
     "VersionLog",
     "VersionStatistics",
     "delta_apply",
+    "delta_check",
+    "delta_merge",
     "delta_pack",
+    "delta_undo",
     "digest",
+    "distinct",
     "topk_pack",
     "topk_unpack",
 ]
