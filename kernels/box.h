@@ -6,8 +6,9 @@
 namespace rose::kernels {
 
 // Element i of the array is element `first` + i of the box in row-major order, so one box serves
-// launches over parts of it. A flat array is a single row. Sizes and strides are those that are left
-// when dimensions that follow one another in memory are one; what is missing in front has size 1.
+// launches over parts of it. A flat array is a single row. Sizes and strides are those that are
+// left when dimensions that follow one another in memory are one; what is missing in front has
+// size 1.
 //
 // Dividing by a size takes what a processor without division needs: n / number is the upper half of
 // n * magic, shifted. It is exact for n < 2^63 with shift = ceil(log2(number)) - 1 and magic =

@@ -12,7 +12,7 @@ struct DecodeShared {
   // The high section of c numbers below u has fewer than 2 u bits.
   static constexpr u32 kHighWords = kBlockMax / 16;
 
-  u16 ones_before[kHighWords];  // in the positions or ranks that are being read
+  u16 ones_before[kHighWords];   // in the positions or ranks that are being read
   u32 is_listed[kMaskWordsMax];  // bit i for the i-th change
   u16 listed_before[kMaskWordsMax];
   u32 is_large[kMaskWordsMax];  // bit i for the i-th of those
@@ -124,8 +124,7 @@ ROSE_DEVICE u32 count_ones(const Word& word, u32 count, u16* before, DecodeShare
   return static_cast<u32>(scanned.total);
 }
 
-ROSE_DEVICE u32 count_section(const u32* payload, const EliasFano& section,
-                              DecodeShared& shared) {
+ROSE_DEVICE u32 count_section(const u32* payload, const EliasFano& section, DecodeShared& shared) {
   const auto word = [&](u32 i) {
     return section_word(payload, section.high_at, section.high_bits, i);
   };
@@ -306,8 +305,8 @@ ROSE_DEVICE void for_each_raw(const u32* payload, u32 elements, u32 width,
 
 // ---- any block ----------------------------------------------------------------------------------
 
-// Calls visit(i, position, difference) for each change of a block that is not EMPTY, if all of it is
-// sound. False: corrupt, and visit was not called.
+// Calls visit(i, position, difference) for each change of a block that is not EMPTY, if all of it
+// is sound. False: corrupt, and visit was not called.
 template <typename Visit>
 ROSE_DEVICE bool read_block(const Entry& entry, u32 elements, u32 width, u64 offset,
                             const u32* payload, u64 payload_words, DecodeShared& shared,

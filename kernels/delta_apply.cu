@@ -16,14 +16,14 @@ ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared& shared) {
       static_cast<u32>(rest < params.block_elements ? rest : params.block_elements);
   const u32 width = static_cast<u32>(params.width);
   const bool is_undo = params.is_undo != 0;
-  const bool is_good = read_block(
-      to_entry(bits), elements, width, params.offsets[blockIdx.x], params.payload,
-      params.payload_words, shared, [&](u32, u32 position, u32 difference) {
-        const u64 place = place_of(params.weights, first + position).offset;
-        const u32 old = load_bits(params.weights.base, place, width);
-        store_bits(params.weights.base, place, width,
-                   is_undo ? old - difference : old + difference);
-      });
+  const bool is_good =
+      read_block(to_entry(bits), elements, width, params.offsets[blockIdx.x], params.payload,
+                 params.payload_words, shared, [&](u32, u32 position, u32 difference) {
+                   const u64 place = place_of(params.weights, first + position).offset;
+                   const u32 old = load_bits(params.weights.base, place, width);
+                   store_bits(params.weights.base, place, width,
+                              is_undo ? old - difference : old + difference);
+                 });
   if (!is_good && threadIdx.x == 0) atomic_min(params.bad_block, blockIdx.x);
 }
 

@@ -6,9 +6,9 @@
 namespace rose::kernels {
 
 // One CTA of block_elements / kElementsOfThread threads for each delta block. A block is checked
-// before it is written: one that is corrupt changes nothing, and the least number of such a block is
-// left in `bad_block`. A part of a delta is applied with its part of the table, and with `weights`
-// from its first element on.
+// before it is written: one that is corrupt changes nothing, and the least number of such a block
+// is left in `bad_block`. A part of a delta is applied with its part of the table, and with
+// `weights` from its first element on.
 struct DeltaApplyParams {
   const u64* entries;
   const u64* offsets;  // where each block's payload starts, in words

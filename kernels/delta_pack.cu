@@ -220,8 +220,7 @@ ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& l
   }
   const u32 shape_at = layout.shape_at / 32;
   if (threadIdx.x == 0 && layout.counts.listed != 0 && window.has(shape_at)) {
-    window.words[shape_at - window.first] =
-        layout.counts.magnitude_bits | layout.counts.large << 8;
+    window.words[shape_at - window.first] = layout.counts.magnitude_bits | layout.counts.large << 8;
   }
 }
 
@@ -286,9 +285,8 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
     bool is_done = false;
     if (mask == 0xFF) {
       const Place place = place_of(params.shadow, at);
-      with_width(params.width, [&](auto zero) {
-        is_done = copy_eight<decltype(zero)>(params, at, place);
-      });
+      with_width(params.width,
+                 [&](auto zero) { is_done = copy_eight<decltype(zero)>(params, at, place); });
     }
     if (is_done) continue;
 #pragma unroll 1
@@ -334,9 +332,8 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
   const PackBlock block = block_of_cta(params);
   const PackSource source{params, block, shared};
   DigestSum sum;
-  with_width(params.width, [&](auto zero) {
-    sum = fill_masks<decltype(zero)>(params, block, shared);
-  });
+  with_width(params.width,
+             [&](auto zero) { sum = fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // the masks are whole, threads can read others' parts
 
   u64 counts = 0;  // changes, and from bit 32 on those that are no step
@@ -364,16 +361,16 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
   if (entry.kind == kRaw) {
     write_raw(source, shared, params.arena + offset);
   } else if (entry.kind == kGap || entry.kind == kBitmap) {
-    const Before before{static_cast<u32>(scanned.before), static_cast<u32>(scanned.before >> 32), 0};
+    const Before before{static_cast<u32>(scanned.before), static_cast<u32>(scanned.before >> 32),
+                        0};
     write_changes(source, shared, params.arena + offset, before);
   }
   const bool is_moving = changed != 0 && entry.kind != kDeferred && params.shadow.base != nullptr;
   const bool is_stale = entry.kind == kDeferred && params.digest != nullptr;
   if (is_moving) move_shadow(params, block, shared);
   if (is_stale) {
-    with_width(params.width, [&](auto zero) {
-      sum = digest_of_shadow<decltype(zero)>(params, block);
-    });
+    with_width(params.width,
+               [&](auto zero) { sum = digest_of_shadow<decltype(zero)>(params, block); });
   }
   if (threadIdx.x == 0) {
     params.entries[blockIdx.x] = to_bits(entry);

@@ -72,8 +72,8 @@ ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at, u32 grain) 
   const u32 low_bits = floor_log2(universe / count);
   const u32 high_bits = count + ((universe - 1) >> low_bits);
   const u32 low_at = border(at + high_bits, grain);
-  return {universe, count,  low_bits,
-          high_bits, at,    low_at,   border(low_at + count * low_bits, grain)};
+  return {
+      universe, count, low_bits, high_bits, at, low_at, border(low_at + count * low_bits, grain)};
 }
 
 ROSE_HD inline u32 elias_fano_words(u32 universe, u32 count) {
@@ -93,13 +93,13 @@ struct ChangeCounts {
 struct ChangeLayout {
   ChangeCounts counts;
   u32 width;
-  bool is_bitmap;        // then `positions` has only its place: one bit for each element
+  bool is_bitmap;  // then `positions` has only its place: one bit for each element
   EliasFano positions;
   u32 signs_at;
-  u32 shape_at;          // only at borders of words, and only if changes are listed
-  EliasFano ranks;       // a count of 0 if all or none are listed
+  u32 shape_at;     // only at borders of words, and only if changes are listed
+  EliasFano ranks;  // a count of 0 if all or none are listed
   u32 magnitudes_at;
-  EliasFano larges;      // a count of 0 if no magnitude is large
+  EliasFano larges;  // a count of 0 if no magnitude is large
   u32 large_at;
   u32 end;
 
@@ -115,8 +115,13 @@ ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u
   layout.width = width;
   layout.is_bitmap = is_bitmap;
   if (is_bitmap) {
-    layout.positions = {counts.universe, counts.changed, 0, counts.universe,
-                        at, at, border(at + counts.universe, grain)};
+    layout.positions = {counts.universe,
+                        counts.changed,
+                        0,
+                        counts.universe,
+                        at,
+                        at,
+                        border(at + counts.universe, grain)};
   } else {
     layout.positions = elias_fano(counts.universe, counts.changed, at, grain);
   }
@@ -126,7 +131,8 @@ ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u
   return layout;
 }
 
-// `large` and `magnitude_bits` may be given later than the other counts: a block's payload says them.
+// `large` and `magnitude_bits` may be given later than the other counts: a block's payload says
+// them.
 ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits, u32 grain) {
   ChangeCounts& counts = layout.counts;
   counts.large = large;

@@ -16,17 +16,16 @@ ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared& shared) {
   const u32 width = static_cast<u32>(params.width);
   const Entry entry = to_entry(bits);
   const u64 output = params.first_outputs[blockIdx.x];
-  bool is_good =
-      output <= params.output_count && entry.changed <= params.output_count - output;
-  is_good = is_good &&
-            read_block(entry, elements, width, params.offsets[blockIdx.x], params.payload,
-                       params.payload_words, shared, [&](u32 i, u32 position, u32 difference) {
-                         const u64 at = first + position;
-                         const u64 place = place_of(params.base, at).offset;
-                         const u32 old = load_bits(params.base.base, place, width);
-                         params.positions[output + i] = static_cast<std::int64_t>(at);
-                         store_bits(params.values, output + i, width, old + difference);
-                       });
+  bool is_good = output <= params.output_count && entry.changed <= params.output_count - output;
+  is_good =
+      is_good && read_block(entry, elements, width, params.offsets[blockIdx.x], params.payload,
+                            params.payload_words, shared, [&](u32 i, u32 position, u32 difference) {
+                              const u64 at = first + position;
+                              const u64 place = place_of(params.base, at).offset;
+                              const u32 old = load_bits(params.base.base, place, width);
+                              params.positions[output + i] = static_cast<std::int64_t>(at);
+                              store_bits(params.values, output + i, width, old + difference);
+                            });
   if (!is_good && threadIdx.x == 0) atomic_min(params.bad_block, blockIdx.x);
 }
 
