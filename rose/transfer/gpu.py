@@ -3,7 +3,6 @@
 Deltas are merged on the host, where they are.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,9 +111,12 @@ class GpuBackend:
         if blocks is not None and not blocks:
             return
         with on_stream(self._stream, weights.device):
-            part = delta if blocks is None else _part(delta, blocks)
             bad_block = self._codec.delta_apply(
-                weights, *_sent(part, weights), block_elements=delta.block_elements, undo=undo
+                weights,
+                *_sent(delta, weights, blocks),
+                block_elements=delta.block_elements,
+                undo=undo,
+                blocks=blocks,
             )
             if blocks is not None:
                 _check_accepted(bad_block)
@@ -230,22 +232,16 @@ def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
     return entries, payload
 
 
-def _part(delta: Delta, blocks: range) -> Delta:
-    """Return a delta that changes these neighbours only, with no other's payload."""
-    entries = np.zeros_like(delta.entries)
-    entries[blocks.start : blocks.stop] = delta.entries[blocks.start : blocks.stop]
+def _sent(delta: Delta, like: Any, blocks: range | None = None) -> tuple[Any, Any, Any]:
+    """Return table, offsets and payload on the device of `like`; of blocks only their payload."""
     sizes = _sizes(delta)
-    first = int(sizes[: blocks.start].sum())
-    last = first + int(sizes[blocks.start : blocks.stop].sum())
-    return replace(delta, entries=entries, payload=delta.payload[first:last])
-
-
-def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
-    """Return table, offsets and payload on the device of `like`."""
-    sizes = _sizes(delta)
-    offsets = np.cumsum(sizes) - sizes
+    ends = np.cumsum(sizes)
+    offsets, payload = ends - sizes, delta.payload
+    if blocks:
+        payload = payload[offsets[blocks.start] : ends[blocks.stop - 1]]
+        offsets = offsets - offsets[blocks.start]  # of the others they are never looked at
     return (
         on_gpu_of(delta.entries, like, np.int64),
         on_gpu_of(offsets, like, np.int64),
-        on_gpu_of(delta.payload, like, np.int32),
+        on_gpu_of(payload, like, np.int32),
     )

@@ -51,8 +51,10 @@ def test_wherever_it_stops_undo_is_exact(width: int, stops_at: int) -> None:
     new, old = versions(width)
     held = old.copy()
     application = Application(held, packed(new, old))
-    while application.applied_blocks < stops_at:
-        application.step(ONE_BLOCK)
+    for _ in range(stops_at):
+        if application.applied_blocks < stops_at:
+            application.step(ONE_BLOCK)
+    assert application.applied_blocks >= stops_at
     assert held.tolist() == mixed(new, old, application.applied_blocks).tolist()
     application.undo()
     assert application.applied_blocks == 0
