@@ -31,12 +31,9 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
     return run(name, params, blocks, threads, order, seed);                                \
   }
 
-ROSE_KERNEL(delta_apply_16ki_kernel)
-ROSE_KERNEL(delta_apply_64ki_kernel)
-ROSE_KERNEL(delta_pack_16ki_kernel)
-ROSE_KERNEL(delta_pack_64ki_kernel)
+ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_kernel)
 ROSE_KERNEL(digest_kernel)
 ROSE_KERNEL(topk_histogram_kernel)
 ROSE_KERNEL(topk_threshold_kernel)
-ROSE_KERNEL(topk_unpack_16ki_kernel)
-ROSE_KERNEL(topk_unpack_64ki_kernel)
+ROSE_KERNEL(topk_unpack_kernel)
