@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "transfer/block_reader.h"
 #include "transfer/block_writer.h"
 #include "transfer/delta_check.h"
+#include "transfer/parallel.h"
 #include "transfer/strat_decode.h"
 #include "transfer/strat_encode.h"
 
@@ -168,23 +167,6 @@ Result<Buffer<std::uint32_t>> joined(std::span<Share> shares) noexcept {
   return payload;
 }
 
-// Calls work(share) for each share, each on a thread of its own while there are any to be had.
-template <typename Work>
-void work_on(std::span<Share> shares, Work work) noexcept {
-  std::array<std::thread, kStratThreadsMax> threads;
-  for (std::size_t i = 1; i < shares.size(); ++i) {
-    try {
-      threads[i] = std::thread{[&work, &shares, i]() noexcept { work(shares[i]); }};
-    } catch (const std::system_error&) {
-      work(shares[i]);
-    }
-  }
-  work(shares[0]);
-  for (std::thread& thread : threads) {
-    if (thread.joinable()) thread.join();
-  }
-}
-
 Status check(const DeltaView& delta, std::size_t elements, std::uint32_t width,
              const StratOptions& options) noexcept {
   if (options.threads == 0 || options.threads > kStratThreadsMax) {
@@ -209,15 +191,15 @@ Result<RecodedDelta> recode(const DeltaView& delta, std::uint32_t threads, Make 
   RecodedDelta made;
   const std::uint64_t blocks = delta.entries.size();
   ROSE_TRY(give_room(made.entries, blocks));
-  const std::uint64_t count = std::max<std::uint64_t>(1, std::min<std::uint64_t>(threads, blocks));
+  const auto count = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks, 1, threads));
   std::array<Share, kStratThreadsMax> room;
   const std::span<Share> shares{room.data(), count};
-  for (std::uint64_t i = 0; i < count; ++i) {
-    shares[i].range = {.first = blocks * i / count, .last = blocks * (i + 1) / count};
-  }
   const auto elements =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(delta.count, delta.block_elements));
-  work_on(shares, [&](Share& share) noexcept {
+  for_each_part(count, [&](std::uint32_t part) noexcept {
+    Share& share = shares[part];
+    share.range = {.first = part_border(blocks, part, count),
+                   .last = part_border(blocks, part + 1, count)};
     auto recoder = make(elements);
     share.status = recoder.status();
     if (recoder.ok()) recode_share(delta, recoder.take(), made.entries.data(), share);
