@@ -25,11 +25,7 @@ void find_planes(Isa isa, const T* bits, std::uint32_t elements, const ClassRule
 #if defined(__x86_64__)
   if (isa != Isa::kPortable) {
     whole = elements / kGroupElements;
-    if (isa == Isa::kAvx512) {
-      find_planes_avx512(bits, whole, rule, planes);
-    } else {
-      find_planes_avx2(bits, whole, rule, planes);
-    }
+    find_planes_avx2(bits, whole, rule, planes);
   }
 #else
   static_cast<void>(isa);

@@ -60,17 +60,14 @@ template <ElementBits T>
 void find_planes_portable(const T* bits, std::uint32_t elements, const ClassRule& rule,
                           ClassPlanes* planes) noexcept;
 #if defined(__x86_64__)
-// Of whole groups only. Overloads: a template would lose its target on the way through its
-// declaration.
-#define ROSE_FIND_PLANES(isa, T)                                                     \
-  void find_planes_##isa(const T* bits, std::uint32_t groups, const ClassRule& rule, \
-                         ClassPlanes* planes) noexcept
-ROSE_FIND_PLANES(avx2, std::uint8_t);
-ROSE_FIND_PLANES(avx2, std::uint16_t);
-ROSE_FIND_PLANES(avx2, std::uint32_t);
-ROSE_FIND_PLANES(avx512, std::uint8_t);
-ROSE_FIND_PLANES(avx512, std::uint16_t);
-ROSE_FIND_PLANES(avx512, std::uint32_t);
+// Of whole groups only. Vectors of 64 bytes are no faster: what bounds it is getting bits out of
+// them. Overloads, because a template loses its target on the way through its declaration.
+void find_planes_avx2(const std::uint8_t* bits, std::uint32_t groups, const ClassRule& rule,
+                      ClassPlanes* planes) noexcept;
+void find_planes_avx2(const std::uint16_t* bits, std::uint32_t groups, const ClassRule& rule,
+                      ClassPlanes* planes) noexcept;
+void find_planes_avx2(const std::uint32_t* bits, std::uint32_t groups, const ClassRule& rule,
+                      ClassPlanes* planes) noexcept;
 #endif
 
 }  // namespace rose::transfer

@@ -91,9 +91,18 @@ ROSE_AVX2 inline void planes_loop(const T* bits, std::uint32_t groups, const Cla
 
 }  // namespace
 
-ROSE_AVX2 ROSE_FIND_PLANES(avx2, std::uint8_t) { planes_loop(bits, groups, rule, planes); }
-ROSE_AVX2 ROSE_FIND_PLANES(avx2, std::uint16_t) { planes_loop(bits, groups, rule, planes); }
-ROSE_AVX2 ROSE_FIND_PLANES(avx2, std::uint32_t) { planes_loop(bits, groups, rule, planes); }
+ROSE_AVX2 void find_planes_avx2(const std::uint8_t* bits, std::uint32_t groups,
+                                const ClassRule& rule, ClassPlanes* planes) noexcept {
+  planes_loop(bits, groups, rule, planes);
+}
+ROSE_AVX2 void find_planes_avx2(const std::uint16_t* bits, std::uint32_t groups,
+                                const ClassRule& rule, ClassPlanes* planes) noexcept {
+  planes_loop(bits, groups, rule, planes);
+}
+ROSE_AVX2 void find_planes_avx2(const std::uint32_t* bits, std::uint32_t groups,
+                                const ClassRule& rule, ClassPlanes* planes) noexcept {
+  planes_loop(bits, groups, rule, planes);
+}
 
 }  // namespace rose::transfer
 

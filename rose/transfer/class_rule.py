@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rose import _core
 from rose.transfer.delta import BLOCK_ELEMENTS, CLASSES, ClassRule
 from rose.transfer.strat import host_row
-from rose.transfer.tensor import RAW_BITS, TensorBits, bits_of, check_pair
+from rose.transfer.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
@@ -24,18 +24,14 @@ _WIDTHS: Final = 33
 _ALL: Final = slice(1, 1 + _WIDTHS)
 _FEW: Final = slice(1 + _WIDTHS, 1 + 2 * _WIDTHS)
 
-# (shift, exponent_bits). Bits without a meaning are taken for the float that is sent most.
-_EXPONENTS: Final = {
-    "bfloat16": (7, 8),
-    "float16": (10, 5),
-    "float32": (23, 8),
-    "float8_e4m3fn": (3, 4),
-    "float8_e5m2": (2, 5),
-    "uint16": (7, 8),
-    "int16": (7, 8),
-    "uint32": (23, 8),
-    "int32": (23, 8),
+# The exponent of bits without a meaning: of the float that is sent most in their width. int8 is not
+# among them, for it is what whole numbers are sent in.
+_RAW_EXPONENTS: Final = {
     "uint8": (3, 4),
+    "int16": (7, 8),
+    "uint16": (7, 8),
+    "int32": (23, 8),
+    "uint32": (23, 8),
 }
 
 Numbers = npt.NDArray[np.float64]
@@ -88,8 +84,7 @@ def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
     Raises:
         InvalidArgument: there is no such tensor.
     """
-    dtype = shadow.dtype if new.dtype in RAW_BITS else new.dtype
-    exponent = _EXPONENTS.get(dtype)
+    exponent = new.exponent or shadow.exponent or _RAW_EXPONENTS.get(new.dtype)
     fresh, old = host_row(new), host_row(shadow)
     if exponent is None or not len(old):
         return None
@@ -166,11 +161,13 @@ def _sizes_bits(
     # With m bits, what needs more is large.
     large = listed[..., None] - by_width.cumsum(-1)[..., : histogram.width]
     bits = listed[..., None] * widths + histogram.width * large
-    bits += _elias_fano_bits(listed[..., None], large) + _gamma_bits(large, histogram)
+    bits += _elias_fano_bits(listed[..., None], large)
+    bits += np.where(listed[..., None] > 0, _gamma_bits(large, histogram), 0.0)
     best = bits.argmin(-1)
     least: Numbers = np.take_along_axis(bits, best[..., None], -1)[..., 0]
     if not is_all:
-        least = least + _elias_fano_bits(changed, listed) + _gamma_bits(listed, histogram)
+        counts = np.where(changed > 0, _gamma_bits(listed, histogram), 0.0)
+        least = least + _elias_fano_bits(changed, listed) + counts
     return least, best
 
 
