@@ -48,11 +48,8 @@ def strat_pack(
         raise InvalidArgument(f"the class rule cannot be: {fault}")
     entries, payload = _core.strat_pack(
         _row("weights", weights, delta),
-        count=delta.count,
-        block_elements=delta.block_elements,
-        entries=delta.entries,
-        payload=delta.payload,
-        rule=_fields(rule),
+        delta,
+        _fields(rule),
         is_after=is_after,
         threads=threads,
         isa=_isa(),
@@ -83,11 +80,8 @@ def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
         raise CorruptData("the base is not the weights that the delta was made from")
     entries, payload = _core.strat_unpack(
         row,
-        count=link.count,
-        block_elements=link.block_elements,
-        entries=link.entries,
-        payload=link.payload,
-        rule=_fields(link.rule),
+        link,
+        _fields(link.rule),
         threads=threads,
         isa=_isa(),
     )
