@@ -104,9 +104,10 @@ def host_row(tensor: TensorBits) -> npt.NDArray[Any]:
 
 def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
     row = host_row(bits_of(name, tensor))
-    if 8 * row.itemsize != delta.width:
+    if (len(row), 8 * row.itemsize) != (delta.count, delta.width):
         raise InvalidArgument(
-            f"{name} has elements of {8 * row.itemsize} bits, the delta of {delta.width}"
+            f"{name} has {len(row)} elements of {8 * row.itemsize} bits, "
+            f"the delta {delta.count} of {delta.width}"
         )
     return row
 
