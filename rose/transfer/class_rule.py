@@ -136,8 +136,10 @@ def _plain_bits(histogram: Histogram) -> float:
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
-    # A section ends with its word: half a word is lost in each, of about five.
-    rest = changed + min(sizes) + 80 * histogram.blocks
+    # Half a word is lost where a section ends: behind both of the positions and the signs; and, if
+    # sizes are listed, in three more, which a word tells the shape of. STRAT ends but once.
+    has_sizes = whole[0, 0, _FEW].any()
+    rest = changed + min(sizes) + histogram.blocks * (32 + (3 * 16 + 32) * has_sizes)
     positions = float(_elias_fano_bits(elements, changed))
     return float(min(histogram.width * elements, rest + min(positions, elements)))
 
