@@ -535,6 +535,22 @@ def strat_unpack(
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+def link_pack(
+    new: npt.NDArray[Any],
+    shadow: npt.NDArray[Any],
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    block_elements: int,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+    tuple[int, int],
+    tuple[int, int],
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+]: ...
 def add_to_histogram(
     new: npt.NDArray[Any],
     shadow: npt.NDArray[Any],

@@ -11,9 +11,11 @@
 #include <tuple>
 #include <utility>
 
+#include "bind/box.h"
 #include "bind/codec_arrays.h"
 #include "bind/status.h"
 #include "transfer/class_histogram.h"
+#include "transfer/link_pack.h"
 #include "transfer/strat.h"
 
 namespace rose::bind {
@@ -60,6 +62,28 @@ py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rul
       run_for([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
 }
 
+py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
+                    std::uint32_t block_elements, std::uint32_t threads,
+                    const std::optional<std::string>& isa) {
+  const StratOptions chosen = options_of(rule, threads, isa);
+  const transfer::PackOptions options{
+      .block_elements = block_elements, .isa = chosen.isa, .threads = threads};
+  return with_elements_of("new", fresh, [&](auto element) {
+    using T = decltype(element);
+    const auto from = box_of<T>("new", fresh);
+    const auto to = writable_box_of<T>("shadow", shadow);
+    transfer::PackedLink made =
+        run_for([&] { return transfer::link_pack(from, to, options, chosen.rule); });
+    const auto pair = [](const transfer::Digest& digest) {
+      return py::make_tuple(digest.first, digest.second);
+    };
+    return py::tuple{py::make_tuple(
+        to_array(std::move(made.delta.entries)), to_array(std::move(made.delta.payload)),
+        pair(made.delta.base_digest), pair(made.delta.digest),
+        to_array(std::move(made.link.entries)), to_array(std::move(made.link.payload)))};
+  });
+}
+
 template <typename T>
 py::tuple strat_unpack(const Array<T>& base, const py::handle& link, const Rule& rule,
                        std::uint32_t threads, const std::optional<std::string>& isa) {
@@ -102,6 +126,9 @@ void bind_width(py::module_& module) {
 
 void bind_strat(py::module_& module) {
   module.attr("HISTOGRAM_COLUMNS") = ClassHistogram::kColumns;
+  module.def("link_pack", &link_pack, py::arg("new"), py::arg("shadow"), py::arg("rule"),
+             py::kw_only(), py::arg("block_elements"), py::arg("threads") = 1,
+             py::arg("isa") = py::none());
   bind_width<std::uint8_t>(module);
   bind_width<std::uint16_t>(module);
   bind_width<std::uint32_t>(module);

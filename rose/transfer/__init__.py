@@ -28,7 +28,7 @@ from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
-from rose.transfer.strat import strat_pack, strat_unpack
+from rose.transfer.strat import link_pack, strat_pack, strat_unpack
 from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
@@ -67,6 +67,7 @@ __all__ = [
     "delta_undo",
     "digest",
     "distinct",
+    "link_pack",
     "strat_pack",
     "strat_unpack",
     "topk_pack",
