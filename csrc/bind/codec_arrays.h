@@ -1,0 +1,83 @@
+// What the bindings of the codec share: deltas and arrays as they come from Python and go back.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "bind/status.h"
+#include "transfer/buffer.h"
+#include "transfer/delta.h"
+#include "transfer/simd.h"
+
+namespace rose::bind {
+
+template <typename T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+// An instruction set by name, or the best one; refuses one that this machine lacks.
+inline transfer::Isa isa_of(const std::optional<std::string>& name) {
+  const transfer::Isa best = transfer::best_isa();
+  if (!name) return best;
+  const std::optional<transfer::Isa> isa = transfer::isa_named(*name);
+  if (!isa) raise(Status::invalid_argument("isa '" + *name + "': choose portable, avx2 or avx512"));
+  if (*isa > best) {
+    raise(Status::invalid_argument("isa '" + *name + "': this machine has " +
+                                   std::string{transfer::name_of(best)} + " at most"));
+  }
+  return *isa;
+}
+
+// An array that owns the numbers.
+template <typename T>
+Array<T> to_array(transfer::Buffer<T> numbers) {
+  auto owner = std::make_unique<transfer::Buffer<T>>(std::move(numbers));
+  const T* const data = owner->data();
+  const auto size = static_cast<pybind11::ssize_t>(owner->size());
+  const pybind11::capsule keeper{
+      owner.get(), [](void* kept) { delete static_cast<transfer::Buffer<T>*>(kept); }};
+  static_cast<void>(owner.release());
+  return Array<T>{size, data, keeper};
+}
+
+// A delta as Python holds it, field by field.
+struct DeltaArrays {
+  std::uint64_t count;
+  std::uint32_t block_elements;
+  std::uint32_t width;
+  Array<std::uint64_t> entries;
+  Array<std::uint32_t> payload;
+
+  transfer::DeltaView view() const {
+    return {.count = count,
+            .block_elements = block_elements,
+            .width = width,
+            .entries = {entries.data(), static_cast<std::size_t>(entries.size())},
+            .payload = {payload.data(), static_cast<std::size_t>(payload.size())}};
+  }
+};
+
+inline DeltaArrays arrays_of(const pybind11::handle& delta) {
+  return {.count = delta.attr("count").cast<std::uint64_t>(),
+          .block_elements = delta.attr("block_elements").cast<std::uint32_t>(),
+          .width = delta.attr("width").cast<std::uint32_t>(),
+          .entries = delta.attr("entries").cast<Array<std::uint64_t>>(),
+          .payload = delta.attr("payload").cast<Array<std::uint32_t>>()};
+}
+
+// Does `work` without the GIL, and raises what came of it or returns it.
+template <typename Work>
+auto run_for(Work work) {
+  auto result = [&] {
+    const pybind11::gil_scoped_release release;
+    return work();
+  }();
+  return take(std::move(result));
+}
+
+}  // namespace rose::bind
