@@ -518,6 +518,24 @@ def digest(
     isa: str | None = None,
 ) -> tuple[int, int]: ...
 
+# Weights of one byte; see `rose.transfer.quantise`.
+def quantise(
+    weights: npt.NDArray[np.uint16],
+    *,
+    to: str,
+    block_rows: int,
+    block_cols: int,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]: ...
+def dequantise(
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    *,
+    to: str,
+    block_rows: int,
+    block_cols: int,
+) -> npt.NDArray[np.uint16]: ...
+
 class DeviceFacts:
     @property
     def ordinal(self) -> int: ...
