@@ -26,7 +26,7 @@ FLAGS = {
     "asan": "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
     "tsan": "-fsanitize=thread",
 }
-COMMON = "-std=c++20 -O1 -g -pthread -Wall -Wextra -Wconversion -Werror"
+COMMON = "-std=c++20 -O1 -g1 -pthread -Wall -Wextra -Wconversion -Werror"
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1",
     "TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1",
