@@ -6,7 +6,7 @@
 
 namespace rose::kernels {
 
-enum class CodeKind : u32 { kFp8 = 0, kInt8 = 1 };
+enum class CodeKind : u64 { kFp8 = 0, kInt8 = 1 };
 
 constexpr u32 kSignBit = 0x8000;
 constexpr u32 kMagnitude = 0x7FFF;

@@ -679,6 +679,24 @@ class DeviceCodec:
         seed: int = 0,
     ) -> None: ...
 
+class DeviceQuantiser:
+    @staticmethod
+    def create(device: CudaDevice) -> DeviceQuantiser: ...
+    def quantise(
+        self,
+        *,
+        bits: int,
+        rows: int,
+        cols: int,
+        row_stride: int,
+        to: str,
+        block_rows: int,
+        block_cols: int,
+        codes: int,
+        scales: int,
+        stream: int,
+    ) -> None: ...
+
 # The gate in a stream of a device. Streams are handles, those of torch included.
 
 class GateKind(Enum):

@@ -5,18 +5,22 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <bit>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "bind/arrays.h"
 #include "bind/status.h"
+#include "transfer/device_quantise.h"
 
 namespace rose::bind {
 
 namespace py = pybind11;
 using transfer::CodeKind;
+using transfer::DeviceQuantiser;
 using transfer::MatrixView;
 using transfer::ScaleBlock;
 
@@ -98,6 +102,39 @@ py::array_t<std::uint16_t> dequantise(const Codes& codes, const Scales& scales, 
   return to_array_of({codes.shape(0), codes.shape(1)}, take(std::move(made)));
 }
 
+// An address of the device. Not a pointer to anything for this process.
+using Address = std::uint64_t;
+
+std::shared_ptr<DeviceQuantiser> create(std::shared_ptr<driver::Device> device) {
+  auto quantiser = [&] {
+    const py::gil_scoped_release release;
+    return DeviceQuantiser::create(std::move(device));
+  }();
+  return std::const_pointer_cast<DeviceQuantiser>(take(std::move(quantiser)));  // only const calls
+}
+
+void quantise_on_device(const DeviceQuantiser& quantiser, Address bits, std::uint64_t rows,
+                        std::uint64_t cols, std::uint64_t row_stride, std::string_view to,
+                        std::uint64_t block_rows, std::uint64_t block_cols, Address codes,
+                        Address scales, std::uint64_t stream) {
+  const kernels::QuantiseParams params{.bits = std::bit_cast<const std::uint16_t*>(bits),
+                                       .rows = rows,
+                                       .cols = cols,
+                                       .row_stride = row_stride,
+                                       .block_rows = block_rows,
+                                       .block_cols = block_cols,
+                                       .codes = std::bit_cast<std::uint8_t*>(codes),
+                                       .scales = std::bit_cast<float*>(scales),
+                                       .kind = kind_of(to)};
+  Status status;
+  {
+    // A launch may wait for a lock of the driver's that another thread holds.
+    const py::gil_scoped_release release;
+    status = quantiser.quantise(params, std::bit_cast<CUstream>(stream));
+  }
+  check(status);
+}
+
 }  // namespace
 
 void bind_quantise(py::module_& module) {
@@ -105,6 +142,12 @@ void bind_quantise(py::module_& module) {
              py::arg("block_rows"), py::arg("block_cols"), py::arg("isa") = py::none());
   module.def("dequantise", &dequantise, py::arg("codes").noconvert(), py::arg("scales").noconvert(),
              py::kw_only(), py::arg("to"), py::arg("block_rows"), py::arg("block_cols"));
+  py::class_<DeviceQuantiser, std::shared_ptr<DeviceQuantiser>>(
+      module, "DeviceQuantiser", py::release_gil_before_calling_cpp_dtor())
+      .def_static("create", &create, py::arg("device").none(false))
+      .def("quantise", &quantise_on_device, py::kw_only(), py::arg("bits"), py::arg("rows"),
+           py::arg("cols"), py::arg("row_stride"), py::arg("to"), py::arg("block_rows"),
+           py::arg("block_cols"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
 }
 
 }  // namespace rose::bind

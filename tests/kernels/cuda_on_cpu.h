@@ -49,6 +49,7 @@ struct Fiber {
   unsigned source{0};  // the lane whose number a shuffle takes; itself where there is none
   std::uint64_t got{0};
   unsigned votes{0};
+  std::uint64_t largest{0};  // of what was given
 };
 
 class Cta {
@@ -90,6 +91,11 @@ class Cta {
     fibers_[thread.x].given = vote;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].votes;
+  }
+  std::uint64_t largest(int line, unsigned mask, std::uint64_t number) {
+    fibers_[thread.x].given = number;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].largest;
   }
   std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number, unsigned source) {
     fibers_[thread.x].given = number;
@@ -178,12 +184,14 @@ class Cta {
       if (leader.wait != Wait::kWarp) continue;
       bool is_whole = (leader.mask >> lane & 1) != 0;
       unsigned votes = 0;
+      std::uint64_t largest = 0;
       for (unsigned other = 0; other < kWarp; ++other) {
         if ((leader.mask >> other & 1) == 0) continue;
         const Fiber& fiber = fibers_[first + other];
         is_whole = is_whole && fiber.wait == Wait::kWarp && fiber.mask == leader.mask &&
                    fiber.line == leader.line;
         if (fiber.given != 0) votes |= 1U << other;
+        largest = std::max(largest, fiber.given);
       }
       if (!is_whole) continue;
       const unsigned mask = leader.mask;
@@ -192,6 +200,7 @@ class Cta {
         Fiber& fiber = fibers_[first + other];
         fiber.got = fibers_[first + fiber.source % kWarp].given;
         fiber.votes = votes;
+        fiber.largest = largest;
         ready.push_back(first + other);
       }
       for (unsigned other = 0; other < kWarp; ++other) {
@@ -262,6 +271,8 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 #define __syncthreads_or(vote) \
   static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, (vote) != 0) != 0)
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
+#define __reduce_max_sync(mask, number) \
+  static_cast<unsigned>(cuda_on_cpu::Cta::current().largest(__LINE__, (mask), (number)))
 #define __shfl_up_sync(mask, number, by) \
   cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), -(int)(by))
 #define __shfl_down_sync(mask, number, by) \

@@ -4,6 +4,7 @@
 #include "delta_apply.cu"
 #include "delta_pack.cu"
 #include "digest.cu"
+#include "quantise.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 
@@ -36,6 +37,8 @@ ROSE_KERNEL(delta_apply_64ki_kernel)
 ROSE_KERNEL(delta_pack_16ki_kernel)
 ROSE_KERNEL(delta_pack_64ki_kernel)
 ROSE_KERNEL(digest_kernel)
+ROSE_KERNEL(quantise_cta_kernel)
+ROSE_KERNEL(quantise_warp_kernel)
 ROSE_KERNEL(topk_histogram_kernel)
 ROSE_KERNEL(topk_threshold_kernel)
 ROSE_KERNEL(topk_unpack_16ki_kernel)
