@@ -11,6 +11,7 @@ from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion
 from rose.transfer.publisher import Publisher
+from rose.transfer.quantise import Quantised, dequantise, quantise, quantise_pack
 from rose.transfer.receiver import Receiver
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
@@ -29,6 +30,7 @@ __all__ = [
     "Manifest",
     "Outcome",
     "Publisher",
+    "Quantised",
     "Receiver",
     "ReceiverState",
     "ReceiverStatistics",
@@ -45,7 +47,10 @@ __all__ = [
     "VersionStatistics",
     "delta_apply",
     "delta_pack",
+    "dequantise",
     "digest",
+    "quantise",
+    "quantise_pack",
     "topk_pack",
     "topk_unpack",
 ]
