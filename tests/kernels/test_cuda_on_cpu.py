@@ -48,6 +48,7 @@ extern "C" __global__ void lanes(unsigned* out) {
   got += __shfl_up_sync(0xFFFFFFFF, threadIdx.x, 1);
   got ^= __shfl_down_sync(0xFFFFFFFF, threadIdx.x, 2) << 8;
   if (lane < 4) got += __ballot_sync(0xF, lane == 2);
+  got += __reduce_max_sync(0xFFFFFFFF, threadIdx.x ^ 5) << 16;
   out[threadIdx.x] = got + (__syncthreads_or(threadIdx.x == 63) << 31);
 }
 
@@ -128,6 +129,7 @@ def test_lanes_exchange_what_cuda_says(probes: ctypes.CDLL, order: Order) -> Non
         got = thirds + (thread - 1 if lane > 0 else thread)
         got ^= (thread + 2 if lane < 30 else thread) << 8
         got += 0b100 if lane < 4 else 0
+        got += (thread // 32 * 32 + 31) << 16
         want.append((got + (1 << 31)) & 0xFFFFFFFF)
     answer, error = run(probes, "lanes", order)
     assert not error
