@@ -7,7 +7,7 @@ guards here: each ends where its allocation ends, and the sanitizer watches that
 import sys
 from pathlib import Path
 
-from tests.kernels import cases
+from tests.kernels import cases, quantise_cases
 from tests.kernels.on_cpu import KernelsOnCpu, Order
 
 
@@ -28,6 +28,9 @@ def run_cases(library: Path) -> None:
             cases.corruption_lists_nothing(kernels, corruption)
         for delta in cases.cut_deltas():
             cases.cut_delta_is_found(kernels, delta)
+        for quantised in quantise_cases.CASES:
+            quantise_cases.quantise_agrees(kernels, quantised, by="cta")
+            quantise_cases.quantise_agrees(kernels, quantised, by="warp")
 
 
 def main() -> None:

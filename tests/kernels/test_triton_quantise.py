@@ -1,0 +1,65 @@
+"""Quantising in Triton: the codes and scales of the reference."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rose.errors import InvalidArgument
+from tests.kernels import interpreter as triton
+from tests.kernels.interpreter import Child
+from tests.kernels.quantise_cases import CASES, KINDS, Case, answer, weights
+from tests.reference import quantise as reference
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with triton.child(interpret=True) as running:
+        yield running
+
+
+each_kind = pytest.mark.parametrize("to", KINDS)
+
+
+@each_kind
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_quantise_is_the_reference(child: Child, case: Case, to: str) -> None:
+    held = weights(case.rows, case.cols)
+    codes, scales = child.run(
+        triton.quantise, held, to=to, block=case.block, skip=case.rows % 3, gap=case.gap
+    )
+    want = answer(case, to)
+    np.testing.assert_array_equal(codes, want[0])
+    np.testing.assert_array_equal(scales.view(np.uint32), want[1].view(np.uint32))
+
+
+@each_kind
+def test_every_bf16_has_the_code_of_the_reference(child: Child, to: str) -> None:
+    held = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
+    codes, scales = child.run(triton.quantise, held, to=to, block=(1, 1024))
+    want = reference.quantise(held, to=to, block=(1, 1024))
+    np.testing.assert_array_equal(codes, want[0])
+    np.testing.assert_array_equal(scales, want[1])
+
+
+def of_another_kind(dtype: str, *, shape: tuple[int, ...], is_turned: bool = False) -> None:
+    import torch
+
+    from rose.kernels.quantise import quantise
+
+    tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
+    quantise(tensor.T if is_turned else tensor, to="fp8", block=(1, 1))
+
+
+def test_what_is_no_matrix_of_bf16_is_refused(child: Child) -> None:
+    with pytest.raises(InvalidArgument, match="weights are torch.float32; they must be bfloat16"):
+        child.run(of_another_kind, "float32", shape=(2, 2))
+    with pytest.raises(InvalidArgument, match=r"weights have the shape \(4,\); give a matrix"):
+        child.run(of_another_kind, "bfloat16", shape=(4,))
+    with pytest.raises(InvalidArgument, match=r"strides \(1, 3\); each row must be contiguous"):
+        child.run(of_another_kind, "bfloat16", shape=(2, 3), is_turned=True)
+    held = np.zeros((2, 2), np.uint16)
+    with pytest.raises(InvalidArgument, match="to 'fp4': choose fp8 or int8"):
+        child.run(triton.quantise, held, to="fp4", block=(1, 1))
+    with pytest.raises(InvalidArgument, match=r"block \(0, 1\): pass rows and columns"):
+        child.run(triton.quantise, held, to="fp8", block=(0, 1))
