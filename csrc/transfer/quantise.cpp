@@ -12,6 +12,8 @@ namespace rose::transfer {
 
 namespace {
 
+constexpr std::uint64_t kSpanMax = std::uint64_t{1} << 62;
+
 // The thread's floating-point modes are the host program's, which may round elsewhere or flush
 // subnormals (torch.set_flush_denormal); both sides of a link must get the same bits all the same.
 class DefaultFloatModes {
@@ -39,10 +41,15 @@ Status check_block(const ScaleBlock& block) noexcept {
 }
 
 Status check_matrix(const MatrixView& weights) noexcept {
-  if (weights.rows <= 1 || weights.row_stride >= weights.cols) return {};
-  return Status::invalid_argument("rows of " + std::to_string(weights.cols) + " weights are " +
-                                  std::to_string(weights.row_stride) +
-                                  " apart; they must not overlap");
+  if (weights.rows > 1 && weights.row_stride < weights.cols) {
+    return Status::invalid_argument("rows of " + std::to_string(weights.cols) + " weights are " +
+                                    std::to_string(weights.row_stride) +
+                                    " apart; they must not overlap");
+  }
+  const std::uint64_t span = std::max({weights.row_stride, weights.cols, std::uint64_t{1}});
+  if (weights.rows <= kSpanMax / span) return {};
+  return Status::invalid_argument(std::to_string(weights.rows) + " rows " + std::to_string(span) +
+                                  " apart; a matrix spans at most 2^62 weights");
 }
 
 // Calls visit(first row, rows, first column, columns, scale's index) for every block.
