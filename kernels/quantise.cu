@@ -1,13 +1,21 @@
 #include "quantise.h"
 
 #include "block_scan.h"
-#include "eight.h"
 
 namespace rose::kernels {
 namespace {
 
+constexpr u32 kWeightsOfLoad = 8;  // weights that a thread loads at once: 128 bits
+
+// Eight weights, two in a word.
+struct alignas(16) EightWeights {
+  u32 pairs[kWeightsOfLoad / 2];
+
+  ROSE_DEVICE u32 at(u32 i) const { return pairs[i / 2] >> (16 * (i % 2)) & 0xFFFF; }
+};
+
 // A scale block: where it starts, and how much of it is inside the matrix.
-struct Box {
+struct ScaleBlock {
   const u16* bits;
   u8* codes;
   u64 height;
@@ -16,7 +24,7 @@ struct Box {
 
 ROSE_DEVICE u64 blocks_along(u64 count, u64 by) { return count / by + (count % by != 0 ? 1 : 0); }
 
-ROSE_DEVICE Box box_of(const QuantiseParams& params, u64 scale, u64 across) {
+ROSE_DEVICE ScaleBlock scale_block(const QuantiseParams& params, u64 scale, u64 across) {
   const u64 row = scale / across * params.block_rows;
   const u64 col = scale % across * params.block_cols;
   const u64 below = params.rows - row;
@@ -26,63 +34,79 @@ ROSE_DEVICE Box box_of(const QuantiseParams& params, u64 scale, u64 across) {
           right < params.block_cols ? right : params.block_cols};
 }
 
-// Thread `lane` of kGroup calls visit(row, column) for its groups of eight weights of a box: every
-// kGroup-th one, along the rows first. Only the first place is found by dividing.
+// Thread `lane` of kGroup calls visit(row, column) for its loads of a block: every kGroup-th one,
+// along the rows first. Only the first place is found by dividing.
 template <u32 kGroup, typename Visit>
-ROSE_DEVICE void for_each_eight(const Box& box, u32 lane, Visit visit) {
-  const u64 eights = blocks_along(box.width, kEight);  // of a row
-  const u64 rows_on = kGroup / eights;
-  const u64 eights_on = kGroup % eights;
-  u64 row = lane / eights;
-  u64 eight = lane % eights;
-  while (row < box.height) {
-    visit(row, eight * kEight);
+ROSE_DEVICE void for_each_load(const ScaleBlock& block, u32 lane, Visit visit) {
+  const u64 loads = blocks_along(block.width, kWeightsOfLoad);  // of a row
+  const u64 rows_on = kGroup / loads;
+  const u64 loads_on = kGroup % loads;
+  u64 row = lane / loads;
+  u64 load = lane % loads;
+  while (row < block.height) {
+    visit(row, load * kWeightsOfLoad);
     row += rows_on;
-    eight += eights_on;
-    if (eight >= eights) {
-      eight -= eights;
+    load += loads_on;
+    if (load >= loads) {
+      load -= loads;
       ++row;
     }
   }
 }
 
-ROSE_DEVICE Eight load_of_row(const u16* row, u64 at, u64 width) {
-  return load_eight(row, at, width, is_aligned_16(row + at));
+template <typename T>
+ROSE_DEVICE bool is_aligned_for(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % alignof(T) == 0;
 }
 
-ROSE_DEVICE u32 largest_of(const Eight& eight) {
+// EightWeights `at` to `at` + 7 of a row of `width`; zeros after the end.
+ROSE_DEVICE EightWeights load_weights(const u16* row, u64 at, u64 width) {
+  if (is_aligned_for<EightWeights>(row + at) && at + kWeightsOfLoad <= width) {
+    return *reinterpret_cast<const EightWeights*>(row + at);
+  }
+  EightWeights weights{};
+#pragma unroll
+  for (u32 i = 0; i < kWeightsOfLoad; ++i) {
+    if (at + i < width) weights.pairs[i / 2] |= static_cast<u32>(row[at + i]) << (16 * (i % 2));
+  }
+  return weights;
+}
+
+ROSE_DEVICE u32 largest_of(const EightWeights& weights) {
   u32 largest = 0;
 #pragma unroll
-  for (u32 i = 0; i < kEight; ++i) {
-    const u32 magnitude = finite_magnitude(eight.at(i));
+  for (u32 i = 0; i < kWeightsOfLoad; ++i) {
+    const u32 magnitude = finite_magnitude(weights.at(i));
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
 }
 
-// Writes codes `at` to `at` + 7 of a row, as far as there are so many.
-ROSE_DEVICE void store_codes(u8* row, u64 at, u64 width, const u64 codes) {
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(row + at) % alignof(u64) == 0;
-  if (is_aligned && at + kEight <= width) {
+// Writes codes `at` to `at` + 7 of a row, as far as there are so many; the first is the lowest
+// byte.
+ROSE_DEVICE void store_codes(u8* row, u64 at, u64 width, u64 codes) {
+  if (is_aligned_for<u64>(row + at) && at + kWeightsOfLoad <= width) {
     *reinterpret_cast<u64*>(row + at) = codes;
     return;
   }
 #pragma unroll
-  for (u32 i = 0; i < kEight; ++i) {
+  for (u32 i = 0; i < kWeightsOfLoad; ++i) {
     if (at + i < width) row[at + i] = static_cast<u8>(codes >> (8 * i));
   }
 }
 
 template <u32 kGroup, CodeKind kKind>
-ROSE_DEVICE void encode_box(const QuantiseParams& params, const Box& box, float scale, u32 lane) {
-  for_each_eight<kGroup>(box, lane, [&](u64 row, u64 at) {
-    const Eight eight = load_of_row(box.bits + row * params.row_stride, at, box.width);
+ROSE_DEVICE void encode_block(const QuantiseParams& params, const ScaleBlock& block, float scale,
+                              u32 lane) {
+  for_each_load<kGroup>(block, lane, [&](u64 row, u64 at) {
+    const EightWeights weights =
+        load_weights(block.bits + row * params.row_stride, at, block.width);
     u64 codes = 0;
 #pragma unroll
-    for (u32 i = 0; i < kEight; ++i) {
-      codes |= static_cast<u64>(code_of<kKind>(eight.at(i), scale)) << (8 * i);
+    for (u32 i = 0; i < kWeightsOfLoad; ++i) {
+      codes |= static_cast<u64>(code_of<kKind>(weights.at(i), scale)) << (8 * i);
     }
-    store_codes(box.codes + row * params.cols, at, box.width, codes);
+    store_codes(block.codes + row * params.cols, at, block.width, codes);
   });
 }
 
@@ -116,19 +140,20 @@ ROSE_DEVICE void quantise_blocks(const QuantiseParams& params, u64 group, u64 gr
   const u64 down = blocks_along(params.rows, params.block_rows);
   const u64 across = blocks_along(params.cols, params.block_cols);
   for (u64 at = group; at < down * across; at += groups) {
-    const Box box = box_of(params, at, across);
+    const ScaleBlock block = scale_block(params, at, across);
     u32 largest = 0;
-    for_each_eight<kGroup>(box, lane, [&](u64 row, u64 col) {
-      const Eight eight = load_of_row(box.bits + row * params.row_stride, col, box.width);
-      const u32 of_eight = largest_of(eight);
-      largest = of_eight > largest ? of_eight : largest;
+    for_each_load<kGroup>(block, lane, [&](u64 row, u64 col) {
+      const EightWeights weights =
+          load_weights(block.bits + row * params.row_stride, col, block.width);
+      const u32 of_load = largest_of(weights);
+      largest = of_load > largest ? of_load : largest;
     });
     const float scale = scale_of(largest_of_group(largest), params.kind);
     if (lane == 0) params.scales[at] = scale;
     if (params.kind == CodeKind::kFp8) {
-      encode_box<kGroup, CodeKind::kFp8>(params, box, scale, lane);
+      encode_block<kGroup, CodeKind::kFp8>(params, block, scale, lane);
     } else {
-      encode_box<kGroup, CodeKind::kInt8>(params, box, scale, lane);
+      encode_block<kGroup, CodeKind::kInt8>(params, block, scale, lane);
     }
   }
 }

@@ -7,11 +7,17 @@ import triton.language as tl
 
 from rose.kernels import operands
 from rose.kernels.scale_blocks import scale_blocks
-from rose.kernels.tile import LAUNCH, TILE, load_bits
+from rose.kernels.tile import LAUNCH, TILE
 
 PROGRAMS: Final = 65_536  # of a launch; each takes every so-many-th block
 
 INFINITY = tl.constexpr(0x7F80)  # of a magnitude; what is above it is a NaN
+
+
+@triton.jit
+def load_weights(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Load bf16 bits as int32 from 0 to 65,535; 0 where the mask is off."""
+    return tl.load(places, mask=mask, other=0).to(tl.int32) & 0xFFFF
 
 
 @triton.jit
@@ -49,7 +55,7 @@ def int8_codes(bits: tl.tensor, scale: tl.tensor) -> tl.tensor:
 def tile_at(
     row: tl.tensor, col: tl.tensor, height: tl.tensor, width: tl.tensor, tile_cols: tl.constexpr
 ) -> tuple[tl.tensor, ...]:
-    """Return rows and columns of a tile that starts inside a block, and which of them are inside."""
+    """Return rows and columns of a tile from `row`, `col` on, and which are inside the block."""
     tile_rows: tl.constexpr = TILE // tile_cols
     rows = (row + tl.arange(0, tile_rows).to(tl.int64))[:, None]
     cols = (col + tl.arange(0, tile_cols).to(tl.int64))[None, :]
@@ -83,7 +89,7 @@ def quantise_kernel(
         for row in range(0, height, tile_rows):
             for col in range(0, width, tile_cols):
                 down_by, right_by, is_inside = tile_at(row, col, height, width, tile_cols)
-                bits = load_bits(held, down_by * row_stride + right_by, is_inside)
+                bits = load_weights(held + down_by * row_stride + right_by, is_inside)
                 size = bits & 0x7FFF
                 largest = tl.maximum(largest, tl.where(size < INFINITY, size, 0))
         amax = tl.max(tl.max(largest, 1), 0)
@@ -95,7 +101,7 @@ def quantise_kernel(
         for row in range(0, height, tile_rows):
             for col in range(0, width, tile_cols):
                 down_by, right_by, is_inside = tile_at(row, col, height, width, tile_cols)
-                bits = load_bits(held, down_by * row_stride + right_by, is_inside)
+                bits = load_weights(held + down_by * row_stride + right_by, is_inside)
                 code = fp8_codes(bits, scale) if is_fp8 else int8_codes(bits, scale)
                 tl.store(made + down_by * cols + right_by, code.to(tl.uint8), mask=is_inside)
 

@@ -54,7 +54,7 @@ def scale_blocks(weights: Any, *, to: str, block: tuple[int, int]) -> ScaleBlock
     rows, cols = weights.shape
     if (cols > 1 and weights.stride(1) != 1) or (rows > 1 and weights.stride(0) < cols):
         raise InvalidArgument(
-            f"weights have strides {weights.stride()}; each row must be contiguous, and none overlap"
+            f"weights have strides {weights.stride()}; each row must be contiguous, none overlap"
         )
     # A block of more than the matrix is one of all of it: so no sum of two sizes overflows.
     height, width = min(block[0], max(rows, 1)), min(block[1], max(cols, 1))

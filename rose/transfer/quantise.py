@@ -52,7 +52,10 @@ class Quantised:
         """
         _check_kind(self.to)
         _check_block(self.block)
-        for name, array, dtype in (("codes", self.codes, "uint8"), ("scales", self.scales, "float32")):
+        for name, array, dtype in (
+            ("codes", self.codes, "uint8"),
+            ("scales", self.scales, "float32"),
+        ):
             _check_array(name, array, dtype)
         if len(self.codes.shape) != 2:
             raise InvalidArgument(f"codes have the shape {tuple(self.codes.shape)}: pass a matrix")

@@ -237,18 +237,3 @@ def digest(bits: Bits, *, skip: int = 0, **options: Any) -> tuple[int, int]:
     from rose.kernels.digest import digest
 
     return tuple(unsigned(digest(Guarded(bits, skip).tensor, **options), 64))
-
-
-def quantise(
-    weights: Bits, *, to: str, block: tuple[int, int], skip: int = 0, gap: int = 0
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Quantise, with `gap` elements of nobody behind each row."""
-    from rose.kernels.quantise import quantise
-
-    rows, cols = weights.shape
-    spread = np.full((rows, cols + gap), 0x7F7F, np.uint16)
-    spread[:, :cols] = weights
-    held = Guarded(spread.ravel(), skip, "bfloat16")
-    codes, scales = quantise(held.tensor.view(rows, cols + gap)[:, :cols], to=to, block=block)
-    assert (held.bits() == spread.ravel()).all()
-    return codes.numpy(), scales.numpy()

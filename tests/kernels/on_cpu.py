@@ -93,7 +93,6 @@ UnpackParams = params(
 DigestParams = params("bits count first_index seed sums")
 HistogramParams = params("bits shadow count histogram")
 ThresholdParams = params("histogram budget threshold")
-QuantiseParams = params("bits rows cols row_stride block_rows block_cols codes scales kind")
 
 
 @dataclass
@@ -288,44 +287,6 @@ class KernelsOnCpu:
         )
         self.launch("topk_threshold", values, blocks=1, threads=1024)
         return int(answer.view(np.uint32)[0])
-
-    def quantise(
-        self,
-        weights: Bits,
-        *,
-        to: str,
-        block: tuple[int, int],
-        by: str = "cta",
-        gap: int = 0,
-        blocks: int = 2,
-        lie_rows: int = 0,
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """Quantise, with `gap` elements of nobody behind each row; the lie is a higher matrix."""
-        rows, cols = weights.shape
-        scales = -(-rows // block[0]), -(-cols // block[1])
-        spread = np.full((rows, cols + gap), 0x7F7F, np.uint16)
-        spread[:, :cols] = weights
-        held = self._put(spread.ravel()[: spread.size - gap if rows else 0])
-        codes = Buffer(rows * cols, guard=self._guard, shift=self._shift)
-        self._buffers.append(codes)
-        made = self._empty(scales[0] * scales[1], np.float32)
-        values = QuantiseParams(
-            bits=held.address,
-            rows=rows + lie_rows,
-            cols=cols,
-            row_stride=cols + gap,
-            block_rows=block[0],
-            block_cols=block[1],
-            codes=codes.address,
-            scales=made.address,
-            kind=("fp8", "int8").index(to),
-        )
-        self.launch(f"quantise_{by}", values, blocks=blocks, threads=256)
-        assert (held.view(np.uint16) == spread.ravel()[: held.view(np.uint16).size]).all()
-        return (
-            codes.view(np.uint8).reshape(rows, cols).copy(),
-            made.view(np.float32).reshape(scales).copy(),
-        )
 
 
 def bad_block(word: Buffer) -> int | None:

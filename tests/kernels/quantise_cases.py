@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from tests.kernels.on_cpu import KernelsOnCpu
+from tests.kernels.quantise_on_cpu import QuantiseOnCpu
 from tests.reference import quantise as reference
 from tests.reference.quantise import Bits, Codes, Scales
 
@@ -51,7 +51,7 @@ CASES = [
 ]
 
 
-def quantise_agrees(kernels: KernelsOnCpu, case: Case, *, by: str, blocks: int = 2) -> None:
+def quantise_agrees(kernels: QuantiseOnCpu, case: Case, *, by: str, blocks: int = 2) -> None:
     """The kernel's codes and scales are the reference's, to the bit, in any grid."""
     held = weights(case.rows, case.cols)
     for to in KINDS:

@@ -116,7 +116,7 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], says
 def test_a_scale_that_no_weights_have_is_refused(scale: float) -> None:
     quantised = quantise(WEIGHTS, to="fp8")
     quantised.scales[1, 0] = scale
-    with pytest.raises(InvalidArgument, match="scale 2 is .*; scales are above 0 and finite"):
+    with pytest.raises(InvalidArgument, match=r"scale 2 is .*; scales are above 0 and finite"):
         dequantise(quantised)
 
 
