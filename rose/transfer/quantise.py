@@ -161,12 +161,11 @@ def quantise_pack(
             f"weights have the shape {tuple(fresh.codes.shape)} and the shadow "
             f"{tuple(shadow.codes.shape)}: make them equal"
         )
-    held_scales = _bits_of(shadow.scales)
-    scales = delta_pack(_bits_of(fresh.scales), held_scales)
+    scales = delta_pack(fresh.scales, shadow.scales)
     try:
         codes = delta_pack(fresh.codes, shadow.codes, block_elements=block_elements)
     except RoseError:
-        delta_apply(held_scales, scales, undo=True)
+        delta_apply(shadow.scales, scales, undo=True)
         raise
     return codes, scales
 
@@ -176,7 +175,7 @@ def _check_kind(to: str) -> None:
         raise InvalidArgument(f"to '{to}': choose fp8 or int8")
 
 
-def _check_block(block: tuple[int, int]) -> None:
+def _check_block(block: tuple[int, ...]) -> None:
     if len(block) != 2 or not all(1 <= size < 1 << 63 for size in block):
         raise InvalidArgument(f"block {block}: pass rows and columns, each at least 1")
 
@@ -228,9 +227,3 @@ def _matrix_of(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
     if bits.device.type == CPU:
         bits = bits.numpy().view(np.uint16)
     return bits, torch.from_numpy
-
-
-def _bits_of(scales: Any) -> Any:
-    """Return scales as the 32-bit numbers that a delta is made of."""
-    torch = _torch_of(scales)
-    return scales.view(np.uint32 if torch is None else torch.int32)

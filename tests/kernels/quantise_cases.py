@@ -41,6 +41,7 @@ CASES = [
     *(Case(rows, 8, (300, 8)) for rows in (31, 32, 33, 255, 256, 257)),
     Case(0, 8, (1, 1)),
     Case(1, 2051, (1, 4000)),
+    Case(3, 20, ((1 << 63) - 1, (1 << 63) - 1)),
     # Many: blocks at the edges, rows apart by what breaks an alignment, the sizes of the defaults.
     Case(5, 7, (1, 1)),
     Case(9, 40, (2, 16), gap=8),

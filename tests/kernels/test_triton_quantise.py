@@ -57,6 +57,27 @@ def test_every_bf16_has_the_code_of_the_reference(child: Child, to: str) -> None
     np.testing.assert_array_equal(scales, want[1])
 
 
+def test_without_device_code_a_gpu_quantises_by_triton(child: Child) -> None:
+    case = CASES[-2]
+    held = weights(case.rows, case.cols)
+    codes, scales = child.run(quantised_for_a_gpu, held, to="fp8", block=case.block)
+    want = answer(case, "fp8")
+    np.testing.assert_array_equal(codes, want[0])
+    np.testing.assert_array_equal(scales, want[1])
+
+
+def quantised_for_a_gpu(weights: Bits, *, to: str, block: Block) -> Any:
+    import torch
+
+    from rose.kernels import quantiser
+
+    quantiser.embedded_kernels = list
+    codes, scales = quantiser.quantiser_of(0).quantise(
+        torch.from_numpy(weights.view(np.int16)), to=to, block=block
+    )
+    return codes.numpy(), scales.numpy()
+
+
 def of_another_kind(dtype: str, *, shape: tuple[int, ...], is_turned: bool = False) -> None:
     import torch
 
