@@ -166,15 +166,32 @@ class Cta {
     }
     while (!ready.empty()) {
       arrange(ready);
-      for (const unsigned i : ready) resume(fibers_[i]);
-      ready.clear();
-      for (unsigned warp = 0; warp < size.x; warp += kWarp) open_warp(warp, ready);
+      ready = run_some(ready);
       if (ready.empty()) open_block(ready);
     }
     const auto end = fibers_.begin() + size.x;
     const auto stuck =
         std::find_if(fibers_.begin(), end, [](const Fiber& one) { return one.wait != Wait::kEnd; });
     return stuck == end ? "" : describe(*stuck);
+  }
+
+  // Returns who can go on then. Backward, one warp runs as far ahead as barriers of the CTA let it;
+  // otherwise all warps keep step.
+  std::vector<unsigned> run_some(const std::vector<unsigned>& ready) {
+    const bool is_alone = order_ == Order::kBackward;
+    const unsigned first = ready[0] / kWarp;
+    std::vector<unsigned> next;
+    for (const unsigned i : ready) {
+      if (is_alone && i / kWarp != first) next.push_back(i);
+    }
+    for (const unsigned i : ready) {
+      if (!is_alone || i / kWarp == first) resume(fibers_[i]);
+    }
+    // What this warp can go on with comes last, and with the order turned round goes first.
+    for (unsigned warp = 0; warp < size.x; warp += kWarp) {
+      if (!is_alone || warp / kWarp == first) open_warp(warp, next);
+    }
+    return next;
   }
 
   // Lets lanes go on that wait with all the lanes of their mask, at one line.
