@@ -580,6 +580,24 @@ def digest(
     threads: int = 1,
 ) -> tuple[int, int]: ...
 
+# Weights of one byte; see `rose.transfer.quantise`.
+def quantise(
+    weights: npt.NDArray[np.uint16],
+    *,
+    to: str,
+    block_rows: int,
+    block_cols: int,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]: ...
+def dequantise(
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    *,
+    to: str,
+    block_rows: int,
+    block_cols: int,
+) -> npt.NDArray[np.uint16]: ...
+
 class DeviceFacts:
     @property
     def ordinal(self) -> int: ...
@@ -743,6 +761,24 @@ class DeviceCodec:
         bits_box: Sequence[int] | None = None,
         first_index: int = 0,
         seed: int = 0,
+    ) -> None: ...
+
+class DeviceQuantiser:
+    @staticmethod
+    def create(device: CudaDevice) -> DeviceQuantiser: ...
+    def quantise(
+        self,
+        *,
+        bits: int,
+        rows: int,
+        cols: int,
+        row_stride: int,
+        to: str,
+        block_rows: int,
+        block_cols: int,
+        codes: int,
+        scales: int,
+        stream: int,
     ) -> None: ...
 
 # The gate in a stream of a device. Streams are handles, those of torch included.

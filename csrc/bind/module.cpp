@@ -13,6 +13,7 @@ void bind_moves(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
+void bind_quantise(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
 
 }  // namespace rose::bind
@@ -30,5 +31,6 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_transfer(module);
   rose::bind::bind_strat(module);
   rose::bind::bind_device_codec(module);
+  rose::bind::bind_quantise(module);
   rose::bind::bind_scheduler(module);
 }

@@ -22,6 +22,7 @@ from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion
 from rose.transfer.publisher import Publisher
+from rose.transfer.quantise import Quantised, dequantise, quantise, quantise_pack
 from rose.transfer.receiver import Receiver
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
@@ -45,6 +46,7 @@ __all__ = [
     "Manifest",
     "Outcome",
     "Publisher",
+    "Quantised",
     "Receiver",
     "ReceiverState",
     "ReceiverStatistics",
@@ -65,9 +67,12 @@ __all__ = [
     "delta_merge",
     "delta_pack",
     "delta_undo",
+    "dequantise",
     "digest",
     "distinct",
     "link_pack",
+    "quantise",
+    "quantise_pack",
     "strat_pack",
     "strat_unpack",
     "topk_pack",

@@ -49,6 +49,7 @@ struct Fiber {
   unsigned source{0};  // the lane whose number a shuffle takes; itself where there is none
   std::uint64_t got{0};
   unsigned votes{0};
+  std::uint64_t largest{0};  // of what was given
 };
 
 class Cta {
@@ -90,6 +91,11 @@ class Cta {
     fibers_[thread.x].given = vote;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].votes;
+  }
+  std::uint64_t largest(int line, unsigned mask, std::uint64_t number) {
+    fibers_[thread.x].given = number;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].largest;
   }
   std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number, unsigned source) {
     fibers_[thread.x].given = number;
@@ -160,15 +166,32 @@ class Cta {
     }
     while (!ready.empty()) {
       arrange(ready);
-      for (const unsigned i : ready) resume(fibers_[i]);
-      ready.clear();
-      for (unsigned warp = 0; warp < size.x; warp += kWarp) open_warp(warp, ready);
+      ready = run_some(ready);
       if (ready.empty()) open_block(ready);
     }
     const auto end = fibers_.begin() + size.x;
     const auto stuck =
         std::find_if(fibers_.begin(), end, [](const Fiber& one) { return one.wait != Wait::kEnd; });
     return stuck == end ? "" : describe(*stuck);
+  }
+
+  // Returns who can go on then. Backward, one warp runs as far ahead as barriers of the CTA let it;
+  // otherwise all warps keep step.
+  std::vector<unsigned> run_some(const std::vector<unsigned>& ready) {
+    const bool is_alone = order_ == Order::kBackward;
+    const unsigned first = ready[0] / kWarp;
+    std::vector<unsigned> next;
+    for (const unsigned i : ready) {
+      if (is_alone && i / kWarp != first) next.push_back(i);
+    }
+    for (const unsigned i : ready) {
+      if (!is_alone || i / kWarp == first) resume(fibers_[i]);
+    }
+    // What this warp can go on with comes last, and with the order turned round goes first.
+    for (unsigned warp = 0; warp < size.x; warp += kWarp) {
+      if (!is_alone || warp / kWarp == first) open_warp(warp, next);
+    }
+    return next;
   }
 
   // Lets lanes go on that wait with all the lanes of their mask, at one line.
@@ -178,12 +201,14 @@ class Cta {
       if (leader.wait != Wait::kWarp) continue;
       bool is_whole = (leader.mask >> lane & 1) != 0;
       unsigned votes = 0;
+      std::uint64_t largest = 0;
       for (unsigned other = 0; other < kWarp; ++other) {
         if ((leader.mask >> other & 1) == 0) continue;
         const Fiber& fiber = fibers_[first + other];
         is_whole = is_whole && fiber.wait == Wait::kWarp && fiber.mask == leader.mask &&
                    fiber.line == leader.line;
         if (fiber.given != 0) votes |= 1U << other;
+        largest = std::max(largest, fiber.given);
       }
       if (!is_whole) continue;
       const unsigned mask = leader.mask;
@@ -192,6 +217,7 @@ class Cta {
         Fiber& fiber = fibers_[first + other];
         fiber.got = fibers_[first + fiber.source % kWarp].given;
         fiber.votes = votes;
+        fiber.largest = largest;
         ready.push_back(first + other);
       }
       for (unsigned other = 0; other < kWarp; ++other) {
@@ -262,6 +288,8 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 #define __syncthreads_or(vote) \
   static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, (vote) != 0) != 0)
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
+#define __reduce_max_sync(mask, number) \
+  static_cast<unsigned>(cuda_on_cpu::Cta::current().largest(__LINE__, (mask), (number)))
 #define __shfl_up_sync(mask, number, by) \
   cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), -(int)(by))
 #define __shfl_down_sync(mask, number, by) \

@@ -7,8 +7,9 @@ guards here: each ends where its allocation ends, and the sanitizer watches that
 import sys
 from pathlib import Path
 
-from tests.kernels import cases
+from tests.kernels import cases, quantise_cases
 from tests.kernels.on_cpu import KernelsOnCpu, Order
+from tests.kernels.quantise_on_cpu import QuantiseOnCpu
 
 
 def run_cases(library: Path) -> None:
@@ -32,6 +33,10 @@ def run_cases(library: Path) -> None:
             cases.corruption_lists_nothing(kernels, corruption)
         for delta in cases.cut_deltas():
             cases.cut_delta_is_found(kernels, delta)
+        quantising = QuantiseOnCpu(library, order=order, shift=shift, guard=0)
+        for quantised in quantise_cases.CASES:
+            quantise_cases.quantise_agrees(quantising, quantised, by="cta")
+            quantise_cases.quantise_agrees(quantising, quantised, by="warp")
 
 
 def main() -> None:

@@ -26,6 +26,18 @@ extern "C" __global__ void no_race(unsigned* out) {
   __syncthreads();
   out[threadIdx.x] = shared.number[(threadIdx.x + 1) % 64];
 }
+// Each warp's number is read by all, twice; the second one must not be written too early.
+extern "C" __global__ void overtakes(unsigned* out) {
+  __shared__ Shared shared;
+  unsigned sum = 0;
+  for (unsigned round = 1; round <= 2; ++round) {
+    const unsigned number = __reduce_max_sync(0xFFFFFFFF, round * 100 + threadIdx.x);
+    if (threadIdx.x % 32 == 0) shared.number[threadIdx.x / 32] = number;
+    __syncthreads();
+    sum += round * (shared.number[0] + shared.number[1]);
+  }
+  out[threadIdx.x] = sum;
+}
 extern "C" __global__ void poison(unsigned* out) {
   __shared__ Shared shared;
   out[threadIdx.x] = shared.number[threadIdx.x];
@@ -48,6 +60,7 @@ extern "C" __global__ void lanes(unsigned* out) {
   got += __shfl_up_sync(0xFFFFFFFF, threadIdx.x, 1);
   got ^= __shfl_down_sync(0xFFFFFFFF, threadIdx.x, 2) << 8;
   if (lane < 4) got += __ballot_sync(0xF, lane == 2);
+  got += __reduce_max_sync(0xFFFFFFFF, threadIdx.x ^ 5) << 16;
   out[threadIdx.x] = got + (__syncthreads_or(threadIdx.x == 63) << 31);
 }
 
@@ -60,6 +73,7 @@ extern "C" __global__ void lanes(unsigned* out) {
   }
 PROBE(race)
 PROBE(no_race)
+PROBE(overtakes)
 PROBE(poison)
 PROBE(half_come)
 PROBE(two_places)
@@ -88,6 +102,13 @@ def run(probes: ctypes.CDLL, name: str, order: Order, *, blocks: int = 1) -> tup
 def test_race_answers_differently_in_another_order(probes: ctypes.CDLL) -> None:
     answers = {tuple(run(probes, "race", order)[0]) for order in Order}
     assert len(answers) == len(Order)
+
+
+def test_a_warp_that_overtakes_another_answers_differently(probes: ctypes.CDLL) -> None:
+    in_step, error = run(probes, "overtakes", Order.FORWARD)
+    assert not error
+    assert in_step == [131 + 163 + 2 * (231 + 263)] * THREADS
+    assert run(probes, "overtakes", Order.BACKWARD)[0] != in_step
 
 
 def test_barrier_ends_the_race(probes: ctypes.CDLL) -> None:
@@ -128,6 +149,7 @@ def test_lanes_exchange_what_cuda_says(probes: ctypes.CDLL, order: Order) -> Non
         got = thirds + (thread - 1 if lane > 0 else thread)
         got ^= (thread + 2 if lane < 30 else thread) << 8
         got += 0b100 if lane < 4 else 0
+        got += (thread // 32 * 32 + 31) << 16
         want.append((got + (1 << 31)) & 0xFFFFFFFF)
     answer, error = run(probes, "lanes", order)
     assert not error

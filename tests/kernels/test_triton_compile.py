@@ -18,6 +18,9 @@ TYPES = {
     **dict.fromkeys("arena payload marks threshold".split(), "*i32"),
     **dict.fromkeys("entries offsets cursor digest ends bins firsts found".split(), "*i64"),
     "verdicts": "*i8",
+    "codes": "*u8",
+    "scales": "*fp32",
+    **dict.fromkeys("rows cols row_stride block_rows block_cols".split(), "i64"),
     "errors": "*u32",
     **dict.fromkeys("count arena_words payload_words first_word seed capacity".split(), "i64"),
 }
@@ -30,6 +33,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "delta_pack.delta_pack_kernel": [
         {"block_elements": 65_536, "threshold": None},
         {"block_elements": 16_384},
+    ],
+    "quantise.quantise_kernel": [
+        {"is_fp8": True, "tile_cols": 128},
+        {"is_fp8": False, "tile_cols": 1024},
+        {"is_fp8": True, "tile_cols": 1},
     ],
     "block_check.check_blocks_kernel": [{"block_elements": 65_536}, {"block_elements": 16_384}],
     "block_changes.change_blocks_kernel": [
@@ -114,6 +122,11 @@ def ptxas_report(name: str, variant: dict[str, Any], arch: int, aligned: bool) -
     return f"binary {len(kernel.asm['cubin'])}\n{done.stdout}{done.stderr}"
 
 
+def ptx_of(name: str, variant: dict[str, Any]) -> str:
+    ptx: str = compiled(name, variant, ("cuda", 90, 32), aligned=True).asm["ptx"]
+    return ptx
+
+
 def amd_assembly(name: str, variant: dict[str, Any]) -> str:
     kernel = compiled(name, variant, ("hip", "gfx942", 64), aligned=True)
     assert kernel.asm["hsaco"]
@@ -143,3 +156,14 @@ def test_compiles_for_mi300(child: Child, name: str) -> None:
     for variant in VARIANTS[name]:
         assembly = child.run(amd_assembly, name, variant)
         assert re.findall(r"\.vgpr_spill_count: +(\d+)", assembly) == ["0"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS["quantise.quantise_kernel"], ids=str)
+def test_quotients_are_rounded_once_and_keep_subnormals(
+    child: Child, variant: dict[str, Any]
+) -> None:
+    ptx = child.run(ptx_of, "quantise.quantise_kernel", variant)
+    divisions = re.findall(r"\bdiv\.[a-z.]+\.f32|\brcp\.[a-z.]+\.f32", ptx)
+    assert divisions
+    assert set(divisions) == {"div.rn.f32"}
+    assert ".ftz" not in ptx

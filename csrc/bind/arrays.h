@@ -1,0 +1,34 @@
+// How arrays of numbers and the name of an instruction set cross to Python and back.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transfer/buffer.h"
+#include "transfer/simd.h"
+
+namespace rose::bind {
+
+// An instruction set by name, or the best one; refuses one that this machine lacks.
+transfer::Isa isa_of(const std::optional<std::string>& name);
+
+// An array of that shape that owns the numbers.
+template <typename T>
+pybind11::array_t<T> to_array_of(std::vector<pybind11::ssize_t> shape,
+                                 transfer::Buffer<T> numbers) {
+  namespace py = pybind11;
+  auto owner = std::make_unique<transfer::Buffer<T>>(std::move(numbers));
+  const T* const data = owner->data();
+  const py::capsule keeper{owner.get(),
+                           [](void* kept) { delete static_cast<transfer::Buffer<T>*>(kept); }};
+  static_cast<void>(owner.release());
+  return py::array_t<T>{std::move(shape), data, keeper};
+}
+
+}  // namespace rose::bind
