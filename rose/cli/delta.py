@@ -57,7 +57,7 @@ def inspect_checkpoints(
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("comparing", one.nbytes + other.nbytes) as advance:
         inspection = inspect(one, other, advance=advance)
-    # Written before anything is said, so that a failure leaves one sentence and no half of a result.
+    # Written before anything is said: a failure leaves one sentence and no half of a result.
     if json_path is not None:
         _write(json_path, as_json(inspection, old, new))
     if html_path is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segments
 from rich.table import Table
 
 from rose.cli.report_numbers import number
@@ -33,6 +34,7 @@ CODEC_NAMES: Final = {
 BOUND_NAMES: Final = {"iid": "bound, i.i.d.", "class": "bound, by exponent"}
 _UNITS: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _NAMED: Final = 5
+_WIDEST: Final = 400
 
 
 def print_inspection(console: Console, inspection: Inspection, *, most: int) -> None:
@@ -46,16 +48,16 @@ def print_inspection(console: Console, inspection: Inspection, *, most: int) -> 
     console.print(summary(inspection), markup=False, soft_wrap=True)
     for sentence in uncompared(inspection):
         console.print(sentence, markup=False, soft_wrap=True)
-    console.print(_table(("kind", "tensors", "elements", "changed", "density"), kinds(inspection)))
+    _print_table(console, ("kind", "tensors", "elements", "changed", "density"), kinds(inspection))
     listed = sorted(inspection.tensors, key=lambda one: (-one.changed, one.name))[:most]
     if most and inspection.changed:
         rows = [tensor_row(one) for one in listed if one.changed]
-        console.print(_table(("tensors that change most", "elements", "changed", "density"), rows))
+        _print_table(console, ("tensors that change most", "elements", "changed", "density"), rows)
     if inspection.changed:
         for dtype, headers, row in steps(inspection):
-            console.print(_table((f"{dtype}, step in ULP", *headers), [("changes", *row)]))
+            _print_table(console, (f"{dtype}, step in ULP", *headers), [("changes", *row)])
     headers = ("codec", "bytes", "B/change", "of dense", *(f"{one} Gb/s" for one in GIGABITS_PER_S))
-    console.print(_table(headers, codecs(inspection)))
+    _print_table(console, headers, codecs(inspection))
 
 
 def summary(inspection: Inspection) -> str:
@@ -208,11 +210,13 @@ def _tensor(tensor: TensorChange) -> dict[str, Any]:
     }
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, header in enumerate(headers):
         justify: Any = "right" if i else "left"
-        table.add_column(escape(header), justify=justify, no_wrap=bool(i))
+        table.add_column(escape(header), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
-    return table
+    # As wide as it must be: what a terminal wraps can still be read, what is cut cannot.
+    options = console.options.update_width(_WIDEST)
+    console.print(Segments(console.render(table, options)), soft_wrap=True)

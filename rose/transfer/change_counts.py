@@ -1,5 +1,6 @@
 """How elements change: the sizes of the steps, the exponents they had, and what that must cost."""
 
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -76,7 +77,7 @@ class ChangeCounts:
         """Return how many changes have a step of each size in ULP, by `STEP_BINS`."""
         by_size = self._steps.reshape(len(self.of_all), -1, 2).sum(axis=(0, 2))
         edges = [1, 2, 3, 5, 9, 17, 33, EXACT_STEPS + 1, _BUCKETS]
-        counts = [int(by_size[a:b].sum()) for a, b in zip(edges, edges[1:], strict=False)]
+        counts = [int(by_size[a:b].sum()) for a, b in pairwise(edges)]
         return dict(zip(STEP_BINS, counts, strict=True))
 
     def iid_bits(self) -> float:
@@ -93,9 +94,9 @@ class ChangeCounts:
         return positions + sum(map(_entropy_bits, self._steps)) + self._large_bits()
 
     def _large_bits(self) -> float:
-        """Return what it takes to say which step, for those that only their highest bit is known of.
+        """Return what it takes to say which step it is, of those counted by their highest bit.
 
-        As if all with one highest bit were equally likely; there are few of them.
+        As if all of one highest bit were equally likely; there are few of them.
         """
         by_bucket = self._steps.sum(axis=0).reshape(-1, 2).sum(axis=1)[EXACT_STEPS + 1 :]
         return float(by_bucket @ (np.arange(len(by_bucket)) + _LARGE_BITS - 1))
