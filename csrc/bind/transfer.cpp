@@ -11,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "bind/box.h"
 #include "bind/status.h"
 #include "transfer/delta_apply.h"
 #include "transfer/delta_check.h"
+#include "transfer/delta_merge.h"
 #include "transfer/delta_pack.h"
 #include "transfer/digest.h"
 #include "transfer/simd.h"
@@ -31,15 +33,6 @@ namespace {
 
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
-using Bits = Array<std::uint16_t>;
-
-std::span<const std::uint16_t> bits_of(const Bits& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-std::span<std::uint16_t> writable_bits_of(Bits& array) {
-  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
-}
 
 // An instruction set by name, or the best one; refuses one that this machine lacks.
 Isa isa_of(const std::optional<std::string>& name) {
@@ -75,87 +68,167 @@ Array<T> to_array(Buffer<T> numbers) {
 
 py::tuple to_tuple(const Digest& digest) { return py::make_tuple(digest.first, digest.second); }
 
-DeltaView view_of(std::uint64_t count, std::uint32_t block_elements,
-                  const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload) {
-  return {.count = count,
-          .block_elements = block_elements,
-          .entries = {entries.data(), static_cast<std::size_t>(entries.size())},
-          .payload = {payload.data(), static_cast<std::size_t>(payload.size())}};
+// A delta as Python holds it, field by field.
+struct DeltaArrays {
+  std::uint64_t count;
+  std::uint32_t block_elements;
+  std::uint32_t width;
+  Array<std::uint64_t> entries;
+  Array<std::uint32_t> payload;
+
+  DeltaView view() const {
+    return {.count = count,
+            .block_elements = block_elements,
+            .width = width,
+            .entries = {entries.data(), static_cast<std::size_t>(entries.size())},
+            .payload = {payload.data(), static_cast<std::size_t>(payload.size())}};
+  }
+};
+
+DeltaArrays arrays_of(const py::handle& delta) {
+  return {.count = delta.attr("count").cast<std::uint64_t>(),
+          .block_elements = delta.attr("block_elements").cast<std::uint32_t>(),
+          .width = delta.attr("width").cast<std::uint32_t>(),
+          .entries = delta.attr("entries").cast<Array<std::uint64_t>>(),
+          .payload = delta.attr("payload").cast<Array<std::uint32_t>>()};
 }
 
-py::tuple delta_pack(const Bits& fresh, Bits& shadow, std::uint32_t block_elements,
-                     std::uint32_t threshold, const std::optional<std::string>& isa) {
-  const auto from = bits_of(fresh);
-  const auto to = writable_bits_of(shadow);
-  const transfer::PackOptions options{
-      .block_elements = block_elements, .threshold = threshold, .isa = isa_of(isa)};
-  auto packed = [&] {
+using Pair = std::pair<std::uint64_t, std::uint64_t>;
+
+Digest digest_of(const Pair& pair) { return {pair.first, pair.second}; }
+
+// Does `work` without the GIL and raises what came of it.
+template <typename Work>
+void run(Work work) {
+  Status status;
+  {
     const py::gil_scoped_release release;
-    return transfer::delta_pack(from, to, options);
+    status = work();
+  }
+  check(status);
+}
+
+template <typename Work>
+auto run_for(Work work) {
+  auto result = [&] {
+    const py::gil_scoped_release release;
+    return work();
   }();
-  transfer::PackedDelta delta = take(std::move(packed));
-  return py::make_tuple(to_array(std::move(delta.entries)), to_array(std::move(delta.payload)),
-                        to_tuple(delta.digest));
+  return take(std::move(result));
 }
 
-void delta_check(std::uint64_t count, std::uint32_t block_elements,
-                 const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload) {
-  const DeltaView delta = view_of(count, block_elements, entries, payload);
-  Status status;
-  {
-    const py::gil_scoped_release release;
-    status = transfer::check_delta(delta);
+transfer::PackOptions options_of(std::uint32_t block_elements, std::uint32_t threshold,
+                                 std::optional<py::array>& ages, std::uint32_t age_limit,
+                                 bool moves_ages, const std::optional<std::string>& isa,
+                                 std::uint32_t threads) {
+  transfer::PackOptions options{.block_elements = block_elements,
+                                .threshold = threshold,
+                                .isa = isa_of(isa),
+                                .threads = threads};
+  if (!ages) return options;
+  options.ages.limit = age_limit;
+  if (moves_ages) {
+    options.ages.counts = writable_box_of<std::uint8_t>("ages", *ages);
+  } else {
+    const auto looked_at = box_of<std::uint8_t>("ages", *ages);
+    options.ages.counts = {const_cast<std::uint8_t*>(looked_at.data), looked_at.shape};
   }
-  check(status);
+  return options;
 }
 
-void delta_apply(Bits& weights, std::uint64_t count, std::uint32_t block_elements,
-                 const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload,
-                 bool undo) {
-  const auto bits = writable_bits_of(weights);
-  const DeltaView delta = view_of(count, block_elements, entries, payload);
-  Status status;
-  {
-    const py::gil_scoped_release release;
-    status = transfer::delta_apply(bits, delta, undo);
-  }
-  check(status);
+py::tuple delta_pack(const py::array& fresh, py::array& shadow, std::uint32_t block_elements,
+                     std::uint32_t threshold, std::optional<py::array> ages,
+                     std::uint32_t age_limit, const std::optional<std::string>& isa,
+                     std::uint32_t threads) {
+  const auto options = options_of(block_elements, threshold, ages, age_limit, true, isa, threads);
+  return with_elements_of("new", fresh, [&](auto element) {
+    using T = decltype(element);
+    const auto from = box_of<T>("new", fresh);
+    const auto to = writable_box_of<T>("shadow", shadow);
+    transfer::PackedDelta delta = run_for([&] { return transfer::delta_pack(from, to, options); });
+    return py::tuple{py::make_tuple(to_array(std::move(delta.entries)),
+                                    to_array(std::move(delta.payload)), to_tuple(delta.base_digest),
+                                    to_tuple(delta.digest))};
+  });
 }
 
-std::uint32_t topk_threshold(const Bits& fresh, const Bits& shadow, std::uint64_t budget,
+std::uint64_t delta_measure(const py::array& fresh, const py::array& shadow,
+                            std::uint32_t block_elements, std::uint32_t threshold,
+                            std::optional<py::array> ages, std::uint32_t age_limit,
+                            const std::optional<std::string>& isa, std::uint32_t threads) {
+  const auto options = options_of(block_elements, threshold, ages, age_limit, false, isa, threads);
+  return with_elements_of("new", fresh, [&](auto element) {
+    using T = decltype(element);
+    const auto from = box_of<T>("new", fresh);
+    const auto to = box_of<T>("shadow", shadow);
+    return run_for([&] { return transfer::delta_measure(from, to, options); });
+  });
+}
+
+void delta_check(const py::object& delta) {
+  const DeltaArrays arrays = arrays_of(delta);
+  run([&] { return transfer::check_delta(arrays.view()); });
+}
+
+void delta_apply(py::array& weights, const py::object& delta, bool undo, std::uint64_t first_block,
+                 std::optional<std::uint64_t> last_block) {
+  const DeltaArrays arrays = arrays_of(delta);
+  const transfer::ApplyOptions options{
+      .is_undone = undo,
+      .blocks = {.first = first_block, .last = last_block.value_or(~std::uint64_t{0})}};
+  with_elements_of("weights", weights, [&](auto element) {
+    const auto box = writable_box_of<decltype(element)>("weights", weights);
+    run([&] { return transfer::delta_apply(box, arrays.view(), options); });
+  });
+}
+
+void delta_verify(const py::array& weights, const py::object& delta, const Pair& base_digest,
+                  const Pair& digest, bool undo) {
+  const DeltaArrays arrays = arrays_of(delta);
+  with_elements_of("weights", weights, [&](auto element) {
+    const auto box = box_of<decltype(element)>("weights", weights);
+    run([&] {
+      return transfer::delta_verify(box, arrays.view(), digest_of(base_digest), digest_of(digest),
+                                    undo);
+    });
+  });
+}
+
+py::tuple delta_merge(const py::object& first, const py::object& second) {
+  const DeltaArrays one = arrays_of(first);
+  const DeltaArrays other = arrays_of(second);
+  transfer::MergedDelta merged =
+      run_for([&] { return transfer::delta_merge(one.view(), other.view()); });
+  return py::make_tuple(to_array(std::move(merged.entries)), to_array(std::move(merged.payload)));
+}
+
+std::uint32_t topk_threshold(const py::array& fresh, const py::array& shadow, std::uint64_t budget,
+                             std::optional<py::array> ages, std::uint32_t age_limit,
                              const std::optional<std::string>& isa) {
-  const auto from = bits_of(fresh);
-  const auto to = bits_of(shadow);
-  const Isa chosen = isa_of(isa);
-  auto threshold = [&] {
-    const py::gil_scoped_release release;
-    return transfer::topk_threshold(from, to, budget, chosen);
-  }();
-  return take(std::move(threshold));
+  const auto options = options_of(transfer::kBlockElementsMax, 0, ages, age_limit, false, isa, 1);
+  const auto from = box_of<std::uint16_t>("new", fresh);
+  const auto to = box_of<std::uint16_t>("shadow", shadow);
+  return run_for([&] { return transfer::topk_threshold(from, to, budget, options); });
 }
 
-py::tuple topk_unpack(const Bits& base, std::uint64_t count, std::uint32_t block_elements,
-                      const Array<std::uint64_t>& entries, const Array<std::uint32_t>& payload) {
-  const auto bits = bits_of(base);
-  const DeltaView delta = view_of(count, block_elements, entries, payload);
-  auto unpacked = [&] {
-    const py::gil_scoped_release release;
-    return transfer::topk_unpack(delta, bits);
-  }();
-  transfer::ChangedElements changed = take(std::move(unpacked));
-  return py::make_tuple(to_array(std::move(changed.positions)),
-                        to_array(std::move(changed.values)));
+py::tuple topk_unpack(const py::array& base, const py::object& delta) {
+  const DeltaArrays arrays = arrays_of(delta);
+  return with_elements_of("base", base, [&](auto element) {
+    const auto box = box_of<decltype(element)>("base", base);
+    auto changed = run_for([&] { return transfer::topk_unpack(arrays.view(), box); });
+    return py::tuple{py::make_tuple(to_array(std::move(changed.positions)),
+                                    to_array(std::move(changed.values)))};
+  });
 }
 
-py::tuple digest(const Bits& bits, std::uint64_t first_index, std::uint64_t seed,
-                 const std::optional<std::string>& isa) {
-  const auto elements = bits_of(bits);
-  const Isa chosen = isa_of(isa);
-  auto sums = [&] {
-    const py::gil_scoped_release release;
-    return transfer::digest(elements, first_index, seed, chosen);
-  }();
-  return to_tuple(take(std::move(sums)));
+py::tuple digest(const py::array& bits, std::uint64_t first_index, std::uint64_t seed,
+                 const std::optional<std::string>& isa, std::uint32_t threads) {
+  const transfer::DigestOptions options{
+      .first_index = first_index, .seed = seed, .isa = isa_of(isa), .threads = threads};
+  return with_elements_of("bits", bits, [&](auto element) {
+    const auto box = box_of<decltype(element)>("bits", bits);
+    return to_tuple(run_for([&] { return transfer::digest(box, options); }));
+  });
 }
 
 }  // namespace
@@ -164,21 +237,27 @@ void bind_transfer(py::module_& module) {
   module.def("isa_names", &isa_names);
   module.def("delta_pack", &delta_pack, py::arg("new").noconvert(), py::arg("shadow").noconvert(),
              py::kw_only(), py::arg("block_elements"), py::arg("threshold") = 0,
-             py::arg("isa") = py::none());
-  module.def("delta_check", &delta_check, py::kw_only(), py::arg("count"),
-             py::arg("block_elements"), py::arg("entries").noconvert(),
-             py::arg("payload").noconvert());
-  module.def("delta_apply", &delta_apply, py::arg("weights").noconvert(), py::kw_only(),
-             py::arg("count"), py::arg("block_elements"), py::arg("entries").noconvert(),
-             py::arg("payload").noconvert(), py::arg("undo") = false);
+             py::arg("ages").noconvert() = py::none(), py::arg("age_limit") = 0,
+             py::arg("isa") = py::none(), py::arg("threads") = 1);
+  module.def("delta_measure", &delta_measure, py::arg("new").noconvert(),
+             py::arg("shadow").noconvert(), py::kw_only(), py::arg("block_elements"),
+             py::arg("threshold") = 0, py::arg("ages").noconvert() = py::none(),
+             py::arg("age_limit") = 0, py::arg("isa") = py::none(), py::arg("threads") = 1);
+  module.def("delta_check", &delta_check, py::arg("delta"));
+  module.def("delta_apply", &delta_apply, py::arg("weights").noconvert(), py::arg("delta"),
+             py::kw_only(), py::arg("undo") = false, py::arg("first_block") = 0,
+             py::arg("last_block") = py::none());
+  module.def("delta_verify", &delta_verify, py::arg("weights").noconvert(), py::arg("delta"),
+             py::kw_only(), py::arg("base_digest"), py::arg("digest"), py::arg("undo") = false);
+  module.def("delta_merge", &delta_merge, py::arg("first"), py::arg("second"));
   module.def("topk_threshold", &topk_threshold, py::arg("new").noconvert(),
              py::arg("shadow").noconvert(), py::kw_only(), py::arg("budget"),
+             py::arg("ages").noconvert() = py::none(), py::arg("age_limit") = 0,
              py::arg("isa") = py::none());
-  module.def("topk_unpack", &topk_unpack, py::arg("base").noconvert(), py::kw_only(),
-             py::arg("count"), py::arg("block_elements"), py::arg("entries").noconvert(),
-             py::arg("payload").noconvert());
+  module.def("topk_unpack", &topk_unpack, py::arg("base").noconvert(), py::arg("delta"));
   module.def("digest", &digest, py::arg("bits").noconvert(), py::kw_only(),
-             py::arg("first_index") = 0, py::arg("seed") = 0, py::arg("isa") = py::none());
+             py::arg("first_index") = 0, py::arg("seed") = 0, py::arg("isa") = py::none(),
+             py::arg("threads") = 1);
 }
 
 }  // namespace rose::bind

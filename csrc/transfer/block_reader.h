@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "transfer/buffer.h"
-#include "transfer/elias_fano.h"
+#include "transfer/delta.h"
 
 namespace rose::transfer {
 
@@ -17,71 +17,77 @@ struct BlockView {
   const std::uint32_t* words{nullptr};
 };
 
-// Calls visit(BlockView) for every block, in order.
+// Some of the blocks of a delta, `first` to `last` - 1.
+struct BlockRange {
+  std::uint64_t first{0};
+  std::uint64_t last{~std::uint64_t{0}};
+};
+
+// Calls visit(BlockView) for every block of the range that there is, in order.
+template <typename Visit>
+void for_each_block(const DeltaView& delta, BlockRange range, Visit visit) noexcept {
+  const std::uint32_t* words = delta.payload.data();
+  for (std::uint64_t block = 0; block < std::min<std::uint64_t>(range.last, delta.entries.size());
+       ++block) {
+    const Entry entry = Entry::decode(delta.entries[block]);
+    if (block >= range.first) {
+      const std::uint64_t first = block * delta.block_elements;
+      visit(BlockView{.first = first,
+                      .elements = elements_of_block(delta.count, first, delta.block_elements),
+                      .entry = entry,
+                      .words = words});
+    }
+    words += entry.words;
+  }
+}
+
 template <typename Visit>
 void for_each_block(const DeltaView& delta, Visit visit) noexcept {
-  const std::uint32_t* words = delta.payload.data();
-  std::uint64_t first = 0;
-  for (const std::uint64_t bits : delta.entries) {
-    const Entry entry = Entry::decode(bits);
-    visit(BlockView{.first = first,
-                    .elements = elements_of_block(delta.count, first, delta.block_elements),
-                    .entry = entry,
-                    .words = words});
-    words += entry.words;
-    first += delta.block_elements;
-  }
+  for_each_block(delta, BlockRange{}, visit);
 }
 
-// XOR of an element, from a RAW block.
-inline std::uint16_t raw_xor(const BlockView& block, std::uint32_t position) noexcept {
-  return static_cast<std::uint16_t>(block.words[position / 2] >> (position % 2 * 16));
-}
+// Where the sections behind the positions of a GAP or BITMAP block are; null what is not there.
+struct BodySections {
+  const std::uint32_t* signs{nullptr};
+  std::uint32_t magnitude_bits{0};
+  std::uint32_t large{0};
+  const std::uint32_t* ranks{nullptr};  // null also when all changes are listed
+  const std::uint32_t* magnitudes{nullptr};
+  const std::uint32_t* large_ranks{nullptr};
+  const std::uint32_t* large_values{nullptr};
 
-// Which elements a GAP block changes and how. Room for the positions is the caller's.
-class GapReader {
+  BodySections(const BlockView& block) noexcept;
+};
+
+// What a block changes, to room for `changed` + kChangesSlack each. The block is no STRAT one.
+template <ElementBits T>
+BlockChanges<T> read_changes(const BlockView& block, std::uint16_t* positions,
+                             T* differences) noexcept;
+
+// Room for what read_changes() finds, used again for every block.
+template <ElementBits T>
+class ChangesRoom {
  public:
-  // `positions` has room for entry.changed numbers and is filled here.
-  GapReader(const BlockView& block, std::uint16_t* positions) noexcept
-      : block_{block}, positions_{positions} {
-    const EliasFanoShape shape{block.elements, block.entry.changed};
-    EliasFanoReader reader{block.words, block.elements, block.entry.changed};
-    for (std::uint32_t i = 0; i < block.entry.changed; ++i) {
-      positions[i] = static_cast<std::uint16_t>(reader.next());
-    }
-    signs_ = block.words + shape.words();
+  static Result<ChangesRoom> create(std::size_t elements) noexcept {
+    ChangesRoom room;
+    auto positions = Buffer<std::uint16_t>::create(elements + kChangesSlack);
+    if (!positions.ok()) return positions.status();
+    auto differences = Buffer<T>::create(elements + kChangesSlack);
+    if (!differences.ok()) return differences.status();
+    room.positions_ = positions.take();
+    room.differences_ = differences.take();
+    return room;
   }
 
-  // Changes elements in place, `at(rank, position)` being a reference to one: first as if all were
-  // steps, where an exception is one of +1; then the exceptions are mended.
-  template <typename At>
-  void change(At at, bool undo) const noexcept {
-    const std::uint32_t up = undo ? 0xFFFF'FFFFU : 1U;
-    for (std::uint32_t i = 0; i < block_.entry.changed; ++i) {
-      const std::uint32_t is_down = signs_[i / 32] >> (i % 32) & 1;
-      std::uint16_t& element = at(i, positions_[i]);
-      element = static_cast<std::uint16_t>(element + (is_down != 0 ? 0U - up : up));
-    }
-    if (block_.entry.exceptions != 0) mend(at, up);
+  std::uint16_t* positions() const noexcept { return positions_.data(); }
+  T* differences() const noexcept { return differences_.data(); }
+  BlockChanges<T> read(const BlockView& block) const noexcept {
+    return read_changes(block, positions(), differences());
   }
 
  private:
-  template <typename At>
-  void mend(At at, std::uint32_t up) const noexcept {
-    const std::uint32_t* const ranks = signs_ + words_of_bits(block_.entry.changed);
-    const EliasFanoShape shape{block_.entry.changed, block_.entry.exceptions};
-    EliasFanoReader reader{ranks, block_.entry.changed, block_.entry.exceptions};
-    BitReader values{ranks + shape.words()};
-    for (std::uint32_t i = 0; i < block_.entry.exceptions; ++i) {
-      const std::uint32_t rank = reader.next();
-      std::uint16_t& element = at(rank, positions_[rank]);
-      element = static_cast<std::uint16_t>((element - up) ^ values.take(16));
-    }
-  }
-
-  BlockView block_;
-  const std::uint16_t* positions_;
-  const std::uint32_t* signs_{nullptr};
+  Buffer<std::uint16_t> positions_;
+  Buffer<T> differences_;
 };
 
 }  // namespace rose::transfer

@@ -1,45 +1,149 @@
 #include "transfer/delta_apply.h"
 
+#include <array>
+#include <cstring>
 #include <string>
 
-#include "transfer/block_reader.h"
 #include "transfer/delta_check.h"
+#include "transfer/digest.h"
 
 namespace rose::transfer {
 
 namespace {
 
-// Also writes the elements that stay: to branch on each of them would cost more.
-void apply_raw(const BlockView& block, std::uint16_t* weights) noexcept {
+// A dense row is added whole: to branch on each of its elements would cost more.
+template <ElementBits T>
+void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
+  const T sign = is_undone ? static_cast<T>(0U - 1U) : T{1};
   for (std::uint32_t i = 0; i < block.elements; ++i) {
-    weights[i] = static_cast<std::uint16_t>(weights[i] ^ raw_xor(block, i));
+    T difference = 0;
+    std::memcpy(&difference, bytes + sizeof(T) * i, sizeof(T));
+    weights[i] = static_cast<T>(weights[i] + difference * sign);
   }
 }
 
+// Adds to the elements that `at(position)` refers to.
+template <ElementBits T, typename At>
+void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept {
+  for (std::uint32_t i = 0; i < changes.changed; ++i) {
+    T& element = at(changes.positions[i]);
+    const T by = changes.differences[i];
+    element = static_cast<T>(is_undone ? element - by : element + by);
+  }
+}
+
+// Reads the words that a block touches, and adds what they change in both sums.
+template <ElementBits T>
+class WordReader {
+ public:
+  WordReader(const Box<const T>& weights, bool is_undone) noexcept
+      : cursor_{weights}, is_undone_{is_undone} {}
+
+  void add(const BlockView& block, const BlockChanges<T>& changes, Digest& difference) noexcept {
+    std::uint32_t i = 0;
+    while (i < changes.changed) {
+      const std::uint32_t word = changes.positions[i] / kInWord;
+      const std::uint32_t at = word * kInWord;
+      const std::uint32_t elements = std::min<std::uint32_t>(kInWord, block.elements - at);
+      std::array<T, kInWord> lanes{};
+      for (std::uint32_t lane = 0; lane < elements; ++lane) {
+        lanes[lane] = cursor_.at(block.first + at + lane);
+      }
+      const std::array<T, kInWord> before = lanes;
+      for (; i < changes.changed && changes.positions[i] / kInWord == word; ++i) {
+        T& lane = lanes[changes.positions[i] % kInWord];
+        const T by = changes.differences[i];
+        lane = static_cast<T>(is_undone_ ? lane - by : lane + by);
+      }
+      const std::uint64_t index = block.first / kInWord + word;
+      Digest old_part;
+      Digest new_part;
+      add_words_portable(before.data(), 1, index, 0, old_part);
+      add_words_portable(lanes.data(), 1, index, 0, new_part);
+      difference.first += new_part.first - old_part.first;
+      difference.second += new_part.second - old_part.second;
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kInWord = 8 / sizeof(T);
+
+  BoxCursor<const T> cursor_;
+  bool is_undone_;
+};
+
 }  // namespace
 
-Status delta_apply(std::span<std::uint16_t> weights, const DeltaView& delta, bool undo) noexcept {
-  if (weights.size() != delta.count) {
-    return Status::invalid_argument("weights have " + std::to_string(weights.size()) +
+template <ElementBits T>
+Status check_fit(const char* name, const Box<const T>& weights, const DeltaView& delta) noexcept {
+  if (kWidth<T> != delta.width) {
+    return Status::invalid_argument(std::string{name} + " has elements of " +
+                                    std::to_string(kWidth<T>) + " bits, the delta of " +
+                                    std::to_string(delta.width));
+  }
+  if (weights.count() != delta.count) {
+    return Status::invalid_argument(std::string{name} + " has " + std::to_string(weights.count()) +
                                     " elements, the delta " + std::to_string(delta.count));
   }
-  ROSE_TRY(check_delta(delta));
-  auto positions = Buffer<std::uint16_t>::create(kBlockElementsMax);
-  if (!positions.ok()) return positions.status();
-  for_each_block(delta, [&](const BlockView& block) noexcept {
-    std::uint16_t* const first = weights.data() + block.first;
-    if (block.entry.kind == Kind::kRaw) {
-      apply_raw(block, first);
-    } else if (block.entry.kind == Kind::kGap) {
-      const GapReader reader{block, positions.value().data()};
-      reader.change(
-          [first](std::uint32_t, std::uint32_t position) noexcept -> std::uint16_t& {
-            return first[position];
-          },
-          undo);
+  return {};
+}
+
+template <ElementBits T>
+Status delta_apply(const Box<T>& weights, const DeltaView& delta,
+                   const ApplyOptions& options) noexcept {
+  ROSE_TRY(check_fit<T>("weights", weights, delta));
+  if (weights.shape.may_overlap_itself()) {
+    return Status::invalid_argument("weights holds an element twice: pass a copy");
+  }
+  ROSE_TRY(check_blocks(delta, options.blocks));
+  auto room = ChangesRoom<T>::create(kBlockElementsMax);
+  if (!room.ok()) return room.status();
+  BoxCursor<T> cursor{weights};
+  for_each_block(delta, options.blocks, [&](const BlockView& block) noexcept {
+    T* const first = weights.data + block.first;
+    if (!weights.is_row()) {
+      add_changes(
+          room.value().read(block), options.is_undone,
+          [&](std::uint16_t position) noexcept -> T& { return cursor.at(block.first + position); });
+    } else if (block.entry.kind == Kind::kRaw) {
+      add_raw(block, first, options.is_undone);
+    } else {
+      add_changes(room.value().read(block), options.is_undone,
+                  [first](std::uint16_t position) noexcept -> T& { return first[position]; });
     }
   });
   return {};
 }
+
+template <ElementBits T>
+Status delta_verify(const Box<const T>& weights, const DeltaView& delta, const Digest& base,
+                    const Digest& result, bool is_undone) noexcept {
+  ROSE_TRY(check_fit("weights", weights, delta));
+  ROSE_TRY(check_delta(delta));
+  auto room = ChangesRoom<T>::create(kBlockElementsMax);
+  if (!room.ok()) return room.status();
+  WordReader<T> reader{weights, is_undone};
+  Digest found;
+  for_each_block(delta, [&](const BlockView& block) noexcept {
+    reader.add(block, room.value().read(block), found);
+  });
+  const Digest& from = is_undone ? result : base;
+  const Digest& to = is_undone ? base : result;
+  if (found == Digest{to.first - from.first, to.second - from.second}) return {};
+  return Status::corrupt(is_undone ? "the weights are not what the delta makes: nothing was undone"
+                                   : "the weights are not what the delta was made from: nothing "
+                                     "was applied");
+}
+
+#define ROSE_DELTA_APPLY(T)                                                                   \
+  template Status check_fit(const char*, const Box<const T>&, const DeltaView&) noexcept;     \
+  template Status delta_apply(const Box<T>&, const DeltaView&, const ApplyOptions&) noexcept; \
+  template Status delta_verify(const Box<const T>&, const DeltaView&, const Digest&,          \
+                               const Digest&, bool) noexcept;
+ROSE_DELTA_APPLY(std::uint8_t)
+ROSE_DELTA_APPLY(std::uint16_t)
+ROSE_DELTA_APPLY(std::uint32_t)
+#undef ROSE_DELTA_APPLY
 
 }  // namespace rose::transfer

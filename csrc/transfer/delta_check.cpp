@@ -1,16 +1,16 @@
 #include "transfer/delta_check.h"
 
 #include <bit>
+#include <cstring>
 #include <string>
 
 #include "transfer/elias_fano.h"
 
 namespace rose::transfer {
 
-namespace {
+// A fault says why something is wrong, as the end of a sentence; it is null when nothing is.
 
-// Why something is wrong, as the end of a sentence; null when nothing is.
-using Fault = const char*;
+namespace {
 
 bool is_tail_clear(const std::uint32_t* section, std::uint32_t bits) noexcept {
   return bits % 32 == 0 || section[bits / 32] >> (bits % 32) == 0;
@@ -24,20 +24,25 @@ struct EliasFanoFaults {
 constexpr EliasFanoFaults kPositionFaults{"its positions are not as many as it changes",
                                           "unused bits of its positions are not 0",
                                           "its positions do not ascend within the block"};
-constexpr EliasFanoFaults kRankFaults{"its ranks are not as many as its exceptions",
+constexpr EliasFanoFaults kRankFaults{"its ranks are not as many as it lists",
                                       "unused bits of its ranks are not 0",
                                       "its ranks do not ascend within its changes"};
+constexpr EliasFanoFaults kLargeFaults{"its large ranks are not as many as its shape says",
+                                       "unused bits of its large ranks are not 0",
+                                       "its large ranks do not ascend within its magnitudes"};
 
-// Calls visit(position) for each position, once the count is known to be right.
-template <typename Visit>
-Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::uint32_t count,
-                       const EliasFanoFaults& faults, Visit visit) noexcept {
-  const EliasFanoShape shape{universe, count};
+std::uint32_t count_bits(const std::uint32_t* words, std::uint32_t count) noexcept {
   std::uint32_t set = 0;
-  for (std::uint32_t i = 0; i < shape.high_words; ++i) {
+  for (std::uint32_t i = 0; i < count; ++i) {
     set += static_cast<std::uint32_t>(std::popcount(words[i]));
   }
-  if (set != count) return faults.count;
+  return set;
+}
+
+Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::uint32_t count,
+                       const EliasFanoFaults& faults) noexcept {
+  const EliasFanoShape shape{universe, count};
+  if (count_bits(words, shape.high_words) != count) return faults.count;
   if (!is_tail_clear(words, count + ((universe - 1) >> shape.low_bits)) ||
       !is_tail_clear(words + shape.high_words, count * shape.low_bits)) {
     return faults.unused;
@@ -49,84 +54,159 @@ Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::
     const std::uint32_t position = reader.next();
     is_ascending &= position >= least && position < universe;
     least = position + 1;
-    visit(position);
   }
   return is_ascending ? nullptr : faults.order;
 }
 
-Fault check_exceptions(const std::uint32_t* signs, std::uint32_t changed,
-                       std::uint32_t exceptions) noexcept {
-  const std::uint32_t* const ranks = signs + words_of_bits(changed);
-  std::uint32_t signed_exceptions = 0;
-  const auto look_at_sign = [&](std::uint32_t rank) noexcept {
-    // A rank that is out of range is reported by the caller, once all are read.
-    if (rank < changed) signed_exceptions += signs[rank / 32] >> (rank % 32) & 1;
-  };
-  if (const Fault fault = check_elias_fano(ranks, changed, exceptions, kRankFaults, look_at_sign)) {
-    return fault;
-  }
-  if (signed_exceptions != 0) return "an exception has a sign";
-  const std::uint32_t* const values = ranks + EliasFanoShape{changed, exceptions}.words();
-  if (!is_tail_clear(values, 16 * exceptions)) return "unused bits of its values are not 0";
-  BitReader reader{values};
-  for (std::uint32_t i = 0; i < exceptions; ++i) {
-    // XOR 1 is a step of one whatever the element was.
-    if (reader.take(16) <= 1) return "an exception is no change, or a step of one";
+// Whether the words of the magnitudes are as many as `words` leaves for them.
+Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
+  const Entry& entry = block.entry;
+  std::uint32_t words =
+      position_words(entry.kind, block.elements, entry.changed) + words_of_bits(entry.changed);
+  constexpr Fault kOther = "its number of words is not that of its changes";
+  if (entry.listed == 0) return words == entry.words ? nullptr : kOther;
+  const std::uint32_t at = words;
+  words += 1 + rank_words(entry.changed, entry.listed);
+  if (words > entry.words) return kOther;
+  const std::uint32_t magnitude_bits = block.words[at] & 0xFF;
+  const std::uint32_t large = block.words[at] >> 8;
+  if (magnitude_bits >= width) return "its magnitudes are as wide as its elements";
+  if (large > entry.listed) return "it has more large magnitudes than it lists";
+  words += magnitude_words(entry.listed, large, magnitude_bits, width);
+  return words == entry.words ? nullptr : kOther;
+}
+
+// Whether each size can be one, its ranks being sound.
+Fault check_sizes_listed(const BlockView& block, const BodySections& body,
+                         std::uint32_t width) noexcept {
+  const std::uint32_t listed = block.entry.listed;
+  const bool is_all = body.ranks == nullptr;
+  const std::uint64_t most = std::uint64_t{1} << (width - 1);
+  EliasFanoReader ranks{is_all ? block.words : body.ranks, block.entry.changed, listed};
+  BitReader fields{body.magnitudes};
+  BitReader values{body.large_values};
+  std::uint32_t left = body.large;
+  EliasFanoReader large{left == 0 ? block.words : body.large_ranks, listed, std::max(left, 1U)};
+  std::uint32_t next = left == 0 ? listed : large.next();
+  for (std::uint32_t i = 0; i < listed; ++i) {
+    std::uint32_t magnitude = fields.take(body.magnitude_bits);
+    if (i == next) {
+      if (magnitude != 0) return "the field of a large magnitude is not 0";
+      magnitude = values.take(width);
+      if (magnitude >> body.magnitude_bits == 0) return "a large magnitude is not large";
+      next = --left == 0 ? listed : large.next();
+    }
+    const std::uint32_t rank = is_all ? i : ranks.next();
+    const std::uint64_t size = std::uint64_t{magnitude} + (is_all ? 1 : 2);
+    const bool is_down = (body.signs[rank / 32] >> rank % 32 & 1) != 0;
+    if (size > most || (size == most && !is_down)) return "a size is more than an element can hold";
   }
   return nullptr;
 }
 
-Fault check_gap(std::uint32_t elements, const Entry& entry, const std::uint32_t* words) noexcept {
-  const auto ignore = [](std::uint32_t) noexcept {};
-  if (const Fault fault =
-          check_elias_fano(words, elements, entry.changed, kPositionFaults, ignore)) {
-    return fault;
+Fault check_listed(const BlockView& block, std::uint32_t width) noexcept {
+  const BodySections body{block};
+  const std::uint32_t listed = block.entry.listed;
+  if (body.ranks != nullptr) {
+    if (const Fault fault =
+            check_elias_fano(body.ranks, block.entry.changed, listed, kRankFaults)) {
+      return fault;
+    }
   }
-  const std::uint32_t* const signs = words + EliasFanoShape{elements, entry.changed}.words();
-  if (!is_tail_clear(signs, entry.changed)) return "unused bits of its signs are not 0";
-  return entry.exceptions == 0 ? nullptr : check_exceptions(signs, entry.changed, entry.exceptions);
+  if (!is_tail_clear(body.magnitudes, listed * body.magnitude_bits)) {
+    return "unused bits of its magnitudes are not 0";
+  }
+  if (body.large != 0) {
+    if (const Fault fault = check_elias_fano(body.large_ranks, listed, body.large, kLargeFaults)) {
+      return fault;
+    }
+    if (!is_tail_clear(body.large_values, width * body.large)) {
+      return "unused bits of its large magnitudes are not 0";
+    }
+  }
+  return check_sizes_listed(block, body, width);
 }
 
-Fault check_raw(std::uint32_t elements, const Entry& entry, const std::uint32_t* words) noexcept {
-  if (!is_tail_clear(words, 16 * elements)) return "the half word behind its elements is not 0";
+Fault check_bitmap(const BlockView& block) noexcept {
+  if (count_bits(block.words, words_of_bits(block.elements)) != block.entry.changed) {
+    return kPositionFaults.count;
+  }
+  return is_tail_clear(block.words, block.elements) ? nullptr : kPositionFaults.unused;
+}
+
+// A GAP or BITMAP block.
+Fault check_sparse(const BlockView& block, std::uint32_t width) noexcept {
+  if (const Fault fault = check_shape(block, width)) return fault;
+  const Fault fault =
+      block.entry.kind == Kind::kBitmap
+          ? check_bitmap(block)
+          : check_elias_fano(block.words, block.elements, block.entry.changed, kPositionFaults);
+  if (fault != nullptr) return fault;
+  const std::uint32_t* const signs =
+      block.words + position_words(block.entry.kind, block.elements, block.entry.changed);
+  if (!is_tail_clear(signs, block.entry.changed)) return "unused bits of its signs are not 0";
+  return block.entry.listed == 0 ? nullptr : check_listed(block, width);
+}
+
+template <ElementBits T>
+std::uint32_t count_raw(const BlockView& block) noexcept {
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
   std::uint32_t changed = 0;
-  for (std::uint32_t i = 0; i < entry.words; ++i) {
-    changed += ((words[i] & 0xFFFF) != 0 ? 1U : 0U) + (words[i] >> 16 != 0 ? 1U : 0U);
+  for (std::uint32_t i = 0; i < block.elements; ++i) {
+    T difference = 0;
+    std::memcpy(&difference, bytes + sizeof(T) * i, sizeof(T));
+    changed += difference != 0 ? 1 : 0;
   }
-  return changed == entry.changed ? nullptr : "it does not change as many elements as it says";
+  return changed;
 }
 
-// Whether the numbers of an entry go together; looks at no payload.
-Fault check_entry(std::uint32_t elements, const Entry& entry) noexcept {
-  switch (entry.kind) {
-    case Kind::kEmpty:
-      return entry.encode() == 0 ? nullptr : "its entry is EMPTY but not 0";
-    case Kind::kGap:
-      if (entry.changed == 0 || entry.changed > elements) return "its number of changes cannot be";
-      if (entry.exceptions > entry.changed) return "it has more exceptions than changes";
-      if (entry.words != gap_words(elements, entry.changed, entry.exceptions)) {
-        return "its number of words is not that of its changes";
-      }
-      return entry.words < raw_words(elements) ? nullptr : "it is GAP where RAW is smaller";
-    case Kind::kRaw:
-      if (entry.changed == 0 || entry.changed > elements) return "its number of changes cannot be";
-      if (entry.exceptions != 0) return "it is RAW and has exceptions";
-      return entry.words == raw_words(elements) ? nullptr
-                                                : "its number of words is not that of its elements";
+Fault check_raw(const BlockView& block, std::uint32_t width) noexcept {
+  if (!is_tail_clear(block.words, width * block.elements)) {
+    return "the bits behind its elements are not 0";
   }
-  return "its kind is unknown";
+  const std::uint32_t changed =
+      with_width(width, [&](auto element) noexcept { return count_raw<decltype(element)>(block); });
+  return changed == block.entry.changed ? nullptr
+                                        : "it does not change as many elements as it says";
 }
 
-Fault check_payload(const Entry& entry, std::uint32_t elements,
-                    const std::uint32_t* words) noexcept {
-  if (entry.kind == Kind::kGap) return check_gap(elements, entry, words);
-  return entry.kind == Kind::kRaw ? check_raw(elements, entry, words) : nullptr;
+// Whether the numbers of an entry go together, as far as they tell without the payload.
+Fault check_entry(const BlockView& block, std::uint32_t width) noexcept {
+  const Entry& entry = block.entry;
+  if (entry.kind == Kind::kEmpty) {
+    return entry.encode() == 0 ? nullptr : "its entry is EMPTY but not 0";
+  }
+  if (entry.kind == Kind::kStrat) return "it is STRAT, which is for links: unpack it first";
+  if (entry.kind > Kind::kStrat) return "its kind is unknown";
+  if (entry.changed == 0 || entry.changed > block.elements) {
+    return "its number of changes cannot be";
+  }
+  const std::uint32_t raw = raw_words(block.elements, width);
+  if (entry.kind == Kind::kRaw) {
+    if (entry.listed != 0) return "it is RAW and lists changes";
+    return entry.words == raw ? nullptr : "its number of words is not that of its elements";
+  }
+  if (entry.listed > entry.changed) return "it lists more changes than it has";
+  return entry.words < raw ? nullptr : "it is not RAW where that is smaller";
+}
+
+}  // namespace
+
+Fault check_block(const BlockView& block, std::uint32_t width, std::uint64_t words_left) noexcept {
+  if (const Fault fault = check_entry(block, width)) return fault;
+  if (block.entry.words > words_left) return "the payload ends inside it";
+  if (block.entry.kind == Kind::kEmpty) return nullptr;
+  return block.entry.kind == Kind::kRaw ? check_raw(block, width) : check_sparse(block, width);
 }
 
 Status check_sizes(const DeltaView& delta) noexcept {
   if (!is_block_elements(delta.block_elements)) {
     return Status::corrupt("the delta has blocks of " + std::to_string(delta.block_elements) +
                            " elements, not 65536 or 16384");
+  }
+  if (!is_width(delta.width)) {
+    return Status::corrupt("the delta has elements of " + std::to_string(delta.width) +
+                           " bits, not 8, 16 or 32");
   }
   const std::uint64_t blocks = block_count(delta.count, delta.block_elements);
   if (delta.entries.size() != blocks) {
@@ -136,24 +216,23 @@ Status check_sizes(const DeltaView& delta) noexcept {
   return {};
 }
 
-}  // namespace
-
-Status check_delta(const DeltaView& delta) noexcept {
+Status check_blocks(const DeltaView& delta, BlockRange range) noexcept {
   ROSE_TRY(check_sizes(delta));
   std::uint64_t offset = 0;
-  for (std::size_t block = 0; block < delta.entries.size(); ++block) {
-    const Entry entry = Entry::decode(delta.entries[block]);
-    const std::uint32_t elements = elements_of_block(
-        delta.count, std::uint64_t{block} * delta.block_elements, delta.block_elements);
-    Fault fault = check_entry(elements, entry);
-    if (fault == nullptr && entry.words > delta.payload.size() - offset) {
-      fault = "the payload ends inside it";
-    }
-    if (fault == nullptr) fault = check_payload(entry, elements, delta.payload.data() + offset);
+  for (std::uint64_t block = 0; block < delta.entries.size(); ++block) {
+    const std::uint64_t first = block * delta.block_elements;
+    const BlockView view{.first = first,
+                         .elements = elements_of_block(delta.count, first, delta.block_elements),
+                         .entry = Entry::decode(delta.entries[block]),
+                         .words = delta.payload.data() + offset};
+    const std::uint64_t left = delta.payload.size() - offset;
+    const bool is_asked = block >= range.first && block < range.last;
+    Fault fault = is_asked ? check_block(view, delta.width, left) : nullptr;
+    if (view.entry.words > left && fault == nullptr) fault = "the payload ends inside it";
     if (fault != nullptr) {
       return Status::corrupt("block " + std::to_string(block) + " of the delta: " + fault);
     }
-    offset += entry.words;
+    offset += view.entry.words;
   }
   if (offset != delta.payload.size()) {
     return Status::corrupt("the delta has " + std::to_string(delta.payload.size() - offset) +
@@ -162,5 +241,7 @@ Status check_delta(const DeltaView& delta) noexcept {
   }
   return {};
 }
+
+Status check_delta(const DeltaView& delta) noexcept { return check_blocks(delta, {}); }
 
 }  // namespace rose::transfer

@@ -4,220 +4,224 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "transfer/block_writer.h"
 #include "transfer/change_key.h"
+#include "transfer/changes_finder.h"
 #include "transfer/digest.h"
-#include "transfer/elias_fano.h"
+#include "transfer/parallel.h"
 
 namespace rose::transfer {
 
 namespace {
 
-// Elements of which both arrays stay in the first-level cache while they are compared and digested.
-constexpr std::uint32_t kTileElements = 4096;
-constexpr std::uint64_t kWordElements = 4;
+constexpr std::uint64_t kThreadsMax = 256;
 
-constexpr std::uint16_t kStepUp = 1;
-constexpr std::uint16_t kStepDown = 0xFFFF;
-
-std::uint16_t step_of(std::uint16_t fresh, std::uint16_t old) noexcept {
-  return static_cast<std::uint16_t>(fresh - old);
+// Whether two boxes reach around the same bytes.
+template <typename A, typename B>
+bool may_touch(const Box<A>& one, const Box<B>& other) noexcept {
+  const std::less<const void*> before;
+  return before(one.data, other.data + other.shape.extent()) &&
+         before(other.data, one.data + one.shape.extent());
 }
 
-bool is_step(std::uint16_t fresh, std::uint16_t old) noexcept {
-  const std::uint16_t step = step_of(fresh, old);
-  return step == kStepUp || step == kStepDown;
-}
-
-// The two arrays of a pack, element by element.
-struct Weights {
-  const std::uint16_t* fresh;
-  std::uint16_t* shadow;
-};
-
-// Room for what one block changes, used again for every block.
-class Scratch {
- public:
-  static Result<Scratch> create(std::size_t elements) noexcept {
-    Scratch scratch;
-    for (Buffer<std::uint16_t>* const room :
-         {&scratch.positions_, &scratch.fresh_, &scratch.old_, &scratch.exceptions_}) {
-      auto made = Buffer<std::uint16_t>::create(elements + kFoundSlack);
-      if (!made.ok()) return made.status();
-      *room = made.take();
-    }
-    return scratch;
+template <ElementBits T>
+Status check_ages(const Box<const T>& fresh, const Box<const T>& shadow,
+                  const Ages& ages) noexcept {
+  if (ages.counts.data == nullptr) return {};
+  if (ages.counts.count() != fresh.count()) {
+    return Status::invalid_argument("ages has " + std::to_string(ages.counts.count()) +
+                                    " elements and new " + std::to_string(fresh.count()));
   }
-
-  // Finds what `elements` <= a tile change from `base` on, moves the shadow there, and adds the
-  // shadow to the digest.
-  void take_tile(Weights at, std::uint32_t elements, std::uint32_t base, std::uint64_t first_word,
-                 const PackOptions& options, Digest& digest) noexcept {
-    std::uint16_t* const found = positions_.data() + changed_;
-    if (options.threshold == 0 && elements % kWordElements == 0) {
-      // All that differs is sent, so the shadow becomes what is fresh.
-      const std::size_t words = elements / kWordElements;
-      take(at, base,
-           find_and_add(options.isa, at.fresh, at.shadow, words, base, first_word, found, digest));
-      return;
-    }
-    std::size_t count = find_changed(options.isa, at.fresh, at.shadow, elements, base, found);
-    if (options.threshold > 0) count = keep_large(at, found, count, base, options.threshold);
-    take(at, base, count);
-    add_elements(options.isa, at.shadow, elements, first_word, 0, digest);
+  if (ages.limit == 0 || ages.limit > 255) {
+    return Status::invalid_argument("age_limit " + std::to_string(ages.limit) +
+                                    ": choose 1 to 255");
   }
-
-  // What was found since the last call.
-  BlockChanges take_block(std::uint32_t elements) noexcept {
-    return {.elements = elements,
-            .changed = std::exchange(changed_, 0U),
-            .positions = positions_.data(),
-            .fresh = fresh_.data(),
-            .old = old_.data(),
-            .exceptions = exceptions_.data()};
-  }
-
- private:
-  void take(Weights at, std::uint32_t base, std::size_t count) noexcept {
-    const std::uint16_t* const found = positions_.data() + changed_;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t in_tile = found[i] - base;
-      fresh_[changed_] = at.fresh[in_tile];
-      old_[changed_++] = std::exchange(at.shadow[in_tile], at.fresh[in_tile]);
-    }
-  }
-  static std::size_t keep_large(Weights at, std::uint16_t* found, std::size_t count,
-                                std::uint32_t base, std::uint32_t threshold) noexcept {
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t in_tile = found[i] - base;
-      found[kept] = found[i];
-      kept += change_key(at.fresh[in_tile], at.shadow[in_tile]) >= threshold ? 1 : 0;
-    }
-    return kept;
-  }
-
-  Buffer<std::uint16_t> positions_;
-  Buffer<std::uint16_t> fresh_;
-  Buffer<std::uint16_t> old_;
-  Buffer<std::uint16_t> exceptions_;
-  std::uint32_t changed_{0};
-};
-
-// Writes the rank of each exception; returns how many.
-std::uint32_t find_exceptions(const BlockChanges& block) noexcept {
-  std::uint32_t count = 0;
-  for (std::uint32_t rank = 0; rank < block.changed; ++rank) {
-    block.exceptions[count] = static_cast<std::uint16_t>(rank);
-    count += is_step(block.fresh[rank], block.old[rank]) ? 0U : 1U;
-  }
-  return count;
-}
-
-std::uint32_t xor_of(const BlockChanges& block, std::uint32_t rank) noexcept {
-  return static_cast<std::uint32_t>(block.fresh[rank] ^ block.old[rank]);
-}
-
-void encode_raw(const BlockChanges& block, std::uint32_t* out) noexcept {
-  std::fill_n(out, raw_words(block.elements), 0U);
-  for (std::uint32_t i = 0; i < block.changed; ++i) {
-    const std::uint32_t position = block.positions[i];
-    out[position / 2] |= xor_of(block, i) << (position % 2 * 16);
-  }
-}
-
-void encode_gap(const BlockChanges& block, std::uint32_t exceptions, std::uint32_t* out) noexcept {
-  out = write_elias_fano(block.positions, block.changed, block.elements, out);
-  BitWriter signs{out};
-  for (std::uint32_t i = 0; i < block.changed; ++i) {
-    signs.put(step_of(block.fresh[i], block.old[i]) == kStepDown ? 1 : 0, 1);
-  }
-  signs.finish();
-  if (exceptions == 0) return;
-  out = write_elias_fano(block.exceptions, exceptions, block.changed,
-                         out + words_of_bits(block.changed));
-  BitWriter values{out};
-  for (std::uint32_t i = 0; i < exceptions; ++i) values.put(xor_of(block, block.exceptions[i]), 16);
-  values.finish();
-}
-
-bool overlap(std::span<const std::uint16_t> a, std::span<const std::uint16_t> b) noexcept {
-  const std::less<const std::uint16_t*> before;
-  return before(a.data(), b.data() + b.size()) && before(b.data(), a.data() + a.size());
-}
-
-Status check(std::span<const std::uint16_t> fresh, std::span<const std::uint16_t> shadow,
-             const PackOptions& options) noexcept {
-  if (!is_block_elements(options.block_elements)) {
-    return Status::invalid_argument("block_elements " + std::to_string(options.block_elements) +
-                                    ": choose 65536 or 16384");
-  }
-  if (fresh.size() != shadow.size()) {
-    return Status::invalid_argument("new has " + std::to_string(fresh.size()) +
-                                    " elements and shadow " + std::to_string(shadow.size()));
-  }
-  if (options.threshold > kNothingSent) {
-    return Status::invalid_argument("threshold " + std::to_string(options.threshold) +
-                                    " is above 32768, which already sends nothing");
-  }
-  if (overlap(fresh, shadow)) {
-    return Status::invalid_argument("new and shadow overlap in memory: the shadow is a copy");
+  if (ages.counts.shape.may_overlap_itself() || may_touch(ages.counts, fresh) ||
+      may_touch(ages.counts, shadow)) {
+    return Status::invalid_argument("ages overlaps in memory: pass an array of its own");
   }
   return {};
 }
 
 // The most words a payload can have: every block RAW.
-std::uint64_t payload_words_max(std::uint64_t count, std::uint32_t block_elements) noexcept {
-  return count / block_elements * raw_words(block_elements) +
-         raw_words(static_cast<std::uint32_t>(count % block_elements));
+std::uint64_t payload_words_max(std::uint64_t count, std::uint32_t block_elements,
+                                std::uint32_t width) noexcept {
+  return count / block_elements * raw_words(block_elements, width) +
+         raw_words(static_cast<std::uint32_t>(count % block_elements), width);
+}
+
+// One thread's share of a pack: some blocks in order, and what it finds there.
+template <ElementBits T>
+class Part {
+ public:
+  static Result<Part> create(const Versions<T>& versions, const PackOptions& options,
+                             BlockRange blocks) noexcept {
+    const std::uint64_t elements =
+        std::min<std::uint64_t>(versions.fresh.count(), options.block_elements);
+    auto finder = ChangesFinder<T>::create(versions, options, elements);
+    if (!finder.ok()) return finder.status();
+    auto scratch = EncodeScratch::create(elements);
+    if (!scratch.ok()) return scratch.status();
+    return Part{finder.take(), scratch.take(), blocks};
+  }
+
+  // Packs to `entries` and `payload`, which begin with its first block; with neither, only counts.
+  void pack(std::uint64_t count, std::uint32_t block_elements, std::uint64_t* entries,
+            std::uint32_t* payload) noexcept {
+    for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
+      const std::uint64_t first = block * block_elements;
+      const BlockChanges<T> changes =
+          finder_.find(first, elements_of_block(count, first, block_elements));
+      const BlockPlan plan = plan_block(changes, scratch_);
+      if (payload != nullptr) {
+        write_block(changes, plan, scratch_, payload + words_);
+        *entries++ = plan.entry.encode();
+      }
+      words_ += plan.entry.words;
+    }
+  }
+
+  const BlockRange& blocks() const noexcept { return blocks_; }
+  std::uint64_t words() const noexcept { return words_; }
+  const PairDigests& digests() const noexcept { return finder_.digests(); }
+
+ private:
+  Part(ChangesFinder<T> finder, EncodeScratch scratch, BlockRange blocks) noexcept
+      : finder_{std::move(finder)}, scratch_{std::move(scratch)}, blocks_{blocks} {}
+
+  ChangesFinder<T> finder_;
+  EncodeScratch scratch_;
+  BlockRange blocks_;
+  std::uint64_t words_{0};
+};
+
+template <ElementBits T>
+using Parts = std::vector<Part<T>>;
+
+// All room is there before the shadow moves: nothing can fail half-way.
+template <ElementBits T>
+Result<Parts<T>> parts_of(const Versions<T>& versions, const PackOptions& options) noexcept {
+  const std::uint64_t blocks = block_count(versions.fresh.count(), options.block_elements);
+  const std::uint64_t count = std::clamp<std::uint64_t>(
+      options.threads, 1, std::clamp<std::uint64_t>(blocks, 1, kThreadsMax));
+  Parts<T> parts;
+  for (std::uint64_t part = 0; part < count; ++part) {
+    auto made = Part<T>::create(
+        versions, options,
+        {.first = part_border(blocks, part, count), .last = part_border(blocks, part + 1, count)});
+    if (!made.ok()) return made.status();
+    parts.push_back(made.take());
+  }
+  return parts;
+}
+
+// Moves the parts' words together, in order; returns how many there are.
+template <ElementBits T>
+std::uint64_t join(const Parts<T>& parts, std::uint64_t block_words,
+                   std::uint32_t* payload) noexcept {
+  std::uint64_t words = 0;
+  for (const Part<T>& part : parts) {
+    const std::uint64_t at = part.blocks().first * block_words;
+    if (at != words) {
+      std::memmove(payload + words, payload + at, part.words() * sizeof *payload);
+    }
+    words += part.words();
+  }
+  return words;
 }
 
 }  // namespace
 
-Entry encode_block(const BlockChanges& block, std::uint32_t* out) noexcept {
-  if (block.changed == 0) return {};
-  const std::uint32_t exceptions = find_exceptions(block);
-  const std::uint32_t gap = gap_words(block.elements, block.changed, exceptions);
-  const std::uint32_t raw = raw_words(block.elements);
-  if (gap < raw) {
-    encode_gap(block, exceptions, out);
-    return {.kind = Kind::kGap, .changed = block.changed, .exceptions = exceptions, .words = gap};
+template <ElementBits T>
+Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
+                      const PackOptions& options) noexcept {
+  if (!is_block_elements(options.block_elements)) {
+    return Status::invalid_argument("block_elements " + std::to_string(options.block_elements) +
+                                    ": choose 65536 or 16384");
   }
-  encode_raw(block, out);
-  return {.kind = Kind::kRaw, .changed = block.changed, .exceptions = 0, .words = raw};
+  if (fresh.count() != shadow.count()) {
+    return Status::invalid_argument("new has " + std::to_string(fresh.count()) +
+                                    " elements and shadow " + std::to_string(shadow.count()));
+  }
+  if (options.threshold > kNothingSent) {
+    return Status::invalid_argument("threshold " + std::to_string(options.threshold) +
+                                    " is above 32768, which already sends nothing");
+  }
+  if (options.threshold > 0 && !std::is_same_v<T, std::uint16_t>) {
+    return Status::invalid_argument("a threshold is for bf16, and the elements have " +
+                                    std::to_string(kWidth<T>) + " bits");
+  }
+  if (shadow.shape.may_overlap_itself()) {
+    return Status::invalid_argument("shadow holds an element twice: pass a copy");
+  }
+  const auto is_shared = share_elements(fresh, shadow);
+  if (!is_shared.ok()) return is_shared.status();
+  if (is_shared.value()) {
+    return Status::invalid_argument("new and shadow overlap in memory: the shadow is a copy");
+  }
+  return check_ages(fresh, shadow, options.ages);
 }
 
-Result<PackedDelta> delta_pack(std::span<const std::uint16_t> fresh,
-                               std::span<std::uint16_t> shadow, PackOptions options) noexcept {
-  ROSE_TRY(check(fresh, shadow, options));
-  const std::uint64_t count = fresh.size();
-  // All room is there before the shadow moves: nothing can fail half-way.
-  auto scratch = Scratch::create(std::min<std::uint64_t>(count, options.block_elements));
-  if (!scratch.ok()) return scratch.status();
+template <ElementBits T>
+Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
+                               const PackOptions& options) noexcept {
+  ROSE_TRY(check_versions<T>(fresh, shadow, options));
+  const std::uint64_t count = fresh.count();
+  auto parts = parts_of(Versions<T>{fresh, shadow}, options);
+  if (!parts.ok()) return parts.status();
   auto entries = Buffer<std::uint64_t>::create(block_count(count, options.block_elements));
   if (!entries.ok()) return entries.status();
-  auto payload = Buffer<std::uint32_t>::create(payload_words_max(count, options.block_elements));
+  auto payload =
+      Buffer<std::uint32_t>::create(payload_words_max(count, options.block_elements, kWidth<T>));
   if (!payload.ok()) return payload.status();
 
-  PackedDelta packed{.entries = entries.take(), .payload = payload.take(), .digest = {}};
-  std::uint64_t words = 0;
-  for (std::size_t block = 0; block < packed.entries.size(); ++block) {
-    const std::uint64_t first = std::uint64_t{block} * options.block_elements;
-    const std::uint32_t elements = elements_of_block(count, first, options.block_elements);
-    for (std::uint32_t base = 0; base < elements; base += kTileElements) {
-      const std::uint32_t tile = std::min(kTileElements, elements - base);
-      const Weights at{fresh.data() + first + base, shadow.data() + first + base};
-      scratch.value().take_tile(at, tile, base, (first + base) / kWordElements, options,
-                                packed.digest);
-    }
-    const Entry entry =
-        encode_block(scratch.value().take_block(elements), packed.payload.data() + words);
-    packed.entries[block] = entry.encode();
-    words += entry.words;
+  PackedDelta packed{
+      .entries = entries.take(), .payload = payload.take(), .base_digest = {}, .digest = {}};
+  // Each part writes where its words begin if all blocks in front of it are RAW.
+  const std::uint64_t block_words = raw_words(options.block_elements, kWidth<T>);
+  for_each_part(static_cast<std::uint32_t>(parts.value().size()), [&](std::uint32_t at) noexcept {
+    Part<T>& part = parts.value()[at];
+    part.pack(count, options.block_elements, packed.entries.data() + part.blocks().first,
+              packed.payload.data() + part.blocks().first * block_words);
+  });
+  packed.payload.shrink(join(parts.value(), block_words, packed.payload.data()));
+  for (const Part<T>& part : parts.value()) {
+    add(part.digests().shadow, packed.base_digest);
+    add(part.digests().fresh, packed.digest);
   }
-  packed.payload.shrink(words);
   return packed;
 }
+
+template <ElementBits T>
+Result<std::uint64_t> delta_measure(const Box<const T>& fresh, const Box<const T>& shadow,
+                                    const PackOptions& options) noexcept {
+  ROSE_TRY(check_versions(fresh, shadow, options));
+  // Looked at only, because it is kept.
+  const Box<T> kept{const_cast<T*>(shadow.data), shadow.shape};
+  auto parts = parts_of(Versions<T>{fresh, kept, true}, options);
+  if (!parts.ok()) return parts.status();
+  for_each_part(static_cast<std::uint32_t>(parts.value().size()), [&](std::uint32_t at) noexcept {
+    parts.value()[at].pack(fresh.count(), options.block_elements, nullptr, nullptr);
+  });
+  std::uint64_t words = 0;
+  for (const Part<T>& part : parts.value()) words += part.words();
+  return words;
+}
+
+#define ROSE_DELTA_PACK(T)                                                               \
+  template Status check_versions(const Box<const T>&, const Box<const T>&,               \
+                                 const PackOptions&) noexcept;                           \
+  template Result<PackedDelta> delta_pack(const Box<const T>&, const Box<T>&,            \
+                                          const PackOptions&) noexcept;                  \
+  template Result<std::uint64_t> delta_measure(const Box<const T>&, const Box<const T>&, \
+                                               const PackOptions&) noexcept;
+ROSE_DELTA_PACK(std::uint8_t)
+ROSE_DELTA_PACK(std::uint16_t)
+ROSE_DELTA_PACK(std::uint32_t)
+#undef ROSE_DELTA_PACK
 
 }  // namespace rose::transfer

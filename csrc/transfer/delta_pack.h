@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "base/status.h"
+#include "transfer/box.h"
 #include "transfer/buffer.h"
 #include "transfer/delta.h"
 #include "transfer/simd.h"
@@ -14,34 +14,42 @@ namespace rose::transfer {
 struct PackedDelta {
   Buffer<std::uint64_t> entries;
   Buffer<std::uint32_t> payload;
-  // Of the shadow after packing, with index and seed 0: what the receiver will hold.
+  // Of the shadow before and after packing, with index and seed 0: what the receiver holds, and
+  // what it will hold.
+  Digest base_digest;
   Digest digest;
+};
+
+// For how many packs in a row each element was left unsent; one that reaches the limit is sent.
+struct Ages {
+  Box<std::uint8_t> counts;  // as many as there are elements; no counts, no ages
+  std::uint32_t limit{0};
 };
 
 struct PackOptions {
   std::uint32_t block_elements{kBlockElementsMax};
-  // Above 0, only changes whose key reaches it are sent; for bf16 elements.
+  // Above 0, only changes whose key reaches it are sent, and those that are due; for bf16 elements.
   std::uint32_t threshold{0};
+  Ages ages{};
   Isa isa{Isa::kPortable};
+  std::uint32_t threads{1};
 };
 
-// Packs in one pass over both arrays, and moves the shadow to what was sent. The arrays have the
-// same length and do not overlap. On error nothing was changed.
-Result<PackedDelta> delta_pack(std::span<const std::uint16_t> fresh,
-                               std::span<std::uint16_t> shadow, PackOptions options) noexcept;
+// Packs in one pass over both arrays, and moves the shadow to what was sent. The boxes have the
+// same number of elements and share none. Any number of threads makes the same delta. On error
+// nothing was changed.
+template <ElementBits T>
+Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
+                               const PackOptions& options) noexcept;
 
-// What a block changes, in ascending order of its positions.
-struct BlockChanges {
-  std::uint32_t elements{0};
-  std::uint32_t changed{0};
-  const std::uint16_t* positions{nullptr};
-  const std::uint16_t* fresh{nullptr};  // of each position
-  const std::uint16_t* old{nullptr};
-  std::uint16_t* exceptions{nullptr};  // room for changed + 1 ranks
-};
+// How many words the payload would have. Nothing is changed.
+template <ElementBits T>
+Result<std::uint64_t> delta_measure(const Box<const T>& fresh, const Box<const T>& shadow,
+                                    const PackOptions& options) noexcept;
 
-// Encodes one block to `out`, which needs room for raw_words(elements); writes every word that its
-// entry counts, and none behind.
-Entry encode_block(const BlockChanges& changes, std::uint32_t* out) noexcept;
+// Whether the arrays and the options can be those of a pack; the shadow is looked at only.
+template <ElementBits T>
+Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
+                      const PackOptions& options) noexcept;
 
 }  // namespace rose::transfer

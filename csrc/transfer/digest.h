@@ -2,21 +2,33 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "base/status.h"
+#include "transfer/box.h"
 #include "transfer/simd.h"
 
 namespace rose::transfer {
 
-// The digest of elements that start at element `first_index` of their tensor, which must be a
-// multiple of 4. The last word is padded with zeros, so only the last part of a tensor may have a
-// length that is no multiple of 4. `seed` is the tensor's.
-Result<Digest> digest(std::span<const std::uint16_t> bits, std::uint64_t first_index,
-                      std::uint64_t seed, Isa isa) noexcept;
+struct DigestOptions {
+  std::uint64_t first_index{0};  // of the first element in its tensor
+  std::uint64_t seed{0};         // the tensor's
+  Isa isa{Isa::kPortable};
+  std::uint32_t threads{1};
+};
+
+// The digest of elements that start at a multiple of eight bytes of their tensor. The last word is
+// padded with zeros, so only the last part of a tensor may end elsewhere.
+template <ElementBits T>
+Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) noexcept;
 
 // Adds elements that start at word `first_word`, the last word padded.
-void add_elements(Isa isa, const std::uint16_t* bits, std::size_t count, std::uint64_t first_word,
+template <ElementBits T>
+void add_elements(Isa isa, const T* bits, std::size_t count, std::uint64_t first_word,
                   std::uint64_t seed, Digest& digest) noexcept;
+
+constexpr void add(const Digest& part, Digest& digest) noexcept {
+  digest.first += part.first;
+  digest.second += part.second;
+}
 
 }  // namespace rose::transfer

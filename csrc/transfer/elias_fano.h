@@ -25,9 +25,10 @@ class BitWriter {
       pending_bits_ -= 32;
     }
   }
-  // Writes the last word, if it is not full; its unused bits are 0.
-  void finish() noexcept {
-    if (pending_bits_ != 0) *out_ = static_cast<std::uint32_t>(pending_);
+  // Writes the last word, if it is not full; its unused bits are 0. Returns where the words end.
+  std::uint32_t* finish() noexcept {
+    if (pending_bits_ != 0) *out_++ = static_cast<std::uint32_t>(pending_);
+    return out_;
   }
 
  private:
@@ -58,21 +59,51 @@ class BitReader {
   std::uint32_t ready_bits_{0};
 };
 
+// Writes the bits at ascending places, 0 elsewhere: every word of a section, each once.
+class BitSetter {
+ public:
+  explicit BitSetter(std::uint32_t* out) noexcept : out_{out} {}
+
+  void set(std::uint32_t bit) noexcept {
+    advance(bit / 32);
+    pending_ |= 1U << bit % 32;
+  }
+  // Writes the section up to its end, `words` > 0 from its start.
+  void finish(std::uint32_t words) noexcept {
+    advance(words - 1);
+    out_[word_] = pending_;
+  }
+
+ private:
+  void advance(std::uint32_t word) noexcept {
+    while (word_ < word) {
+      out_[word_++] = pending_;
+      pending_ = 0;
+    }
+  }
+
+  std::uint32_t* out_;
+  std::uint32_t word_{0};
+  std::uint32_t pending_{0};
+};
+
 // Writes `count` >= 1 ascending positions below `universe`; returns where the words end.
 inline std::uint32_t* write_elias_fano(const std::uint16_t* positions, std::uint32_t count,
                                        std::uint32_t universe, std::uint32_t* out) noexcept {
   const EliasFanoShape shape{universe, count};
-  std::uint32_t* const high = out;
-  std::fill_n(high, shape.high_words, 0U);
+  const std::uint32_t low_bits = shape.low_bits;
+  BitSetter high{out};
+  for (std::uint32_t i = 0; i < count; ++i) high.set((positions[i] >> low_bits) + i);
+  high.finish(shape.high_words);
   BitWriter low{out + shape.high_words};
-  const std::uint32_t low_mask = (1U << shape.low_bits) - 1;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t bit = (positions[i] >> shape.low_bits) + i;
-    high[bit / 32] |= 1U << (bit % 32);
-    low.put(positions[i] & low_mask, shape.low_bits);
+  const std::uint32_t low_mask = (1U << low_bits) - 1;
+  std::uint32_t i = 0;
+  // In pairs, of at most 30 bits: half the steps.
+  for (; i + 2 <= count; i += 2) {
+    low.put((positions[i] & low_mask) | (positions[i + 1] & low_mask) << low_bits, 2 * low_bits);
   }
-  low.finish();
-  return out + shape.words();
+  if (i < count) low.put(positions[i] & low_mask, low_bits);
+  return low.finish();
 }
 
 // Takes positions off words whose high section is known to have `count` bits set.

@@ -14,9 +14,9 @@ struct NamedIsa {
 constexpr std::array kIsas{NamedIsa{"portable", Isa::kPortable}, NamedIsa{"avx2", Isa::kAvx2},
                            NamedIsa{"avx512", Isa::kAvx512}};
 
-constexpr std::size_t kWordElements = 4;
+constexpr std::size_t kWordBytes = 8;
 
-std::uint64_t load_word(const std::uint16_t* bits) noexcept {
+std::uint64_t load_word(const void* bits) noexcept {
   std::uint64_t word = 0;
   std::memcpy(&word, bits, sizeof word);
   return word;
@@ -50,14 +50,15 @@ std::optional<Isa> isa_named(std::string_view name) noexcept {
 
 std::string_view name_of(Isa isa) noexcept { return kIsas[static_cast<std::size_t>(isa)].name; }
 
-std::size_t find_changed_portable(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                  std::size_t count, std::uint32_t base,
-                                  std::uint16_t* out) noexcept {
+template <ElementBits T>
+std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
+                                  std::uint32_t base, std::uint16_t* out) noexcept {
+  constexpr std::size_t kInWord = kWordBytes / sizeof(T);
   std::uint16_t* const begin = out;
   std::size_t i = 0;
-  for (; i + kWordElements <= count; i += kWordElements) {
+  for (; i + kInWord <= count; i += kInWord) {
     if (load_word(fresh + i) == load_word(shadow + i)) continue;
-    for (std::size_t lane = i; lane < i + kWordElements; ++lane) {
+    for (std::size_t lane = i; lane < i + kInWord; ++lane) {
       *out = static_cast<std::uint16_t>(base + lane);
       out += fresh[lane] != shadow[lane] ? 1 : 0;
     }
@@ -68,12 +69,13 @@ std::size_t find_changed_portable(const std::uint16_t* fresh, const std::uint16_
   return static_cast<std::size_t>(out - begin);
 }
 
-void add_words_portable(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept {
+  const auto* const bytes = static_cast<const std::uint8_t*>(bits);
   std::uint64_t first_key = (first_word + 1) * kStrideFirst + seed;
   std::uint64_t second_key = (first_word + 1) * kStrideSecond + seed;
   for (std::size_t i = 0; i < words; ++i) {
-    const std::uint64_t word = load_word(bits + i * kWordElements);
+    const std::uint64_t word = load_word(bytes + i * kWordBytes);
     digest.first += mix(word + first_key);
     digest.second += mix(word + second_key);
     first_key += kStrideFirst;
@@ -81,8 +83,9 @@ void add_words_portable(const std::uint16_t* bits, std::size_t words, std::uint6
   }
 }
 
-std::size_t find_changed(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
-                         std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept {
+template <ElementBits T>
+std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
+                         std::uint32_t base, std::uint16_t* out) noexcept {
   switch (isa) {
 #if defined(__x86_64__)
     case Isa::kAvx512:
@@ -99,7 +102,7 @@ std::size_t find_changed(Isa isa, const std::uint16_t* fresh, const std::uint16_
   return find_changed_portable(fresh, shadow, count, base, out);
 }
 
-void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept {
   switch (isa) {
 #if defined(__x86_64__)
@@ -117,16 +120,30 @@ void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint6
   add_words_portable(bits, words, first_word, seed, digest);
 }
 
-std::size_t find_and_add(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
-                         std::size_t words, std::uint32_t base, std::uint64_t first_word,
-                         std::uint16_t* out, Digest& digest) noexcept {
+template <ElementBits T>
+std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
+                         std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
+                         PairDigests& digests) noexcept {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) {
-    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digest);
+    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digests);
   }
 #endif
-  add_words(isa, fresh, words, first_word, 0, digest);
-  return find_changed(isa, fresh, shadow, kWordElements * words, base, out);
+  add_words(isa, fresh, words, first_word, 0, digests.fresh);
+  add_words(isa, shadow, words, first_word, 0, digests.shadow);
+  return find_changed(isa, fresh, shadow, kWordBytes / sizeof(T) * words, base, out);
 }
+
+#define ROSE_SIMD(T)                                                                         \
+  template std::size_t find_changed(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
+                                    std::uint16_t*) noexcept;                                \
+  template std::size_t find_changed_portable(const T*, const T*, std::size_t, std::uint32_t, \
+                                             std::uint16_t*) noexcept;                       \
+  template std::size_t find_and_add(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
+                                    std::uint64_t, std::uint16_t*, PairDigests&) noexcept;
+ROSE_SIMD(std::uint8_t)
+ROSE_SIMD(std::uint16_t)
+ROSE_SIMD(std::uint32_t)
+#undef ROSE_SIMD
 
 }  // namespace rose::transfer

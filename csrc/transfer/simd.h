@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include "transfer/changes.h"
+
 namespace rose::transfer {
 
 enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
@@ -25,22 +27,30 @@ struct Digest {
 };
 
 // How many positions find_changed may write behind the last one it finds.
-inline constexpr std::size_t kFoundSlack = 32;
+inline constexpr std::size_t kFoundSlack = kChangesSlack;
 
 // Writes base + i for every i < count with fresh[i] != shadow[i], ascending, modulo 2^16; returns
 // how many. `out` needs room for count + kFoundSlack of them. `isa` must be at most best_isa().
-std::size_t find_changed(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
-                         std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept;
+template <ElementBits T>
+std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
+                         std::uint32_t base, std::uint16_t* out) noexcept;
 
-// Adds `words` whole words, four elements each, of which the first has the index `first_word`.
-void add_words(Isa isa, const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+// Adds `words` whole words, of which the first has the index `first_word`. `bits` need not begin
+// at a border of words.
+void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
-// Both of the above over `words` whole words, the sums being of `fresh` with seed 0: while one
-// waits for memory, the other computes.
-std::size_t find_and_add(Isa isa, const std::uint16_t* fresh, const std::uint16_t* shadow,
-                         std::size_t words, std::uint32_t base, std::uint64_t first_word,
-                         std::uint16_t* out, Digest& digest) noexcept;
+// The digests of both sides of a pack, with seed 0.
+struct PairDigests {
+  Digest fresh;
+  Digest shadow;
+};
+
+// Both of the above over `words` whole words: while one waits for memory, the other computes.
+template <ElementBits T>
+std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
+                         std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
+                         PairDigests& digests) noexcept;
 
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
@@ -51,23 +61,29 @@ inline constexpr std::uint64_t kMixSecond = 0x94D0'49BB'1331'11EB;
 // One version each; a machine without the instructions must not call it. They exist on x86-64
 // only, and share no inline function or template with the base path: the linker keeps one copy of
 // those, and it could be one that this machine cannot run.
-std::size_t find_changed_portable(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                  std::size_t count, std::uint32_t base,
-                                  std::uint16_t* out) noexcept;
-void add_words_portable(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+template <ElementBits T>
+std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
+                                  std::uint32_t base, std::uint16_t* out) noexcept;
+void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept;
 #if defined(__x86_64__)
-std::size_t find_changed_avx2(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                              std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept;
-void add_words_avx2(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_word,
                     std::uint64_t seed, Digest& digest) noexcept;
-std::size_t find_changed_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                std::size_t count, std::uint32_t base, std::uint16_t* out) noexcept;
-void add_words_avx512(const std::uint16_t* bits, std::size_t words, std::uint64_t first_word,
+void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
-std::size_t find_and_add_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                std::size_t words, std::uint32_t base, std::uint64_t first_word,
-                                std::uint16_t* out, Digest& digest) noexcept;
+// No templates: those would lose their instruction set where they are instantiated.
+#define ROSE_FIND(T)                                                                  \
+  std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count,   \
+                                std::uint32_t base, std::uint16_t* out) noexcept;     \
+  std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
+                                  std::uint32_t base, std::uint16_t* out) noexcept;   \
+  std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
+                                  std::uint32_t base, std::uint64_t first_word,       \
+                                  std::uint16_t* out, PairDigests& digests) noexcept;
+ROSE_FIND(std::uint8_t)
+ROSE_FIND(std::uint16_t)
+ROSE_FIND(std::uint32_t)
+#undef ROSE_FIND
 #endif
 
 }  // namespace rose::transfer

@@ -43,21 +43,44 @@ __attribute__((target("avx2"))) inline __m256i keys_avx2(std::uint64_t first_wor
                            static_cast<long long>(key + stride), static_cast<long long>(key));
 }
 
-}  // namespace
+#define ROSE_AVX2 __attribute__((target("avx2,bmi,popcnt")))
 
-__attribute__((target("avx2,bmi,popcnt"))) std::size_t find_changed_avx2(
-    const std::uint16_t* fresh, const std::uint16_t* shadow, std::size_t count, std::uint32_t base,
-    std::uint16_t* out) noexcept {
+ROSE_AVX2 inline __m256i load_avx2(const void* at) noexcept {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(at));
+}
+
+// A bit for each of 32 elements that differ.
+ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint8_t* a, const std::uint8_t* b) noexcept {
+  return ~static_cast<std::uint32_t>(
+      _mm256_movemask_epi8(_mm256_cmpeq_epi8(load_avx2(a), load_avx2(b))));
+}
+
+ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint16_t* a,
+                                           const std::uint16_t* b) noexcept {
+  const __m256i low = _mm256_cmpeq_epi16(load_avx2(a), load_avx2(b));
+  const __m256i high = _mm256_cmpeq_epi16(load_avx2(a + 16), load_avx2(b + 16));
+  // packs works within 128-bit lanes; the permutation puts the lanes into order.
+  const __m256i same = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8);
+  return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
+}
+
+ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint32_t* a,
+                                           const std::uint32_t* b) noexcept {
+  std::uint32_t same = 0;
+  for (unsigned part = 0; part < 32; part += 8) {
+    const __m256i equal = _mm256_cmpeq_epi32(load_avx2(a + part), load_avx2(b + part));
+    same |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal))) << part;
+  }
+  return ~same;
+}
+
+template <ElementBits T>
+ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t count,
+                                std::uint32_t base, std::uint16_t* out) noexcept {
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + 32 <= count; i += 32) {
-    const auto* const a = reinterpret_cast<const __m256i*>(fresh + i);
-    const auto* const b = reinterpret_cast<const __m256i*>(shadow + i);
-    const __m256i low = _mm256_cmpeq_epi16(_mm256_loadu_si256(a), _mm256_loadu_si256(b));
-    const __m256i high = _mm256_cmpeq_epi16(_mm256_loadu_si256(a + 1), _mm256_loadu_si256(b + 1));
-    // packs works within 128-bit lanes; the permutation puts the lanes into order.
-    const __m256i same = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8);
-    auto changed = ~static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
+    std::uint32_t changed = differ_avx2(fresh + i, shadow + i);
     const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
     const auto at = base + static_cast<std::uint32_t>(i);
     // Three are written whether or not they are there: at 1 % a branch on each costs more.
@@ -76,9 +99,22 @@ __attribute__((target("avx2,bmi,popcnt"))) std::size_t find_changed_avx2(
   return static_cast<std::size_t>(out - begin);
 }
 
-__attribute__((target("avx2"))) void add_words_avx2(const std::uint16_t* bits, std::size_t words,
+}  // namespace
+
+#define ROSE_FIND(T)                                                                          \
+  ROSE_AVX2 std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count, \
+                                          std::uint32_t base, std::uint16_t* out) noexcept {  \
+    return find_avx2(fresh, shadow, count, base, out);                                        \
+  }
+ROSE_FIND(std::uint8_t)
+ROSE_FIND(std::uint16_t)
+ROSE_FIND(std::uint32_t)
+#undef ROSE_FIND
+
+__attribute__((target("avx2"))) void add_words_avx2(const void* bits, std::size_t words,
                                                     std::uint64_t first_word, std::uint64_t seed,
                                                     Digest& digest) noexcept {
+  const auto* const bytes = static_cast<const std::uint8_t*>(bits);
   __m256i first_keys = keys_avx2(first_word, kStrideFirst, seed);
   __m256i second_keys = keys_avx2(first_word, kStrideSecond, seed);
   const __m256i first_stride = _mm256_set1_epi64x(static_cast<long long>(4 * kStrideFirst));
@@ -87,7 +123,7 @@ __attribute__((target("avx2"))) void add_words_avx2(const std::uint16_t* bits, s
   __m256i second_sums = _mm256_setzero_si256();
   std::size_t i = 0;
   for (; i + 4 <= words; i += 4) {
-    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + 4 * i));
+    const __m256i word = load_avx2(bytes + 8 * i);
     first_sums = _mm256_add_epi64(first_sums, mix_avx2(_mm256_add_epi64(word, first_keys)));
     second_sums = _mm256_add_epi64(second_sums, mix_avx2(_mm256_add_epi64(word, second_keys)));
     first_keys = _mm256_add_epi64(first_keys, first_stride);
@@ -95,7 +131,7 @@ __attribute__((target("avx2"))) void add_words_avx2(const std::uint16_t* bits, s
   }
   digest.first += total_avx2(first_sums);
   digest.second += total_avx2(second_sums);
-  add_words_portable(bits + 4 * i, words - i, first_word + i, seed, digest);
+  add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
 }  // namespace rose::transfer

@@ -101,64 +101,125 @@ ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& dig
   digest.second += total_avx512(sums.second);
 }
 
-// A bit for each of 32 elements that differ.
-ROSE_AVX512 inline std::uint64_t differ_avx512(__m512i a, __m512i b) noexcept {
-  return _mm512_cmpneq_epu16_mask(a, b);
+// The sums of both sides of a pack; they share their keys.
+struct PairSumsAvx512 {
+  SumsAvx512 fresh;
+  __m512i first_shadow;
+  __m512i second_shadow;
+};
+
+ROSE_AVX512 inline PairSumsAvx512 pair_sums_avx512(std::uint64_t first_word) noexcept {
+  return {sums_avx512(first_word, 0), _mm512_setzero_si512(), _mm512_setzero_si512()};
 }
 
-}  // namespace
+ROSE_AVX512 inline void add_pair_avx512(__m512i fresh, __m512i shadow,
+                                        PairSumsAvx512& sums) noexcept {
+  sums.first_shadow = _mm512_add_epi64(sums.first_shadow,
+                                       mix_avx512(_mm512_add_epi64(shadow, sums.fresh.first_keys)));
+  sums.second_shadow = _mm512_add_epi64(
+      sums.second_shadow, mix_avx512(_mm512_add_epi64(shadow, sums.fresh.second_keys)));
+  add_avx512(fresh, sums.fresh);
+}
 
-ROSE_AVX512 std::size_t find_changed_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                            std::size_t count, std::uint32_t base,
-                                            std::uint16_t* out) noexcept {
+ROSE_AVX512 inline void add_to_digests_avx512(const PairSumsAvx512& sums,
+                                              PairDigests& digests) noexcept {
+  add_to_digest_avx512(sums.fresh, digests.fresh);
+  digests.shadow.first += total_avx512(sums.first_shadow);
+  digests.shadow.second += total_avx512(sums.second_shadow);
+}
+
+// A bit for each of 64 elements that differ.
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint8_t* a,
+                                               const std::uint8_t* b) noexcept {
+  return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+}
+
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint16_t* a,
+                                               const std::uint16_t* b) noexcept {
+  const std::uint64_t low = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+  const std::uint64_t high =
+      _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(a + 32), _mm512_loadu_si512(b + 32));
+  return low | high << 32;
+}
+
+ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint32_t* a,
+                                               const std::uint32_t* b) noexcept {
+  std::uint64_t changed = 0;
+  for (unsigned part = 0; part < 64; part += 16) {
+    const std::uint64_t here =
+        _mm512_cmpneq_epu32_mask(_mm512_loadu_si512(a + part), _mm512_loadu_si512(b + part));
+    changed |= here << part;
+  }
+  return changed;
+}
+
+template <ElementBits T>
+ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t count,
+                                    std::uint32_t base, std::uint16_t* out) noexcept {
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
-    const std::uint64_t low =
-        differ_avx512(_mm512_loadu_si512(fresh + i), _mm512_loadu_si512(shadow + i));
-    const std::uint64_t high =
-        differ_avx512(_mm512_loadu_si512(fresh + i + 32), _mm512_loadu_si512(shadow + i + 32));
-    out = write_changed_avx512(low | high << 32, base + static_cast<std::uint32_t>(i), out);
+    const std::uint64_t changed = differ_avx512(fresh + i, shadow + i);
+    out = write_changed_avx512(changed, base + static_cast<std::uint32_t>(i), out);
   }
   out += find_changed_portable(fresh + i, shadow + i, count - i,
                                base + static_cast<std::uint32_t>(i), out);
   return static_cast<std::size_t>(out - begin);
 }
 
-ROSE_AVX512 void add_words_avx512(const std::uint16_t* bits, std::size_t words,
-                                  std::uint64_t first_word, std::uint64_t seed,
-                                  Digest& digest) noexcept {
-  SumsAvx512 sums = sums_avx512(first_word, seed);
-  std::size_t i = 0;
-  for (; i + 8 <= words; i += 8) add_avx512(_mm512_loadu_si512(bits + 4 * i), sums);
-  add_to_digest_avx512(sums, digest);
-  add_words_portable(bits + 4 * i, words - i, first_word + i, seed, digest);
-}
-
-ROSE_AVX512 std::size_t find_and_add_avx512(const std::uint16_t* fresh, const std::uint16_t* shadow,
-                                            std::size_t words, std::uint32_t base,
-                                            std::uint64_t first_word, std::uint16_t* out,
-                                            Digest& digest) noexcept {
+template <ElementBits T>
+ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::size_t words,
+                                        std::uint32_t base, std::uint64_t first_word,
+                                        std::uint16_t* out, PairDigests& digests) noexcept {
+  constexpr std::size_t kInWord = 8 / sizeof(T);
+  constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
   std::uint16_t* const begin = out;
-  SumsAvx512 sums = sums_avx512(first_word, 0);
+  PairSumsAvx512 sums = pair_sums_avx512(first_word);
   std::size_t i = 0;
-  for (; i + 16 <= words; i += 16) {
-    const std::uint16_t* const at = shadow + 4 * i;
-    const __m512i low = _mm512_loadu_si512(fresh + 4 * i);
-    const __m512i high = _mm512_loadu_si512(fresh + 4 * i + 32);
-    const std::uint64_t low_changed = differ_avx512(low, _mm512_loadu_si512(at));
-    const std::uint64_t high_changed = differ_avx512(high, _mm512_loadu_si512(at + 32));
-    const auto first = base + static_cast<std::uint32_t>(4 * i);
-    out = write_changed_avx512(low_changed | high_changed << 32, first, out);
-    add_avx512(low, sums);
-    add_avx512(high, sums);
+  for (; i + kStepWords <= words; i += kStepWords) {
+    const T* const a = fresh + kInWord * i;
+    const T* const b = shadow + kInWord * i;
+    const auto first = base + static_cast<std::uint32_t>(kInWord * i);
+    out = write_changed_avx512(differ_avx512(a, b), first, out);
+    for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
+      add_pair_avx512(_mm512_loadu_si512(a + part), _mm512_loadu_si512(b + part), sums);
+    }
   }
-  add_to_digest_avx512(sums, digest);
-  const auto done = static_cast<std::uint32_t>(4 * i);
-  out += find_changed_portable(fresh + done, shadow + done, 4 * (words - i), base + done, out);
-  add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
+  add_to_digests_avx512(sums, digests);
+  const std::size_t done = kInWord * i;
+  out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
+                               base + static_cast<std::uint32_t>(done), out);
+  add_words_portable(fresh + done, words - i, first_word + i, 0, digests.fresh);
+  add_words_portable(shadow + done, words - i, first_word + i, 0, digests.shadow);
   return static_cast<std::size_t>(out - begin);
 }
+
+}  // namespace
+
+ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
+                                  std::uint64_t seed, Digest& digest) noexcept {
+  const auto* const bytes = static_cast<const std::uint8_t*>(bits);
+  SumsAvx512 sums = sums_avx512(first_word, seed);
+  std::size_t i = 0;
+  for (; i + 8 <= words; i += 8) add_avx512(_mm512_loadu_si512(bytes + 8 * i), sums);
+  add_to_digest_avx512(sums, digest);
+  add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
+}
+
+#define ROSE_FIND(T)                                                                               \
+  ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count,  \
+                                              std::uint32_t base, std::uint16_t* out) noexcept {   \
+    return find_avx512(fresh, shadow, count, base, out);                                           \
+  }                                                                                                \
+  ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words,  \
+                                              std::uint32_t base, std::uint64_t first_word,        \
+                                              std::uint16_t* out, PairDigests& digests) noexcept { \
+    return find_add_avx512(fresh, shadow, words, base, first_word, out, digests);                  \
+  }
+ROSE_FIND(std::uint8_t)
+ROSE_FIND(std::uint16_t)
+ROSE_FIND(std::uint32_t)
+#undef ROSE_FIND
 
 }  // namespace rose::transfer
 

@@ -1,9 +1,10 @@
 #include "transfer/topk.h"
 
 #include <algorithm>
-#include <string>
+#include <array>
 
 #include "transfer/block_reader.h"
+#include "transfer/delta_apply.h"
 #include "transfer/delta_check.h"
 
 namespace rose::transfer {
@@ -12,15 +13,31 @@ namespace {
 
 constexpr std::uint32_t kTileElements = 4096;
 
-// Counts the changed elements by key.
-void count_keys(std::span<const std::uint16_t> fresh, std::span<const std::uint16_t> shadow,
-                Isa isa, std::uint16_t* found, std::uint64_t* counts) noexcept {
-  for (std::size_t first = 0; first < fresh.size(); first += kTileElements) {
-    const std::size_t tile = std::min<std::size_t>(kTileElements, fresh.size() - first);
-    const std::uint16_t* const a = fresh.data() + first;
-    const std::uint16_t* const b = shadow.data() + first;
-    const std::size_t changed = find_changed(isa, a, b, tile, 0, found);
-    for (std::size_t i = 0; i < changed; ++i) ++counts[change_key(a[found[i]], b[found[i]])];
+// What a count of the changed elements looks at, tile by tile.
+struct TileRoom {
+  Buffer<std::uint16_t> found;
+  std::array<std::uint16_t, kTileElements> fresh;
+  std::array<std::uint16_t, kTileElements> shadow;
+  std::array<std::uint8_t, kTileElements> ages;
+};
+
+// Counts the changed elements by key, and those that are due at the end.
+void count_keys(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
+                const PackOptions& options, TileRoom& room, std::uint64_t* counts) noexcept {
+  const Box<const std::uint8_t> ages = options.ages.counts;
+  for (std::uint64_t first = 0; first < fresh.count(); first += kTileElements) {
+    const std::size_t tile = std::min<std::uint64_t>(kTileElements, fresh.count() - first);
+    const std::uint16_t* const a = in_a_row(fresh, first, tile, room.fresh.data());
+    const std::uint16_t* const b = in_a_row(shadow, first, tile, room.shadow.data());
+    const std::uint8_t* const old =
+        ages.data == nullptr ? nullptr : in_a_row(ages, first, tile, room.ages.data());
+    std::uint16_t* const found = room.found.data();
+    const std::size_t changed = find_changed(options.isa, a, b, tile, 0, found);
+    for (std::size_t i = 0; i < changed; ++i) {
+      const std::uint16_t at = found[i];
+      const bool is_due = old != nullptr && old[at] >= options.ages.limit;
+      ++counts[is_due ? kNothingSent : change_key(a[at], b[at])];
+    }
   }
 }
 
@@ -30,82 +47,59 @@ std::uint64_t count_changed(const DeltaView& delta) noexcept {
   return changed;
 }
 
-// Writes to the next room of `out`; both pointers point at it.
-void unpack_raw(const BlockView& block, const std::uint16_t* base, std::int64_t* positions,
-                std::uint16_t* values) noexcept {
-  for (std::uint32_t i = 0; i < block.elements; ++i) {
-    const std::uint16_t change = raw_xor(block, i);
-    if (change == 0) continue;
-    *positions++ = static_cast<std::int64_t>(block.first + i);
-    *values++ = static_cast<std::uint16_t>(base[i] ^ change);
-  }
-}
-
-void unpack_gap(const BlockView& block, const std::uint16_t* base, std::uint16_t* scratch,
-                std::int64_t* positions, std::uint16_t* values) noexcept {
-  const GapReader reader{block, scratch};
-  for (std::uint32_t i = 0; i < block.entry.changed; ++i) {
-    positions[i] = static_cast<std::int64_t>(block.first + scratch[i]);
-    values[i] = base[scratch[i]];
-  }
-  reader.change([values](std::uint32_t rank,
-                         std::uint32_t) noexcept -> std::uint16_t& { return values[rank]; },
-                false);
-}
-
 }  // namespace
 
-Result<std::uint32_t> topk_threshold(std::span<const std::uint16_t> fresh,
-                                     std::span<const std::uint16_t> shadow, std::uint64_t budget,
-                                     Isa isa) noexcept {
-  if (fresh.size() != shadow.size()) {
-    return Status::invalid_argument("new has " + std::to_string(fresh.size()) +
-                                    " elements and shadow " + std::to_string(shadow.size()));
-  }
+Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
+                                     const Box<const std::uint16_t>& shadow, std::uint64_t budget,
+                                     const PackOptions& options) noexcept {
+  ROSE_TRY(check_versions(fresh, shadow, options));
   auto found = Buffer<std::uint16_t>::create(kTileElements + kFoundSlack);
   if (!found.ok()) return found.status();
-  auto counts = Buffer<std::uint64_t>::create(kNothingSent);
+  auto counts = Buffer<std::uint64_t>::create(kNothingSent + 1);
   if (!counts.ok()) return counts.status();
   std::ranges::fill(counts.value().span(), 0U);
-  count_keys(fresh, shadow, isa, found.value().data(), counts.value().data());
-  std::uint64_t reached = 0;
+  TileRoom room{.found = found.take(), .fresh = {}, .shadow = {}, .ages = {}};
+  count_keys(fresh, shadow, options, room, counts.value().data());
+  std::uint64_t sent = counts.value()[kNothingSent];
   std::uint32_t threshold = kNothingSent;
   while (threshold > 1) {
-    reached += counts.value()[threshold - 1];
-    if (reached > budget) break;
+    sent += counts.value()[threshold - 1];
+    if (sent > budget) break;
     --threshold;
   }
   return threshold;
 }
 
-Result<ChangedElements> topk_unpack(const DeltaView& delta,
-                                    std::span<const std::uint16_t> base) noexcept {
-  if (base.size() != delta.count) {
-    return Status::invalid_argument("base has " + std::to_string(base.size()) +
-                                    " elements, the delta " + std::to_string(delta.count));
-  }
+template <ElementBits T>
+Result<ChangedElements<T>> topk_unpack(const DeltaView& delta, const Box<const T>& base) noexcept {
+  ROSE_TRY(check_fit("base", base, delta));
   ROSE_TRY(check_delta(delta));
   const std::uint64_t changed = count_changed(delta);
-  auto scratch = Buffer<std::uint16_t>::create(kBlockElementsMax);
-  if (!scratch.ok()) return scratch.status();
+  auto room = ChangesRoom<T>::create(kBlockElementsMax);
+  if (!room.ok()) return room.status();
   auto positions = Buffer<std::int64_t>::create(changed);
   if (!positions.ok()) return positions.status();
-  auto values = Buffer<std::uint16_t>::create(changed);
+  auto values = Buffer<T>::create(changed);
   if (!values.ok()) return values.status();
 
   std::uint64_t done = 0;
+  BoxCursor<const T> cursor{base};
   for_each_block(delta, [&](const BlockView& block) noexcept {
-    std::int64_t* const to = positions.value().data() + done;
-    std::uint16_t* const become = values.value().data() + done;
-    const std::uint16_t* const first = base.data() + block.first;
-    if (block.entry.kind == Kind::kRaw) {
-      unpack_raw(block, first, to, become);
-    } else if (block.entry.kind == Kind::kGap) {
-      unpack_gap(block, first, scratch.value().data(), to, become);
+    const BlockChanges<T> changes = room.value().read(block);
+    for (std::uint32_t i = 0; i < changes.changed; ++i) {
+      const std::uint64_t at = block.first + changes.positions[i];
+      positions.value()[done] = static_cast<std::int64_t>(at);
+      values.value()[done++] = static_cast<T>(cursor.at(at) + changes.differences[i]);
     }
-    done += block.entry.changed;
   });
-  return ChangedElements{.positions = positions.take(), .values = values.take()};
+  return ChangedElements<T>{.positions = positions.take(), .values = values.take()};
 }
+
+template Result<ChangedElements<std::uint8_t>> topk_unpack(const DeltaView&,
+                                                           const Box<const std::uint8_t>&) noexcept;
+template Result<ChangedElements<std::uint16_t>> topk_unpack(
+    const DeltaView&, const Box<const std::uint16_t>&) noexcept;
+template Result<ChangedElements<std::uint32_t>> topk_unpack(
+    const DeltaView&, const Box<const std::uint32_t>&) noexcept;
 
 }  // namespace rose::transfer

@@ -11,63 +11,41 @@ import triton
 import triton.language as tl
 
 from rose.kernels import operands
-from rose.kernels.block_check import check_blocks, fields_of
-from rose.kernels.gap_code import (
-    GAP,
-    RAW,
-    clear,
-    field,
-    high_words,
-    layout,
-    positions,
-    set_field,
-    words,
-)
-from rose.kernels.tile import LAUNCH, TILE
+from rose.kernels.block_body import changes_at, fields_of, mark_ranks, shape_of
+from rose.kernels.block_check import check_blocks
+from rose.kernels.body_code import layout
+from rose.kernels.box import box_of
+from rose.kernels.gap_code import BITMAP, EMPTY, RAW, field, high_bits
+from rose.kernels.tile import LAUNCH, TILE, place, store_bits
 
 # Programs that share the blocks among them. More than any device runs at once, and few enough that
-# their marks take 8 MiB.
+# their marks take 16 MiB.
 PROGRAMS: Final = 1024
-
-
-@triton.jit
-def mark_exceptions(
-    marks: tl.tensor,
-    ranks: tl.tensor,
-    lows: tl.tensor,
-    changed: tl.tensor,
-    exceptions: tl.tensor,
-) -> None:
-    """Set a bit in `marks` for each change that is an exception, for all threads to see."""
-    tl.debug_barrier()  # separates the reads for the block before from these writes
-    clear(marks, words(changed))
-    found = 0
-    for at in range(0, 32 * high_words(changed, exceptions), TILE):
-        is_set, _, rank = positions(ranks, lows, at, found, changed, exceptions)
-        set_field(marks, rank, 1, is_set, is_set)
-        found += tl.sum(is_set.to(tl.int32), 0)
-    tl.debug_barrier()  # separates the marks from the reads of other threads
 
 
 @triton.jit
 def put(
     position: tl.tensor,
     rank: tl.tensor,
-    bits: tl.tensor,
+    difference: tl.tensor,
     mask: tl.tensor,
-    base: tl.tensor,
     weights: tl.tensor,
+    box: tl.tuple,
+    base: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
     room: tl.tensor,
+    width: tl.constexpr,
 ) -> None:
     """Write what changes to: into `weights`, or beside its position into the lists of top-k."""
+    places = place(weights, base, position, box)
+    bits = tl.load(places, mask=mask, other=0).to(tl.int32) + difference
     if found is None:
-        tl.store(weights + position, bits.to(tl.int16), mask=mask)
+        store_bits(places, bits, mask, width)
     else:
         fits = mask & (rank < room)
         tl.store(found + rank, base + position, mask=fits)
-        tl.store(values + rank, bits.to(tl.int16), mask=fits)
+        store_bits(values + rank, bits, fits, width)
 
 
 @triton.jit
@@ -75,80 +53,103 @@ def change_block(
     entry: tl.tensor,
     section: tl.tensor,
     marks: tl.tensor,
+    large_marks: tl.tensor,
     weights: tl.tensor,
+    box: tl.tuple,
     base: tl.tensor,
     elements: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
     room: tl.tensor,
+    width: tl.constexpr,
     undo: tl.constexpr,
 ) -> None:
     """Put each change of a sound block.
 
-    `base` is where the block starts, and `weights` points there. `found` and `values` are None, or
-    point to where its changes are listed, `room` of them at most.
+    `base` is where the block starts. `found` and `values` are None, or point to where its changes
+    are listed, `room` of them at most.
     """
-    kind, changed, exceptions, _ = fields_of(entry)
+    kind, changed, listed, size = fields_of(entry)
     rank_base = 0
-    exception_base = 0
-    if kind == GAP:
-        lows_at, signs_at, ranks_at, rank_lows_at, values_at, _ = layout(
-            elements, changed, exceptions
-        )
-        if exceptions > 0:
-            ranks, lows = section + ranks_at, section + rank_lows_at
-            mark_exceptions(marks, ranks, lows, changed, exceptions)
-        for at in range(0, 32 * lows_at, TILE):
-            lows = section + lows_at
-            is_set, rank, position = positions(section, lows, at, rank_base, elements, changed)
-            exception = field(marks, rank, 1, is_set & (exceptions > 0))
-            exception_rank = exception_base + tl.cumsum(exception, 0) - exception
-            xor = field(section + values_at, exception_rank, 16, exception > 0)
-            step = 1 - 2 * field(section + signs_at, rank, 1, is_set)
-            if undo:
-                step = -step
-            old = tl.load(weights + position, mask=is_set, other=0).to(tl.int32)
-            bits = tl.where(exception > 0, old ^ xor, old + step)
-            put(position, rank, bits, is_set, base, weights, found, values, room)
-            rank_base += tl.sum(is_set.to(tl.int32), 0)
-            exception_base += tl.sum(exception, 0)
+    listed_base = 0
+    large_base = 0
     if kind == RAW:
         for at in range(0, elements, TILE):
             position = at + tl.arange(0, TILE)
-            xor = field(section, position, 16, position < elements)
-            is_set = xor != 0
+            difference = field(section, position, width, position < elements)
+            is_set = difference != 0
             change = is_set.to(tl.int32)
             rank = rank_base + tl.cumsum(change, 0) - change
-            bits = tl.load(weights + position, mask=is_set, other=0).to(tl.int32) ^ xor
-            put(position, rank, bits, is_set, base, weights, found, values, room)
+            if undo:
+                difference = -difference
+            put(
+                position, rank, difference, is_set, weights, box, base, found, values, room, width
+            )
             rank_base += tl.sum(change, 0)
+    elif kind != EMPTY:
+        is_bitmap = kind == BITMAP
+        m, large = shape_of(section, is_bitmap, elements, changed, listed, size)
+        sections = layout(is_bitmap, elements, changed, listed, m, large, width)
+        mark_ranks(section, sections, marks, large_marks, changed, listed, large)
+        least = tl.where(listed == changed, 1, 2)
+        bits = tl.where(is_bitmap, elements, high_bits(elements, changed))
+        for at in range(0, bits, TILE):
+            is_set, rank, position, is_down, is_listed, is_large, _, magnitude = changes_at(
+                section,
+                sections,
+                marks,
+                large_marks,
+                at,
+                (rank_base, listed_base, large_base),
+                is_bitmap,
+                elements,
+                changed,
+                listed,
+                m,
+                large,
+                width,
+            )
+            change = tl.where(is_listed, magnitude + least, 1)
+            is_less = is_down
+            if undo:
+                is_less = is_down == 0
+            difference = tl.where(is_less, -change, change)
+            put(
+                position, rank, difference, is_set, weights, box, base, found, values, room, width
+            )
+            rank_base += tl.sum(is_set.to(tl.int32), 0)
+            listed_base += tl.sum(is_listed.to(tl.int32), 0)
+            large_base += tl.sum(is_large.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["count", "capacity"])
+@triton.jit(do_not_specialize=["count", "first", "last", "capacity"])
 def change_blocks_kernel(
     weights: tl.tensor,
+    box: tl.tuple,
     entries: tl.tensor,
     offsets: tl.tensor,
     payload: tl.tensor,
     verdicts: tl.tensor,
     marks: tl.tensor,
     count: tl.int64,
-    firsts: tl.tensor,
+    first: tl.int64,
+    last: tl.int64,
+    starts: tl.tensor,
     found: tl.tensor,
     values: tl.tensor,
     capacity: tl.int64,
+    width: tl.constexpr,
     block_elements: tl.constexpr,
     undo: tl.constexpr,
 ) -> None:
     """One program per delta block at a time, of those that `check_blocks` found sound.
 
-    With `firsts`, `found` and `values`, changes are listed there from `firsts` of their block on;
+    With `starts`, `found` and `values`, changes are listed there from `starts` of their block on;
     without, `weights` changes.
     """
     program = tl.program_id(0).to(tl.int64)
-    marks += program * (block_elements // 32)
-    blocks = (count + block_elements - 1) // block_elements
-    for block in range(program, blocks, tl.num_programs(0)):
+    marks += program * (block_elements // 16)
+    for block in range(first + program, last, tl.num_programs(0)):
         base = block * block_elements
         elements = tl.minimum(count - base, block_elements).to(tl.int32)
         entry = tl.load(entries + block)
@@ -157,21 +158,24 @@ def change_blocks_kernel(
         block_values = None
         room = 0
         if found is not None:
-            first = tl.load(firsts + block)
-            block_found = found + first
-            block_values = values + first
-            room = tl.maximum(tl.minimum(capacity - first, block_elements), 0).to(tl.int32)
+            start = tl.load(starts + block)
+            block_found = found + start
+            block_values = values + start
+            room = tl.maximum(tl.minimum(capacity - start, block_elements), 0).to(tl.int32)
         if tl.load(verdicts + block) > 0:
             change_block(
                 entry,
                 payload + offset,
                 marks,
-                weights + base,
+                marks + block_elements // 32,
+                weights,
+                box,
                 base,
                 elements,
                 block_found,
                 block_values,
                 room,
+                width,
                 undo,
             )
 
@@ -181,12 +185,12 @@ class Lists:
     """Where changes are listed instead of applied.
 
     Args:
-        firsts: (blocks,) int64, where each block's changes start in the lists.
+        starts: (blocks,) int64, where each block's changes start in the lists.
         positions: (capacity,) int64.
-        values: (capacity,) int16.
+        values: (capacity,) int8, int16 or int32, as the elements.
     """
 
-    firsts: Any
+    starts: Any
     positions: Any
     values: Any
 
@@ -199,39 +203,57 @@ def change_blocks(
     *,
     block_elements: int,
     undo: bool = False,
+    blocks: range | None = None,
     to: Lists | None = None,
 ) -> Any:
     """Change `weights` by the sound blocks of a delta, or list their changes.
 
+    Args:
+        weights: what `operands.bits_of` gives.
+        blocks: those to look at, in steps of one; None for all.
+
     Returns:
-        int32 scalar on the device: the lowest block that is not sound, or -1.
+        int32 scalar on the device: the lowest of the blocks that is not sound, or -1.
 
     Raises:
         InvalidArgument: the tensors do not go together, or one is of another type.
     """
     operands.check_table(entries, offsets, payload, weights, block_elements)
+    some = operands.some_blocks(blocks, entries.numel())
+    box = box_of("weights", weights)
+    if not some:
+        return torch.full((), -1, dtype=torch.int32, device=weights.device)
+    programs = min(len(some), PROGRAMS)
+    marks = torch.empty(programs * (block_elements // 16), dtype=torch.int32, device=weights.device)
     count = weights.numel()
+    width = operands.width_of(weights)
     verdicts, errors = check_blocks(
-        entries, offsets, payload, count=count, block_elements=block_elements
+        entries,
+        offsets,
+        payload,
+        marks,
+        count=count,
+        width=width,
+        block_elements=block_elements,
+        blocks=some,
     )
-    blocks = entries.numel()
-    if not blocks:
-        return errors
-    programs = min(blocks, PROGRAMS)
-    marks = torch.empty(programs * (block_elements // 32), dtype=torch.int32, device=weights.device)
     with operands.on_device_of(weights):
         change_blocks_kernel[(programs,)](
             weights,
+            box,
             entries,
             offsets,
             payload,
             verdicts,
             marks,
             count,
-            None if to is None else to.firsts,
+            some.start,
+            some.stop,
+            None if to is None else to.starts,
             None if to is None else to.positions,
             None if to is None else to.values,
             0 if to is None else to.positions.numel(),
+            width=width,
             block_elements=block_elements,
             undo=undo,
             **LAUNCH,

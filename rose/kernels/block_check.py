@@ -1,7 +1,7 @@
 """Whether the blocks of a delta are sound, which is judged before anything is changed.
 
-A block that passes is the only one that says what it says, but for what only the weights can tell.
-Nothing is read outside the payload, whatever the table and the payload hold.
+A block that passes has one meaning, but for what only the weights can tell. Nothing is read outside
+the payload, whatever the table and the payload hold.
 """
 
 from typing import Any
@@ -11,17 +11,20 @@ import triton
 import triton.language as tl
 
 from rose.kernels import operands
-from rose.kernels.gap_code import EMPTY, GAP, RAW, field, high_words, layout, low_bits, positions
+from rose.kernels.block_body import changes_at, fields_of, mark_ranks, shape_of
+from rose.kernels.body_code import layout
+from rose.kernels.gap_code import (
+    BITMAP,
+    EMPTY,
+    GAP,
+    RAW,
+    field,
+    high_bits,
+    low_bits,
+    positions,
+    words,
+)
 from rose.kernels.tile import LAUNCH, TILE
-
-
-@triton.jit
-def fields_of(entry: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Return kind, changed, exceptions and words of an entry, in int32."""
-    kind = (entry & 15).to(tl.int32)
-    changed = ((entry >> 4) & 0xFFFFF).to(tl.int32)
-    exceptions = ((entry >> 24) & 0xFFFFF).to(tl.int32)
-    return kind, changed, exceptions, ((entry >> 44) & 0xFFFFF).to(tl.int32)
 
 
 @triton.jit
@@ -33,23 +36,27 @@ def is_tail_clear(section: tl.tensor, bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def is_elias_fano(
-    high: tl.tensor, lows: tl.tensor, universe: tl.tensor, count: tl.tensor
+def are_positions_sound(
+    high: tl.tensor,
+    lows: tl.tensor,
+    universe: tl.tensor,
+    count: tl.tensor,
+    is_bitmap: tl.tensor,
 ) -> tl.tensor:
     """Say whether a section holds `count` positions, ascending and below `universe`, and no more.
 
-    A bit that is set behind the high section is a position that is too large.
+    A bit that is set behind the section is a position that is too large.
     """
-    low = low_bits(universe, count)
+    bits = tl.where(is_bitmap, universe, high_bits(universe, count))
+    low = tl.where(is_bitmap, 0, low_bits(universe, count))
     found = 0
     faults = 0
-    for at in range(0, 32 * high_words(universe, count), TILE):
-        is_set, rank, position = positions(high, lows, at, found, universe, count)
-        # Neighbours in the high section share their high bits, so their low bits must ascend.
+    for at in range(0, 32 * words(bits), TILE):
+        is_set, rank, position = positions(high, lows, at, found, bits, low, count, is_bitmap)
+        # Neighbours in a high section share their high bits, so their low bits must ascend.
         bit = at + tl.arange(0, TILE)
-        has_twin = (is_set & (bit > 0) & (rank < count)) & (
-            field(high, bit - 1, 1, is_set & (bit > 0)) > 0
-        )
+        may_twin = is_set & (bit > 0) & (rank < count) & (is_bitmap == 0)
+        has_twin = field(high, bit - 1, 1, may_twin) > 0
         twin_low = field(lows, rank - 1, low, has_twin)
         is_fault = (is_set & (position >= universe)) | (
             has_twin & (twin_low >= (position & ((1 << low) - 1)))
@@ -60,51 +67,100 @@ def is_elias_fano(
 
 
 @triton.jit
-def are_exceptions_plain(
-    signs: tl.tensor,
-    ranks: tl.tensor,
-    lows: tl.tensor,
-    values: tl.tensor,
+def are_sections_sound(
+    section: tl.tensor,
+    sections: tl.tuple,
+    is_bitmap: tl.tensor,
+    elements: tl.tensor,
     changed: tl.tensor,
-    exceptions: tl.tensor,
+    listed: tl.tensor,
+    m: tl.tensor,
+    large: tl.tensor,
+    width: tl.constexpr,
 ) -> tl.tensor:
-    """Say whether no exception has a sign, and each is a change, and a step of no element."""
-    found = 0
+    """Judge positions, ranks and large ranks, and that no unused bit is set."""
+    lows_at, signs_at, _, ranks_at, rank_lows_at, magnitudes_at, large_ranks_at, _, _, _ = sections
+    _, _, _, _, _, _, _, large_lows_at, large_at, _ = sections
+    is_good = is_tail_clear(section + signs_at, changed)
+    is_good = is_good & is_tail_clear(section + magnitudes_at, m * listed)
+    is_good = is_good & is_tail_clear(section + large_at, width * large)
     faults = 0
-    for at in range(0, 32 * high_words(changed, exceptions), TILE):
-        is_set, exception_rank, rank = positions(ranks, lows, at, found, changed, exceptions)
-        has_sign = field(signs, rank, 1, is_set & (rank < changed)) > 0
-        xor = field(values, exception_rank, 16, is_set & (exception_rank < exceptions))
-        faults += tl.sum((has_sign | (is_set & (xor <= 1))).to(tl.int32), 0)
-        found += tl.sum(is_set.to(tl.int32), 0)
+    # One loop of three, because the code in it is long.
+    for which in range(3):
+        is_first = which == 0
+        is_ranks = which == 1
+        high = tl.where(is_first, 0, tl.where(is_ranks, ranks_at, large_ranks_at))
+        lows = tl.where(is_first, lows_at, tl.where(is_ranks, rank_lows_at, large_lows_at))
+        universe = tl.where(is_first, elements, tl.where(is_ranks, changed, listed))
+        count = tl.where(is_first, changed, tl.where(is_ranks, listed, large))
+        if (count > 0) & ((is_ranks & (listed == changed)) == 0):
+            is_sound = are_positions_sound(
+                section + high, section + lows, universe, count, is_bitmap & is_first
+            )
+            faults += (is_sound == 0).to(tl.int32)
+    return is_good & (faults == 0)
+
+
+@triton.jit
+def are_sizes_sound(
+    section: tl.tensor,
+    sections: tl.tuple,
+    marks: tl.tensor,
+    large_marks: tl.tensor,
+    is_bitmap: tl.tensor,
+    elements: tl.tensor,
+    changed: tl.tensor,
+    listed: tl.tensor,
+    m: tl.tensor,
+    large: tl.tensor,
+    width: tl.constexpr,
+) -> tl.tensor:
+    """Say whether each listed size is one that a difference has, and coded as it must be."""
+    mark_ranks(section, sections, marks, large_marks, changed, listed, large)
+    least = tl.where(listed == changed, 1, 2)
+    bits = tl.where(is_bitmap, elements, high_bits(elements, changed))
+    faults = 0
+    rank_base = 0
+    listed_base = 0
+    large_base = 0
+    for at in range(0, bits, TILE):
+        is_set, _, _, is_down, is_listed, is_large, small, magnitude = changes_at(
+            section,
+            sections,
+            marks,
+            large_marks,
+            at,
+            (rank_base, listed_base, large_base),
+            is_bitmap,
+            elements,
+            changed,
+            listed,
+            m,
+            large,
+            width,
+        )
+        # The size of a difference that goes down may be one more.
+        most = (1 << (width - 1)) - 1 - least + is_down.to(tl.int32)
+        is_fault = is_listed & (magnitude.to(tl.uint32) > most.to(tl.uint32))
+        is_small = (magnitude.to(tl.uint32) >> m.to(tl.uint32)) == 0
+        is_fault = is_fault | (is_large & (is_small | (small != 0)))
+        faults += tl.sum(is_fault.to(tl.int32), 0)
+        rank_base += tl.sum(is_set.to(tl.int32), 0)
+        listed_base += tl.sum(is_listed.to(tl.int32), 0)
+        large_base += tl.sum(is_large.to(tl.int32), 0)
     return faults == 0
 
 
 @triton.jit
-def is_gap_sound(
-    section: tl.tensor, elements: tl.tensor, changed: tl.tensor, exceptions: tl.tensor
+def is_raw_sound(
+    section: tl.tensor, elements: tl.tensor, changed: tl.tensor, width: tl.constexpr
 ) -> tl.tensor:
-    """Judge the sections of a GAP block, whose counts and size are sound."""
-    lows_at, signs_at, ranks_at, rank_lows_at, values_at, _ = layout(elements, changed, exceptions)
-    signs = section + signs_at
-    is_good = is_elias_fano(section, section + lows_at, elements, changed)
-    is_good = is_good & is_tail_clear(signs, changed)
-    if exceptions > 0:
-        ranks, lows, values = section + ranks_at, section + rank_lows_at, section + values_at
-        is_good = is_good & is_elias_fano(ranks, lows, changed, exceptions)
-        is_good = is_good & are_exceptions_plain(signs, ranks, lows, values, changed, exceptions)
-        is_good = is_good & is_tail_clear(values, 16 * exceptions)
-    return is_good
-
-
-@triton.jit
-def is_raw_sound(section: tl.tensor, elements: tl.tensor, changed: tl.tensor) -> tl.tensor:
     """Judge the elements of a RAW block, whose counts and size are sound."""
     changes = tl.zeros((TILE,), tl.int32)
     for at in range(0, elements, TILE):
         lane = at + tl.arange(0, TILE)
-        changes += (field(section, lane, 16, lane < elements) != 0).to(tl.int32)
-    return (tl.sum(changes, 0) == changed) & is_tail_clear(section, 16 * elements)
+        changes += (field(section, lane, width, lane < elements) != 0).to(tl.int32)
+    return (tl.sum(changes, 0) == changed) & is_tail_clear(section, width * elements)
 
 
 @triton.jit
@@ -113,68 +169,120 @@ def is_sound(
     offset: tl.tensor,
     payload: tl.tensor,
     payload_words: tl.tensor,
+    marks: tl.tensor,
+    large_marks: tl.tensor,
     elements: tl.tensor,
+    width: tl.constexpr,
 ) -> tl.tensor:
     """Judge a block by its entry and by its payload, which starts at `offset`."""
-    kind, changed, exceptions, size = fields_of(entry)
-    raw_words = (elements + 1) // 2
+    kind, changed, listed, size = fields_of(entry)
+    raw_words = words(width * elements)
+    is_bitmap = kind == BITMAP
+    is_coded = (size < raw_words) & ((kind == GAP) | is_bitmap)
     is_good = entry == EMPTY
-    is_counted = (changed > 0) & (changed <= elements) & (exceptions <= changed)
+    is_counted = (changed > 0) & (changed <= elements) & (listed <= changed)
     if is_counted & (offset >= 0) & (offset <= payload_words - size):
         section = payload + offset
-        _, _, _, _, _, gap_words = layout(elements, changed, exceptions)
-        if (kind == GAP) & (size == gap_words) & (size < raw_words):
-            is_good = is_gap_sound(section, elements, changed, exceptions)
-        if (kind == RAW) & (size == raw_words) & (exceptions == 0):
-            is_good = is_raw_sound(section, elements, changed)
+        if (kind == RAW) & (size == raw_words) & (listed == 0):
+            is_good = is_raw_sound(section, elements, changed, width)
+        if is_coded:
+            m, large = shape_of(section, is_bitmap, elements, changed, listed, size)
+            sections = layout(is_bitmap, elements, changed, listed, m, large, width)
+            _, _, _, _, _, _, _, _, _, end = sections
+            if (m < width) & (large <= listed) & (end == size):
+                is_good = are_sections_sound(
+                    section, sections, is_bitmap, elements, changed, listed, m, large, width
+                )
+                # Marks are written by sections that are sound only: within their bounds.
+                if is_good & (listed > 0):
+                    is_good = are_sizes_sound(
+                        section,
+                        sections,
+                        marks,
+                        large_marks,
+                        is_bitmap,
+                        elements,
+                        changed,
+                        listed,
+                        m,
+                        large,
+                        width,
+                    )
     return is_good
 
 
-@triton.jit(do_not_specialize=["count", "payload_words"])
+@triton.jit(do_not_specialize=["count", "payload_words", "first", "last"])
 def check_blocks_kernel(
     entries: tl.tensor,
     offsets: tl.tensor,
     payload: tl.tensor,
+    marks: tl.tensor,
     verdicts: tl.tensor,
     errors: tl.tensor,
     count: tl.int64,
     payload_words: tl.int64,
+    first: tl.int64,
+    last: tl.int64,
+    width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes whether it is sound.
+    """One program per delta block at a time, of those from `first` to `last`, writes its verdict.
 
     `errors` is unsigned, so that -1, for none, is more than any block.
     """
-    block = tl.program_id(0).to(tl.int64)
-    elements = tl.minimum(count - block * block_elements, block_elements).to(tl.int32)
-    entry = tl.load(entries + block)
-    offset = tl.load(offsets + block)
-    is_good = is_sound(entry, offset, payload, payload_words, elements)
-    tl.store(verdicts + block, is_good.to(tl.int8))
-    tl.atomic_min(errors, block.to(tl.uint32), mask=is_good == 0, sem="relaxed")
+    program = tl.program_id(0).to(tl.int64)
+    marks += program * (block_elements // 16)
+    for block in range(first + program, last, tl.num_programs(0)):
+        elements = tl.minimum(count - block * block_elements, block_elements).to(tl.int32)
+        is_good = is_sound(
+            tl.load(entries + block),
+            tl.load(offsets + block),
+            payload,
+            payload_words,
+            marks,
+            marks + block_elements // 32,
+            elements,
+            width,
+        )
+        tl.store(verdicts + block, is_good.to(tl.int8))
+        tl.atomic_min(errors, block, mask=is_good == 0, sem="relaxed")
 
 
 def check_blocks(
-    entries: Any, offsets: Any, payload: Any, *, count: int, block_elements: int
+    entries: Any,
+    offsets: Any,
+    payload: Any,
+    marks: Any,
+    *,
+    count: int,
+    width: int,
+    block_elements: int,
+    blocks: range,
 ) -> tuple[Any, Any]:
-    """Judge the blocks of a table that was checked against `count` elements.
+    """Judge some blocks, at least one, of a table that was checked against `count` elements.
+
+    Args:
+        marks: int32, a bit for each element of a block, twice, for each program.
 
     Returns:
         (blocks,) int8, 1 for each block that is sound; and the lowest other one as int32, or -1.
     """
     verdicts = torch.empty(entries.numel(), dtype=torch.int8, device=entries.device)
     errors = torch.full((), -1, dtype=torch.int32, device=entries.device)
-    if entries.numel():
-        with operands.on_device_of(entries):
-            check_blocks_kernel[(entries.numel(),)](
-                entries,
-                offsets,
-                payload,
-                verdicts,
-                errors.view(torch.uint32),
-                count,
-                payload.numel(),
-                block_elements=block_elements,
-                **LAUNCH,
-            )
+    with operands.on_device_of(entries):
+        check_blocks_kernel[(marks.numel() // (block_elements // 16),)](
+            entries,
+            offsets,
+            payload,
+            marks,
+            verdicts,
+            errors.view(torch.uint32),
+            count,
+            payload.numel(),
+            blocks.start,
+            blocks.stop,
+            width=width,
+            block_elements=block_elements,
+            **LAUNCH,
+        )
     return verdicts, errors

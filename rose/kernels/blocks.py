@@ -31,7 +31,7 @@ class UnpackedChanges:
 
     Args:
         positions: (capacity,) int64, ascending, and -1 from `count` on.
-        values: (capacity,) int16, the bits that the positions get.
+        values: (capacity,) int8, int16 or int32, the bits that the positions get.
         count: () int64, changes of the table; those beyond the capacity are not listed.
         errors: () integer, the lowest bad block, or -1. The places of a bad block's changes hold
             -1.
@@ -44,10 +44,21 @@ class UnpackedChanges:
 
 
 class BlockCodec(Protocol):
-    """The delta codec on tensors of one GPU; see the functions of the same names in this room."""
+    """The delta codec on tensors of one GPU; see the functions of the same names in this room.
+
+    The type of a tensor's elements says how wide they are. New weights, shadow, weights and base
+    may be views of larger tensors, see `rose.kernels.box`.
+    """
 
     def delta_pack(
-        self, new: Any, shadow: Any, *, block_elements: int, threshold: Any
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: Any,
+        ages: Any = None,
+        age_limit: int = 255,
     ) -> PackedBlocks:
         """Pack what changed and move the shadow."""
         ...
@@ -61,11 +72,14 @@ class BlockCodec(Protocol):
         *,
         block_elements: int,
         undo: bool,
+        blocks: range | None = None,
     ) -> Any:
         """Change the weights; returns the lowest bad block, or -1."""
         ...
 
-    def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> Any:
+    def topk_threshold(
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
+    ) -> Any:
         """Return the threshold for a budget."""
         ...
 

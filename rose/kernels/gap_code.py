@@ -1,7 +1,7 @@
 """Bit sections and Elias-Fano inside a Triton program: the sizes, the writer and the reader.
 
 Words are int32 tensors that hold u32 bits, so every right shift goes through uint32. Positions,
-ranks and bits of one block are below 2^21 and fit int32.
+ranks and bits of one block are below 2^30 and fit int32.
 """
 
 import triton
@@ -12,6 +12,7 @@ from rose.kernels.tile import TILE
 EMPTY = tl.constexpr(0)
 GAP = tl.constexpr(1)
 RAW = tl.constexpr(2)
+BITMAP = tl.constexpr(3)
 DEFERRED = tl.constexpr(15)  # the arena was too small for this block: never part of a delta
 
 
@@ -22,34 +23,31 @@ def words(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def low_bits(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """floor(log2(floor(universe / count))), in integers; universe is at most 2^16."""
-    quotient = universe // count
-    low = 0
-    for bit in tl.static_range(1, 17):
-        low += ((quotient >> bit) > 0).to(tl.int32)
-    return low
+def bit_width(number: tl.tensor) -> tl.tensor:
+    """Return how many bits a number from 0 to 2^31 - 1 has without its leading zeros.
 
-
-@triton.jit
-def high_words(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """Return the words of the high section of `count` positions below `universe`."""
-    return words(count + ((universe - 1) >> low_bits(universe, count)))
-
-
-@triton.jit
-def layout(elements: tl.tensor, changed: tl.tensor, exceptions: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Return where the sections after the high positions begin, in words, and where all ends.
-
-    Low positions, signs, high ranks, low ranks, values, end. `changed` is at least 1.
+    The exponent of fp32 says it, once no rounding can carry into the leading bit.
     """
-    ranked = tl.maximum(exceptions, 1)  # without exceptions the ranks take no words at all
-    lows_at = high_words(elements, changed)
-    signs_at = lows_at + words(changed * low_bits(elements, changed))
-    ranks_at = signs_at + words(changed)
-    rank_lows_at = ranks_at + tl.where(exceptions > 0, high_words(changed, ranked), 0)
-    values_at = rank_lows_at + words(exceptions * low_bits(changed, ranked))
-    return lows_at, signs_at, ranks_at, rank_lows_at, values_at, values_at + words(16 * exceptions)
+    leading = (number & ~(number >> 1)).to(tl.float32)
+    return tl.maximum((leading.to(tl.int32, bitcast=True) >> 23) - 126, 0)
+
+
+@triton.jit
+def low_bits(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
+    """floor(log2(floor(universe / count))); 0 where count is more than the universe."""
+    return bit_width((universe // count) | 1) - 1
+
+
+@triton.jit
+def high_bits(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
+    """Return the bits of the high section of `count` positions below `universe`."""
+    return count + ((universe - 1) >> low_bits(universe, count))
+
+
+@triton.jit
+def elias_fano_words(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
+    """Return the words of both sections; `count` is at least 1."""
+    return words(high_bits(universe, count)) + words(count * low_bits(universe, count))
 
 
 @triton.jit
@@ -73,7 +71,7 @@ def set_field(
 
 @triton.jit
 def field(section: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Read fields of `width` <= 16 bits; 0 where the mask is off."""
+    """Read fields of `width` <= 32 bits; 0 where the mask is off."""
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
     word = section + (bit >> 5)
@@ -82,7 +80,8 @@ def field(section: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tenso
     is_split = mask & ((bit & 31) + width > 32)
     high = tl.load(word + 1, mask=is_split, other=0, cache_modifier=".cg").to(tl.uint32)
     bits = (low >> shift) | ((high << 1) << (31 - shift))
-    return bits.to(tl.int32) & ((1 << width) - 1)
+    # 2^width - 1, without a shift by 32.
+    return bits.to(tl.int32) & ((2 << tl.maximum(width - 1, 0)) - 1)
 
 
 @triton.jit
@@ -114,18 +113,21 @@ def positions(
     lows: tl.tensor,
     at: tl.tensor,
     before: tl.tensor,
-    universe: tl.tensor,
+    bits: tl.tensor,
+    low: tl.tensor,
     count: tl.tensor,
+    is_bitmap: tl.tensor,
 ) -> tuple[tl.tensor, ...]:
-    """Decode the positions whose bits are among the TILE bits of the high section from `at` on.
+    """Decode the positions whose bits are among the TILE bits from `at` on of a section.
 
-    `before` of them lie in front. Returns, lane by lane: whether its bit is set, the rank of its
-    position, and its position. Nothing is read outside the two sections, whatever they hold.
+    The section is an Elias-Fano high section of `bits` bits whose split is `low`, or a bitmap, of
+    which `low` is 0; `before` positions lie in front. Returns, lane by lane: whether its bit is
+    set, the rank of its position, and its position. Nothing is read outside the sections, whatever
+    they hold.
     """
-    low = low_bits(universe, count)
     bit = at + tl.arange(0, TILE)
-    is_inside = bit < 32 * high_words(universe, count)
-    is_set = field(high, bit, 1, is_inside)
+    is_set = field(high, bit, 1, bit < 32 * words(bits))
     rank = before + tl.cumsum(is_set, 0) - is_set
     is_there = is_set > 0
-    return is_there, rank, ((bit - rank) << low) | field(lows, rank, low, is_there & (rank < count))
+    top = bit - tl.where(is_bitmap, 0, rank)
+    return is_there, rank, (top << low) | field(lows, rank, low, is_there & (rank < count))

@@ -30,6 +30,13 @@ def codec_of(ordinal: int) -> BlockCodec:
 
 
 def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
-    """Copy an array of NumPy to the GPU of `like`, as signed numbers of `dtype`'s size."""
-    # A copy: the arrays of a delta are read-only, which torch would warn of.
-    return torch.from_numpy(np.array(array).view(dtype)).to(like.device)
+    """Copy an array of NumPy to the GPU of `like`, as signed numbers of `dtype`'s size.
+
+    Queued on the current stream: from pinned memory nothing waits, and the array may go.
+    """
+    signed = array.view(dtype)
+    pinned = torch.empty(
+        signed.shape, dtype=getattr(torch, str(signed.dtype)), pin_memory=like.is_cuda
+    )
+    np.copyto(pinned.numpy(), signed)
+    return pinned.to(like.device, non_blocking=True)

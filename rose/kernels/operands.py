@@ -8,18 +8,28 @@ import torch
 from rose.errors import InvalidArgument
 from rose.kernels.blocks import PackedBlocks
 
-BITS_DTYPES: Final = (torch.bfloat16, torch.float16, torch.int16, torch.uint16)
+# Of the same bits, as the signed numbers that every kernel takes.
+_SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 BLOCK_ELEMENTS: Final = (65_536, 16_384)
+AGE_MAX: Final = 255
 MASK64: Final = (1 << 64) - 1
 
 
 def bits_of(name: str, tensor: Any) -> Any:
-    """Return the elements of a 16-bit tensor as a flat int16 view of the same bytes."""
-    if tensor.dtype not in BITS_DTYPES:
-        raise InvalidArgument(f"{name} is {tensor.dtype}; it must have 16-bit elements")
-    if not tensor.is_contiguous():
-        raise InvalidArgument(f"{name} has strides {tensor.stride()}; it must be contiguous")
-    return tensor.detach().view(-1).view(torch.int16)
+    """Return the elements as int8, int16 or int32 that share the tensor's memory.
+
+    A tensor that is contiguous becomes flat; another one keeps its shape, see `rose.kernels.box`.
+    """
+    signed = _SIGNED.get(tensor.dtype.itemsize)
+    if signed is None or tensor.dtype is torch.bool:
+        raise InvalidArgument(f"{name} is {tensor.dtype}; it must have 8, 16 or 32-bit elements")
+    bits = tensor.detach().view(signed) if tensor.dtype is not signed else tensor.detach()
+    return bits.view(-1) if bits.is_contiguous() else bits
+
+
+def width_of(bits: Any) -> int:
+    """Return how many bits an element has."""
+    return 8 * int(bits.dtype.itemsize)
 
 
 def check_twins(new: Any, shadow: Any) -> None:
@@ -33,8 +43,22 @@ def check_twins(new: Any, shadow: Any) -> None:
 
 def check_keys(new: Any) -> None:
     """Refuse elements that the keys of top-k are not defined for."""
-    if new.dtype is torch.float16:
-        raise InvalidArgument("new is float16; the keys of top-k are defined for bfloat16")
+    if new.dtype not in (torch.bfloat16, torch.int16, torch.uint16):
+        raise InvalidArgument(
+            f"new is {str(new.dtype).removeprefix('torch.')}; the keys of top-k are defined for "
+            "bfloat16"
+        )
+
+
+def check_ages(ages: Any, age_limit: int, like: Any) -> None:
+    """Refuse ages that do not go with the elements of `like`; None goes with any."""
+    if ages is None:
+        return
+    check_words("ages", ages, torch.uint8, like)
+    if ages.numel() != like.numel():
+        raise InvalidArgument(f"{ages.numel()} ages; {like.numel()} elements have one each")
+    if not 1 <= age_limit <= AGE_MAX:
+        raise InvalidArgument(f"age_limit {age_limit} must be from 1 to {AGE_MAX}")
 
 
 def check_words(name: str, tensor: Any, dtype: Any, like: Any) -> None:
@@ -69,13 +93,23 @@ def check_table(entries: Any, offsets: Any, payload: Any, like: Any, block_eleme
         )
 
 
-def first_word(first_index: int) -> int:
+def some_blocks(blocks: range | None, count: int) -> range:
+    """Return which of `count` blocks are meant."""
+    if blocks is None:
+        return range(count)
+    if blocks.step != 1 or not 0 <= blocks.start <= blocks.stop <= count:
+        raise InvalidArgument(f"blocks {blocks} must be neighbours among {count}")
+    return blocks
+
+
+def first_word(first_index: int, width: int = 16) -> int:
     """Return the index of the 8-byte word that begins at element `first_index`."""
-    if first_index < 0 or first_index % 4:
+    in_word = 64 // width
+    if first_index < 0 or first_index % in_word:
         raise InvalidArgument(
-            f"first_index {first_index} must be a multiple of 4, and not negative"
+            f"first_index {first_index} must be a multiple of {in_word}, and not negative"
         )
-    return first_index // 4
+    return first_index // in_word
 
 
 def signed64(seed: int) -> int:
@@ -88,7 +122,8 @@ def empty_blocks(bits: Any, block_elements: int, arena_words: int | None) -> Pac
     """Make room for the delta of `bits`, by default enough for any; words and digest are 0."""
     full, rest = divmod(bits.numel(), block_elements)
     if arena_words is None:
-        arena_words = full * (block_elements // 2) + (rest + 1) // 2
+        width = width_of(bits)
+        arena_words = full * (block_elements * width // 32) + -(-rest * width // 32)
     if arena_words < 0:
         raise InvalidArgument(f"arena_words {arena_words} must not be negative")
     entries = torch.empty(full + (rest > 0), dtype=torch.int64, device=bits.device)

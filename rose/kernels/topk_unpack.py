@@ -16,7 +16,8 @@ def topk_unpack(
     """List what a delta changes in `base`, which stays as it is; nothing waits for the device.
 
     Args:
-        base: contiguous 16-bit elements at any 2-byte aligned address, which the delta starts from.
+        base: elements of 8, 16 or 32 bits, aligned to their size, which the delta starts from; a
+            box, see `rose.kernels.box`.
         entries: (blocks,) int64, the u64 of the table.
         offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
         payload: int32 that holds u32 words.
@@ -34,9 +35,9 @@ def topk_unpack(
     changed = (entries >> 4) & 0xFFFFF
     ends = changed.cumsum(0)
     lists = Lists(
-        firsts=ends - changed,
+        starts=ends - changed,
         positions=torch.full((capacity,), -1, dtype=torch.int64, device=device),
-        values=torch.zeros(capacity, dtype=torch.int16, device=device),
+        values=torch.zeros(capacity, dtype=bits.dtype, device=device),
     )
     errors = change_blocks(bits, entries, offsets, payload, block_elements=block_elements, to=lists)
     return UnpackedChanges(lists.positions, lists.values, changed.sum(), errors)

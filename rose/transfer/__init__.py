@@ -4,6 +4,7 @@ What crosses to other processes is in `rose.transfer.server` and `rose.transfer.
 the extra `wire`.
 """
 
+from rose.transfer.application import Application
 from rose.transfer.codec import delta_apply, delta_pack, digest, topk_pack, topk_unpack
 from rose.transfer.commit import Commit, CommitState, Outcome, Target
 from rose.transfer.delta import Delta
@@ -17,14 +18,17 @@ from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
+from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
 
 __all__ = [
+    "Application",
     "Commit",
     "CommitState",
     "Delta",
     "Digest",
+    "Distinct",
     "InProcessSource",
     "Manifest",
     "Outcome",
@@ -46,6 +50,7 @@ __all__ = [
     "delta_apply",
     "delta_pack",
     "digest",
+    "distinct",
     "topk_pack",
     "topk_unpack",
 ]

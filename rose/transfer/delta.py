@@ -12,11 +12,15 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.units import ceil_div
 
 BLOCK_ELEMENTS: Final = (65_536, 16_384)
+WIDTHS: Final = (8, 16, 32)
+CLASSES: Final = 8
 
-_MAGIC: Final = b"ROSEDLT1"
-_VERSION: Final = 1
-# magic, version, block_elements, count, payload words, digest, zero, CRC of the body
-_HEADER: Final = struct.Struct("<8sIIQQQQQI")
+_MAGIC: Final = b"ROSEDLT2"
+_VERSION: Final = 2
+_STRAT: Final = 4
+# magic, version, block_elements, count, payload words, base digest, digest, width, has a rule,
+# the rule's four fields and magnitude bits, zeros, CRC of the body
+_HEADER: Final = struct.Struct("<8sIIQQ2Q2QBB4B8s10sI")
 _CRC: Final = struct.Struct("<I")  # of the header, behind it
 _BODY_AT: Final = _HEADER.size + _CRC.size
 
@@ -34,23 +38,61 @@ def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.
     return view
 
 
+@dataclass(frozen=True, slots=True)
+class ClassRule:
+    """How STRAT sorts elements into eight classes, by their old exponents.
+
+    The class of an element is ((old >> shift) mod 2^exponent_bits) - origin, cut to 0 to 7.
+
+    Args:
+        shift: bits below the exponent.
+        exponent_bits: of the exponent.
+        origin: the exponent of class 0, 0 to 255.
+        all_mask: bit c is 1 where class c lists every size, not only those that are not 1.
+        magnitude_bits: of the magnitudes of each class.
+    """
+
+    shift: int
+    exponent_bits: int
+    origin: int
+    all_mask: int
+    magnitude_bits: tuple[int, ...]
+
+    def fault(self, width: int) -> str | None:
+        """Say what keeps it from being a rule for elements of `width` bits; None if nothing."""
+        numbers = (self.shift, self.exponent_bits, self.origin, self.all_mask)
+        if not all(0 <= one < 256 for one in numbers) or len(self.magnitude_bits) != CLASSES:
+            return "its fields are bytes, with a width of magnitudes for each of 8 classes"
+        if self.shift + self.exponent_bits > width:
+            return f"{self.shift} + {self.exponent_bits} bits are more than {width}"
+        if not all(0 <= bits < width for bits in self.magnitude_bits):
+            return f"magnitudes of {self.magnitude_bits} bits are not all below {width}"
+        return None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What changed between two versions of a flat array of 16-bit elements.
+    """What changed between two versions of a flat array of elements of 8, 16 or 32 bits.
 
     Args:
         count: elements of the array.
         block_elements: elements of a delta block, 65,536 or 16,384.
+        width: bits of an element.
         entries: (blocks,) uint64, the table.
         payload: uint32 words of all blocks, in the order of the table.
-        digest: of the array once the delta is applied to the version it was made from.
+        base_digest: of the array that it was made from, with index and seed 0.
+        digest: of the array once the delta is applied to that.
+        rule: of its STRAT blocks; a delta that can be applied needs none.
     """
 
     count: int
     block_elements: int
+    width: int
     entries: npt.NDArray[np.uint64]
     payload: npt.NDArray[np.uint32]
+    base_digest: tuple[int, int]
     digest: tuple[int, int]
+    rule: ClassRule | None = None
 
     def __post_init__(self) -> None:
         """Keep the arrays from being written through this value.
@@ -62,10 +104,15 @@ class Delta:
         """
         if self.block_elements not in BLOCK_ELEMENTS:
             raise InvalidArgument(f"block_elements {self.block_elements}: choose 65536 or 16384")
+        if self.width not in WIDTHS:
+            raise InvalidArgument(f"width {self.width}: elements have 8, 16 or 32 bits")
         if not 0 <= self.count < 1 << 63:
             raise InvalidArgument(f"count {self.count} must be from 0 to 2^63 - 1")
-        if not all(0 <= part < 1 << 64 for part in self.digest):
-            raise InvalidArgument(f"digest {self.digest} must be two numbers of 64 bits")
+        for name, digest in (("base_digest", self.base_digest), ("digest", self.digest)):
+            if not all(0 <= part < 1 << 64 for part in digest):
+                raise InvalidArgument(f"{name} {digest} must be two numbers of 64 bits")
+        if self.rule is not None and (fault := self.rule.fault(self.width)) is not None:
+            raise InvalidArgument(f"the delta's class rule cannot be: {fault}")
         object.__setattr__(self, "entries", _frozen("entries", self.entries, np.uint64))
         object.__setattr__(self, "payload", _frozen("payload", self.payload, np.uint32))
         blocks = ceil_div(self.count, self.block_elements)
@@ -91,8 +138,11 @@ class Delta:
             self.block_elements,
             self.count,
             len(self.payload),
+            *self.base_digest,
             *self.digest,
-            0,
+            self.width,
+            *_rule_fields(self.rule),
+            bytes(10),
             zlib.crc32(payload, zlib.crc32(entries)),
         )
         return b"".join((header, _CRC.pack(zlib.crc32(header)), entries, payload))
@@ -115,18 +165,47 @@ class Delta:
             raise CorruptData(
                 f"the checksum of the delta's header, at byte {header.nbytes}, differs"
             )
-        _, version, block_elements, count, words, first, second, zero, crc = _HEADER.unpack(header)
+        _, version, block_elements, count, words, *fields = _HEADER.unpack(header)
         if version != _VERSION:
             raise InvalidArgument(
                 f"the delta has version {version}; this rose reads version {_VERSION}"
             )
-        if block_elements not in BLOCK_ELEMENTS or zero != 0 or count >= 1 << 63:
+        base_digest, digest, width = tuple(fields[:2]), tuple(fields[2:4]), fields[4]
+        rule = _rule_of(fields[5:11], width)
+        if (
+            block_elements not in BLOCK_ELEMENTS
+            or width not in WIDTHS
+            or any(fields[11])
+            or count >= 1 << 63
+        ):
             raise CorruptData("the delta's header has fields that no delta has")
         blocks = ceil_div(count, block_elements)
         if len(content) != (size := _BODY_AT + 8 * blocks + 4 * words):
             raise CorruptData(f"the delta has {len(content)} bytes, its header says {size}")
-        if zlib.crc32(content[_BODY_AT:]) != crc:
+        if zlib.crc32(content[_BODY_AT:]) != fields[12]:
             raise CorruptData("the checksum of the delta's table and payload differs")
         entries = np.frombuffer(content, "<u8", blocks, _BODY_AT).copy()
         payload = np.frombuffer(content, "<u4", words, _BODY_AT + 8 * blocks).copy()
-        return cls(count, block_elements, entries, payload, (first, second))
+        if rule is None and ((entries & np.uint64(15)) == _STRAT).any():
+            raise CorruptData("the delta has STRAT blocks and no class rule to read them by")
+        return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
+
+
+def _rule_fields(rule: ClassRule | None) -> tuple[int | bytes, ...]:
+    """Return the rule as the header has it: whether there is one, its fields, its widths."""
+    if rule is None:
+        return 0, 0, 0, 0, 0, bytes(CLASSES)
+    fields = (rule.shift, rule.exponent_bits, rule.origin, rule.all_mask)
+    return (1, *fields, bytes(rule.magnitude_bits))
+
+
+def _rule_of(fields: list[Any], width: int) -> ClassRule | None:
+    has_rule, *numbers, magnitude_bits = fields
+    if has_rule not in (0, 1) or (not has_rule and (any(numbers) or any(magnitude_bits))):
+        raise CorruptData("the delta's header has a class rule that no delta has")
+    if not has_rule:
+        return None
+    rule = ClassRule(*numbers, tuple(magnitude_bits))
+    if (fault := rule.fault(width)) is not None:
+        raise CorruptData(f"the delta's class rule cannot be: {fault}")
+    return rule

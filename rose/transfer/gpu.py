@@ -1,14 +1,20 @@
-"""The codec on tensors of a GPU. A `Delta` is host memory, so both ends wait for the stream."""
+"""The codec on tensors of a GPU. A `Delta` is host memory: where one is returned, its stream ends.
 
+Deltas are merged on the host, where they are.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rose import _core
-from rose.errors import InvalidArgument, check
+from rose.errors import CorruptData, InvalidArgument, check
 from rose.kernels.blocks import BlockCodec, PackedBlocks
 from rose.kernels.gpu import codec_of, on_gpu_of
+from rose.kernels.streams import on_stream
+from rose.transfer.box import Box
 from rose.transfer.delta import Delta
 
 _MASK64 = (1 << 64) - 1
@@ -17,76 +23,189 @@ _MASK64 = (1 << 64) - 1
 class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
-    Work goes into torch's current stream of the tensors' device; the device as a whole is never
-    waited for. An arena of the size of the weights is taken while a delta is packed.
+    Everything is queued on one stream, and nothing waits for the device. What returns a value of
+    the host waits for the stream; so does a slice of an apply, lest slices pile up. An arena of the
+    size of the weights is taken while a delta is packed.
     """
 
-    def __init__(self, codec: BlockCodec) -> None:
-        """Compute by `codec`."""
+    def __init__(self, codec: BlockCodec, stream: Any = None) -> None:
+        """Compute by `codec` on `stream`, by default torch's current one; see `stream_on`."""
         self._codec = codec
+        self._stream = stream
 
-    def delta_pack(self, new: Any, shadow: Any, *, block_elements: int, threshold: int) -> Delta:
+    def delta_pack(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> Delta:
         """Pack on the device, and fetch the result."""
-        span = 2 * new.numel()
-        if abs(new.data_ptr() - shadow.data_ptr()) < span:
-            raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
-        least = on_gpu_of(np.array([threshold], np.int32), new, np.int32)[0] if threshold else None
-        packed = self._codec.delta_pack(new, shadow, block_elements=block_elements, threshold=least)
-        entries, payload = _fetched(packed)
-        first, second = (one & _MASK64 for one in packed.digest.tolist())
-        return Delta(new.numel(), block_elements, entries, payload, (first, second))
+        _check_apart(new, shadow)
+        with on_stream(self._stream, new.device):
+            base = self._digest(shadow)
+            packed = self._codec.delta_pack(
+                new,
+                shadow,
+                block_elements=block_elements,
+                threshold=_least(threshold, new),
+                ages=_unsigned(ages),
+                age_limit=age_limit,
+            )
+            entries, payload = _fetched(packed)
+            width = 8 * new.element_size()
+            return Delta(
+                new.numel(),
+                block_elements,
+                width,
+                entries,
+                payload,
+                _pair(base),
+                _pair(packed.digest),
+            )
 
-    def delta_apply(self, weights: Any, delta: Delta, *, undo: bool) -> None:
-        """Check all of the delta on the host, then change the weights on the device."""
-        _check(delta, weights)
-        bad_block = self._codec.delta_apply(
-            weights, *_sent(delta, weights), block_elements=delta.block_elements, undo=undo
-        )
-        refused = int(bad_block)
-        check(refused == -1, f"the device refuses block {refused} of a sound delta")
+    def measure(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = 255,
+    ) -> int:
+        """Pack into an arena without room, which moves no shadow and says what it asked for."""
+        _check_apart(new, shadow)
+        with on_stream(self._stream, new.device):
+            packed = self._codec.delta_pack(
+                new,
+                shadow,
+                block_elements=block_elements,
+                threshold=_least(threshold, new),
+                ages=None if ages is None else _unsigned(ages).clone(),
+                age_limit=age_limit,
+                arena_words=0,
+            )
+            return int(packed.words)
 
-    def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> int:
+    def delta_apply(
+        self,
+        weights: Any,
+        delta: Delta,
+        *,
+        undo: bool,
+        blocks: range | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Check all of the delta on the host, then queue the change of the weights.
+
+        A whole delta is queued and not waited for, unless the weights are to be verified first.
+        Blocks of it are of one that was checked as a whole, and are waited for.
+        """
+        _check(delta, weights, is_whole=blocks is None)
+        if verify:
+            self._verify(weights, delta, undo=undo)
+        with on_stream(self._stream, weights.device):
+            part = delta if blocks is None else _part(delta, blocks)
+            bad_block = self._codec.delta_apply(
+                weights, *_sent(part, weights), block_elements=delta.block_elements, undo=undo
+            )
+            if blocks is not None:
+                _check_accepted(bad_block)
+
+    def topk_threshold(
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
+    ) -> int:
         """Count on the device."""
-        return int(self._codec.topk_threshold(new, shadow, budget=budget))
+        with on_stream(self._stream, new.device):
+            least = self._codec.topk_threshold(
+                new, shadow, budget=budget, ages=_unsigned(ages), age_limit=age_limit
+            )
+            return int(least)
 
     def topk_unpack(
         self, base: Any, delta: Delta
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Check all of the delta on the host, then list what it changes."""
         _check(delta, base)
-        listed = self._codec.topk_unpack(
-            base,
-            *_sent(delta, base),
-            block_elements=delta.block_elements,
-            capacity=delta.changed,
-        )
-        check(int(listed.errors) == -1, "the device refuses a block of a sound delta")
-        positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
-        return positions, listed.values.cpu().numpy().view(np.uint16)
+        with on_stream(self._stream, base.device):
+            listed = self._codec.topk_unpack(
+                base,
+                *_sent(delta, base),
+                block_elements=delta.block_elements,
+                capacity=delta.changed,
+            )
+            _check_accepted(listed.errors)
+            positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
+            return positions, listed.values.cpu().numpy().view(f"u{delta.width // 8}")
 
     def digest(self, bits: Any, *, first_index: int, seed: int) -> tuple[int, int]:
         """Add up on the device."""
-        sums = self._codec.digest(bits, first_index=first_index, seed=seed).tolist()
-        return sums[0] & _MASK64, sums[1] & _MASK64
+        with on_stream(self._stream, bits.device):
+            return _pair(self._digest(bits, first_index=first_index, seed=seed))
+
+    def _digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
+        return self._codec.digest(bits, first_index=first_index, seed=seed)
+
+    def _verify(self, weights: Any, delta: Delta, *, undo: bool) -> None:
+        """Refuse weights that are not those the delta was made from, or made when it is undone."""
+        held = self.digest(weights, first_index=0, seed=0)
+        if held != (delta.digest if undo else delta.base_digest):
+            what = "what the delta makes" if undo else "what the delta was made from"
+            raise CorruptData(f"the weights are not {what}: their digest is another")
 
 
-def gpu_backend(tensor: Any) -> GpuBackend:
+def gpu_backend(tensor: Any, stream: Any = None) -> GpuBackend:
     """Return the back end for the GPU that `tensor` is on."""
-    return GpuBackend(codec_of(tensor.device.index))
+    return GpuBackend(codec_of(tensor.device.index), stream)
 
 
-def _check(delta: Delta, tensor: Any) -> None:
-    """Refuse a delta that is not sound, or not for as many elements."""
-    if delta.count != tensor.numel():
+def _check_apart(new: Any, shadow: Any) -> None:
+    if Box.of(new).meets(Box.of(shadow)):
+        raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
+
+
+def _check(delta: Delta, tensor: Any, *, is_whole: bool = True) -> None:
+    """Refuse a delta that is not for such elements, or, as a whole, not sound."""
+    if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
-            f"the delta is for {delta.count} elements, and the tensor has {tensor.numel()}"
+            f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
+            f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
-    _core.delta_check(
-        count=delta.count,
-        block_elements=delta.block_elements,
-        entries=delta.entries,
-        payload=delta.payload,
-    )
+    if is_whole:
+        _core.delta_check(delta)
+
+
+def _check_accepted(bad_block: Any) -> None:
+    """Wait for the stream; a block that the host found sound must be sound on the device."""
+    refused = int(bad_block)
+    check(refused == -1, f"the device refuses block {refused} of a sound delta")
+
+
+def _least(threshold: int, like: Any) -> Any:
+    """Return a threshold as the device takes it; None for 0, with which everything is sent."""
+    if threshold == 0:
+        return None
+    return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
+
+
+def _unsigned(ages: Any) -> Any:
+    return None if ages is None else ages.view(ages.dtype.to_unsigned())
+
+
+def _pair(sums: Any) -> tuple[int, int]:
+    """Fetch a digest."""
+    first, second = sums.tolist()
+    return first & _MASK64, second & _MASK64
+
+
+def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
+    """Return the words of each block."""
+    return (delta.entries >> np.uint64(44)).astype(np.int64)
 
 
 def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
@@ -105,9 +224,19 @@ def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
     return entries, payload
 
 
+def _part(delta: Delta, blocks: range) -> Delta:
+    """Return a delta that changes these neighbours only, with no other's payload."""
+    entries = np.zeros_like(delta.entries)
+    entries[blocks.start : blocks.stop] = delta.entries[blocks.start : blocks.stop]
+    sizes = _sizes(delta)
+    first = int(sizes[: blocks.start].sum())
+    last = first + int(sizes[blocks.start : blocks.stop].sum())
+    return replace(delta, entries=entries, payload=delta.payload[first:last])
+
+
 def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
     """Return table, offsets and payload on the device of `like`."""
-    sizes = (delta.entries >> np.uint64(44)).astype(np.int64)
+    sizes = _sizes(delta)
     offsets = np.cumsum(sizes) - sizes
     return (
         on_gpu_of(delta.entries, like, np.int64),

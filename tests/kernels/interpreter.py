@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint16]
+Bits = npt.NDArray[Any]  # uint8, uint16 or uint32: how wide the elements are
 MASK64 = (1 << 64) - 1
 GUARD = 8  # elements in front of and behind every array, which must stay as they are
-GUARD_BITS = 0x5A5A
+GUARD_BITS = 0x5A5A5A5A
 
 
 class Child:
@@ -73,6 +73,7 @@ class Packed:
     words: int
     digest: tuple[int, int]
     shadow: Bits
+    ages: Bits | None
 
 
 @dataclass
@@ -88,21 +89,42 @@ def unsigned(tensor: Any, bits: int) -> list[int]:
 
 
 class Guarded:
-    """An array among others, `skip` elements after an aligned address."""
+    """An array among others, `skip` elements after an aligned address.
 
-    def __init__(self, bits: Bits, skip: int = 0, dtype: str = "int16") -> None:
+    With a `shape` it is a box of that shape within a larger array.
+    """
+
+    def __init__(
+        self, bits: Bits, skip: int = 0, dtype: str | None = None, *, shape: Any = None
+    ) -> None:
         import torch
 
-        self._around = np.full(len(bits) + 2 * GUARD + skip, GUARD_BITS, np.uint16)
-        self._part = slice(GUARD + skip, GUARD + skip + len(bits))
-        self._around[self._part] = bits
-        whole = torch.from_numpy(self._around.view(np.int16)).view(getattr(torch, dtype))
-        self.tensor = whole[self._part]
+        width = 8 * bits.dtype.itemsize
+        self._guard = bits.dtype.type(GUARD_BITS & ((1 << width) - 1))
+        sizes = shape or (len(bits),)
+        room = tuple(size + 3 for size in sizes) if shape else sizes
+        around = np.full(GUARD + skip + int(np.prod(room)) + GUARD, self._guard, bits.dtype)
+        self._around = around
+        end = len(around) - GUARD
+        inside = tuple(slice(1, 1 + size) if shape else slice(None) for size in sizes)
+        self._part = around[GUARD + skip : end].reshape(room)[inside]
+        self._part[...] = bits.reshape(sizes)
+        whole = torch.from_numpy(around.view(f"int{width}"))
+        flat = whole.view(getattr(torch, dtype or f"int{width}"))[GUARD + skip : end]
+        self.tensor = flat.reshape(room)[inside]
 
     def bits(self) -> Bits:
-        guards = np.delete(self._around, self._part)
-        assert (guards == GUARD_BITS).all(), "written outside the array"
-        return self._around[self._part].copy()
+        found = self._part.copy()
+        self._part[...] = self._guard
+        assert (self._around == self._guard).all(), "written outside the array"
+        self._part[...] = found
+        return found.reshape(-1)
+
+
+def ages_of(ages: Bits | None) -> Any:
+    import torch
+
+    return None if ages is None else torch.from_numpy(ages)
 
 
 def scalar(value: int | None) -> Any:
@@ -131,20 +153,25 @@ def delta_pack(
     shadow: Bits,
     *,
     skip: tuple[int, int] = (0, 0),
-    dtype: str = "int16",
+    dtype: str | None = None,
+    shapes: tuple[Any, Any] = (None, None),
     threshold: int | None = None,
     budget: int | None = None,
+    ages: Bits | None = None,
     **options: Any,
 ) -> Packed:
     """Pack, by threshold or with `topk_pack` by budget, and put the blocks into their order."""
     from rose.kernels.delta_pack import delta_pack, gather
     from rose.kernels.topk_pack import topk_pack
 
-    fresh, held = Guarded(new, skip[0], dtype), Guarded(shadow, skip[1], dtype)
+    fresh = Guarded(new, skip[0], dtype, shape=shapes[0])
+    held = Guarded(shadow, skip[1], dtype, shape=shapes[1])
+    counts = ages_of(ages)
     if budget is None:
-        packed = delta_pack(fresh.tensor, held.tensor, threshold=scalar(threshold), **options)
+        least = scalar(threshold)
+        packed = delta_pack(fresh.tensor, held.tensor, threshold=least, ages=counts, **options)
     else:
-        packed = topk_pack(fresh.tensor, held.tensor, budget=budget, **options)
+        packed = topk_pack(fresh.tensor, held.tensor, budget=budget, ages=counts, **options)
     gathered = gather(packed)
     assert (fresh.bits() == new).all()
     assert gathered.digest is packed.digest
@@ -155,6 +182,7 @@ def delta_pack(
         int(packed.words),
         tuple(unsigned(packed.digest, 64)),
         held.bits(),
+        None if ages is None else counts.numpy(),
     )
 
 
@@ -177,7 +205,8 @@ def delta_apply(
     payload: list[int],
     *,
     skip: int = 0,
-    dtype: str = "int16",
+    dtype: str | None = None,
+    shape: Any = None,
     programs: int = 1024,
     around: list[int] | None = None,
     **options: Any,
@@ -186,28 +215,40 @@ def delta_apply(
     from rose.kernels.delta_apply import delta_apply
 
     block_changes.PROGRAMS = programs
-    held = Guarded(weights, skip, dtype)
+    held = Guarded(weights, skip, dtype, shape=shape)
     delta = table(entries, offsets, payload, around=around)
     errors = delta_apply(held.tensor, *delta, **options)
     return int(errors), held.bits()
 
 
-def topk_threshold(new: Bits, shadow: Bits, *, budget: int) -> int:
+def topk_threshold(
+    new: Bits, shadow: Bits, *, ages: Bits | None = None, shape: Any = None, **options: Any
+) -> int:
     from rose.kernels.topk_pack import topk_threshold
 
-    return int(topk_threshold(Guarded(new).tensor, Guarded(shadow).tensor, budget=budget))
+    fresh, held = Guarded(new, shape=shape), Guarded(shadow)
+    return int(topk_threshold(fresh.tensor, held.tensor, ages=ages_of(ages), **options))
 
 
 def topk_unpack(
-    base: Bits, entries: list[int], offsets: list[int], payload: list[int], **options: Any
+    base: Bits,
+    entries: list[int],
+    offsets: list[int],
+    payload: list[int],
+    *,
+    shape: Any = None,
+    **options: Any,
 ) -> Unpacked:
     from rose.kernels.topk_unpack import topk_unpack
 
-    held = Guarded(base)
+    held = Guarded(base, shape=shape)
     found = topk_unpack(held.tensor, *table(entries, offsets, payload), **options)
     assert (held.bits() == base).all()
     return Unpacked(
-        found.positions.tolist(), unsigned(found.values, 16), int(found.count), int(found.errors)
+        found.positions.tolist(),
+        unsigned(found.values, 8 * base.dtype.itemsize),
+        int(found.count),
+        int(found.errors),
     )
 
 
@@ -233,7 +274,7 @@ def listed_in_a_part(
     return positions[capacity:].tolist(), values[capacity:].tolist()
 
 
-def digest(bits: Bits, *, skip: int = 0, **options: Any) -> tuple[int, int]:
+def digest(bits: Bits, *, skip: int = 0, shape: Any = None, **options: Any) -> tuple[int, int]:
     from rose.kernels.digest import digest
 
-    return tuple(unsigned(digest(Guarded(bits, skip).tensor, **options), 64))
+    return tuple(unsigned(digest(Guarded(bits, skip, shape=shape).tensor, **options), 64))

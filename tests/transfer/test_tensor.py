@@ -9,14 +9,129 @@ from rose import _core
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack, digest, topk_pack, topk_unpack
 from rose.transfer.backend import ISAS, backend_of, lowered_isa
-from rose.transfer.tensor import bits_of
+from rose.transfer.tensor import bits_of, check_pair
 from tests.transfer.twins import same
-from tests.vectors.delta_v1 import changed
+from tests.vectors.delta_v2 import changed
 
 
 @pytest.fixture
 def pair() -> tuple[Any, Any]:
     return changed(np.random.default_rng(2), 120, density=0.2, steps=0.8)
+
+
+FREE = np.zeros(8, np.uint16)
+
+
+# ---- dtypes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "exponent"),
+    [
+        ("uint8", 8, None),
+        ("int8", 8, None),
+        ("uint16", 16, None),
+        ("int16", 16, None),
+        ("float16", 16, (10, 5)),
+        ("uint32", 32, None),
+        ("int32", 32, None),
+        ("float32", 32, (23, 8)),
+    ],
+)
+def test_arrays_of_numpy_are_bits_of_their_width(
+    dtype: str, width: int, exponent: tuple[int, int] | None
+) -> None:
+    array = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    seen = bits_of("new", array)
+    assert (seen.width, seen.exponent, seen.dtype, seen.device) == (width, exponent, dtype, "cpu")
+    assert (seen.shape, seen.bits.shape, seen.bits.dtype) == ((2, 3, 4), (24,), f"u{width // 8}")
+    assert seen.bits.ctypes.data == array.ctypes.data
+    assert seen.bits.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_exponent_is_where_a_dtype_has_it(dtype: str) -> None:
+    seen = bits_of("new", np.array([1, 2, 4, -8], dtype))
+    assert seen.exponent is not None
+    shift, bits = seen.exponent
+    exponents = seen.bits >> shift & (1 << bits) - 1
+    assert (exponents - exponents[0]).tolist() == [0, 1, 2, 3]
+    assert shift + bits + 1 == seen.width
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_the_exponent_is_where_a_dtype_of_torch_has_it(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    seen = bits_of("new", torch.tensor([1.0, 2, 4, -8]).to(getattr(torch, dtype)))
+    shift, bits = seen.exponent or (0, 0)
+    exponents = seen.bits >> shift & (1 << bits) - 1
+    assert (exponents - exponents[0]).tolist() == [0, 1, 2, 3]
+    assert shift + bits + 1 == seen.width
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_the_dtypes_of_ml_dtypes_are_known_by_name(dtype: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.arange(6).astype(getattr(ml_dtypes, dtype)).reshape(2, 3)
+    seen = bits_of("new", array)
+    assert (seen.dtype, seen.width) == (dtype, 8 * array.itemsize)
+    assert seen.bits.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bfloat16",
+        "float16",
+        "float32",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int32",
+        "uint32",
+    ],
+)
+def test_tensors_of_torch_share_their_memory(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    size = getattr(torch, dtype).itemsize
+    old, new = (np.random.default_rng(i).integers(0, 256, 120, dtype=np.uint8) for i in (1, 2))
+    fresh, shadow, held = (
+        torch.from_numpy(one.copy()).view(getattr(torch, dtype)).reshape(-1, 6)
+        for one in (new, old, old)
+    )
+    seen = bits_of("held", held)
+    assert (seen.width, seen.dtype) == (8 * size, dtype)
+    assert seen.bits.ctypes.data == held.data_ptr()
+    delta = delta_pack(fresh, shadow)
+    assert delta.width == 8 * size
+    assert same(delta, delta_pack(new.view(f"u{size}"), old.view(f"u{size}").copy()))
+    assert shadow.view(torch.uint8).numpy().tobytes() == new.tobytes()
+    delta_apply(held, delta)
+    assert held.view(torch.uint8).numpy().tobytes() == new.tobytes()
+    assert digest(held) == delta.digest
+
+
+def test_float16_is_taken_as_bits(pair: tuple[Any, Any]) -> None:
+    new, old = pair
+    shadow = old.view(np.float16).copy()
+    assert same(delta_pack(new.view(np.float16), shadow), delta_pack(new, old.copy()))
+    assert shadow.view(np.uint16).tolist() == new.tolist()
+
+
+def test_bits_without_a_meaning_go_with_any_dtype_of_their_width() -> None:
+    shape = (4,)
+    raw = bits_of("new", np.zeros(shape, np.uint16))
+    for dtype in (np.float16, np.int16, np.uint16):
+        check_pair(raw, bits_of("shadow", np.zeros(shape, dtype)))
+    for dtype in (np.uint8, np.float32, np.int32):
+        with pytest.raises(InvalidArgument, match="new is of uint16 and shadow of"):
+            check_pair(raw, bits_of("shadow", np.zeros(shape, dtype)))
+
+
+# ---- shapes and strides
 
 
 def test_shapes_change_nothing(pair: tuple[Any, Any]) -> None:
@@ -37,33 +152,112 @@ def test_a_scalar_is_one_element() -> None:
     assert (delta.count, int(shadow)) == (1, 7)
 
 
-def test_float16_is_taken_as_bits(pair: tuple[Any, Any]) -> None:
-    new, old = pair
-    shadow = old.view(np.float16).copy()
-    assert same(delta_pack(new.view(np.float16), shadow), delta_pack(new, old.copy()))
-    assert shadow.view(np.uint16).tolist() == new.tolist()
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4, 2)])
+def test_a_tensor_without_elements_is_a_version_like_any(shape: tuple[int, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    for empty in (np.empty(shape, np.float32), torch.empty(shape, dtype=torch.bfloat16)):
+        assert bits_of("new", empty[::1]).bits.size == 0
+        delta = delta_pack(empty, empty)
+        assert (delta.count, delta.changed) == (0, 0)
+        delta_apply(empty, delta)
+    assert bits_of("new", np.empty(shape, np.uint16)[::-1]).bits.size == 0
+
+
+BOXES = {
+    "transpose": lambda one: one.transpose(3, 1, 0, 2),
+    "columns": lambda one: one[:, :, :, 1:3],
+    "inner box": lambda one: one[1:, 2:5, 1:, ::2],
+    "one row": lambda one: one[1:2, 3:4, 2:3, :],
+    "one of each": lambda one: one[1:2, :, 2:3, 3:4],
+    "every second": lambda one: one[::2, ::3],
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4"])
+def test_a_box_of_a_larger_tensor_is_changed_where_it_lies(name: str, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    shape = (3, 6, 4, 5)
+    new, old = changed(
+        rng, int(np.prod(shape)), density=0.5, steps=0.5, width=8 * np.dtype(dtype).itemsize
+    )
+    new, old = new.reshape(shape), old.reshape(shape)
+    view = BOXES[name]
+    whole = old.copy()
+    part = view(whole)
+    seen = bits_of("weights", part)
+    assert np.shares_memory(seen.bits, whole)
+    assert seen.bits.ravel().tolist() == part.ravel().tolist()
+    delta = delta_pack(view(new), part)
+    expected = old.copy()
+    view(expected)[...] = view(new)
+    assert whole.tolist() == expected.tolist()
+    row = np.ascontiguousarray(view(old)).ravel()
+    assert same(delta, delta_pack(np.ascontiguousarray(view(new)).ravel(), row))
+    assert digest(part) == digest(row) == delta.digest
+    delta_apply(part, delta, undo=True)
+    assert whole.tolist() == old.tolist()
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_a_box_of_torch_is_that_of_numpy(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "transpose":
+        pytest.skip("torch has no transpose(*axes)")
+    base = np.arange(360, dtype=np.int32).reshape(3, 6, 4, 5)
+    tensor = torch.from_numpy(base).view(torch.float32)
+    one, other = bits_of("new", BOXES[name](tensor)), bits_of("new", BOXES[name](base))
+    assert one.bits.__array_interface__ == other.bits.__array_interface__
+
+
+def test_a_permuted_tensor_of_torch_is_not_copied() -> None:
+    torch = pytest.importorskip("torch")
+    base = torch.arange(24, dtype=torch.int32).reshape(2, 3, 4)
+    seen = bits_of("new", base.permute(2, 0, 1))
+    assert seen.bits.ctypes.data == base.data_ptr()
+    assert seen.bits.strides == (4, 48, 16)
+
+
+def test_one_index_has_no_stride() -> None:
+    base = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    assert bits_of("new", base[1:2][::-1]).bits.tolist() == [4, 5, 6, 7]
+    assert bits_of("new", base[:, 2:3][:, ::-1]).bits.tolist() == [2, 6, 10]
+
+
+def test_elements_that_share_memory_are_read_and_not_written() -> None:
+    torch = pytest.importorskip("torch")
+    row = np.arange(4, dtype=np.uint16)
+    windows = np.lib.stride_tricks.sliding_window_view(row, 2, writeable=True)
+    expanded = torch.from_numpy(row.view(np.int16)).expand(3, 4)
+    for one, listed in ((windows, [0, 1, 1, 2, 2, 3]), (expanded, [0, 1, 2, 3] * 3)):
+        assert digest(one) == digest(np.array(listed, np.uint16))
+        with pytest.raises(InvalidArgument, match="weights has elements that may share memory"):
+            bits_of("weights", one, is_written=True)
+
+
+# ---- refusals
 
 
 class Other:
     """Nobody's tensor."""
 
 
-FREE = np.zeros(8, np.uint16)
-
-
 @pytest.mark.parametrize(
     ("new", "shadow", "says"),
     [
-        ([1, 2], FREE, "new is a list: pass an array of NumPy or a tensor of torch"),
+        ([1, 2], FREE, "new is a list: pass an array of NumPy, a tensor of torch or what speaks"),
         (FREE, Other(), "shadow is a Other: pass"),
-        (np.zeros(8, np.float32), FREE, "new is of float32: an array of NumPy is of uint16"),
+        (np.zeros(8, np.float64), FREE, "new is of float64: choose integers of 8, 16 or 32 bits"),
+        (np.zeros(8, bool), FREE, "new is of bool"),
         (np.zeros(8, ">u2"), FREE, "new is of >u2"),
-        (np.zeros(8, np.int16), FREE, "new is of int16"),
-        (np.zeros(16, np.uint16)[::2], FREE, r"new is not contiguous: pass np.ascontiguousarray"),
-        (np.zeros((2, 3), np.uint16).T, np.zeros((3, 2), np.uint16), "new is not contiguous"),
-        (np.zeros(17, np.uint8)[1:].view(np.uint16), FREE, "new is not contiguous"),
+        (np.zeros(8, "V2"), FREE, r"new is of \|V2"),
+        (FREE[::-1], FREE.copy(), "new runs backwards, with a stride below 0"),
+        (FREE, FREE.copy()[::-1], "shadow runs backwards"),
+        (np.zeros(17, np.uint8)[1:].view(np.uint16), FREE, "new is not aligned to its elements"),
         (np.zeros(9, np.uint16), FREE, r"new has the shape \(9,\) and shadow \(8,\)"),
         (np.zeros((2, 4), np.uint16), FREE, r"new has the shape \(2, 4\) and shadow \(8,\)"),
+        (np.zeros(8, np.float32), FREE, "new is of float32 and shadow of uint16: make them equal"),
+        (np.zeros(8, np.uint8), FREE, "new is of uint8 and shadow of uint16: make them equal"),
     ],
 )
 def test_what_cannot_be_packed_is_named(new: Any, shadow: Any, says: str) -> None:
@@ -93,6 +287,15 @@ def test_overlap_is_refused_and_neighbours_are_not(shift: int) -> None:
         delta_pack(memory[8:16], apart)
 
 
+def test_boxes_that_lie_between_each_other_do_not_overlap() -> None:
+    memory = np.arange(48, dtype=np.uint16).reshape(6, 8)
+    new, shadow = memory[:, :4], memory[:, 4:]
+    delta_pack(new, shadow)
+    assert memory[:, 4:].tolist() == memory[:, :4].tolist()
+    with pytest.raises(InvalidArgument, match="new and shadow overlap in memory"):
+        delta_pack(memory[:, :4], memory[:, 3:7])
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -110,6 +313,10 @@ def test_overlap_is_refused_and_neighbours_are_not(shift: int) -> None:
         (
             lambda: topk_pack(FREE, FREE.view(np.float16).copy(), budget=1),
             "shadow is of float16: top-k is for bfloat16",
+        ),
+        (
+            lambda: topk_pack(FREE.view(np.uint8), FREE.view(np.uint8).copy(), budget=1),
+            "new is of uint8: top-k is for bfloat16",
         ),
         (
             lambda: topk_unpack(delta_pack(FREE, FREE.copy()), FREE.view(np.float16)),
@@ -180,22 +387,6 @@ def test_an_instruction_set_the_machine_lacks_is_refused() -> None:
 # ---- torch
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint16", "int16"])
-def test_tensors_of_torch_share_their_memory(pair: tuple[Any, Any], dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    new, old = (torch.from_numpy(one.view(np.int16)) for one in pair)
-    fresh = new.view(getattr(torch, dtype)).reshape(12, 10)
-    shadow = old.clone().view(getattr(torch, dtype)).reshape(12, 10)
-    delta = delta_pack(fresh, shadow)
-    assert same(delta, delta_pack(pair[0], pair[1].copy()))
-    assert torch.equal(shadow.view(torch.int16).view(-1), new)
-    held = old.clone().view(getattr(torch, dtype))
-    delta_apply(held, delta)
-    assert torch.equal(held.view(torch.int16), new)
-    assert digest(held) == delta.digest
-    assert bits_of("held", held).bits.ctypes.data == held.data_ptr()
-
-
 def test_torch_and_numpy_go_together(pair: tuple[Any, Any]) -> None:
     torch = pytest.importorskip("torch")
     shadow = pair[1].copy()
@@ -227,12 +418,22 @@ def test_topk_of_bfloat16(pair: tuple[Any, Any]) -> None:
 
 def test_what_torch_has_and_transfer_does_not_take() -> None:
     torch = pytest.importorskip("torch")
+
+    class Spread(torch.Tensor):  # type: ignore[misc]
+        """As a DTensor is seen: a tensor whose own memory is a part of it."""
+
+        def to_local(self) -> Any:
+            raise AssertionError
+
     here = torch.zeros(8, dtype=torch.bfloat16)
     cases = [
-        (torch.zeros(8), here, "new is of float32: a tensor of torch is of bfloat16"),
+        (torch.zeros(8).double(), here, "new is of float64: choose integers of 8, 16 or 32 bits"),
+        (torch.zeros(8, dtype=torch.bool), here, "new is of bool"),
+        (torch.zeros(8), here, "new is of float32 and shadow of bfloat16: make them equal"),
         (here, here.clone().half(), "new is of bfloat16 and shadow of float16: make them equal"),
-        (here[::2], here[:4].clone(), r"new is not contiguous: pass new.contiguous\(\)"),
-        (here.to_sparse(), here.clone(), "new is not contiguous"),
+        (here.to_sparse(), here.clone(), "new does not lie in memory as it is: pass a dense copy"),
+        (torch._neg_view(here), here.clone(), "new does not lie in memory as it is"),
+        (Spread(), here.clone(), r"new is spread over ranks: pass new.to_local\(\)"),
         (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and GPUs"),
         (here, here.to("meta"), "new is on cpu and shadow on meta: move one of them"),
         (here, here, "new and shadow overlap in memory"),

@@ -1,0 +1,82 @@
+// Arrays of NumPy as boxes of elements: taken as they are, nothing is converted or copied.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <cstdint>
+#include <string>
+
+#include "bind/status.h"
+#include "transfer/box.h"
+#include "transfer/delta.h"
+
+namespace rose::bind {
+
+// The shape of an array whose elements have `item_bytes` each.
+inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
+                                pybind11::ssize_t item_bytes) {
+  transfer::Shape shape;
+  for (pybind11::ssize_t i = 0; i < array.ndim(); ++i) {
+    const pybind11::ssize_t stride = array.strides(i);
+    if (array.shape(i) > 1 && (stride < 0 || stride % item_bytes != 0)) {
+      raise(Status::invalid_argument(std::string{name} + " has a stride of " +
+                                     std::to_string(stride) + " bytes: pass a copy"));
+    }
+    if (!shape.append({static_cast<std::uint64_t>(array.shape(i)),
+                       static_cast<std::uint64_t>(stride / item_bytes)})) {
+      raise(Status::invalid_argument(std::string{name} +
+                                     " has too many dimensions with holes: pass a copy"));
+    }
+  }
+  return shape;
+}
+
+// Refuses what is no array of unsigned elements of `bytes`, one of 1, 2 and 4.
+inline void check_elements(const char* name, const pybind11::array& array,
+                           pybind11::ssize_t bytes) {
+  const pybind11::dtype dtype = array.dtype();
+  const bool is_sound =
+      dtype.kind() == 'u' && dtype.itemsize() == bytes && (bytes == 1 || dtype.byteorder() == '=');
+  if (!is_sound) {
+    raise(Status::invalid_argument(std::string{name} + " is of " +
+                                   std::string(pybind11::str(dtype)) + ", not of uint" +
+                                   std::to_string(8 * bytes)));
+  }
+  if ((array.flags() & pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_) == 0) {
+    raise(Status::invalid_argument(std::string{name} + " is not aligned: pass a copy"));
+  }
+}
+
+template <typename T>
+transfer::Box<const T> box_of(const char* name, const pybind11::array& array) {
+  check_elements(name, array, sizeof(T));
+  return {static_cast<const T*>(array.data()), shape_of(name, array, sizeof(T))};
+}
+
+template <typename T>
+transfer::Box<T> writable_box_of(const char* name, pybind11::array& array) {
+  check_elements(name, array, sizeof(T));
+  if (!array.writeable()) {
+    raise(Status::invalid_argument(std::string{name} +
+                                   " is read-only: pass an array that can be written to"));
+  }
+  return {static_cast<T*>(array.mutable_data()), shape_of(name, array, sizeof(T))};
+}
+
+// Calls use(T{}) with the elements that `array` has.
+template <typename Use>
+auto with_elements_of(const char* name, const pybind11::array& array, Use use) {
+  switch (array.itemsize()) {
+    case 1:
+      return use(std::uint8_t{});
+    case 2:
+      return use(std::uint16_t{});
+    case 4:
+      return use(std::uint32_t{});
+    default:
+      raise(Status::invalid_argument(std::string{name} +
+                                     ": elements have 8, 16 or 32 bits, as unsigned numbers"));
+  }
+}
+
+}  // namespace rose::bind

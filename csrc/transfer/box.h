@@ -1,0 +1,143 @@
+// Elements in memory: a row, or a box of a larger tensor. Their order is the box's row-major one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "base/status.h"
+
+namespace rose::transfer {
+
+// A dimension, its stride in elements.
+struct Dimension {
+  std::uint64_t size{0};
+  std::uint64_t stride{0};
+};
+
+// The dimensions that are left once those that follow each other without a hole are joined.
+class Shape {
+ public:
+  static constexpr std::size_t kDimensionsMax = 16;
+
+  Shape() noexcept = default;
+  explicit Shape(std::uint64_t count) noexcept : count_{count}, used_{1} {
+    dimensions_[0] = {count, 1};
+  }
+  // Appends an inner dimension. False when more than kDimensionsMax cannot be joined.
+  bool append(Dimension inner) noexcept;
+
+  std::uint64_t count() const noexcept { return count_; }
+  bool is_row() const noexcept { return count_ <= 1 || (used_ == 1 && dimensions_[0].stride == 1); }
+  // From the first element to behind the last, in elements.
+  std::uint64_t extent() const noexcept;
+  // Whether two elements may share memory; true also for some boxes of which none do.
+  bool may_overlap_itself() const noexcept;
+
+  // Elements that lie one after the other, `stride` apart.
+  struct Run {
+    std::uint64_t first{0};  // its first element's index in the box
+    std::uint64_t size{0};
+    std::uint64_t offset{0};  // where that is
+    std::uint64_t stride{1};
+  };
+  // The run that holds element `index` < count().
+  Run run_at(std::uint64_t index) const noexcept;
+
+ private:
+  std::uint64_t count_{1};
+  std::size_t used_{0};
+  std::array<Dimension, kDimensionsMax> dimensions_{};
+};
+
+// Elements of somebody else. T is const where they are only read.
+template <typename T>
+struct Box {
+  T* data{nullptr};
+  Shape shape{0};
+
+  std::uint64_t count() const noexcept { return shape.count(); }
+  bool is_row() const noexcept { return shape.is_row(); }
+  operator Box<const T>() const noexcept
+    requires(!std::is_const_v<T>)
+  {
+    return {data, shape};
+  }
+};
+
+template <typename T>
+Box<T> row_of(T* data, std::uint64_t count) noexcept {
+  return {data, Shape{count}};
+}
+
+// Finds elements by their index; quick while the indices stay in one run.
+template <typename T>
+class BoxCursor {
+ public:
+  explicit BoxCursor(const Box<T>& box) noexcept : box_{&box} {}
+
+  T& at(std::uint64_t index) noexcept {
+    seek(index);
+    return box_->data[run_.offset + (index - run_.first) * run_.stride];
+  }
+  // Makes `index` part of the current run.
+  const Shape::Run& seek(std::uint64_t index) noexcept {
+    if (index - run_.first >= run_.size) run_ = box_->shape.run_at(index);
+    return run_;
+  }
+
+ private:
+  const Box<T>* box_;
+  Shape::Run run_;
+};
+
+// Copies `count` elements from `first` on.
+template <typename T>
+void gather(const Box<const T>& box, std::uint64_t first, std::size_t count, T* out) noexcept {
+  BoxCursor<const T> cursor{box};
+  while (count != 0) {
+    const Shape::Run& run = cursor.seek(first);
+    const auto taken =
+        static_cast<std::size_t>(std::min<std::uint64_t>(count, run.first + run.size - first));
+    const T* const from = box.data + run.offset + (first - run.first) * run.stride;
+    for (std::size_t i = 0; i < taken; ++i) out[i] = from[i * run.stride];
+    out += taken;
+    first += taken;
+    count -= taken;
+  }
+}
+
+// Copies `count` elements to where `first` on are.
+template <typename T>
+void scatter(const T* from, std::size_t count, const Box<T>& box, std::uint64_t first) noexcept {
+  BoxCursor<T> cursor{box};
+  while (count != 0) {
+    const Shape::Run& run = cursor.seek(first);
+    const auto given =
+        static_cast<std::size_t>(std::min<std::uint64_t>(count, run.first + run.size - first));
+    T* const to = box.data + run.offset + (first - run.first) * run.stride;
+    for (std::size_t i = 0; i < given; ++i) to[i * run.stride] = from[i];
+    from += given;
+    first += given;
+    count -= given;
+  }
+}
+
+// Elements `first` to `first + count`: where they are if they are a row, else copied to `room`.
+template <typename T>
+const T* in_a_row(const Box<const T>& box, std::uint64_t first, std::size_t count,
+                  T* room) noexcept {
+  if (box.is_row()) return box.data + first;
+  gather(box, first, count, room);
+  return room;
+}
+
+// Whether an element is in both boxes. Exact; Out of memory where there is no room to find out,
+// which takes a bit for each element that both reach around.
+template <typename T>
+Result<bool> share_elements(const Box<const T>& one, const Box<const T>& other) noexcept;
+
+}  // namespace rose::transfer

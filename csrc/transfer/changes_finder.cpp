@@ -1,0 +1,159 @@
+#include "transfer/changes_finder.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "transfer/change_key.h"
+#include "transfer/digest.h"
+
+namespace rose::transfer {
+
+namespace {
+
+constexpr std::uint8_t kOldest = 255;
+
+template <typename Number>
+Status make_room(Buffer<Number>& room, std::size_t size) noexcept {
+  auto made = Buffer<Number>::create(size);
+  if (!made.ok()) return made.status();
+  room = made.take();
+  return {};
+}
+
+}  // namespace
+
+template <ElementBits T>
+Result<ChangesFinder<T>> ChangesFinder<T>::create(const Versions<T>& versions,
+                                                  const PackOptions& options,
+                                                  std::size_t elements) noexcept {
+  ChangesFinder finder{versions, options};
+  auto room = ChangesRoom<T>::create(elements);
+  if (!room.ok()) return room.status();
+  finder.room_ = room.take();
+  if (!versions.fresh.is_row()) ROSE_TRY(make_room(finder.fresh_tile_, kTile));
+  if (!versions.shadow.is_row()) ROSE_TRY(make_room(finder.shadow_tile_, kTile));
+  if (finder.has_ages()) {
+    ROSE_TRY(make_room(finder.ages_tile_, kTile));
+    ROSE_TRY(make_room(finder.left_ages_, kTile));
+    ROSE_TRY(make_room(finder.left_, kTile));
+  }
+  return finder;
+}
+
+template <ElementBits T>
+BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elements) noexcept {
+  changed_ = 0;
+  for (std::uint32_t base = 0; base < elements; base += kTile) {
+    Tile tile{.first = first + base, .elements = std::min(kTile, elements - base), .base = base};
+    tile.fresh = in_a_row(versions_.fresh, tile.first, tile.elements, fresh_tile_.data());
+    tile.shadow = versions_.shadow.data + tile.first;
+    if (!versions_.shadow.is_row()) {
+      tile.shadow = shadow_tile_.data();
+      gather<T>(versions_.shadow, tile.first, tile.elements, tile.shadow);
+    }
+    std::uint16_t* const found = room_.positions() + changed_;
+    const std::uint32_t count = sends_all() ? find_all(tile, found) : find_some(tile, found);
+    if (!versions_.shadow.is_row() && !versions_.is_kept) move_box(tile, count);
+    changed_ += count;
+  }
+  return {.elements = elements,
+          .changed = changed_,
+          .positions = room_.positions(),
+          .differences = room_.differences()};
+}
+
+// All that differs is sent, so the shadow becomes what is fresh: one loop finds and digests.
+template <ElementBits T>
+std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
+  constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  const std::uint64_t first_word = tile.first / kInWord;
+  std::uint32_t count = 0;
+  if (tile.elements % kInWord == 0) {
+    count = static_cast<std::uint32_t>(
+        find_and_add(options_->isa, tile.fresh, static_cast<const T*>(tile.shadow),
+                     tile.elements / kInWord, tile.base, first_word, found, digests_));
+  } else {
+    add_elements<T>(options_->isa, tile.fresh, tile.elements, first_word, 0, digests_.fresh);
+    add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.shadow);
+    count = static_cast<std::uint32_t>(
+        find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
+  }
+  take(tile, count);
+  return count;
+}
+
+template <ElementBits T>
+std::uint32_t ChangesFinder<T>::find_some(const Tile& tile, std::uint16_t* found) noexcept {
+  const std::uint64_t first_word = tile.first / (8 / sizeof(T));
+  add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.shadow);
+  auto count = static_cast<std::uint32_t>(
+      find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
+  count = keep_sent(tile, found, count);
+  take(tile, count);
+  add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.fresh);
+  return count;
+}
+
+// Keeps the positions that are sent, and moves the ages: what stays unsent is one pack older.
+template <ElementBits T>
+std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found,
+                                          std::uint32_t count) noexcept {
+  const Ages& ages = options_->ages;
+  if (has_ages()) gather<std::uint8_t>(ages.counts, tile.first, tile.elements, ages_tile_.data());
+  std::uint32_t kept = 0;
+  std::uint32_t left = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint16_t position = found[i];
+    const std::uint32_t at = position - tile.base;
+    bool is_sent = options_->threshold == 0;
+    if constexpr (std::is_same_v<T, std::uint16_t>) {
+      is_sent = is_sent || change_key(tile.fresh[at], tile.shadow[at]) >= options_->threshold;
+    }
+    is_sent = is_sent || (has_ages() && ages_tile_[at] >= ages.limit);
+    found[kept] = position;
+    kept += is_sent ? 1 : 0;
+    if (has_ages() && !is_sent) {
+      left_[left] = static_cast<std::uint16_t>(at);
+      const std::uint8_t age = ages_tile_[at];
+      left_ages_[left++] = age == kOldest ? age : static_cast<std::uint8_t>(age + 1);
+    }
+  }
+  if (!has_ages() || versions_.is_kept) return kept;
+  std::fill_n(ages_tile_.data(), tile.elements, std::uint8_t{0});
+  for (std::uint32_t i = 0; i < left; ++i) ages_tile_[left_[i]] = left_ages_[i];
+  scatter<std::uint8_t>(ages_tile_.data(), tile.elements, ages.counts, tile.first);
+  return kept;
+}
+
+// Notes the differences at the last `count` positions found, and moves the tile's shadow.
+template <ElementBits T>
+void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
+  const std::uint16_t* const found = room_.positions() + changed_;
+  T* const differences = room_.differences() + changed_;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t at = found[i] - tile.base;
+    differences[i] = static_cast<T>(tile.fresh[at] - tile.shadow[at]);
+  }
+  if (versions_.is_kept && versions_.shadow.is_row()) return;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t at = found[i] - tile.base;
+    tile.shadow[at] = tile.fresh[at];
+  }
+}
+
+// Moves a shadow that is no row, of which the tile is a copy.
+template <ElementBits T>
+void ChangesFinder<T>::move_box(const Tile& tile, std::uint32_t count) noexcept {
+  BoxCursor<T> cursor{versions_.shadow};
+  const std::uint16_t* const found = room_.positions() + changed_;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t at = found[i] - tile.base;
+    cursor.at(tile.first + at) = tile.fresh[at];
+  }
+}
+
+template class ChangesFinder<std::uint8_t>;
+template class ChangesFinder<std::uint16_t>;
+template class ChangesFinder<std::uint32_t>;
+
+}  // namespace rose::transfer

@@ -1,0 +1,70 @@
+// Finds what a block changes, and moves the shadow there: the half of a pack that sees every
+// element.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "transfer/block_reader.h"
+#include "transfer/delta_pack.h"
+
+namespace rose::transfer {
+
+// The arrays of one pack. A shadow that `is_kept` is only looked at, and so are the ages.
+template <ElementBits T>
+struct Versions {
+  Box<const T> fresh;
+  Box<T> shadow;
+  bool is_kept{false};
+};
+
+// One thread's: it goes through blocks in any order, and adds the digests of their elements.
+template <ElementBits T>
+class ChangesFinder {
+ public:
+  // For blocks of at most `elements`. `options` outlives it.
+  static Result<ChangesFinder> create(const Versions<T>& versions, const PackOptions& options,
+                                      std::size_t elements) noexcept;
+
+  // What `elements` from element `first` on change; valid until the next call.
+  BlockChanges<T> find(std::uint64_t first, std::uint32_t elements) noexcept;
+
+  const PairDigests& digests() const noexcept { return digests_; }
+
+ private:
+  // Elements of which both arrays stay in the first-level cache while they are compared.
+  static constexpr std::uint32_t kTile = 8192 / sizeof(T);
+
+  struct Tile {
+    std::uint64_t first{0};
+    std::uint32_t elements{0};
+    std::uint32_t base{0};  // its first element's place in the block
+    const T* fresh{nullptr};
+    T* shadow{nullptr};
+  };
+
+  ChangesFinder(const Versions<T>& versions, const PackOptions& options) noexcept
+      : versions_{versions}, options_{&options} {}
+
+  bool sends_all() const noexcept { return options_->threshold == 0 && !has_ages(); }
+  bool has_ages() const noexcept { return options_->ages.counts.data != nullptr; }
+  std::uint32_t find_all(const Tile& tile, std::uint16_t* found) noexcept;
+  std::uint32_t find_some(const Tile& tile, std::uint16_t* found) noexcept;
+  std::uint32_t keep_sent(const Tile& tile, std::uint16_t* found, std::uint32_t count) noexcept;
+  void take(const Tile& tile, std::uint32_t count) noexcept;
+  void move_box(const Tile& tile, std::uint32_t count) noexcept;
+
+  Versions<T> versions_;
+  const PackOptions* options_;
+  ChangesRoom<T> room_;
+  // A tile of an array that is no row, and of the ages.
+  Buffer<T> fresh_tile_;
+  Buffer<T> shadow_tile_;
+  Buffer<std::uint8_t> ages_tile_;
+  Buffer<std::uint8_t> left_ages_;
+  Buffer<std::uint16_t> left_;
+  std::uint32_t changed_{0};
+  PairDigests digests_;
+};
+
+}  // namespace rose::transfer

@@ -1,0 +1,38 @@
+// The same work on several threads: all are joined before it returns.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace rose::transfer {
+
+// Where part `part` of `parts` begins, of `size` things in order.
+constexpr std::uint64_t part_border(std::uint64_t size, std::uint64_t part,
+                                    std::uint64_t parts) noexcept {
+  return size / parts * part + std::min(part, size % parts);
+}
+
+// Calls work(part) for each part from 0 to parts - 1, at the same time where the system has threads
+// to give; the first, and those that get no thread, on the caller's.
+template <typename Work>
+void for_each_part(std::uint32_t parts, const Work& work) noexcept {
+  std::vector<std::thread> others;
+  std::uint32_t started = 1;
+  try {
+    others.reserve(parts);
+    for (; started < parts; ++started) {
+      others.emplace_back([&work, started]() noexcept { work(started); });
+    }
+  } catch (const std::system_error&) {
+    // No more threads: the caller does what is left.
+  } catch (const std::bad_alloc&) {
+  }
+  work(0U);
+  for (std::uint32_t part = started; part < parts; ++part) work(part);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace rose::transfer

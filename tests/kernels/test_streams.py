@@ -1,0 +1,60 @@
+"""Which stream is meant, and by whom."""
+
+from typing import Any
+
+import pytest
+
+from rose.errors import InvalidArgument
+
+torch = pytest.importorskip("torch")
+
+
+class Stream:
+    """A stream that is no more than its number."""
+
+    def __init__(self, handle: int, device: Any) -> None:
+        self.handle, self.device = handle, device
+
+
+@pytest.mark.parametrize("wrong", ["main", 1.5, True])
+def test_what_is_no_stream_is_named(wrong: Any) -> None:
+    from rose.kernels.streams import stream_on
+
+    with pytest.raises(InvalidArgument, match=f"stream is a {type(wrong).__name__}: pass a handle"):
+        stream_on(wrong, torch.device("cuda", 0))
+
+
+def test_a_handle_is_a_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rose.kernels.streams import stream_on
+
+    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
+    found = stream_on(4711, torch.device("cuda", 1))
+    assert (found.handle, found.device) == (4711, torch.device("cuda", 1))
+
+
+def test_none_is_the_current_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rose.kernels.streams import stream_on
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(5, device))
+    assert stream_on(None, "cuda:1").device == "cuda:1"
+
+
+def test_a_stream_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rose.kernels.streams import stream_on
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    elsewhere = Stream(5, torch.device("cuda", 1))
+    assert stream_on(elsewhere, torch.device("cuda", 1)) is elsewhere
+    with pytest.raises(InvalidArgument, match="stream is on cuda:1 and the tensor on cuda:0"):
+        stream_on(elsewhere, torch.device("cuda", 0))
+
+
+def test_without_a_stream_nothing_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rose.kernels.streams import on_stream
+
+    def switched(_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    with on_stream(None, "cuda:0"):
+        pass

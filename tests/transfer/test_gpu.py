@@ -1,0 +1,242 @@
+"""The way from tensors and deltas to the kernels of a GPU and back, with a stand-in for them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rose.errors import CorruptData, InternalError, InvalidArgument
+from rose.transfer import Delta
+from rose.transfer.backend import Backend, HostBackend
+from tests.reference import delta as reference
+from tests.transfer.twins import same
+from tests.vectors.delta_v2 import changed, weights
+
+torch = pytest.importorskip("torch")
+
+WIDE, DENSE = 65_536, 16_384
+WIDTHS = (8, 16, 32)
+
+
+@pytest.fixture
+def codec() -> Any:
+    from tests.transfer.reference_codec import ReferenceCodec
+
+    return ReferenceCodec()
+
+
+@pytest.fixture
+def gpu(codec: Any) -> Backend:
+    from rose.transfer.gpu import GpuBackend
+
+    return GpuBackend(codec)
+
+
+HOST = HostBackend(isa=None)
+
+
+def tensor_of(bits: Any) -> Any:
+    """Return a tensor of the CPU, as the back end of a GPU takes it: signed and shared."""
+    return torch.from_numpy(bits.view(f"i{bits.itemsize}"))
+
+
+def versions(width: int, count: int = 2 * DENSE + 5) -> tuple[Any, Any]:
+    rng = np.random.default_rng(width)
+    return changed(rng, count, density=0.01, steps=0.8, width=width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_pack_is_fetched_in_the_order_of_its_table(gpu: Backend, width: int) -> None:
+    new, old = versions(width)
+    shadow, held = old.copy(), old.copy()
+    delta = gpu.delta_pack(tensor_of(new), tensor_of(shadow), block_elements=DENSE, threshold=0)
+    expected = HOST.delta_pack(new, held, block_elements=DENSE, threshold=0)
+    assert same(delta, expected)
+    assert (delta.width, delta.base_digest) == (width, reference.digest(old))
+    assert shadow.tolist() == new.tolist()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_apply_and_undo_send_what_was_packed(gpu: Backend, width: int) -> None:
+    new, old = versions(width)
+    delta = HOST.delta_pack(new, old.copy(), block_elements=DENSE, threshold=0)
+    held = old.copy()
+    gpu.delta_apply(tensor_of(held), delta, undo=False)
+    assert held.tolist() == new.tolist()
+    gpu.delta_apply(tensor_of(held), delta, undo=True)
+    assert held.tolist() == old.tolist()
+
+
+@pytest.mark.parametrize("blocks", [range(0), range(1), range(1, 2), range(1, 3), range(3)])
+def test_blocks_of_a_delta_change_their_elements_only(gpu: Backend, blocks: range) -> None:
+    new, old = versions(16)
+    delta = HOST.delta_pack(new, old.copy(), block_elements=DENSE, threshold=0)
+    held = old.copy()
+    gpu.delta_apply(tensor_of(held), delta, undo=False, blocks=blocks)
+    expected = old.copy()
+    reached = slice(blocks.start * DENSE, blocks.stop * DENSE)
+    expected[reached] = new[reached]
+    assert held.tolist() == expected.tolist()
+
+
+def test_boxes_are_changed_where_they_lie(gpu: Backend) -> None:
+    new, old = (one[:400].reshape(20, 20) for one in versions(16))
+    whole = tensor_of(old.copy())
+    part, fresh = whole[3:17, 2::3], tensor_of(new)[3:17, 2::3]
+    gpu.delta_pack(fresh, part, block_elements=DENSE, threshold=0)
+    expected = old.copy()
+    expected[3:17, 2::3] = new[3:17, 2::3]
+    assert whole.numpy().view(np.uint16).tolist() == expected.tolist()
+
+
+def test_a_shadow_that_shares_memory_with_new_is_refused(gpu: Backend, codec: Any) -> None:
+    whole = torch.zeros(8, 8, dtype=torch.int16)
+    gpu.delta_pack(whole[:, :4], whole[:, 4:], block_elements=DENSE, threshold=0)
+    codec.calls.clear()
+    for call in (gpu.delta_pack, gpu.measure):
+        with pytest.raises(InvalidArgument, match="new and shadow overlap in memory"):
+            call(whole[:, :4], whole[:, 3:7], block_elements=DENSE, threshold=0)
+    assert codec.calls == []
+
+
+# ---- what is refused before the device is asked
+
+
+def corrupted(delta: Delta) -> Delta:
+    payload = delta.payload.copy()
+    payload[:] = 0xFFFFFFFF
+    return Delta(delta.count, DENSE, 16, delta.entries, payload, delta.base_digest, delta.digest)
+
+
+def test_a_delta_that_is_not_sound_never_reaches_the_device(gpu: Backend, codec: Any) -> None:
+    new, old = versions(16)
+    delta = corrupted(HOST.delta_pack(new, old.copy(), block_elements=DENSE, threshold=0))
+    held = old.copy()
+    with pytest.raises(CorruptData, match="block 0"):
+        gpu.delta_apply(tensor_of(held), delta, undo=False)
+    with pytest.raises(CorruptData, match="block 0"):
+        gpu.topk_unpack(tensor_of(held), delta)
+    assert codec.calls == []
+    assert held.tolist() == old.tolist()
+
+
+@pytest.mark.parametrize("other", [np.zeros(8, np.uint16), np.zeros(9, np.uint8)])
+def test_a_delta_of_other_elements_is_refused(gpu: Backend, codec: Any, other: Any) -> None:
+    new, old = versions(16, count=9)
+    delta = HOST.delta_pack(new, old, block_elements=DENSE, threshold=0)
+    with pytest.raises(InvalidArgument, match="the delta is for 9 elements of 16 bits, and"):
+        gpu.delta_apply(tensor_of(other), delta, undo=False)
+    assert codec.calls == []
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_verify_looks_at_the_weights_before_it_changes_them(
+    gpu: Backend, codec: Any, *, undo: bool
+) -> None:
+    new, old = versions(32, count=1000)
+    delta = HOST.delta_pack(new, old.copy(), block_elements=DENSE, threshold=0)
+    right, wrong = (new, old) if undo else (old, new)
+    held = wrong.copy()
+    with pytest.raises(CorruptData, match="the weights are not what the delta"):
+        gpu.delta_apply(tensor_of(held), delta, undo=undo, verify=True)
+    assert codec.calls == ["digest"]
+    assert held.tolist() == wrong.tolist()
+    held = right.copy()
+    gpu.delta_apply(tensor_of(held), delta, undo=undo, verify=True)
+    assert held.tolist() == wrong.tolist()
+
+
+def test_a_sound_block_that_the_device_refuses_is_a_bug(gpu: Backend, codec: Any) -> None:
+    new, old = versions(16)
+    delta = HOST.delta_pack(new, old.copy(), block_elements=DENSE, threshold=0)
+    codec._refuses = 1
+    with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
+        gpu.delta_apply(tensor_of(old.copy()), delta, undo=False, blocks=range(2))
+    with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
+        gpu.topk_unpack(tensor_of(old), delta)
+
+
+# ---- top-k
+
+
+@pytest.mark.parametrize("with_ages", [False, True])
+def test_topk_is_that_of_the_host(gpu: Backend, *, with_ages: bool) -> None:
+    new, old = weights(np.random.default_rng(1), 500)
+    ages = np.random.default_rng(2).integers(0, 5, 500, dtype=np.uint8) if with_ages else None
+    other_ages = None if ages is None else ages.copy()
+    limit = 4
+    sent = None if ages is None else tensor_of(ages)
+    more = {"age_limit": limit}
+    threshold = gpu.topk_threshold(tensor_of(new), tensor_of(old), budget=100, ages=sent, **more)
+    assert threshold == HOST.topk_threshold(new, old, budget=100, ages=other_ages, **more)
+    options = {"block_elements": WIDE, "threshold": threshold, **more}
+    shadow, held = old.copy(), old.copy()
+    words = gpu.measure(tensor_of(new), tensor_of(shadow), ages=sent, **options)
+    assert shadow.tolist() == old.tolist()
+    assert ages is None or ages.tolist() == (other_ages or ages).tolist()
+    delta = gpu.delta_pack(tensor_of(new), tensor_of(shadow), ages=sent, **options)
+    assert same(delta, HOST.delta_pack(new, held, ages=other_ages, **options))
+    assert words == len(delta.payload)
+    assert shadow.tolist() == held.tolist()
+    assert ages is None or ages.tolist() == other_ages.tolist()  # type: ignore[union-attr]
+    positions, values = gpu.topk_unpack(tensor_of(old), delta)
+    assert values.tolist() == new[positions].tolist()
+    assert positions.tolist() == np.flatnonzero(held != old).tolist()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_values_are_as_wide_as_the_elements(gpu: Backend, width: int) -> None:
+    new, old = versions(width, count=300)
+    delta = HOST.delta_pack(new, old.copy(), block_elements=WIDE, threshold=0)
+    positions, values = gpu.topk_unpack(tensor_of(old), delta)
+    assert values.dtype == new.dtype
+    assert values.tolist() == new[positions].tolist()
+
+
+def test_a_digest_of_a_part_is_that_of_the_host(gpu: Backend) -> None:
+    new, _ = versions(16, count=40)
+    found = gpu.digest(tensor_of(new), first_index=8, seed=3)
+    assert found == HOST.digest(new, first_index=8, seed=3)
+
+
+# ---- the stream
+
+
+def test_everything_is_queued_on_the_stream_of_the_caller(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rose.transfer import gpu as subject
+
+    entered: list[Any] = []
+    inside: list[bool] = []
+
+    @contextmanager
+    def on_stream(stream: Any, device: Any) -> Iterator[None]:
+        entered.append((stream, str(device)))
+        inside.append(True)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(subject, "on_stream", on_stream)
+    for name in ("delta_pack", "delta_apply", "digest", "topk_threshold", "topk_unpack"):
+        inner = getattr(codec, name)
+
+        def called(*args: Any, inner: Any = inner, **options: Any) -> Any:
+            assert inside, "launched on another stream"
+            return inner(*args, **options)
+
+        monkeypatch.setattr(codec, name, called)
+    backend = subject.GpuBackend(codec, stream=4711)
+    new, old = weights(np.random.default_rng(1), 100)
+    fresh, shadow = tensor_of(new), tensor_of(old.copy())
+    options: dict[str, int] = {"block_elements": WIDE, "threshold": 0}
+    backend.measure(fresh, shadow, **options)
+    delta = backend.delta_pack(fresh, shadow, **options)
+    backend.delta_apply(shadow, delta, undo=True)
+    backend.delta_apply(shadow, delta, undo=False, verify=True)
+    backend.topk_threshold(fresh, shadow, budget=3)
+    backend.topk_unpack(tensor_of(old), delta)
+    backend.digest(fresh, first_index=0, seed=0)
+    assert set(entered) == {(4711, "cpu")}
