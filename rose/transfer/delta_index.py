@@ -112,6 +112,8 @@ def _tensor(entry: Any, body: DeltaBody, tile_units: int) -> TensorDelta:
 def _tile(entry: Any, body: DeltaBody) -> TensorTile:
     old, new = (_digest(field(entry, side, str)) for side in ("old", "new"))
     frame = field(entry, "frame", list | None)
+    if (frame is None) != (old == new):
+        raise CorruptData("a tile of it changes without a delta, or has one and does not change")
     return TensorTile(old, new, None if frame is None else body.piece(frame))
 
 

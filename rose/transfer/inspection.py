@@ -4,14 +4,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from rose.errors import InvalidArgument
 from rose.transfer.change_counts import ChangeCounts
 from rose.transfer.checkpoint import TILE_UNITS, Checkpoint
 from rose.transfer.checkpoint_delta import Advance, Pair, Presence, pairs
+from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import delta_pack
+from rose.transfer.delta import Delta
 from rose.transfer.other_codecs import coordinate_bytes, gap_xor_bytes, zstandard_compressor
 from rose.transfer.safetensors_file import Units
-from rose.transfer.strat import class_rule, strat_pack
+from rose.transfer.strat import strat_pack
 from rose.transfer.tensor_kinds import kind_of, layer_of
 
 DENSE: Final = "dense"
@@ -133,7 +137,8 @@ def _unlike(old: Checkpoint, new: Checkpoint) -> Iterator[tuple[str, str, str]]:
             continue
         one, other = tensor.stored, new.tensors[name].stored
         if (one.dtype, one.shape) != (other.dtype, other.shape):
-            yield (name, *(f"{it.dtype} {list(it.shape)}" for it in (one, other)))
+            before, after = (f"{it.dtype} {list(it.shape)}" for it in (one, other))
+            yield name, before, after
 
 
 @dataclass
@@ -148,13 +153,13 @@ class _Inspector:
     def inspect(self, pair: Pair) -> TensorChange:
         """Look at one tensor."""
         stored = pair.stored
-        counts = self.counts.setdefault(stored.dtype, ChangeCounts(stored.dtype))
+        self.counts.setdefault(stored.dtype, ChangeCounts(stored.dtype))
         codecs = [one for one in CODECS if one != GAP_XOR_ZSTD or self.compress is not None]
         nbytes = dict.fromkeys(codecs, 0)
         nbytes[DENSE] = stored.nbytes
         changed = 0
         for old, new in pair.tiles(self.tile_units):
-            changed += self._measure(old, new, counts, nbytes)
+            changed += self._measure(old, new, stored.dtype, nbytes)
             self.advance(old.nbytes + new.nbytes)
         return TensorChange(
             stored.name,
@@ -167,18 +172,23 @@ class _Inspector:
             nbytes,
         )
 
-    def _measure(self, old: Units, new: Units, counts: ChangeCounts, nbytes: dict[str, int]) -> int:
+    def _measure(self, old: Units, new: Units, dtype: str, nbytes: dict[str, int]) -> int:
         """Add what one tile takes, and return how much of it changes."""
-        positions = counts.add(old, new)
+        positions = self.counts[dtype].add(old, new)
         if not len(positions):
             return 0
         nbytes[COORDINATES] += coordinate_bytes(old, len(positions))
         if self.compress is not None:
             nbytes[GAP_XOR_ZSTD] += gap_xor_bytes(old, new, positions, self.compress)
-        rule = class_rule(new, old)
         delta = delta_pack(new, old.copy())
         gap_bytes = len(delta.to_bytes())
         nbytes[GAP] += gap_bytes
-        is_smaller = rule is not None
-        nbytes[STRAT] += len(strat_pack(delta, old, rule).to_bytes()) if is_smaller else gap_bytes
+        nbytes[STRAT] += self._link_bytes(delta, old, new, dtype) or gap_bytes
         return len(positions)
+
+    def _link_bytes(self, delta: Delta, old: Units, new: Units, dtype: str) -> int | None:
+        """Return the bytes of a tile on a link; None where STRAT gains nothing."""
+        # Bits of 16 without a meaning would be taken for bf16.
+        kind = np.float16 if dtype == "F16" else old.dtype
+        rule = class_rule(new.view(kind), old.view(kind))
+        return None if rule is None else len(strat_pack(delta, old, rule).to_bytes())

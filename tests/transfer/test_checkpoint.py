@@ -39,7 +39,7 @@ def test_index_says_which_files_count(tmp_path: Path) -> None:
     write_safetensors(folder / "consolidated.safetensors", {"a": ROW})
     assert [file.path.name for file in open_checkpoint(folder).files] == ["m.safetensors"]
     (folder / INDEX).unlink()
-    with pytest.raises(CorruptData, match="'a' is in consolidated.safetensors and in m.safeten"):
+    with pytest.raises(CorruptData, match="'a' is in consolidated"):
         open_checkpoint(folder)
 
 
@@ -49,10 +49,10 @@ def test_index_says_which_files_count(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "has no weight_map"),
         ('{"weight_map": {}}', "has no weight_map"),
-        ('{"weight_map": {"a": 3}}', "places 'a' in 3, which is no name of a file"),
-        ('{"weight_map": {"a": "../m.safetensors"}}', "which is no name of a file"),
-        ('{"weight_map": {"a": ".."}}', "which is no name of a file"),
-        ('{"weight_map": {"a": ""}}', "which is no name of a file"),
+        ('{"weight_map": {"a": 3}}', "places 'a' in 3, which is no file of the folder"),
+        ('{"weight_map": {"a": "../m.safetensors"}}', "which is no file of the folder"),
+        ('{"weight_map": {"a": ".."}}', "which is no file of the folder"),
+        ('{"weight_map": {"a": ""}}', "which is no file of the folder"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "cannot read"),
         ('{"weight_map": {"b": "m.safetensors"}}', "'b' in m.safetensors; it is not there"),
         ('{"weight_map": {"a": "n.safetensors", "c": "m.safetensors"}}', "it is not there"),
@@ -71,7 +71,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="does not exist"):
         open_checkpoint(tmp_path / "none")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InvalidArgument, match="no file whose name ends in .safetensors"):
+    with pytest.raises(InvalidArgument, match="no file whose name ends in"):
         open_checkpoint(tmp_path)
     for name in ("a", "b"):
         (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({}))
