@@ -469,53 +469,70 @@ class Creditor:
 class MoveLog(MoveObserver):
     def __init__(self, log: CertificateLog) -> None: ...
 
-# A delta as the core takes it: what `rose.transfer.Delta` holds, field by field.
+# A delta is a `rose.transfer.Delta`, or what has its fields. Weights are arrays of uint8, uint16 or
+# uint32 with any strides that are not negative.
 def isa_names() -> list[str]: ...
 def delta_pack(
-    new: npt.NDArray[np.uint16],
-    shadow: npt.NDArray[np.uint16],
+    new: npt.NDArray[Any],
+    shadow: npt.NDArray[Any],
     *,
     block_elements: int,
     threshold: int = 0,
+    ages: npt.NDArray[np.uint8] | None = None,
+    age_limit: int = 0,
     isa: str | None = None,
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int]]: ...
-def delta_check(
+    threads: int = 1,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int], tuple[int, int]]: ...
+def delta_measure(
+    new: npt.NDArray[Any],
+    shadow: npt.NDArray[Any],
     *,
-    count: int,
     block_elements: int,
-    entries: npt.NDArray[np.uint64],
-    payload: npt.NDArray[np.uint32],
-) -> None: ...
+    threshold: int = 0,
+    ages: npt.NDArray[np.uint8] | None = None,
+    age_limit: int = 0,
+    isa: str | None = None,
+    threads: int = 1,
+) -> int: ...
+def delta_check(delta: Any) -> None: ...
 def delta_apply(
-    weights: npt.NDArray[np.uint16],
+    weights: npt.NDArray[Any],
+    delta: Any,
     *,
-    count: int,
-    block_elements: int,
-    entries: npt.NDArray[np.uint64],
-    payload: npt.NDArray[np.uint32],
+    undo: bool = False,
+    first_block: int = 0,
+    last_block: int | None = None,
+) -> None: ...
+def delta_verify(
+    weights: npt.NDArray[Any],
+    delta: Any,
+    *,
+    base_digest: tuple[int, int],
+    digest: tuple[int, int],
     undo: bool = False,
 ) -> None: ...
+def delta_merge(
+    first: Any, second: Any
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
 def topk_threshold(
     new: npt.NDArray[np.uint16],
     shadow: npt.NDArray[np.uint16],
     *,
     budget: int,
+    ages: npt.NDArray[np.uint8] | None = None,
+    age_limit: int = 0,
     isa: str | None = None,
 ) -> int: ...
 def topk_unpack(
-    base: npt.NDArray[np.uint16],
-    *,
-    count: int,
-    block_elements: int,
-    entries: npt.NDArray[np.uint64],
-    payload: npt.NDArray[np.uint32],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]: ...
+    base: npt.NDArray[Any], delta: Any
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]: ...
 def digest(
-    bits: npt.NDArray[np.uint16],
+    bits: npt.NDArray[Any],
     *,
     first_index: int = 0,
     seed: int = 0,
     isa: str | None = None,
+    threads: int = 1,
 ) -> tuple[int, int]: ...
 
 class DeviceFacts:

@@ -5,9 +5,18 @@ the extra `wire`.
 """
 
 from rose.transfer.application import Application
-from rose.transfer.codec import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.transfer.codec import (
+    delta_apply,
+    delta_check,
+    delta_merge,
+    delta_pack,
+    delta_undo,
+    digest,
+    topk_pack,
+    topk_unpack,
+)
 from rose.transfer.commit import Commit, CommitState, Outcome, Target
-from rose.transfer.delta import Delta
+from rose.transfer.delta import ClassRule, Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion
@@ -24,6 +33,7 @@ from rose.transfer.version import Version
 
 __all__ = [
     "Application",
+    "ClassRule",
     "Commit",
     "CommitState",
     "Delta",
@@ -48,7 +58,10 @@ __all__ = [
     "VersionLog",
     "VersionStatistics",
     "delta_apply",
+    "delta_check",
+    "delta_merge",
     "delta_pack",
+    "delta_undo",
     "digest",
     "distinct",
     "topk_pack",

@@ -12,37 +12,82 @@ from rose.errors import InvalidArgument
 from rose.transfer.delta import Delta
 from rose.transfer.tensor import CPU, TensorBits
 
+# Sent at the latest when it was left unsent so many packs in a row.
+AGE_LIMIT: Final = 255
+
 ISAS: Final = ("portable", "avx2", "avx512")
 
 
 class Backend(Protocol):
-    """The codec on one kind of device; takes `TensorBits.bits` that live there."""
+    """The codec on one kind of device; takes `TensorBits.bits` that live there, with any strides.
 
-    def delta_pack(self, new: Any, shadow: Any, *, block_elements: int, threshold: int) -> Delta:
-        """Pack what reaches the threshold and move the shadow there."""
+    `ages` are uint8 in the shape of the weights, or None; `age_limit` says when one is due.
+    """
+
+    def delta_pack(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = AGE_LIMIT,
+        threads: int = 1,
+    ) -> Delta:
+        """Pack what is sent, and move the shadow there and the ages on."""
         ...
 
-    def delta_apply(self, weights: Any, delta: Delta, *, undo: bool) -> None:
-        """Change the weights, or change them back."""
+    def measure(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = AGE_LIMIT,
+    ) -> int:
+        """Return how many words the payload would have; nothing is changed."""
         ...
 
-    def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> int:
-        """Return the smallest threshold that at most `budget` changes reach."""
+    def delta_apply(
+        self,
+        weights: Any,
+        delta: Delta,
+        *,
+        undo: bool,
+        blocks: range | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Change the weights, or change them back: all of them, or what some blocks cover.
+
+        Whoever goes by blocks begins with an empty range, with which all of the delta is checked
+        and, if that is asked, proven to be for the weights, and nothing is changed.
+        """
+        ...
+
+    def topk_threshold(
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_LIMIT
+    ) -> int:
+        """Return the smallest threshold with which at most `budget` elements are sent."""
         ...
 
     def topk_unpack(
         self, base: Any, delta: Delta
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Return what changes and what it becomes."""
         ...
 
-    def digest(self, bits: Any, *, first_index: int, seed: int) -> tuple[int, int]:
+    def digest(
+        self, bits: Any, *, first_index: int, seed: int, threads: int = 1
+    ) -> tuple[int, int]:
         """Return the digest of a part of a tensor."""
         ...
 
 
 class HostBackend:
-    """The C++ core on one thread.
+    """The C++ core.
 
     Args:
         isa: the instruction set, one of `ISAS` that this machine has; None for its best.
@@ -53,56 +98,104 @@ class HostBackend:
 
     def delta_pack(
         self,
-        new: npt.NDArray[np.uint16],
-        shadow: npt.NDArray[np.uint16],
+        new: npt.NDArray[Any],
+        shadow: npt.NDArray[Any],
         *,
         block_elements: int,
         threshold: int,
+        ages: npt.NDArray[np.uint8] | None = None,
+        age_limit: int = AGE_LIMIT,
+        threads: int = 1,
     ) -> Delta:
-        """Pack in one pass over both arrays."""
-        entries, payload, digest = _core.delta_pack(
-            new, shadow, block_elements=block_elements, threshold=threshold, isa=self._isa
+        """Pack in one pass over both arrays, on so many threads."""
+        entries, payload, base_digest, digest = _core.delta_pack(
+            new,
+            shadow,
+            block_elements=block_elements,
+            threshold=threshold,
+            ages=ages,
+            age_limit=age_limit,
+            isa=self._isa,
+            threads=threads,
         )
-        return Delta(len(new), block_elements, entries, payload, digest)
+        width = 8 * new.itemsize
+        return Delta(new.size, block_elements, width, entries, payload, base_digest, digest)
 
-    def delta_apply(self, weights: npt.NDArray[np.uint16], delta: Delta, *, undo: bool) -> None:
+    def measure(
+        self,
+        new: npt.NDArray[Any],
+        shadow: npt.NDArray[Any],
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: npt.NDArray[np.uint8] | None = None,
+        age_limit: int = AGE_LIMIT,
+    ) -> int:
+        """Find and plan as a pack does, and write nothing."""
+        return _core.delta_measure(
+            new,
+            shadow,
+            block_elements=block_elements,
+            threshold=threshold,
+            ages=ages,
+            age_limit=age_limit,
+            isa=self._isa,
+        )
+
+    def delta_apply(
+        self,
+        weights: npt.NDArray[Any],
+        delta: Delta,
+        *,
+        undo: bool,
+        blocks: range | None = None,
+        verify: bool = False,
+    ) -> None:
         """Check all of the delta, then work on what changes only."""
+        if verify:
+            _core.delta_verify(
+                weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
+            )
+        if blocks is None:
+            _core.delta_apply(weights, delta, undo=undo)
+            return
+        if not blocks:
+            _core.delta_check(delta)
         _core.delta_apply(
-            weights,
-            count=delta.count,
-            block_elements=delta.block_elements,
-            entries=delta.entries,
-            payload=delta.payload,
-            undo=undo,
+            weights, delta, undo=undo, first_block=blocks.start, last_block=blocks.stop
         )
 
     def topk_threshold(
-        self, new: npt.NDArray[np.uint16], shadow: npt.NDArray[np.uint16], *, budget: int
+        self,
+        new: npt.NDArray[np.uint16],
+        shadow: npt.NDArray[np.uint16],
+        *,
+        budget: int,
+        ages: npt.NDArray[np.uint8] | None = None,
+        age_limit: int = AGE_LIMIT,
     ) -> int:
         """Count the changes by size and take the largest."""
-        return _core.topk_threshold(new, shadow, budget=budget, isa=self._isa)
-
-    def topk_unpack(
-        self, base: npt.NDArray[np.uint16], delta: Delta
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
-        """Check all of the delta, then list what it changes."""
-        return _core.topk_unpack(
-            base,
-            count=delta.count,
-            block_elements=delta.block_elements,
-            entries=delta.entries,
-            payload=delta.payload,
+        return _core.topk_threshold(
+            new, shadow, budget=budget, ages=ages, age_limit=age_limit, isa=self._isa
         )
 
+    def topk_unpack(
+        self, base: npt.NDArray[Any], delta: Delta
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Check all of the delta, then list what it changes."""
+        return _core.topk_unpack(base, delta)
+
     def digest(
-        self, bits: npt.NDArray[np.uint16], *, first_index: int, seed: int
+        self, bits: npt.NDArray[Any], *, first_index: int, seed: int, threads: int = 1
     ) -> tuple[int, int]:
         """Add up the words."""
-        return _core.digest(bits, first_index=first_index, seed=seed, isa=self._isa)
+        return _core.digest(
+            bits, first_index=first_index, seed=seed, isa=self._isa, threads=threads
+        )
 
 
-def backend_of(tensor: TensorBits) -> Backend:
-    """Return who computes where `tensor` is.
+def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
+    """Return who computes where `tensor` is, on `stream` if that is a GPU.
 
     Raises:
         InvalidArgument: nobody does.
@@ -116,7 +209,7 @@ def backend_of(tensor: TensorBits) -> Backend:
         )
     # Here, because it imports torch, and Triton or the driver.
     gpu = import_module("rose.transfer.gpu")
-    return cast("Backend", gpu.gpu_backend(tensor.bits))
+    return cast("Backend", gpu.gpu_backend(tensor.bits, stream))
 
 
 def lowered_isa(wanted: str | None) -> str | None:

@@ -1,7 +1,12 @@
 """The delta codec: pack what changed, apply it, undo it, and tell whether both sides agree.
 
 Every function looks at bits: a tensor's shape and the meaning of its elements change nothing, but
-for top-k, which measures changes of bf16. The formats are in `docs/protocol.md`.
+for top-k, which measures changes of bf16. Tensors may be boxes of larger ones, with any strides
+that are not negative; the order of their elements is row-major. The formats are in
+`docs/protocol.md`.
+
+`stream` is where work on a GPU goes: a stream of torch or its handle, by default torch's current
+one. On the CPU it says nothing.
 """
 
 from typing import Any, Final
@@ -9,94 +14,233 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument
-from rose.transfer.backend import backend_of
+from rose import _core
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.backend import AGE_LIMIT, Backend, backend_of
 from rose.transfer.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.tensor import TensorBits, bits_of, check_bfloat16, check_pair
+from rose.units import ceil_div
 
 _WORD: Final = 1 << 64
+# A threshold that no key reaches, and the most that top-k is asked for.
+_NOTHING_SENT: Final = 1 << 15
+_THREADS_MAX: Final = 256
 
 
-def delta_pack(new: Any, shadow: Any, *, block_elements: int = BLOCK_ELEMENTS[0]) -> Delta:
+def delta_pack(
+    new: Any,
+    shadow: Any,
+    *,
+    block_elements: int = BLOCK_ELEMENTS[0],
+    threads: int = 1,
+    base_digest: tuple[int, int] | None = None,
+    stream: Any = None,
+) -> Delta:
     """Pack what differs between `new` and `shadow`, and make `shadow` equal to `new`.
 
     Args:
         new: the fresh weights.
         shadow: what the receiver is known to hold; written in place. On an error it is unchanged.
         block_elements: 65,536, or 16,384 where more than about 1 % changes.
+        threads: of a CPU; any number makes the same delta.
+        base_digest: of the shadow, where the caller knows it: compared with what is read.
+        stream: of a GPU.
 
     Raises:
-        InvalidArgument: the tensors are not two of a kind, or overlap in memory.
+        InvalidArgument: the tensors are not two of a kind, or share elements in memory, or the
+            shadow is not what `base_digest` says.
         OutOfMemory: there is no room for the delta.
     """
-    one, other = _versions(new, shadow)
-    backend = backend_of(one)
+    one, other = _versions(new, shadow, stream)
+    backend = backend_of(one, stream)
     _check_block_elements(block_elements)
-    return backend.delta_pack(one.bits, other.bits, block_elements=block_elements, threshold=0)
+    _check_threads(threads)
+    delta = backend.delta_pack(
+        one.bits, other.bits, block_elements=block_elements, threshold=0, threads=threads
+    )
+    if base_digest is not None and base_digest != delta.base_digest:
+        backend.delta_apply(other.bits, delta, undo=True)
+        raise InvalidArgument("the shadow is not what base_digest says: it was changed meanwhile")
+    return delta
 
 
-def delta_apply(weights: Any, delta: Delta, *, undo: bool = False) -> None:
+def delta_apply(
+    weights: Any, delta: Delta, *, undo: bool = False, verify: bool = False, stream: Any = None
+) -> None:
     """Change `weights` in place, from the version the delta was made from to the next one, or back.
 
-    Nothing is changed unless the whole delta is well formed. Whether `weights` are the version it
-    was made from is not looked at: compare `digest(weights)` with `delta.digest` afterwards.
+    Nothing is changed unless the whole delta is well formed.
+
+    Args:
+        weights: changed in place.
+        delta: what to add to them.
+        undo: take it back, which gives the same bits back whatever they were.
+        verify: refuse weights that are not the version the delta was made from, or, to undo it, the
+            one it makes. That is proven for the words that it touches; the others are not read.
+        stream: of a GPU.
 
     Raises:
-        InvalidArgument: the number of elements differs, or the weights cannot be written to.
-        CorruptData: the delta is not well formed; the sentence names its block.
+        InvalidArgument: number or width of the elements differ, or the weights cannot be written
+            to.
+        CorruptData: the delta is not well formed, and the sentence names its block; or the weights
+            are not those it is for.
     """
-    tensor = bits_of("weights", weights, is_written=True)
-    backend_of(tensor).delta_apply(tensor.bits, delta, undo=undo)
+    tensor = bits_of("weights", weights, is_written=True, stream=stream)
+    backend_of(tensor, stream).delta_apply(tensor.bits, delta, undo=undo, verify=verify)
+
+
+def delta_undo(weights: Any, delta: Delta, *, verify: bool = False, stream: Any = None) -> None:
+    """Take back what `delta_apply` did; see there."""
+    delta_apply(weights, delta, undo=True, verify=verify, stream=stream)
+
+
+def delta_check(delta: Delta) -> None:
+    """Look whether a delta can be applied to weights of its size.
+
+    Raises:
+        CorruptData: it is not well formed; the sentence names its block.
+    """
+    _core.delta_check(delta)
+
+
+def delta_merge(first: Delta, second: Delta) -> Delta:
+    """Return the delta that does what `first` and then `second` do.
+
+    It takes time by what they change, not by how many elements there are. The table and payload
+    are those that a pack of both steps at once would give.
+
+    Raises:
+        InvalidArgument: they are not of the same array, or have blocks of two sizes.
+        CorruptData: `second` was not made from what `first` makes, or one is not well formed.
+    """
+    if first.digest != second.base_digest:
+        raise CorruptData("the second delta was not made from what the first one makes")
+    entries, payload = _core.delta_merge(first, second)
+    return Delta(
+        first.count,
+        first.block_elements,
+        first.width,
+        entries,
+        payload,
+        first.base_digest,
+        second.digest,
+    )
 
 
 def topk_pack(
-    new: Any, shadow: Any, *, budget: int, block_elements: int = BLOCK_ELEMENTS[0]
+    new: Any,
+    shadow: Any,
+    *,
+    budget: int | None = None,
+    budget_bytes: int | None = None,
+    ages: Any = None,
+    age_limit: int = AGE_LIMIT,
+    block_elements: int = BLOCK_ELEMENTS[0],
+    stream: Any = None,
 ) -> Delta:
-    """Pack the largest changes only, of at most `budget` elements, and move `shadow` to them.
+    """Pack the largest changes only, within a budget, and move `shadow` to them.
 
     What was not sent stays a difference between `new` and `shadow`, so the next delta has it. The
-    digest is that of `shadow` after packing: of what the receiver will hold.
+    digest is that of `shadow` after packing: of what the receiver will hold, which is the policy
+    that its rollouts follow.
 
     Args:
         new: the fresh weights, bf16 or its bits.
         shadow: what the receiver is known to hold; written in place.
         budget: elements to send; changes of one size are sent together or not at all.
+        budget_bytes: of table and payload. One of the two budgets is given.
+        ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
+            was left unsent; moved on in place. None where that does not matter.
+        age_limit: an element of that age is sent whatever its size, and whatever the budget.
         block_elements: as for `delta_pack`.
+        stream: of a GPU.
 
     Raises:
         InvalidArgument: as for `delta_pack`, or the elements are no bf16.
         OutOfMemory: there is no room for the delta.
     """
-    one, other = _versions(new, shadow)
+    one, other = _versions(new, shadow, stream)
     check_bfloat16(one)
     check_bfloat16(other)
-    backend = backend_of(one)
     _check_block_elements(block_elements)
-    if not 0 <= budget < _WORD:
-        raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
-    threshold = backend.topk_threshold(one.bits, other.bits, budget=budget)
+    if not 0 < age_limit <= AGE_LIMIT:
+        raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
+    aged = None if ages is None else _ages(ages, one, stream)
+    backend = backend_of(one, stream)
+    if budget is not None and budget_bytes is None:
+        _check_budget("budget", budget, "elements")
+        threshold = backend.topk_threshold(
+            one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit
+        )
+    elif budget_bytes is not None and budget is None:
+        _check_budget("budget_bytes", budget_bytes, "bytes")
+        room = budget_bytes - 8 * ceil_div(_count(one), block_elements)
+        threshold = _least_threshold(
+            backend, one, other, room // 4, aged, age_limit=age_limit, block_elements=block_elements
+        )
+    else:
+        raise InvalidArgument("give one of budget, in elements, and budget_bytes")
     return backend.delta_pack(
-        one.bits, other.bits, block_elements=block_elements, threshold=threshold
+        one.bits,
+        other.bits,
+        block_elements=block_elements,
+        threshold=threshold,
+        ages=aged,
+        age_limit=age_limit,
     )
 
 
-def topk_unpack(delta: Delta, base: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
+def _least_threshold(
+    backend: Backend,
+    one: TensorBits,
+    other: TensorBits,
+    words: int,
+    aged: Any,
+    *,
+    age_limit: int,
+    block_elements: int,
+) -> int:
+    """Return what docs/protocol.md, "Top-k", finds for a payload of so many words."""
+    low, high = 1, _NOTHING_SENT
+    while low < high:
+        middle = (low + high) // 2
+        size = backend.measure(
+            one.bits,
+            other.bits,
+            block_elements=block_elements,
+            threshold=middle,
+            ages=aged,
+            age_limit=age_limit,
+        )
+        low, high = (low, middle) if size <= words else (middle + 1, high)
+    return low
+
+
+def topk_unpack(
+    delta: Delta, base: Any, *, stream: Any = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     """List what a delta changes; `base`, which stays as it is, is the version it was made from.
 
     Returns:
-        (changed,) int64 positions in the flattened tensor, ascending; and (changed,) uint16, the
-        bits that the elements there become.
+        (changed,) int64 positions in the flattened tensor, ascending; and (changed,) uint8, uint16
+        or uint32, the bits that the elements there become.
 
     Raises:
-        InvalidArgument: the number of elements differs, or they are no bf16.
+        InvalidArgument: number or width of the elements differ.
         CorruptData: the delta is not well formed; the sentence names its block.
     """
-    tensor = bits_of("base", base)
-    check_bfloat16(tensor)
-    return backend_of(tensor).topk_unpack(tensor.bits, delta)
+    tensor = bits_of("base", base, stream=stream)
+    return backend_of(tensor, stream).topk_unpack(tensor.bits, delta)
 
 
-def digest(tensor: Any, *, first_index: int = 0, seed: int = 0) -> tuple[int, int]:
+def digest(
+    tensor: Any,
+    *,
+    first_index: int = 0,
+    seed: int = 0,
+    threads: int = 1,
+    stream: Any = None,
+) -> tuple[int, int]:
     """Digest a tensor, or the part of one that starts at element `first_index`.
 
     The digests of the parts add up, modulo 2^64 each, to that of the whole. It finds faults, not
@@ -104,24 +248,52 @@ def digest(tensor: Any, *, first_index: int = 0, seed: int = 0) -> tuple[int, in
 
     Args:
         tensor: the elements.
-        first_index: a multiple of 4.
+        first_index: a multiple of the elements in eight bytes.
         seed: of the whole tensor, so that equal tensors can be told apart.
+        threads: of a CPU.
+        stream: of a GPU.
 
     Raises:
-        InvalidArgument: `first_index` is no multiple of 4.
+        InvalidArgument: `first_index` is at no border of eight bytes.
     """
-    part = bits_of("tensor", tensor)
+    part = bits_of("tensor", tensor, stream=stream)
     for name, value in (("first_index", first_index), ("seed", seed)):
         if not 0 <= value < _WORD:
             raise InvalidArgument(f"{name} {value} must be a number of 64 bits")
-    backend = backend_of(part)
-    return backend.digest(part.bits, first_index=first_index, seed=seed)
+    _check_threads(threads)
+    backend = backend_of(part, stream)
+    return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)
 
 
-def _versions(new: Any, shadow: Any) -> tuple[TensorBits, TensorBits]:
-    one, other = bits_of("new", new), bits_of("shadow", shadow, is_written=True)
+def _versions(new: Any, shadow: Any, stream: Any) -> tuple[TensorBits, TensorBits]:
+    one = bits_of("new", new, stream=stream)
+    other = bits_of("shadow", shadow, is_written=True, stream=stream)
     check_pair(one, other)
     return one, other
+
+
+def _ages(ages: Any, like: TensorBits, stream: Any) -> Any:
+    aged = bits_of("ages", ages, is_written=True, stream=stream)
+    if aged.dtype != "uint8" or aged.shape != like.shape or aged.device != like.device:
+        raise InvalidArgument(
+            f"ages of {aged.dtype} and {aged.shape} on {aged.device} must be of uint8 and "
+            f"{like.shape} on {like.device}"
+        )
+    return aged.bits
+
+
+def _count(tensor: TensorBits) -> int:
+    return int(np.prod(tensor.shape, dtype=np.int64))
+
+
+def _check_budget(name: str, budget: int, unit: str) -> None:
+    if not 0 <= budget < _WORD:
+        raise InvalidArgument(f"{name} {budget} must be a number of {unit}, 0 or more")
+
+
+def _check_threads(threads: int) -> None:
+    if not 0 < threads <= _THREADS_MAX:
+        raise InvalidArgument(f"threads {threads}: choose 1 to {_THREADS_MAX}")
 
 
 def _check_block_elements(block_elements: int) -> None:

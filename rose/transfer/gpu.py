@@ -143,7 +143,14 @@ class GpuBackend:
             positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
             return positions, listed.values.cpu().numpy().view(f"u{delta.width // 8}")
 
-    def digest(self, bits: Any, *, first_index: int, seed: int) -> tuple[int, int]:
+    def digest(
+        self,
+        bits: Any,
+        *,
+        first_index: int,
+        seed: int,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> tuple[int, int]:
         """Add up on the device."""
         with on_stream(self._stream, bits.device):
             return _pair(self._digest(bits, first_index=first_index, seed=seed))

@@ -4,8 +4,8 @@ import hashlib
 import threading
 from typing import Final
 
-from rose import _core
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.codec import delta_check
 from rose.transfer.delta import Delta
 from rose.transfer.manifest import Chunk, Manifest, StagedVersion
 from rose.transfer.source import Source
@@ -102,10 +102,5 @@ def sound_delta(frame: bytes, chunk: Chunk, manifest: Manifest) -> Delta:
         raise CorruptData(str(error)) from error
     if delta.count != manifest.tiles[chunk.tile].count or delta.changed != chunk.changed:
         raise CorruptData(f"the chunk of tile {chunk.tile} is for another tile")
-    _core.delta_check(
-        count=delta.count,
-        block_elements=delta.block_elements,
-        entries=delta.entries,
-        payload=delta.payload,
-    )
+    delta_check(delta)
     return delta
