@@ -11,6 +11,7 @@ void bind_slo(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
 void bind_moves(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
+void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
 
@@ -27,6 +28,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_creditor(module);
   rose::bind::bind_moves(module);
   rose::bind::bind_transfer(module);
+  rose::bind::bind_strat(module);
   rose::bind::bind_device_codec(module);
   rose::bind::bind_scheduler(module);
 }

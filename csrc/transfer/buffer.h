@@ -67,4 +67,13 @@ class Buffer {
   std::size_t size_{0};
 };
 
+// Makes room for `size` numbers.
+template <typename T>
+Status give_room(Buffer<T>& room, std::size_t size) noexcept {
+  auto made = Buffer<T>::create(size);
+  if (!made.ok()) return made.status();
+  room = made.take();
+  return {};
+}
+
 }  // namespace rose::transfer

@@ -1,0 +1,150 @@
+// A stream of bits without borders, and the codes in it. docs/protocol.md, "STRAT".
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "transfer/elias_fano.h"
+
+namespace rose::transfer {
+
+constexpr std::uint32_t gamma_bits(std::uint32_t number) noexcept {
+  return 2 * static_cast<std::uint32_t>(std::bit_width(number)) - 1;
+}
+
+// Elias-Fano of `count` numbers below `universe`, 1 <= count <= universe <= 65,536.
+struct StreamShape {
+  std::uint32_t low;   // bits of each number that are stored plainly
+  std::uint32_t high;  // bits of the section before them
+  std::uint32_t bits;  // of both sections
+
+  constexpr StreamShape(std::uint32_t universe, std::uint32_t count) noexcept
+      : low{static_cast<std::uint32_t>(std::bit_width(universe / count)) - 1},
+        high{count + ((universe - 1) >> low)},
+        bits{high + count * low} {}
+};
+
+// Needs room for the words of all that is put; finish() writes the last one.
+class StreamWriter {
+ public:
+  explicit StreamWriter(std::uint32_t* out) noexcept : bits_{out} {}
+
+  void put(std::uint32_t value, std::uint32_t width) noexcept { bits_.put(value, width); }
+  void finish() noexcept { bits_.finish(); }
+
+  void put_gamma(std::uint32_t number) noexcept {
+    const auto low = static_cast<std::uint32_t>(std::bit_width(number)) - 1;
+    put_unary(low);
+    put(number & ((1U << low) - 1), low);
+  }
+
+  void put_elias_fano(const std::uint16_t* numbers, std::uint32_t count,
+                      std::uint32_t universe) noexcept {
+    const StreamShape shape{universe, count};
+    std::uint32_t top = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t next = std::uint32_t{numbers[i]} >> shape.low;
+      put_unary(next - top);
+      top = next;
+    }
+    put_zeros(shape.high - count - top);
+    if (shape.low == 0) return;
+    const std::uint32_t mask = (1U << shape.low) - 1;
+    for (std::uint32_t i = 0; i < count; ++i) put(numbers[i] & mask, shape.low);
+  }
+
+ private:
+  void put_zeros(std::uint32_t count) noexcept {
+    for (; count > 32; count -= 32) put(0, 32);
+    put(0, count);
+  }
+  // So many zeros and a one.
+  void put_unary(std::uint32_t zeros) noexcept {
+    if (zeros > 31) {
+      put_zeros(zeros);
+      zeros = 0;
+    }
+    put(1U << zeros, zeros + 1);
+  }
+
+  BitWriter bits_;
+};
+
+// Reads at any place. Whoever asks has seen that what is asked for is there; of the memory, two
+// words behind the stream are read too.
+class StreamReader {
+ public:
+  static constexpr std::size_t kPaddingWords = 2;
+
+  StreamReader(const std::uint32_t* words, std::uint32_t count) noexcept
+      : bytes_{reinterpret_cast<const unsigned char*>(words)}, bits_{32 * count} {}
+
+  std::uint32_t at() const noexcept { return at_; }
+  std::uint32_t bits() const noexcept { return bits_; }
+  void skip(std::uint32_t count) noexcept { at_ += count; }
+
+  // The field of `width` <= 32 bits at a place.
+  std::uint32_t field(std::uint32_t at, std::uint32_t width) const noexcept {
+    return static_cast<std::uint32_t>(window(at) & ((std::uint64_t{1} << width) - 1));
+  }
+  std::uint32_t take(std::uint32_t width) noexcept {
+    const std::uint32_t value = field(at_, width);
+    at_ += width;
+    return value;
+  }
+
+  // False, and nothing is taken, where there is no code of a number below 2^17. Any place may be
+  // asked for.
+  bool take_gamma(std::uint32_t& number) noexcept {
+    constexpr std::uint32_t kLowMax = 16;
+    if (at_ >= bits_) return false;
+    const std::uint64_t ahead = window(at_);
+    const auto low = static_cast<std::uint32_t>(std::countr_zero(ahead | std::uint64_t{1} << 32));
+    if (low > kLowMax || 2 * low + 1 > bits_ - at_) return false;
+    const std::uint32_t mask = (1U << low) - 1;
+    number = 1U << low | (static_cast<std::uint32_t>(ahead >> (low + 1)) & mask);
+    at_ += 2 * low + 1;
+    return true;
+  }
+
+  // False where the section before the plain bits does not have `count` bits set, or the numbers
+  // do not ascend below `universe`; those that were written are no numbers then.
+  bool take_elias_fano(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
+    const StreamShape shape{universe, count};
+    const std::uint32_t lows = at_ + shape.high;
+    std::uint32_t found = 0;
+    std::uint32_t least = 0;
+    bool is_ascending = true;
+    for (std::uint32_t done = 0; done < shape.high; done += 32) {
+      std::uint32_t ahead = field(at_ + done, std::min(32U, shape.high - done));
+      for (; ahead != 0; ahead &= ahead - 1) {
+        if (found == count) return false;
+        const std::uint32_t top =
+            done + static_cast<std::uint32_t>(std::countr_zero(ahead)) - found;
+        const std::uint32_t number = top << shape.low | field(lows + found * shape.low, shape.low);
+        is_ascending &= number >= least && number < universe;
+        least = number + 1;
+        out[found++] = static_cast<std::uint16_t>(number);
+      }
+    }
+    at_ += shape.bits;
+    return found == count && is_ascending;
+  }
+
+ private:
+  // At least 57 bits from a place on.
+  std::uint64_t window(std::uint32_t at) const noexcept {
+    std::uint64_t loaded = 0;
+    std::memcpy(&loaded, bytes_ + at / 8, sizeof loaded);
+    return loaded >> (at % 8);
+  }
+
+  const unsigned char* bytes_;
+  std::uint32_t bits_;
+  std::uint32_t at_{0};
+};
+
+}  // namespace rose::transfer

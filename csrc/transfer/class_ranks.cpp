@@ -1,0 +1,194 @@
+// Ranks within a class: where every class stands at each group of 64 elements, from its planes.
+#include <bit>
+#include <utility>
+
+#include "transfer/class_planes.h"
+
+namespace rose::transfer {
+
+namespace {
+
+// Every machine of the vector versions counts bits in one instruction, which the base path may not
+// use: so each of these loops is inlined into a version with it and one without.
+#define ROSE_INLINED __attribute__((always_inline)) inline
+
+constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+
+using Masks = std::array<std::uint64_t, kClasses>;
+
+// Which lanes of a group are of each class.
+ROSE_INLINED Masks masks_of(const ClassPlanes& group) noexcept {
+  const auto [zero, one, two] = group.of;
+  const std::uint64_t none = ~(zero | one);
+  const std::uint64_t only_zero = zero & ~one;
+  const std::uint64_t only_one = one & ~zero;
+  const std::uint64_t both = zero & one;
+  return {none & ~two, only_zero & ~two, only_one & ~two, both & ~two,
+          none & two,  only_zero & two,  only_one & two,  both & two};
+}
+
+ROSE_INLINED std::uint32_t count_of(std::uint64_t mask) noexcept {
+  return static_cast<std::uint32_t>(std::popcount(mask));
+}
+
+ROSE_INLINED void add_group(const Masks& masks, ClassCounts& counts) noexcept {
+  for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] += count_of(masks[c]);
+}
+
+// The lane of the set bit that has `rank` others below it.
+ROSE_INLINED std::uint32_t lane_of(std::uint64_t mask, std::uint32_t rank) noexcept {
+  std::uint32_t lane = 0;
+  for (std::uint32_t half = 32; half != 0; half /= 2) {
+    const std::uint64_t low = mask >> lane & ((std::uint64_t{1} << half) - 1);
+    const std::uint32_t below = count_of(low);
+    const bool is_above = rank >= below;
+    rank -= is_above ? below : 0;
+    lane += is_above ? half : 0;
+  }
+  return lane;
+}
+
+// Lanes behind the last element were counted as of class 0.
+ROSE_INLINED ClassCounts without_padding(ClassCounts counts, std::uint32_t elements) noexcept {
+  counts[0] -= groups_of(elements) * kGroupElements - elements;
+  return counts;
+}
+
+struct RankQuestion {
+  const ClassPlanes* planes;
+  std::uint32_t elements;
+  const std::uint16_t* positions;
+  const std::uint8_t* classes;
+  std::uint32_t changed;
+  std::uint16_t* ranks;
+};
+
+ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
+  ClassCounts counts{};
+  std::uint32_t next = 0;
+  for (std::uint32_t group = 0; group < groups_of(asked.elements); ++group) {
+    const Masks masks = masks_of(asked.planes[group]);
+    for (; next < asked.changed && asked.positions[next] / kGroupElements == group; ++next) {
+      const std::uint32_t lane = asked.positions[next] % kGroupElements;
+      const std::uint64_t below = (std::uint64_t{1} << lane) - 1;
+      const std::uint32_t c = asked.classes[next];
+      asked.ranks[next] = static_cast<std::uint16_t>(counts[c] + count_of(masks[c] & below));
+    }
+    add_group(masks, counts);
+  }
+  return without_padding(counts, asked.elements);
+}
+
+ROSE_INLINED ClassCounts counts_loop(const ClassPlanes* planes, std::uint32_t elements) noexcept {
+  ClassCounts counts{};
+  for (std::uint32_t group = 0; group < groups_of(elements); ++group) {
+    add_group(masks_of(planes[group]), counts);
+  }
+  return without_padding(counts, elements);
+}
+
+// Takes what is wanted of each class, in order.
+struct Wants {
+  const WantedRanks& wanted;
+  std::array<std::uint32_t, kClasses> next{};  // the place of the next one of each class
+  ClassCounts rank{};                          // its rank, or kNone
+
+  explicit Wants(const WantedRanks& all) noexcept : wanted{all} {
+    for (std::uint32_t c = 0; c < kClasses; ++c) {
+      next[c] = wanted.starts[c];
+      look(c);
+    }
+  }
+  ROSE_INLINED void look(std::uint32_t c) noexcept {
+    rank[c] = next[c] < wanted.starts[c + 1] ? wanted.ranks[next[c]] : kNone;
+  }
+  ROSE_INLINED std::uint32_t take(std::uint32_t c) noexcept {
+    const std::uint32_t place = next[c]++;
+    look(c);
+    return place;
+  }
+};
+
+struct PositionQuestion {
+  const ClassPlanes* planes;
+  std::uint32_t elements;
+  std::uint16_t* positions;
+  std::uint16_t* places;
+};
+
+ROSE_INLINED void positions_loop(const PositionQuestion& asked, const WantedRanks& all) noexcept {
+  Wants wants{all};
+  ClassCounts counts{};
+  std::uint16_t* position = asked.positions;
+  std::uint16_t* place = asked.places;
+  std::array<std::uint16_t, kGroupElements> place_of_lane;
+  for (std::uint32_t group = 0; group < groups_of(asked.elements); ++group) {
+    const Masks masks = masks_of(asked.planes[group]);
+    const ClassCounts before = counts;
+    add_group(masks, counts);
+    std::uint32_t is_wanted = 0;
+    for (std::uint32_t c = 0; c < kClasses; ++c) is_wanted |= wants.rank[c] < counts[c] ? 1U : 0U;
+    if (is_wanted == 0) continue;  // at 1 % about every second group
+    std::uint64_t hits = 0;
+    for (std::uint32_t c = 0; c < kClasses; ++c) {
+      while (wants.rank[c] < counts[c]) {
+        const std::uint32_t lane = lane_of(masks[c], wants.rank[c] - before[c]);
+        place_of_lane[lane] = static_cast<std::uint16_t>(wants.take(c));
+        hits |= std::uint64_t{1} << lane;
+      }
+    }
+    for (; hits != 0; hits &= hits - 1) {
+      const auto lane = static_cast<std::uint32_t>(std::countr_zero(hits));
+      *position++ = static_cast<std::uint16_t>(group * kGroupElements + lane);
+      *place++ = place_of_lane[lane];
+    }
+  }
+}
+
+#if defined(__x86_64__)
+#define ROSE_POPCNT __attribute__((target("popcnt")))
+
+ROSE_POPCNT ClassCounts ranks_popcnt(const RankQuestion& asked) noexcept {
+  return ranks_loop(asked);
+}
+ROSE_POPCNT ClassCounts counts_popcnt(const ClassPlanes* planes, std::uint32_t elements) noexcept {
+  return counts_loop(planes, elements);
+}
+ROSE_POPCNT void positions_popcnt(const PositionQuestion& asked, const WantedRanks& all) noexcept {
+  positions_loop(asked, all);
+}
+#endif
+
+}  // namespace
+
+ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
+                       const std::uint16_t* positions, const std::uint8_t* classes,
+                       std::uint32_t changed, std::uint16_t* ranks) noexcept {
+  const RankQuestion asked{planes, elements, positions, classes, changed, ranks};
+#if defined(__x86_64__)
+  if (isa != Isa::kPortable) return ranks_popcnt(asked);
+#endif
+  static_cast<void>(isa);
+  return ranks_loop(asked);
+}
+
+ClassCounts count_classes(Isa isa, const ClassPlanes* planes, std::uint32_t elements) noexcept {
+#if defined(__x86_64__)
+  if (isa != Isa::kPortable) return counts_popcnt(planes, elements);
+#endif
+  static_cast<void>(isa);
+  return counts_loop(planes, elements);
+}
+
+void find_positions(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
+                    const WantedRanks& wanted, std::uint16_t* positions,
+                    std::uint16_t* places) noexcept {
+  const PositionQuestion asked{planes, elements, positions, places};
+#if defined(__x86_64__)
+  if (isa != Isa::kPortable) return positions_popcnt(asked, wanted);
+#endif
+  static_cast<void>(isa);
+  positions_loop(asked, wanted);
+}
+
+}  // namespace rose::transfer

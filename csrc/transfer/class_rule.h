@@ -1,0 +1,45 @@
+// How an element's old bits give its class. docs/protocol.md, "STRAT".
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "transfer/changes.h"
+
+namespace rose::transfer {
+
+inline constexpr std::uint32_t kClasses = 8;
+
+// The same for all blocks of a delta.
+struct ClassRule {
+  std::uint32_t shift{0};
+  std::uint32_t exponent_bits{0};
+  std::uint32_t origin{0};
+  std::uint32_t all_mask{0};  // bit c: in class c every change has its size listed
+  std::array<std::uint8_t, kClasses> magnitude_bits{};
+
+  bool is_all(std::uint32_t of_class) const noexcept { return (all_mask >> of_class & 1) != 0; }
+
+  template <ElementBits T>
+  std::uint32_t class_of(T bits) const noexcept {
+    const std::uint64_t exponent =
+        std::uint64_t{bits} >> shift & ((std::uint64_t{1} << exponent_bits) - 1);
+    const std::uint64_t above = exponent - std::min<std::uint64_t>(exponent, origin);
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(above, kClasses - 1));
+  }
+};
+
+// Refuses a rule that elements of `width` bits cannot have.
+inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
+  const bool is_in_element = rule.shift <= width && rule.exponent_bits <= width - rule.shift;
+  const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;
+  const auto is_narrow = [width](std::uint8_t bits) noexcept { return bits < width; };
+  if (is_in_element && are_bytes && std::ranges::all_of(rule.magnitude_bits, is_narrow)) return {};
+  return Status::corrupt("the class rule is none for elements of " + std::to_string(width) +
+                         " bits");
+}
+
+}  // namespace rose::transfer

@@ -1,0 +1,41 @@
+// Deltas for a link: blocks are recoded as STRAT where that takes fewer words, and back.
+// docs/protocol.md, "STRAT".
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "transfer/buffer.h"
+#include "transfer/class_rule.h"
+#include "transfer/delta.h"
+#include "transfer/simd.h"
+
+namespace rose::transfer {
+
+inline constexpr std::uint32_t kStratThreadsMax = 64;
+
+struct StratOptions {
+  ClassRule rule;
+  std::uint32_t threads{1};  // 1 to kStratThreadsMax; all give the same bits
+  Isa isa{Isa::kPortable};
+};
+
+// The table and the payload of the other form of a delta.
+struct RecodedDelta {
+  Buffer<std::uint64_t> entries;
+  Buffer<std::uint32_t> payload;
+};
+
+// `weights` are what the delta was made from, or, if `is_after`, what it makes of that.
+template <ElementBits T>
+Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weights, bool is_after,
+                                const StratOptions& options) noexcept;
+
+// `base` is what the delta was made from. Nothing of the link is believed: it is read whole, or
+// Corrupt names the block that cannot be. With another base than the right one, either happens.
+template <ElementBits T>
+Result<RecodedDelta> strat_unpack(const DeltaView& link, std::span<const T> base,
+                                  const StratOptions& options) noexcept;
+
+}  // namespace rose::transfer

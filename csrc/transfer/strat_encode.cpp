@@ -1,0 +1,153 @@
+#include "transfer/strat_encode.h"
+
+namespace rose::transfer {
+
+template <ElementBits T>
+Result<StratEncoder<T>> StratEncoder<T>::create(std::uint32_t elements, const ClassRule& rule,
+                                                Isa isa) noexcept {
+  ROSE_TRY(check_rule(rule, kWidth<T>));
+  StratEncoder made;
+  made.rule_ = rule;
+  made.isa_ = isa;
+  ROSE_TRY(give_room(made.planes_, groups_of(elements)));
+  ROSE_TRY(give_room(made.classes_, elements));
+  for (auto* const room : {&made.ranks_, &made.grouped_, &made.listed_, &made.large_}) {
+    ROSE_TRY(give_room(*room, elements));
+  }
+  ROSE_TRY(give_room(made.differences_, elements));
+  return made;
+}
+
+template <ElementBits T>
+std::uint32_t StratEncoder<T>::encode(const BlockChanges<T>& changes, const T* weights,
+                                      bool is_after, std::uint32_t words_limit,
+                                      std::uint32_t* out) noexcept {
+  classify(changes, weights, is_after);
+  group(changes);
+  const std::uint32_t words = words_of_bits(bits());
+  if (words >= words_limit) return 0;
+  StreamWriter stream{out};
+  write_counts(stream);
+  for (std::uint32_t c = 0; c < kClasses; ++c) write_body(stream, c);
+  stream.finish();
+  return words;
+}
+
+// Finds the class that each change had, and the rank of each in it.
+template <ElementBits T>
+void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
+                               bool is_after) noexcept {
+  find_planes(isa_, weights, changes.elements, rule_, planes_.data());
+  for (std::uint32_t i = 0; i < changes.changed; ++i) {
+    const std::uint32_t position = changes.positions[i];
+    T old = weights[position];
+    if (is_after) old = static_cast<T>(old - changes.differences[i]);
+    const std::uint32_t c = rule_.class_of(old);
+    classes_[i] = static_cast<std::uint8_t>(c);
+    if (!is_after) continue;
+    // The planes say what it becomes; all others are what they were.
+    ClassPlanes& group = planes_[position / kGroupElements];
+    const std::uint32_t lane = position % kGroupElements;
+    for (std::uint32_t plane = 0; plane < 3; ++plane) {
+      const std::uint64_t bit = std::uint64_t{c >> plane & 1} << lane;
+      group.of[plane] = (group.of[plane] & ~(std::uint64_t{1} << lane)) | bit;
+    }
+  }
+  const ClassCounts counts = find_ranks(isa_, planes_.data(), changes.elements, changes.positions,
+                                        classes_.data(), changes.changed, ranks_.data());
+  for (std::uint32_t c = 0; c < kClasses; ++c) bodies_[c] = {.elements = counts[c]};
+}
+
+// Brings the changes of each class together, in their order.
+template <ElementBits T>
+void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
+  for (std::uint32_t i = 0; i < changes.changed; ++i) ++bodies_[classes_[i]].changed;
+  std::array<std::uint32_t, kClasses> next{};
+  std::uint32_t first = 0;
+  for (std::uint32_t c = 0; c < kClasses; ++c) {
+    next[c] = bodies_[c].first = first;
+    first += bodies_[c].changed;
+  }
+  for (std::uint32_t i = 0; i < changes.changed; ++i) {
+    const std::uint32_t place = next[classes_[i]]++;
+    grouped_[place] = ranks_[i];
+    differences_[place] = changes.differences[i];
+  }
+  for (std::uint32_t c = 0; c < kClasses; ++c) count_sizes(bodies_[c], c);
+}
+
+template <ElementBits T>
+void StratEncoder<T>::count_sizes(ClassBody& body, std::uint32_t of_class) const noexcept {
+  // A size of 1 is listed only where all are: then the least that is has the magnitude 0.
+  const std::uint32_t least = rule_.is_all(of_class) ? 1 : 2;
+  const std::uint32_t width = rule_.magnitude_bits[of_class];
+  const T* const differences = differences_.data() + body.first;
+  for (std::uint32_t i = 0; i < body.changed; ++i) {
+    const std::uint32_t size = size_of(differences[i]);
+    body.listed += size >= least ? 1U : 0U;
+    body.large += size >= least && (size - least) >> width != 0 ? 1U : 0U;
+  }
+}
+
+template <ElementBits T>
+std::uint32_t StratEncoder<T>::bits() const noexcept {
+  std::uint32_t bits = 0;
+  for (std::uint32_t c = 0; c < kClasses; ++c) {
+    bits += bits_of_counts(bodies_[c], rule_.is_all(c));
+    bits += bits_of_body(bodies_[c], rule_.is_all(c), rule_.magnitude_bits[c], kWidth<T>);
+  }
+  return bits;
+}
+
+template <ElementBits T>
+void StratEncoder<T>::write_counts(StreamWriter& stream) const noexcept {
+  for (std::uint32_t c = 0; c < kClasses; ++c) {
+    const ClassBody& body = bodies_[c];
+    stream.put_gamma(body.changed + 1);
+    if (body.changed != 0 && !rule_.is_all(c)) stream.put_gamma(body.listed + 1);
+    if (body.listed != 0) stream.put_gamma(body.large + 1);
+  }
+}
+
+template <ElementBits T>
+void StratEncoder<T>::write_body(StreamWriter& stream, std::uint32_t of_class) noexcept {
+  const ClassBody& body = bodies_[of_class];
+  if (body.changed == 0) return;
+  stream.put_elias_fano(grouped_.data() + body.first, body.changed, body.elements);
+  const T* const differences = differences_.data() + body.first;
+  for (std::uint32_t i = 0; i < body.changed; ++i) stream.put(sign_of(differences[i]), 1);
+  if (body.listed != 0) write_sizes(stream, of_class);
+}
+
+template <ElementBits T>
+void StratEncoder<T>::write_sizes(StreamWriter& stream, std::uint32_t of_class) noexcept {
+  const ClassBody& body = bodies_[of_class];
+  const T* const differences = differences_.data() + body.first;
+  const bool is_all = rule_.is_all(of_class);
+  const std::uint32_t least = is_all ? 1 : 2;
+  std::uint32_t count = 0;
+  for (std::uint32_t i = 0; i < body.changed; ++i) {
+    listed_[count] = static_cast<std::uint16_t>(i);
+    count += size_of(differences[i]) >= least ? 1U : 0U;
+  }
+  if (!is_all) stream.put_elias_fano(listed_.data(), body.listed, body.changed);
+  const std::uint32_t width = rule_.magnitude_bits[of_class];
+  std::uint32_t large = 0;
+  for (std::uint32_t i = 0; i < body.listed; ++i) {
+    const std::uint32_t magnitude = size_of(differences[listed_[i]]) - least;
+    const bool is_large = magnitude >> width != 0;
+    stream.put(is_large ? 0 : magnitude, width);
+    if (is_large) large_[large++] = static_cast<std::uint16_t>(i);
+  }
+  if (large == 0) return;
+  stream.put_elias_fano(large_.data(), large, body.listed);
+  for (std::uint32_t i = 0; i < large; ++i) {
+    stream.put(size_of(differences[listed_[large_[i]]]) - least, kWidth<T>);
+  }
+}
+
+template class StratEncoder<std::uint8_t>;
+template class StratEncoder<std::uint16_t>;
+template class StratEncoder<std::uint32_t>;
+
+}  // namespace rose::transfer
