@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from rose.cli.delta_progress import progress
-from rose.cli.delta_report import as_json, print_inspection
+from rose.cli.delta_report import as_json, print_inspection, printable
 from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.checkpoint import Checkpoint, open_checkpoint
@@ -201,4 +201,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _say(sentence: str) -> None:
-    Console(highlight=False).print(sentence, markup=False, soft_wrap=True)
+    Console(highlight=False).print(printable(sentence), markup=False, soft_wrap=True)

@@ -80,7 +80,7 @@ def uncompared(inspection: Inspection) -> list[str]:
     ):
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            said.append(f"not compared, {what}: {', '.join(names[:_NAMED])}{more}")
+            said.append(printable(f"not compared, {what}: {', '.join(names[:_NAMED])}{more}"))
     return said
 
 
@@ -101,7 +101,7 @@ def kinds(inspection: Inspection) -> list[tuple[str, ...]]:
 def tensor_row(tensor: TensorChange) -> tuple[str, ...]:
     """Return the cells of a tensor."""
     return (
-        tensor.name,
+        printable(tensor.name),
         f"{tensor.elements:,}",
         f"{tensor.changed:,}",
         density(tensor.changed, tensor.elements),
@@ -136,6 +136,11 @@ def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
         )
         for name, size in taken.items()
     ]
+
+
+def printable(text: str) -> str:
+    """Return a name of somebody's file with nothing in it that a terminal would act on."""
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
 
 
 def seconds(nbytes: float, gigabits_per_s: float) -> float:

@@ -1,7 +1,7 @@
 """How elements change: the sizes of the steps, the exponents they had, and what that must cost."""
 
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -101,11 +101,12 @@ class ChangeCounts:
         by_bucket = self._steps.sum(axis=0).reshape(-1, 2).sum(axis=1)[EXACT_STEPS + 1 :]
         return float(by_bucket @ (np.arange(len(by_bucket)) + _LARGE_BITS - 1))
 
-    def _exponents(self, bits: Units) -> npt.NDArray[Any]:
+    def _exponents(self, bits: Units) -> Units:
         if self._exponent is None:
             return np.zeros(len(bits), np.uint8)
         shift, width = self._exponent
-        return bits >> bits.dtype.type(shift) & bits.dtype.type((1 << width) - 1)
+        exponents: Units = bits >> bits.dtype.type(shift) & bits.dtype.type((1 << width) - 1)
+        return exponents
 
 
 def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -111,7 +111,9 @@ def rules_at(
     borders = origins[:, None] + np.arange(1, CLASSES)
     ends = np.minimum(borders, len(histogram.rows))
     classes = np.diff(
-        np.stack([below[np.zeros_like(origins)], *below[ends.T], below[-1][None].repeat(len(ends), 0)]),
+        np.stack(
+            [below[np.zeros_like(origins)], *below[ends.T], below[-1][None].repeat(len(ends), 0)]
+        ),
         axis=0,
     ).swapaxes(0, 1)
     few, few_widths = _sizes_bits(classes, histogram, is_all=False)

@@ -428,6 +428,7 @@ def tensor(index: dict[str, Any], name: str = "a.BF16") -> dict[str, Any]:
     return next(one for one in index["tensors"] if one["name"] == name)
 
 
+SAME = {"old": 32 * "0", "new": 32 * "0", "frame": None}
 FORGERIES: list[tuple[Change, str]] = [
     (lambda i: i.update(format=2), "its index is of another format"),
     (lambda i: i.update(format=True), "lacks a field 'format'"),
@@ -450,7 +451,8 @@ FORGERIES: list[tuple[Change, str]] = [
     (lambda i: tensor(i)["tiles"][0]["frame"].__setitem__(1, 1 << 62), "is outside of the body"),
     (lambda i: tensor(i)["tiles"][0]["frame"].__setitem__(0, -1), "is outside of the body"),
     (lambda i: tensor(i)["tiles"][0]["frame"].__setitem__(1, 1), "begin at"),
-    (lambda i: tensor(i, "scalar")["tiles"][0].update(frame=None), "pieces"),
+    (lambda i: tensor(i, "a.I8")["tiles"][0].update(frame=None), "changes without a delta"),
+    (lambda i: tensor(i, "a.I8")["tiles"].__setitem__(0, SAME), "do not lie one behind another"),
     (lambda i: i["new"]["files"][0].update(name="../x"), "which is no name of a file"),
     (lambda i: i["new"]["files"][0].update(name=""), "which is no name of a file"),
     (lambda i: i["new"]["files"][0].update(name="a\0"), "which is no name of a file"),
