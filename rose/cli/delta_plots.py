@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from rose.cli.delta_report import BOUND_NAMES, CODEC_NAMES
+from rose.cli.delta_report import BOUND_NAMES, CODEC_NAMES, step_unit
 from rose.cli.plot_style import (
     DEDICATED,
     LIMIT,
@@ -72,10 +72,9 @@ def draw_steps(dtype: str, counts: ChangeCounts) -> str:
         labels = [f"±{name.replace('-', ' to ')}" if name[0] != ">" else name for name in steps]
         bars = axis.bar(labels, shares, color=SERVING, alpha=0.8, width=0.7)
         axis.bar_label(bars, [f"{one:.1f}" if one else "0" for one in shares], padding=2)
-        unit = "ULP" if counts.has_exponents else "units"
         axis.set(
             title=f"Steps of {dtype}",
-            xlabel=f"size of the step ({unit})",
+            xlabel=f"size of the step ({step_unit(counts)})",
             ylabel="share of changes (%)",
             ylim=(0, 1.12 * max(shares)),
         )
@@ -111,7 +110,9 @@ def draw_exponents(dtype: str, counts: ChangeCounts) -> str:
             ylabel="changes (%, log scale)",
             yscale="log",
         )
-        below.yaxis.set_major_locator(LogLocator())
+        there = density[drawn]
+        is_wide = there.size > 0 and there.max() > 50 * there.min()
+        below.yaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
         below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         below.yaxis.set_minor_formatter(NullFormatter())
         below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))

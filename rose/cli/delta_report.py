@@ -12,6 +12,7 @@ from rich.segment import Segments
 from rich.table import Table
 
 from rose.cli.report_numbers import number
+from rose.transfer.change_counts import ChangeCounts
 from rose.transfer.inspection import (
     COORDINATES,
     DENSE,
@@ -54,8 +55,8 @@ def print_inspection(console: Console, inspection: Inspection, *, most: int) -> 
         rows = [tensor_row(one) for one in listed if one.changed]
         _print_table(console, ("tensors that change most", "elements", "changed", "density"), rows)
     if inspection.changed:
-        for dtype, headers, row in steps(inspection):
-            _print_table(console, (f"{dtype}, step in ULP", *headers), [("changes", *row)])
+        for about, headers, row in steps(inspection):
+            _print_table(console, (about, *headers), [("changes", *row)])
     headers = ("codec", "bytes", "B/change", "of dense", *(f"{one} Gb/s" for one in GIGABITS_PER_S))
     _print_table(console, headers, codecs(inspection))
 
@@ -109,14 +110,20 @@ def tensor_row(tensor: TensorChange) -> tuple[str, ...]:
 
 
 def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Return (dtype, headers, cells) for each dtype that changes."""
+    """Return (what it is about, headers, cells) for each dtype that changes."""
     found = []
     for dtype, counts in inspection.counts.items():
         if counts.changed:
             sizes = counts.steps()
             shares = (f"{100 * one / counts.changed:.1f} %" for one in sizes.values())
-            found.append((dtype, tuple(sizes), tuple(shares)))
+            about = f"{dtype}, step in {step_unit(counts)}"
+            found.append((about, tuple(sizes), tuple(shares)))
     return found
+
+
+def step_unit(counts: ChangeCounts) -> str:
+    """Return what a step is called: of a float it is one unit in the last place."""
+    return "ULP" if counts.has_exponents else "units"
 
 
 def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
@@ -192,7 +199,7 @@ def as_json(inspection: Inspection, old: Path, new: Path) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _counts(counts: Any) -> dict[str, Any]:
+def _counts(counts: ChangeCounts) -> dict[str, Any]:
     found: dict[str, Any] = {"elements": counts.elements, "changed": counts.changed}
     found["steps_ulp"] = counts.steps()
     if counts.has_exponents:

@@ -132,7 +132,9 @@ def test_whole_numbers_have_no_exponents(capsys, tmp_path):
     for side, value in (("old", 1), ("new", 3)):
         write_safetensors(tmp_path / side, {"a": ("I8", np.full(50, value, np.uint8))})
     page = tmp_path / "x.html"
-    assert run(capsys, "inspect", tmp_path / "old", tmp_path / "new", "--html", page)[0] == 0
+    status, out, _ = run(capsys, "inspect", tmp_path / "old", tmp_path / "new", "--html", page)
+    assert status == 0
+    assert "I8, step in units" in out
     assert "Steps of I8" in page.read_text()
     assert "Old exponents" not in page.read_text()
 
