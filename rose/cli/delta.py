@@ -12,6 +12,7 @@ from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.checkpoint import Checkpoint, open_checkpoint
 from rose.transfer.checkpoint_apply import apply_beside
+from rose.transfer.checkpoint_delta import Presence, pairs
 from rose.transfer.checkpoint_identity import Identity, Standing, identify
 from rose.transfer.checkpoint_in_place import apply_in_place
 from rose.transfer.checkpoint_make import make_delta_file
@@ -55,7 +56,7 @@ def inspect_checkpoints(
     status is 2 when nothing can be compared.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
-    with progress("comparing", one.nbytes + other.nbytes) as advance:
+    with progress("comparing", 2 * _looked_at(one, other, is_both=True)) as advance:
         inspection = inspect(one, other, advance=advance)
     # Written before anything is said: a failure leaves one sentence and no half of a result.
     if json_path is not None:
@@ -79,7 +80,7 @@ def make(old: Path, new: Path, out: Path) -> None:
     Tensors that only one of them has, or that differ in shape or dtype, are in it whole.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
-    with progress("packing", _looked_at(one, other)) as advance:
+    with progress("packing", _looked_at(one, other, is_both=False)) as advance:
         tensors = make_delta_file(one, other, out, advance=advance)
     size = out.stat().st_size
     share = 100 * size / other.nbytes if other.nbytes else 100.0
@@ -90,10 +91,12 @@ def make(old: Path, new: Path, out: Path) -> None:
     )
 
 
-def _looked_at(one: Checkpoint, other: Checkpoint) -> int:
-    """Return the bytes of the tensors of both, those of the same name once."""
-    return other.nbytes + sum(
-        tensor.stored.nbytes for name, tensor in one.tensors.items() if name not in other.tensors
+def _looked_at(one: Checkpoint, other: Checkpoint, *, is_both: bool) -> int:
+    """Return the bytes of all tensors, those that both have once; or of those alone."""
+    return sum(
+        pair.stored.nbytes
+        for pair in pairs(one, other)
+        if not is_both or pair.presence is Presence.BOTH
     )
 
 

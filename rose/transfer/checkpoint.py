@@ -72,17 +72,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         InvalidArgument: there is nothing, or nothing that can be read.
         CorruptData: a file is not sound, or two have a tensor of one name.
     """
-    if not path.exists():
-        raise InvalidArgument(f"{path} does not exist; name a safetensors file or a folder of them")
-    index = None
-    paths = [path]
-    if path.is_dir():
-        index = _read_index(path)
-        paths = sorted(one for one in path.iterdir() if is_safetensors(one) and one.is_file())
-        if index is not None:
-            paths = [path / name for name in sorted(set(_weight_map(path, index).values()))]
-        if not paths:
-            raise InvalidArgument(f"{path} has no file whose name ends in .safetensors")
+    try:
+        index, paths = _find(path)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
     files = tuple(SafetensorsFile(one) for one in paths)
     tensors: dict[str, CheckpointTensor] = {}
     for file in files:
@@ -109,6 +102,21 @@ def cut(count: int, tile_units: int = TILE_UNITS) -> Iterator[tuple[int, int]]:
         yield first, min(tile_units, count - first)
 
 
+def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
+    """Return the index, if there is one, and the files of a checkpoint."""
+    if not path.exists():
+        raise InvalidArgument(f"{path} does not exist; name a safetensors file or a folder of them")
+    if not path.is_dir():
+        return None, [path]
+    index = _read_index(path)
+    if index is not None:
+        return index, [path / name for name in sorted(set(_weight_map(path, index).values()))]
+    paths = sorted(one for one in path.iterdir() if is_safetensors(one) and one.is_file())
+    if not paths:
+        raise InvalidArgument(f"{path} has no file whose name ends in .safetensors")
+    return None, paths
+
+
 def _read_index(folder: Path) -> tuple[str, bytes] | None:
     found = sorted(folder.glob(_INDEX))
     if not found:
@@ -116,12 +124,9 @@ def _read_index(folder: Path) -> tuple[str, bytes] | None:
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
-    try:
-        if found[0].stat().st_size > _INDEX_BYTES_MAX:
-            raise CorruptData(f"{found[0]} is larger than any index")
-        return found[0].name, found[0].read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {found[0]}: {error.strerror or error}") from None
+    if found[0].stat().st_size > _INDEX_BYTES_MAX:
+        raise CorruptData(f"{found[0]} is larger than any index")
+    return found[0].name, found[0].read_bytes()
 
 
 def _weight_map(folder: Path, index: tuple[str, bytes]) -> dict[str, str]:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, count_units, cut
 from rose.transfer.digests import Digest
 from rose.transfer.safetensors_file import Units
 from rose.transfer.safetensors_header import StoredTensor
@@ -146,16 +146,17 @@ def key_of(stored: StoredTensor) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A tensor in two checkpoints; in one of them it may be missing."""
+    """A tensor in two checkpoints.
 
+    Args:
+        stored: the tensor where it is, in the new one rather than in the old one.
+        old: it in the old checkpoint; None if it is not there.
+        new: it in the new one; None if it is not there.
+    """
+
+    stored: StoredTensor
     old: CheckpointTensor | None
     new: CheckpointTensor | None
-
-    @property
-    def stored(self) -> StoredTensor:
-        """Return the tensor where it is, the new one first."""
-        one = self.old if self.new is None else self.new
-        return one.stored  # type: ignore[union-attr]  # one of them is there
 
     @property
     def presence(self) -> Presence:
@@ -164,38 +165,29 @@ class Pair:
             return Presence.NEW
         return Presence.OLD if self.new is None else Presence.BOTH
 
-    @property
-    def count(self) -> int:
-        """Return its units."""
-        return self.stored.nbytes // self.stored.stored.unit_bytes
-
     def tiles(self, tile_units: int) -> Iterator[tuple[Units, Units]]:
         """Yield (old, new) of each tile, read-only; their memory goes when the next is asked for.
 
         Args:
             tile_units: of each but the last.
         """
-        for first, count in cut(self.count, tile_units):
-            yield tuple(
-                np.zeros(count, self.stored.unit) if one is None else one.units(first, count)
-                for one in (self.old, self.new)
-            )  # type: ignore[misc]  # two of them
+        for first, count in cut(count_units(self.stored), tile_units):
+            yield self._units(self.old, first, count), self._units(self.new, first, count)
             for one in (self.old, self.new):
                 if one is not None:
                     one.forget(first, count)
 
+    def _units(self, one: CheckpointTensor | None, first: int, count: int) -> Units:
+        return np.zeros(count, self.stored.unit) if one is None else one.units(first, count)
 
-def pairs(old: Checkpoint, new: Checkpoint) -> list[Pair]:
-    """Return the tensors of both: those of `new` in its order, then those only `old` has."""
-    of_old = _by_key(old)
-    of_new = _by_key(new)
-    found = [Pair(of_old.get(key), tensor) for key, tensor in of_new.items()]
-    return found + [Pair(tensor, None) for key, tensor in of_old.items() if key not in of_new]
+
+def pairs(before: Checkpoint, after: Checkpoint) -> list[Pair]:
+    """Return the tensors of both: those of `after` in its order, then what only `before` has."""
+    of_old, of_new = _by_key(before), _by_key(after)
+    found = [Pair(new.stored, of_old.get(key), new) for key, new in of_new.items()]
+    gone = (old for key, old in of_old.items() if key not in of_new)
+    return [*found, *(Pair(old.stored, old, None) for old in gone)]
 
 
 def _by_key(checkpoint: Checkpoint) -> Mapping[Key, CheckpointTensor]:
     return {key_of(tensor.stored): tensor for tensor in checkpoint.tensors.values()}
-
-
-def nothing(_: int) -> Any:
-    """Be told of progress, and keep it to oneself."""

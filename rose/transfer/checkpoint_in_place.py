@@ -31,9 +31,10 @@ def apply_in_place(
         InvalidArgument: it is not the version that the delta needs, lies otherwise on the disk than
             the other one, or cannot be written to.
         CorruptData: the delta is not sound.
-        Unavailable: a write failed, and so did taking back what was written.
+        Unavailable: a write failed; the sentence says whether what was written was taken back.
     """
     check_tensors(checkpoint, delta, undo=undo)
+    _check_links(checkpoint)
     here = layout_of(checkpoint)
     if not all(_are_alike(here, other) for other in (delta.old, delta.new)):
         raise InvalidArgument(
@@ -44,11 +45,26 @@ def apply_in_place(
         rebuilt(delta, tensor, number, base, undo=undo)
         base.forget(first, count)
         advance(count * base.stored.stored.unit_bytes)
-    with _InPlace(checkpoint, delta, undo=undo) as writer:
-        for tile in _tiles(checkpoint, delta):
-            writer.change(tile)
-            advance(tile[4] * tile[1].stored.stored.unit_bytes)
-        writer.keep()
+    try:
+        with _InPlace(checkpoint, delta, undo=undo) as writer:
+            for tile in _tiles(checkpoint, delta):
+                writer.change(tile)
+                advance(tile[4] * tile[1].stored.stored.unit_bytes)
+            writer.keep()
+    except OSError as error:
+        raise Unavailable(
+            f"a write to {checkpoint.path} failed ({error.strerror or error}); it was taken back"
+        ) from None
+
+
+def _check_links(checkpoint: Checkpoint) -> None:
+    """Refuse files that have other names: caches of models link to bits that must not change."""
+    for file in checkpoint.files:
+        if file.path.is_symlink() or file.path.stat().st_nlink > 1:
+            raise InvalidArgument(
+                f"{file.path} is a link, and what it stands for would change elsewhere too; "
+                f"write beside with -o"
+            )
 
 
 def _are_alike(one: Layout, other: Layout) -> bool:

@@ -4,7 +4,7 @@ import hashlib
 import re
 from typing import Any, BinaryIO, Final
 
-from rose.errors import CorruptData
+from rose.errors import CorruptData, Unavailable
 from rose.transfer.checkpoint_delta import Piece
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -60,9 +60,13 @@ class DeltaBody:
 
         Raises:
             CorruptData: they are not as they were written.
+            Unavailable: the file cannot be read.
         """
-        self._file.seek(self._begin + piece.offset)
-        content = self._file.read(piece.nbytes)
+        try:
+            self._file.seek(self._begin + piece.offset)
+            content = self._file.read(piece.nbytes)
+        except OSError as error:
+            raise Unavailable(f"cannot read the delta file: {error.strerror or error}") from None
         if hashlib.sha256(content).hexdigest() != piece.sha256:
             raise CorruptData(f"the SHA-256 of its bytes from {piece.offset} on differs")
         return content

@@ -43,7 +43,7 @@ class DeltaFile:
             self.nbytes: Final = os.fstat(self._file.fileno()).st_size
             self._body, content = self._read_index()
             self.tile_units: Final[int] = field(content, "tile_units", int)
-            if not 0 < self.tile_units <= TILE_UNITS or self.tile_units % 8:
+            if not 0 < self.tile_units <= TILE_UNITS:
                 raise CorruptData(f"its tiles have {self.tile_units} elements")  # noqa: TRY301
             self.old: Final = read_layout(field(content, "old", dict), self._body)
             self.new: Final = read_layout(field(content, "new", dict), self._body)

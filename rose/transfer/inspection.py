@@ -8,7 +8,7 @@ import numpy as np
 
 from rose.errors import InvalidArgument
 from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.checkpoint import TILE_UNITS, Checkpoint
+from rose.transfer.checkpoint import TILE_UNITS, Checkpoint, count_units
 from rose.transfer.checkpoint_delta import Advance, Pair, Presence, pairs
 from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import delta_pack
@@ -167,7 +167,7 @@ class _Inspector:
             layer_of(stored.name),
             stored.dtype,
             stored.shape,
-            pair.count,
+            count_units(stored),
             changed,
             nbytes,
         )

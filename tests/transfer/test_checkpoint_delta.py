@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +27,13 @@ from rose.transfer.delta_file import DeltaFile
 from tests.transfer.checkpoints import (
     Content,
     bits,
+    sparse_safetensors,
     stepped,
     write_folder,
     write_safetensors,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 TILE = 64
 MIXED = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "I8": 8, "F64": 32, "BOOL": 8}
 
@@ -237,6 +241,22 @@ def test_in_place_is_refused_where_headers_differ(tmp_path: Path) -> None:
     assert content_of(tmp_path / "out") == content_of(new)
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_in_place_leaves_links_alone(
+    tmp_path: Path, folders: tuple[Path, Path, Path], link: Callable[[Path, Path], None]
+) -> None:
+    """A cache of models links its folders to bits that others use as well."""
+    old, _, file = folders
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for one in old.iterdir():
+        link(one, snapshot / one.name)
+    before = content_of(old)
+    with pytest.raises(InvalidArgument, match="is a link"):
+        applied_in_place(snapshot, file)
+    assert content_of(old) == before
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, n: int, error: BaseException) -> None:
     """Let the n-th call of a function of os fail."""
     calls = [0]
@@ -264,7 +284,7 @@ def test_in_place_takes_back_what_it_wrote_whichever_write_fails(
             try:
                 applied_in_place(old, file)
                 is_done = True
-            except type(error):
+            except (Unavailable, KeyboardInterrupt):
                 assert content_of(old) == before
     assert content_of(old) == content_of(new)
     assert writes > 10
@@ -284,7 +304,7 @@ def test_in_place_restores_a_tile_that_was_half_written(
         return real(descriptor, content[:40], at)  # as if a signal came
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(Unavailable, match=r"failed \(Input/output error\); it was taken back"):
         applied_in_place(old, file)
     assert content_of(old) == before
     assert calls[0] > 5
@@ -473,6 +493,49 @@ def test_index_that_lies_is_refused(
     assert says in str(caught.value)
 
 
+JSON = st.sampled_from(
+    [None, True, -1, 0, 1, 1 << 70, 0.5, "", "x", "../x", [], [[]], [-1], [0, 0, "x"], {}, {"a": 1}]
+)
+
+
+def nodes(value: Any) -> list[tuple[Any, Any]]:
+    """Every place in a tree of JSON, as a container and a key."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, inner in items:
+        found.append((value, key))
+        if isinstance(inner, dict | list):
+            found += nodes(inner)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_lie_of_an_index_is_a_sentence_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("lie")
+    generator = np.random.default_rng(0)
+    row = bits(generator, 16, 100)
+    sides = [{"a": ("BF16", row), "b": ("U8", bits(generator, 8, 3))}]
+    sides.append({"a": ("BF16", stepped(generator, row, 0.3)), "c": sides[0]["b"]})
+    old, new = (write_safetensors(folder / f"side{i}", one) for i, one in enumerate(sides))
+    made(old, new, folder / "x")
+    before = content_of(old)
+
+    def change(index: dict[str, Any]) -> None:
+        container, key = data.draw(st.sampled_from(nodes(index)))
+        container[key] = data.draw(JSON)
+
+    forged(folder / "x", change)
+    try:
+        identified(old, folder / "x")
+        applied(old, folder / "x", folder / "out")
+    except RoseError:
+        assert not (folder / "out").exists()
+    assert content_of(old) == before
+
+
 def test_frame_of_other_elements_is_refused(pair: tuple[Path, Path, Path]) -> None:
     """Two frames that change places are sound each, and still nothing is written."""
     old, _, file = pair
@@ -492,3 +555,44 @@ def test_frame_of_other_elements_is_refused(pair: tuple[Path, Path, Path]) -> No
             call()
     assert content_of(old) == before
     assert not (old.parent / "out").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from rose.transfer.checkpoint import open_checkpoint
+from rose.transfer.checkpoint_apply import apply_beside
+from rose.transfer.checkpoint_identity import identify
+from rose.transfer.checkpoint_in_place import apply_in_place
+from rose.transfer.checkpoint_make import make_delta_file
+from rose.transfer.delta_file import DeltaFile
+def quiet(_):
+    pass
+def peak():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
+old, new, file, out = map(Path, sys.argv[1:])
+before = peak()
+make_delta_file(open_checkpoint(old), open_checkpoint(new), file, advance=quiet)
+with DeltaFile(file) as delta:
+    apply_beside(open_checkpoint(old), delta, out, undo=False, advance=quiet)
+    print(identify(open_checkpoint(out), delta, advance=quiet).standing.name)
+    apply_in_place(open_checkpoint(out), delta, undo=True, advance=quiet)
+print(peak() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("old", "new", "x.delta", "out")]
+    for path in paths[:2]:
+        sparse_safetensors(path, 128 << 20)
+    with paths[1].open("r+b") as file:
+        file.seek(-1000, 2)
+        file.write(bytes(range(200)))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, paths)],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    standing, grown = done.stdout.split()
+    assert standing == "TARGET"
+    # Each checkpoint is 256 MiB; a tile is 32 MiB.
+    assert int(grown) >> 10 < 220
