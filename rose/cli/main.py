@@ -20,6 +20,10 @@ EXIT_INTERRUPTED: Final = 130
 # Name: (where it is, its line in the help). The help imports none of them, so it is quick and
 # works when a package that one of them needs is not installed.
 _COMMANDS: Final = {
+    "delta": (
+        "rose.cli.delta:delta",
+        "Look at what changed between two checkpoints; make, apply, undo it.",
+    ),
     "demo": (
         "rose.cli.demo:demo",
         "Run serving and rollouts on one device, and report what serving noticed.",

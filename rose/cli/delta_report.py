@@ -1,0 +1,234 @@
+"""An inspection as tables on a terminal, and as JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.segment import Segments
+from rich.table import Table
+
+from rose.cli.report_numbers import number
+from rose.transfer.change_counts import ChangeCounts
+from rose.transfer.inspection import (
+    COORDINATES,
+    DENSE,
+    GAP,
+    GAP_XOR_ZSTD,
+    STRAT,
+    Inspection,
+    TensorChange,
+)
+from rose.transfer.tensor_kinds import KINDS
+
+GIGABITS_PER_S: Final = (1, 10, 25, 100)
+CODEC_NAMES: Final = {
+    DENSE: "dense",
+    COORDINATES: "index + value",
+    GAP_XOR_ZSTD: "gap + XOR, zstd",
+    GAP: "rose GAP",
+    STRAT: "rose STRAT",
+}
+BOUND_NAMES: Final = {"iid": "bound, i.i.d.", "class": "bound, by exponent"}
+_UNITS: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_NAMED: Final = 5
+_WIDEST: Final = 400
+
+
+def print_inspection(console: Console, inspection: Inspection, *, most: int) -> None:
+    """Print what was found.
+
+    Args:
+        console: where to.
+        inspection: what was found.
+        most: how many tensors to list.
+    """
+    console.print(summary(inspection), markup=False, soft_wrap=True)
+    for sentence in uncompared(inspection):
+        console.print(sentence, markup=False, soft_wrap=True)
+    _print_table(console, ("kind", "tensors", "elements", "changed", "density"), kinds(inspection))
+    listed = sorted(inspection.tensors, key=lambda one: (-one.changed, one.name))[:most]
+    if most and inspection.changed:
+        rows = [tensor_row(one) for one in listed if one.changed]
+        _print_table(console, ("tensors that change most", "elements", "changed", "density"), rows)
+    if inspection.changed:
+        for about, headers, row in steps(inspection):
+            _print_table(console, (about, *headers), [("changes", *row)])
+    headers = ("codec", "bytes", "B/change", "of dense", *(f"{one} Gb/s" for one in GIGABITS_PER_S))
+    _print_table(console, headers, codecs(inspection))
+
+
+def summary(inspection: Inspection) -> str:
+    """Return one sentence."""
+    tensors = len(inspection.tensors)
+    return (
+        f"{inspection.changed:,} of {inspection.elements:,} elements change "
+        f"({density(inspection.changed, inspection.elements)}) in {tensors:,} "
+        f"tensor{'' if tensors == 1 else 's'}"
+    )
+
+
+def uncompared(inspection: Inspection) -> list[str]:
+    """Return a sentence for each way in which tensors could not be compared."""
+    said = []
+    for names, what in (
+        (inspection.only_old, "only in the old checkpoint"),
+        (inspection.only_new, "only in the new checkpoint"),
+        ([f"{one} ({a} -> {b})" for one, a, b in inspection.unlike], "of another dtype or shape"),
+    ):
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            said.append(printable(f"not compared, {what}: {', '.join(names[:_NAMED])}{more}"))
+    return said
+
+
+def kinds(inspection: Inspection) -> list[tuple[str, ...]]:
+    """Return the cells of each kind of tensor that is there."""
+    rows = []
+    for kind in KINDS:
+        found = [one for one in inspection.tensors if one.kind == kind]
+        if found:
+            elements, changed = (
+                sum(getattr(one, name) for one in found) for name in ("elements", "changed")
+            )
+            counts = (f"{one:,}" for one in (len(found), elements, changed))
+            rows.append((kind, *counts, density(changed, elements)))
+    return rows
+
+
+def tensor_row(tensor: TensorChange) -> tuple[str, ...]:
+    """Return the cells of a tensor."""
+    return (
+        printable(tensor.name),
+        f"{tensor.elements:,}",
+        f"{tensor.changed:,}",
+        density(tensor.changed, tensor.elements),
+    )
+
+
+def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Return (what it is about, headers, cells) for each dtype that changes."""
+    found = []
+    for dtype, counts in inspection.counts.items():
+        if counts.changed:
+            sizes = counts.steps()
+            shares = (f"{100 * one / counts.changed:.1f} %" for one in sizes.values())
+            about = f"{dtype}, step in {step_unit(counts)}"
+            found.append((about, tuple(sizes), tuple(shares)))
+    return found
+
+
+def step_unit(counts: ChangeCounts) -> str:
+    """Return what a step is called: of a float it is one unit in the last place."""
+    return "ULP" if counts.has_exponents else "units"
+
+
+def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
+    """Return the cells of each codec and each bound."""
+    taken: dict[str, float] = {
+        CODEC_NAMES[codec]: size for codec, size in inspection.nbytes().items()
+    }
+    taken |= {BOUND_NAMES[bound]: size for bound, size in inspection.bounds().items()}
+    dense = inspection.nbytes()[DENSE]
+    return [
+        (
+            name,
+            size_text(size),
+            f"{size / inspection.changed:.2f}" if inspection.changed else "-",
+            density(size, dense),
+            *(seconds_text(seconds(size, rate)) for rate in GIGABITS_PER_S),
+        )
+        for name, size in taken.items()
+    ]
+
+
+def printable(text: str) -> str:
+    """Return a name of somebody's file with nothing in it that a terminal would act on."""
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
+
+
+def seconds(nbytes: float, gigabits_per_s: float) -> float:
+    """Return how long bytes take on a link that is never idle."""
+    return 8 * nbytes / (gigabits_per_s * 1e9)
+
+
+def seconds_text(value: float) -> str:
+    """Write a time with its unit."""
+    if value < 1e-3:
+        return f"{number(value * 1e6)} µs"
+    return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
+
+
+def size_text(nbytes: float) -> str:
+    """Write a size with its unit."""
+    for size, unit in _UNITS:
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def density(part: float, whole: float) -> str:
+    """Write a share as a percentage with three digits."""
+    return f"{100 * part / whole:.3g} %" if whole else "-"
+
+
+def as_json(inspection: Inspection, old: Path, new: Path) -> bytes:
+    """Return everything that was found."""
+    nbytes, bounds = inspection.nbytes(), inspection.bounds()
+    taken = {**nbytes, **{f"bound_{name}": size for name, size in bounds.items()}}
+    content = {
+        "format": 1,
+        "old": str(old),
+        "new": str(new),
+        "elements": inspection.elements,
+        "changed": inspection.changed,
+        "nbytes": taken,
+        "seconds": {
+            name: {f"{rate} Gb/s": seconds(size, rate) for rate in GIGABITS_PER_S}
+            for name, size in taken.items()
+        },
+        "dtypes": {dtype: _counts(counts) for dtype, counts in inspection.counts.items()},
+        "tensors": [_tensor(one) for one in inspection.tensors],
+        "only_old": list(inspection.only_old),
+        "only_new": list(inspection.only_new),
+        "unlike": [dict(zip(("name", "old", "new"), one)) for one in inspection.unlike],  # noqa: B905
+    }
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def _counts(counts: ChangeCounts) -> dict[str, Any]:
+    found: dict[str, Any] = {"elements": counts.elements, "changed": counts.changed}
+    found["steps_ulp"] = counts.steps()
+    if counts.has_exponents:
+        found["exponents_old"] = counts.of_all.tolist()
+        found["exponents_changed"] = counts.of_changed.tolist()
+    return found
+
+
+def _tensor(tensor: TensorChange) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "kind": tensor.kind,
+        "layer": tensor.layer,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "elements": tensor.elements,
+        "changed": tensor.changed,
+        "density": tensor.density,
+        "nbytes": dict(tensor.nbytes),
+    }
+
+
+def _print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, header in enumerate(headers):
+        justify: Any = "right" if i else "left"
+        table.add_column(escape(header), justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    # As wide as it must be: what a terminal wraps can still be read, what is cut cannot.
+    options = console.options.update_width(_WIDEST)
+    console.print(Segments(console.render(table, options)), soft_wrap=True)

@@ -1,0 +1,48 @@
+"""Files and folders that appear whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rose.errors import InvalidArgument
+
+
+@contextmanager
+def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Give a place beside `path`, and move it there once the block ends well.
+
+    Raises:
+        InvalidArgument: the place cannot be written to; nothing is left behind.
+    """
+    partial: Path | None = None
+    try:
+        if is_folder:
+            partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        else:
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(descriptor)
+            partial = Path(name)
+        yield partial
+        # Both are made private; what appears has the permissions of any other.
+        partial.chmod(0o755 if is_folder else 0o644)
+        for one in partial.iterdir() if is_folder else (partial,):
+            _write_through(one)
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {path}: {error.strerror or error}; name a place that can be written to"
+        ) from None
+    finally:
+        if partial is not None and partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def _write_through(path: Path) -> None:
+    """Wait until the disk has a file, so that a name never stands for half of one."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

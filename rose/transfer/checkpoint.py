@@ -1,0 +1,147 @@
+"""A checkpoint: one safetensors file, or a folder of them with or without an index."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.safetensors_file import SafetensorsFile, Units, is_safetensors
+from rose.transfer.safetensors_header import StoredTensor
+
+TILE_UNITS: Final = 1 << 24
+"""What is looked at in one go, 64 MiB at most; a few arrays of it are all the memory that is used.
+"""
+_INDEX: Final = "*.safetensors.index.json"
+_INDEX_BYTES_MAX: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTensor:
+    """A tensor and the file it is in."""
+
+    file: SafetensorsFile
+    stored: StoredTensor
+
+    @property
+    def count(self) -> int:
+        """Return its units."""
+        return count_units(self.stored)
+
+    def units(self, first: int, count: int) -> Units:
+        """Return a part of it, read-only."""
+        return self.file.units(self.stored, first, count)
+
+    def forget(self, first: int, count: int) -> None:
+        """Let the memory of a part go."""
+        self.file.forget(self.stored, first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is on the disk, open for reading.
+
+    Args:
+        path: of the file or the folder.
+        files: in the order of their names.
+        index: (name, bytes) of the index beside the files; None where there is none.
+        tensors: by name, in the order of files and bytes.
+    """
+
+    path: Path
+    files: tuple[SafetensorsFile, ...]
+    index: tuple[str, bytes] | None
+    tensors: Mapping[str, CheckpointTensor]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it was opened as a folder."""
+        return len(self.files) != 1 or self.files[0].path != self.path
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.stored.nbytes for tensor in self.tensors.values())
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a safetensors file, or a folder: the files of its index, or all that there are.
+
+    Raises:
+        InvalidArgument: there is nothing, or nothing that can be read.
+        CorruptData: a file is not sound, or two have a tensor of one name.
+    """
+    try:
+        index, paths = _find(path)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    files = tuple(SafetensorsFile(one) for one in paths)
+    tensors: dict[str, CheckpointTensor] = {}
+    for file in files:
+        for stored in file.tensors:
+            if stored.name in tensors:
+                other = tensors[stored.name].file.path.name
+                raise CorruptData(f"{stored.name!r} is in {other} and in {file.path.name}")
+            tensors[stored.name] = CheckpointTensor(file, stored)
+    if index is not None:
+        for name, where in _weight_map(path, index).items():
+            if name not in tensors or tensors[name].file.path.name != where:
+                raise CorruptData(f"{path / index[0]} places {name!r} in {where}; it is not there")
+    return Checkpoint(path, files, index, tensors)
+
+
+def count_units(stored: StoredTensor) -> int:
+    """Return how many units a tensor has."""
+    return stored.nbytes // stored.stored.unit_bytes
+
+
+def cut(count: int, tile_units: int = TILE_UNITS) -> Iterator[tuple[int, int]]:
+    """Cut a tensor: (first unit, units) of each tile, of which the last may be shorter."""
+    for first in range(0, count, tile_units):
+        yield first, min(tile_units, count - first)
+
+
+def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
+    """Return the index, if there is one, and the files of a checkpoint."""
+    if not path.exists():
+        raise InvalidArgument(f"{path} does not exist; name a safetensors file or a folder of them")
+    if not path.is_dir():
+        return None, [path]
+    index = _read_index(path)
+    if index is not None:
+        return index, [path / name for name in sorted(set(_weight_map(path, index).values()))]
+    paths = sorted(one for one in path.iterdir() if is_safetensors(one) and one.is_file())
+    if not paths:
+        raise InvalidArgument(f"{path} has no file whose name ends in .safetensors")
+    return None, paths
+
+
+def _read_index(folder: Path) -> tuple[str, bytes] | None:
+    found = sorted(folder.glob(_INDEX))
+    if not found:
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
+    if found[0].stat().st_size > _INDEX_BYTES_MAX:
+        raise CorruptData(f"{found[0]} is larger than any index")
+    return found[0].name, found[0].read_bytes()
+
+
+def _weight_map(folder: Path, index: tuple[str, bytes]) -> dict[str, str]:
+    """Return the file of each tensor; names of files in the folder, never paths."""
+    where = folder / index[0]
+    try:
+        content: Any = json.loads(index[1].decode())
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{where} is not JSON: {error}") from None
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptData(f"{where} has no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
+            raise CorruptData(
+                f"{where} places {name!r} in {file!r}, which is no file of the folder"
+            )
+    return weight_map

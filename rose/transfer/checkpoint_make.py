@@ -1,0 +1,168 @@
+"""Make the delta file of two checkpoints, tile by tile, so that memory does not grow with them."""
+
+import hashlib
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from rose.transfer.atomic_file import beside
+from rose.transfer.checkpoint import TILE_UNITS, Checkpoint
+from rose.transfer.checkpoint_delta import (
+    FORMAT,
+    Advance,
+    Layout,
+    Pair,
+    Piece,
+    TensorDelta,
+    TensorTile,
+    layout_of,
+    pairs,
+)
+from rose.transfer.codec import delta_pack, digest
+from rose.transfer.digests import Digest
+from rose.transfer.safetensors_file import Units
+
+MAGIC: Final = b"ROSECKD1"
+# magic, version, zero, bytes of the body, bytes of the index, SHA-256 of the index, zero
+HEADER: Final = struct.Struct("<8sIIQQ32sI")
+CRC: Final = struct.Struct("<I")  # of the header, behind it
+BODY_AT: Final = HEADER.size + CRC.size
+
+
+def make_delta_file(
+    old: Checkpoint,
+    new: Checkpoint,
+    path: Path,
+    *,
+    advance: Advance,
+    tile_units: int = TILE_UNITS,
+) -> tuple[TensorDelta, ...]:
+    """Write what turns `old` into `new`, and back; `path` appears whole or not at all.
+
+    Args:
+        old: what the receiver has.
+        new: what it is to have.
+        path: of the delta file.
+        advance: is told of progress.
+        tile_units: elements of a tile.
+
+    Returns:
+        What the file says about each tensor.
+
+    Raises:
+        InvalidArgument: the file cannot be written.
+    """
+    with beside(path) as partial, partial.open("wb") as file:
+        file.write(bytes(BODY_AT))
+        body = _Body(file)
+        sides = {
+            name: _describe_layout(layout_of(one), body)
+            for name, one in (("old", old), ("new", new))
+        }
+        tensors = _Tensors(body, tile_units)
+        for pair in pairs(old, new):
+            tensors.add(pair, advance)
+        described = [_describe_tensor(tensor) for tensor in tensors.found]
+        content = {"format": FORMAT, "tile_units": tile_units, **sides, "tensors": described}
+        index = json.dumps(content, separators=(",", ":")).encode()
+        file.write(index)
+        file.seek(0)
+        sha256 = hashlib.sha256(index).digest()
+        header = HEADER.pack(MAGIC, FORMAT, 0, body.nbytes, len(index), sha256, 0)
+        file.write(header + CRC.pack(zlib.crc32(header)))
+    return tuple(tensors.found)
+
+
+class _Body:
+    """Takes pieces, each once: the second of two that are alike is a reference to the first."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._pieces: dict[str, Piece] = {}
+        self.nbytes = 0
+
+    def add(self, content: bytes) -> Piece:
+        sha256 = hashlib.sha256(content).hexdigest()
+        piece = self._pieces.get(sha256)
+        if piece is None:
+            piece = self._pieces[sha256] = Piece(self.nbytes, len(content), sha256)
+            self._file.write(content)
+            self.nbytes += len(content)
+        return piece
+
+
+class _Tensors:
+    """Packs tensors, and sees which of them are tied."""
+
+    def __init__(self, body: _Body, tile_units: int) -> None:
+        self._body = body
+        self._tile_units = tile_units
+        self._names: dict[Any, str] = {}
+        self.found: list[TensorDelta] = []
+
+    def add(self, pair: Pair, advance: Advance) -> None:
+        stored = pair.stored
+        tiles = []
+        for old, new in pair.tiles(self._tile_units):
+            tiles.append(self._pack(old, new))
+            advance(old.nbytes)
+        alike = (stored.dtype, stored.shape, pair.presence, tuple(tiles))
+        tied_to = self._names.setdefault(alike, stored.name) if tiles else stored.name
+        self.found.append(
+            TensorDelta(
+                stored.name,
+                stored.dtype,
+                stored.shape,
+                pair.presence,
+                None if tied_to == stored.name else tied_to,
+                tuple(tiles),
+            )
+        )
+
+    def _pack(self, old: Units, new: Units) -> TensorTile:
+        before: Digest = digest(old)
+        delta = delta_pack(new, old.copy(), base_digest=before)
+        if not delta.changed:
+            return TensorTile(before, before, None)
+        return TensorTile(before, delta.digest, self._body.add(delta.to_bytes()))
+
+
+def _describe_layout(layout: Layout, body: _Body) -> dict[str, Any]:
+    index = layout.index
+    return {
+        "is_folder": layout.is_folder,
+        "files": [
+            {"name": file.name, "header": _describe_piece(body.add(file.header))}
+            for file in layout.files
+        ],
+        "index": index and {"name": index[0], "content": _describe_piece(body.add(index[1]))},
+    }
+
+
+def _describe_tensor(tensor: TensorDelta) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "in": tensor.presence.value,
+        "tied_to": tensor.tied_to,
+        "tiles": [
+            {
+                "old": hexadecimal(tile.old),
+                "new": hexadecimal(tile.new),
+                "frame": None if tile.frame is None else _describe_piece(tile.frame),
+            }
+            for tile in tensor.tiles
+        ],
+    }
+
+
+def _describe_piece(piece: Piece) -> list[Any]:
+    return [piece.offset, piece.nbytes, piece.sha256]
+
+
+def hexadecimal(value: Digest) -> str:
+    """Write a digest as 32 digits."""
+    return "".join(f"{part:016x}" for part in value)
