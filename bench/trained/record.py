@@ -16,11 +16,12 @@ from bench.trained.pretraining import pretrain
 from bench.trained.rollouts import roll_out
 from bench.trained.settings import Point, Run, Settings
 from bench.trained.statistics import spans_of, step_statistics
+from rose.errors import check
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 
 Bits = npt.NDArray[np.uint16]
 
-_THREADS = 2  # sums are rounded by how they are split, so the number must not be the machine's
+_FRUITLESS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Recording:
 
 def record(settings: Settings) -> Recording:
     """Train, which takes minutes."""
-    with _threads(_THREADS):
+    with _threads(settings.threads):
         model, loss = pretrain(settings)
         spans = spans_of(model)
         # Every run goes on from the same weights, and draws the same tasks.
@@ -64,7 +65,9 @@ def _run(model: nn.Module, run: Run, settings: Settings) -> tuple[Bits, dict[str
     sampling = torch.Generator().manual_seed(settings.seed)
     versions = deque([trainer.bits().copy()], maxlen=run.kept)
     steps: list[dict[str, Any]] = []
+    fruitless = 0
     while len(steps) < run.steps:
+        check(fruitless < _FRUITLESS_MAX, "no rollout is better than another: pretrain for longer")
         rollouts = roll_out(
             model,
             prompts=settings.prompts,
@@ -75,7 +78,9 @@ def _run(model: nn.Module, run: Run, settings: Settings) -> tuple[Bits, dict[str
         )
         stats = trainer.step(rollouts, published=trainer.steps)
         if not stats.is_changed:
-            continue  # no task was answered now right, now wrong
+            fruitless += 1  # no task was answered now right, now wrong
+            continue
+        fruitless = 0
         versions.append(trainer.bits().copy())
         learned = {"reward_mean": stats.reward_mean, "grad_norm": stats.grad_norm}
         steps.append(learned | step_statistics(versions[-1], versions[-2], spans))

@@ -71,6 +71,7 @@ class Settings:
             learns twice from its rollouts.
         prompts: tasks of one step.
         samples: rollouts of each task, compared with each other.
+        threads: of torch; sums are rounded by how they are split, so it is not the machine's.
     """
 
     model: str = "tiny-policy"
@@ -85,6 +86,7 @@ class Settings:
     )
     prompts: int = 32
     samples: int = 8
+    threads: int = 2
 
     def as_json(self) -> dict[str, Any]:
         return {"edition": _EDITION, **dataclasses.asdict(self)}
