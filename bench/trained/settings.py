@@ -22,7 +22,7 @@ class Pretraining:
             for models that are wider than this one.
     """
 
-    steps: int = 600
+    steps: int = 450
     examples: int = 64
     lr: float = 2e-3
     spread: float = 2.1
@@ -77,7 +77,7 @@ class Settings:
     model: str = "tiny-policy"
     seed: int = 7
     pretraining: Pretraining = Pretraining()
-    runs: tuple[Run, ...] = (Run(1e-6, 36, 11), Run(3e-6, 24, 3), Run(1e-5, 24, 3))
+    runs: tuple[Run, ...] = (Run(1e-6, 34, 11), Run(3e-6, 22, 3), Run(1e-5, 22, 3))
     points: tuple[Point, ...] = (
         Point("0.5pct", 0, 1),
         Point("1pct", 0, 3),
