@@ -160,7 +160,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.percent:g}pct_{self.mi_elements}Mi_{self.threads}thread"
+        threads = "1_thread" if self.threads == 1 else f"{self.threads}_threads"
+        return f"{self.percent:g}pct_{self.mi_elements}Mi_{threads}"
 
     @property
     def is_judged(self) -> bool:
