@@ -143,31 +143,35 @@ def test_a_larger_lr_changes_more(recording: Recording) -> None:
 class Maker:
     """Stands for training, and notes whose versions were asked for."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self) -> None:
+        random = np.random.default_rng(5)
         self.made: list[Settings] = []
+        self.recording = Recording(
+            tuple(random.integers(0, 1 << 16, (kept, 999)).astype(np.uint16) for kept in (3, 2)),
+            {"pretraining_loss": 1.5, "runs": [], "points": {}},
+        )
 
     def __call__(self, settings: Settings) -> Recording:
         self.made.append(settings)
-        return self._recording
+        return self.recording
 
 
 @pytest.fixture
-def make(recording: Recording) -> Maker:
-    return Maker(recording)
+def make() -> Maker:
+    return Maker()
 
 
-def test_what_is_kept_is_not_made_again(tmp_path: Path, recording: Recording, make: Maker) -> None:
+def test_what_is_kept_is_not_made_again(tmp_path: Path, make: Maker) -> None:
     folder = tmp_path / "build" / "trained"
     first = trained_steps(SMALL, folder=folder, make=make)
     second = trained_steps(SMALL, folder=folder, make=make)
     assert make.made == [SMALL]
     for kept in (first, second):
-        assert all(map(np.array_equal, kept.versions, recording.versions))
-        assert kept.log == recording.log
+        assert all(map(np.array_equal, kept.versions, make.recording.versions))
+        assert kept.log == make.recording.log
     new, old = second.pair(SMALL.points[1])
-    assert np.array_equal(new, recording.versions[0][2])
-    assert np.array_equal(old, recording.versions[0][0])
+    assert np.array_equal(new, make.recording.versions[0][2])
+    assert np.array_equal(old, make.recording.versions[0][0])
 
 
 def test_other_settings_are_made_anew(tmp_path: Path, make: Maker) -> None:
@@ -179,9 +183,7 @@ def test_other_settings_are_made_anew(tmp_path: Path, make: Maker) -> None:
 
 @pytest.mark.parametrize("name", ["log.json", "run-0.npy", "run-1.npy"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
-def test_damaged_files_are_made_anew(
-    tmp_path: Path, recording: Recording, make: Maker, name: str, damage: str
-) -> None:
+def test_damaged_files_are_made_anew(tmp_path: Path, make: Maker, name: str, damage: str) -> None:
     trained_steps(SMALL, folder=tmp_path / "trained", make=make)
     path = tmp_path / "trained" / name
     content = bytearray(path.read_bytes())
@@ -194,4 +196,4 @@ def test_damaged_files_are_made_anew(
         path.write_bytes(content.replace(b'"fingerprint": "', b'"fingerprint": "0'))
     kept = trained_steps(SMALL, folder=tmp_path / "trained", make=make)
     assert len(make.made) == 2
-    assert all(map(np.array_equal, kept.versions, recording.versions))
+    assert all(map(np.array_equal, kept.versions, make.recording.versions))
