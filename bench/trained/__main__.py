@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.rows import rounded
 from bench.trained.store import TrainedSteps, trained_steps
 from rose.cli.machine import commit, machine_card
 
@@ -58,13 +59,22 @@ def _at(step: Any, *path: str) -> float:
     return float(step)
 
 
+def _rounded(value: Any) -> Any:
+    """Return JSON with six digits of every number: more are noise."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return rounded(value) if isinstance(value, float) else value
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.trained", description=__doc__)
     parser.add_argument("--json", type=Path, help="where the log goes")
     options = parser.parse_args(arguments)
     document = document_of(trained_steps())
     if options.json is not None:
-        options.json.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(_rounded(document)) + "\n", encoding="utf-8")
     Console(width=140).print(table_of(document))
     return 0
 

@@ -24,7 +24,7 @@ Bits = npt.NDArray[np.uint16]
 
 SMALL = Settings(
     model="micro-policy",
-    pretraining=Pretraining(steps=100, examples=64, lr=4e-3),
+    pretraining=Pretraining(steps=150, examples=64, lr=4e-3),
     runs=(Run(1e-5, 4, 3), Run(1e-4, 2, 2)),
     threads=1,
     points=(Point("near", 0, 1), Point("far", 0, 2), Point("coarse", 1, 1)),
