@@ -26,7 +26,6 @@ from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
     Delta,
-    class_rule,
     delta_apply,
     delta_merge,
     delta_pack,
@@ -35,6 +34,7 @@ from rose.transfer import (
     strat_unpack,
     topk_unpack,
 )
+from rose.transfer.class_rule import class_rule
 
 Bits = npt.NDArray[np.uint16]
 
