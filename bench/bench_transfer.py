@@ -8,16 +8,15 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from bench.conftest import Report
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
+from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
     Commit,
@@ -39,32 +38,13 @@ from rose.transfer.server import serve
 from rose.transfer.staging import Staging
 
 ELEMENTS = 1 << 24
-DENSITY, STEPS = 0.01, 0.89
+DENSITY = 0.01
 ROUNDS = 31
-
-Bits = npt.NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """Two versions of weights; every element is a bf16 of a normal distribution."""
-
-    new: Bits
-    old: Bits
 
 
 @pytest.fixture(scope="module")
 def versions() -> Versions:
-    rng = np.random.default_rng(23)
-    weights = rng.normal(0, 0.02, ELEMENTS).astype(np.float32)
-    old = (weights.view(np.uint32) >> 16).astype(np.uint16)
-    sign = np.where(rng.random(ELEMENTS) < 0.5, 1, 0xFFFF).astype(np.uint16)
-    # The sizes of what is no step do not matter: each costs the same 16 bits.
-    size = np.where(rng.random(ELEMENTS) < STEPS, 1, rng.integers(2, 64, ELEMENTS)).astype(
-        np.uint16
-    )
-    size[rng.random(ELEMENTS) >= DENSITY] = 0
-    return Versions((old + size * sign).astype(np.uint16), old)
+    return two_versions(ELEMENTS, density=DENSITY)
 
 
 @pytest.fixture

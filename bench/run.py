@@ -20,6 +20,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from bench.rows import faults, void_reason  # noqa: E402
+from bench.suites import files_of, suites  # noqa: E402
 from rose.cli.machine import commit, machine_card  # noqa: E402
 
 LOG_WIDTH: Final = 140
@@ -34,11 +35,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_MENDABLE, f"bench: {message}\n")
-
-
-def suites() -> list[str]:
-    prefix = "bench_"
-    return sorted(path.stem.removeprefix(prefix) for path in (ROOT / "bench").glob(f"{prefix}*.py"))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -60,7 +56,7 @@ def measure(suite: str, *, is_quick: bool) -> list[dict[str, Any]] | None:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "benchmark.json"
         command = [
-            *(sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "-q", "-m", "not gpu"),
+            *(sys.executable, "-m", "pytest", *files_of(suite), "-q", "-m", "not gpu"),
             *("-p", "no:cacheprovider", "-o", "timeout=0"),
             *("--benchmark-quiet", "--benchmark-disable-gc", f"--benchmark-json={raw}"),
             *(["--quick"] if is_quick else []),

@@ -11,6 +11,7 @@ import pytest
 
 from bench.paired import PairedRatio, Pairs, paired_ratio, quantile
 from bench.rows import CONTROL_BAR, Bar, Peer, faults, row, void_reason
+from bench.suites import files_of
 
 
 def bench(repo: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -43,12 +44,17 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "suite", ["memory", "compute", "executor", "transfer", "scheduler", "circle"]
+    "suite", ["memory", "compute", "executor", "transfer", "codec", "scheduler", "circle"]
 )
 def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "--collect-only", "-q"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_transfer_suite_measures_the_codec_too() -> None:
+    assert files_of("transfer") == ["bench/bench_transfer.py", "bench/bench_codec.py"]
+    assert files_of("memory") == ["bench/bench_memory.py"]
 
 
 @pytest.mark.parametrize(

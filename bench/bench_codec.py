@@ -1,0 +1,344 @@
+"""The delta codec: bytes on a trained model's own steps, and speeds at many densities and sizes.
+
+The trained model is one flat row in blocks of 64 Ki elements. Bytes are those of the frames that
+are sent: header, class rule, table and payload, over the elements that changed. Bounds and peers
+are of the same arrays. A speed is bytes of weights (two for each element) over the time of a call.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from bench.codecs import COO, GAP_XOR_ZSTD, PEERS
+from bench.conftest import Report
+from bench.entropy import class_entropy_bytes, iid_entropy_bytes
+from bench.paired import Measure, timed
+from bench.rows import Bar, Peer
+from bench.trained.settings import Point, Settings
+from bench.trained.store import TrainedSteps, trained_steps
+from bench.versions import Versions, two_versions
+from rose.errors import InternalError, check
+from rose.transfer import (
+    Delta,
+    delta_apply,
+    delta_merge,
+    delta_pack,
+    digest,
+    strat_pack,
+    strat_unpack,
+    topk_unpack,
+)
+from rose.transfer.class_rule import class_rule
+
+Bits = npt.NDArray[np.uint16]
+
+MI = 1 << 20
+MERGED = 10
+
+
+# ---- bytes, on steps of a trained model
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainedSteps:
+    """Return versions of a trained model; where none are kept, this takes minutes."""
+    return trained_steps()
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes for each element that changed."""
+
+    gap: float
+    strat: float
+    peers: dict[str, float]
+    iid_bound: float
+    class_bound: float
+
+
+def sizes_of(new: Bits, old: Bits) -> Sizes:
+    """Encode a step in every way, after which each codec has shown that it gives the step back."""
+    changed = int((new != old).sum())
+    rule = class_rule(new, old)
+    delta = delta_pack(new, old.copy())
+    if rule is None:
+        raise InternalError("no class rule makes the delta smaller")
+    strat = strat_pack(delta, old, rule)
+    check(strat_unpack(strat, old).to_bytes() == delta.to_bytes(), "STRAT gives GAP back")
+    weights = old.copy()
+    delta_apply(weights, delta)
+    check(np.array_equal(weights, new), "GAP gives the new version")
+    peers = {}
+    for peer in PEERS:
+        frame = peer.encode(new, old)
+        check(np.array_equal(peer.decode(frame, old), new), f"{peer.name} gives the new version")
+        peers[peer.name] = len(frame) / changed
+    return Sizes(
+        gap=len(delta.to_bytes()) / changed,
+        strat=len(strat.to_bytes()) / changed,
+        peers=peers,
+        iid_bound=iid_entropy_bytes(new, old),
+        class_bound=class_entropy_bytes(new, old),
+    )
+
+
+@pytest.mark.parametrize("point", Settings().points, ids=lambda point: point.name)
+def test_bytes_per_change(report: Report, trained: TrainedSteps, point: Point) -> None:
+    new, old = (np.ascontiguousarray(version) for version in trained.pair(point))
+    measured: list[Sizes] = []
+    report.once(lambda: measured.append(sizes_of(new, old)))
+    (size,), at = measured, point.name
+    report.add(f"trained_density_{at}", 100 * float((new != old).mean()), "%")
+    report.add(f"bytes_per_changed_gap_trained_{at}", size.gap, "B")
+    bar = Bar(at_most=1.05) if at == "1pct" else None
+    report.add(f"bytes_per_changed_strat_{at}", size.strat, "B", bar=bar)
+    for peer in PEERS:
+        report.add(f"bytes_per_changed_{peer.name}_{at}", size.peers[peer.name], "B")
+    report.add(
+        f"gap_over_iid_entropy_{at}",
+        size.gap / size.iid_bound,
+        "ratio",
+        peer=Peer("bound: positions and steps, i.i.d.", size.iid_bound, "B"),
+        bar=Bar(at_most=1.25),
+    )
+    report.add(
+        f"strat_over_class_entropy_{at}",
+        size.strat / size.class_bound,
+        "ratio",
+        peer=Peer("bound: the same given the old exponent", size.class_bound, "B"),
+        bar=Bar(at_most=1.3),
+    )
+    zstd = size.peers[GAP_XOR_ZSTD.name]
+    report.add(
+        f"strat_over_gap_xor_zstd_{at}",
+        size.strat / zstd,
+        "ratio",
+        peer=Peer(GAP_XOR_ZSTD.title, zstd, "B"),
+        bar=Bar(at_most=0.65),
+    )
+    coo = size.peers[COO.name]
+    report.add(f"strat_over_coo_{at}", size.strat / coo, "ratio", peer=Peer(COO.title, coo, "B"))
+
+
+def test_merged_steps(report: Report, trained: TrainedSteps) -> None:
+    """Ten steps at once, as a receiver takes them that was away for as long."""
+    versions = trained.versions[0][-MERGED - 1 :]
+    shadow = versions[0].copy()
+    deltas = [delta_pack(np.ascontiguousarray(new), shadow) for new in versions[1:]]
+    merged: list[Delta] = []
+    report.once(lambda: merged.append(reduce(delta_merge, deltas)))
+    weights = versions[0].copy()
+    delta_apply(weights, merged[0])
+    check(np.array_equal(weights, versions[-1]), "the merged delta gives the last version")
+    chain_bytes = sum(len(delta.to_bytes()) for delta in deltas)
+    report.add(
+        "merge_ratio_10",
+        len(merged[0].to_bytes()) / chain_bytes,
+        "ratio",
+        peer=Peer("the ten deltas one by one", chain_bytes / len(deltas), "B/delta"),
+    )
+
+
+# ---- speeds, on versions of any density and size
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a speed was measured at."""
+
+    percent: float
+    mi_elements: int
+    threads: int
+
+    @property
+    def elements(self) -> int:
+        return self.mi_elements * MI
+
+    @property
+    def name(self) -> str:
+        threads = "1_thread" if self.threads == 1 else f"{self.threads}_threads"
+        return f"{self.percent:g}pct_{self.mi_elements}Mi_{threads}"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the bars are for it: they are for 1 %."""
+        return self.percent == 1 and self.mi_elements == 16
+
+    @property
+    def rounds(self) -> int:
+        """Fewer where each takes longer."""
+        return max(5, min(31, 240 // self.mi_elements))
+
+
+DENSITIES = (0.05, 0.8, 1, 2.3, 6.7, 20, 50)
+THREADS = (1, 2)
+DENSITY_CASES = [Case(percent, 16, threads) for percent in DENSITIES for threads in THREADS]
+SIZE_CASES = [
+    *(Case(0.8, size, threads) for size in (1, 128, 512) for threads in THREADS),
+    Case(6.7, 512, 2),
+]
+# An apply takes one thread.
+APPLY_CASES = [case for case in DENSITY_CASES if case.threads == 1]
+READ_CASES = [Case(0.8, 128, threads) for threads in THREADS]
+
+
+class Bench:
+    """Versions of one case at a time, and torch on the case's threads."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._made: tuple[float, int] | None = None
+        self._versions: Versions | None = None
+
+    def versions(self, case: Case) -> Versions:
+        if self._made != (case.percent, case.elements) or self._versions is None:
+            self._versions = None  # the largest two would not fit into memory
+            self._versions = two_versions(case.elements, density=case.percent / 100)
+            self._made = case.percent, case.elements
+        self.torch.set_num_threads(case.threads)
+        return self._versions
+
+    def tensor(self, bits: Bits) -> Any:
+        return self.torch.from_numpy(bits.view(np.int16))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    pytest.importorskip("torch")
+    torch = importlib.import_module("torch")
+    threads = torch.get_num_threads()
+    yield Bench(torch)
+    torch.set_num_threads(threads)
+
+
+def speed_gb_s(case: Case, call: Callable[[], object], prepare: Callable[[], object]) -> Measure:
+    """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured."""
+    measure_ns = timed(call)
+
+    def measure() -> float:
+        prepare()
+        return 2 * case.elements / measure_ns()
+
+    return measure
+
+
+def case_id(case: Case) -> str:
+    return case.name
+
+
+def by_torch(bench: Bench, new: Any, held: Any) -> Any:
+    positions = bench.torch.ne(new, held).nonzero().view(-1)
+    values = new[positions]
+    held.copy_(new)
+    return positions, values
+
+
+@pytest.mark.parametrize("link", ["gap", "strat"])
+@pytest.mark.parametrize("case", [*DENSITY_CASES, *SIZE_CASES], ids=case_id)
+def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
+    """Digest and codec choice included; STRAT also from GAP, and with a rule made beforehand."""
+    versions = bench.versions(case)
+    shadow = versions.old.copy()
+    rule = class_rule(versions.new, versions.old)
+    if rule is None:
+        raise InternalError(f"no class rule makes the delta smaller at {case.percent} %")
+    fresh, held = bench.tensor(versions.new), bench.tensor(shadow)
+
+    def gap() -> Delta:
+        return delta_pack(versions.new, shadow, threads=case.threads)
+
+    def strat() -> Delta:
+        # A shadow is what the delta makes; what it was made from is nowhere any more.
+        return strat_pack(gap(), shadow, rule, is_after=True, threads=case.threads)
+
+    def reset() -> None:
+        shadow[:] = versions.old
+
+    paired = report.pairs(
+        speed_gb_s(case, {"gap": gap, "strat": strat}[link], reset),
+        speed_gb_s(case, lambda: by_torch(bench, fresh, held), reset),
+        rounds=case.rounds,
+    )
+    at_least = {"gap": 8.0, "strat": 3.0}[link]
+    report.add_ratio(
+        f"pack_{link}_speedup_vs_torch_{case.name}",
+        paired,
+        peer=Peer("torch ne, nonzero, index, copy_; no digest", paired.peer, "GB/s"),
+        bar=Bar(at_least=at_least) if case.is_judged else None,
+    )
+
+
+@pytest.mark.parametrize("case", APPLY_CASES, ids=case_id)
+def test_apply(report: Report, bench: Bench, case: Case) -> None:
+    versions, torch = bench.versions(case), bench.torch
+    delta = delta_pack(versions.new, versions.old.copy())
+    weights = versions.old.copy()
+    held = bench.tensor(weights).view(torch.bfloat16)
+    positions, values = topk_unpack(delta, versions.old)
+    where, become = torch.from_numpy(positions), bench.tensor(values).view(torch.bfloat16)
+
+    def reset() -> None:
+        weights[:] = versions.old
+
+    def by_dense() -> None:
+        dense = torch.full((case.elements,), torch.nan, dtype=torch.bfloat16)
+        dense[where] = become
+        held.copy_(torch.where(dense.isnan(), held, dense))
+
+    by_dense()
+    check(np.array_equal(weights, versions.new), "both make the new version")
+    paired = report.pairs(
+        speed_gb_s(case, lambda: delta_apply(weights, delta), reset),
+        speed_gb_s(case, by_dense, reset),
+        rounds=case.rounds,
+    )
+    report.add_ratio(
+        f"apply_speedup_vs_dense_{case.name}",
+        paired,
+        peer=Peer("a dense tensor of NaN, torch.where, copy_", paired.peer, "GB/s"),
+        bar=Bar(at_least=10.0) if case.is_judged else None,
+    )
+
+
+@pytest.mark.parametrize("case", READ_CASES, ids=case_id)
+def test_pack_over_memory_read(report: Report, bench: Bench, case: Case) -> None:
+    """Both versions are read; that the shadow is written where they differ is not counted."""
+    versions = bench.versions(case)
+    shadow = versions.old.copy()
+    words = bench.torch.from_numpy(versions.new.view(np.int64))
+    others = bench.torch.from_numpy(shadow.view(np.int64))
+
+    def reset() -> None:
+        shadow[:] = versions.old
+
+    def read() -> None:
+        words.sum()
+        others.sum()
+
+    paired = report.pairs(
+        speed_gb_s(case, lambda: delta_pack(versions.new, shadow, threads=case.threads), reset),
+        speed_gb_s(case, read, reset),
+        rounds=case.rounds,
+    )
+    report.add_ratio(
+        f"pack_gap_over_memory_read_{case.name}",
+        paired,
+        peer=Peer("torch sums both versions as int64", 2 * paired.peer, "GB/s"),
+    )
+
+
+@pytest.mark.parametrize("case", READ_CASES, ids=case_id)
+def test_digest(report: Report, bench: Bench, case: Case) -> None:
+    versions = bench.versions(case)
+    call_ns = report.loop(
+        lambda count: [digest(versions.new, threads=case.threads) for _ in range(count)],
+        rounds=case.rounds,
+        calls=2,
+    )
+    report.add(f"digest_gb_s_{case.name}", 2 * case.elements / call_ns, "GB/s")

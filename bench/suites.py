@@ -1,0 +1,19 @@
+"""Which suites there are, and which files each of them runs."""
+
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = "bench_"
+# What a suite runs besides the file of its name.
+_FURTHER: Final = {"transfer": ("codec",)}
+
+
+def suites() -> list[str]:
+    """Return the names that can be asked for."""
+    files = Path(__file__).parent.glob(f"{_PREFIX}*.py")
+    return sorted(path.stem.removeprefix(_PREFIX) for path in files)
+
+
+def files_of(suite: str) -> list[str]:
+    """Return the files that a suite runs, from the root."""
+    return [f"bench/{_PREFIX}{name}.py" for name in (suite, *_FURTHER.get(suite, ()))]
