@@ -96,7 +96,9 @@ class ReferenceCodec:
         import torch
 
         self.calls.append("delta_apply")
-        delta = model_of(weights, entries, offsets, payload, block_elements, blocks)
+        delta = model_of(
+            weights, entries, offsets, payload, block_elements=block_elements, blocks=blocks
+        )
         held = row_of(weights)
         reference.apply(delta, held, undo=undo)
         put(weights, held)
@@ -124,7 +126,7 @@ class ReferenceCodec:
         import torch
 
         self.calls.append("topk_unpack")
-        delta = model_of(base, entries, offsets, payload, block_elements)
+        delta = model_of(base, entries, offsets, payload, block_elements=block_elements)
         positions, values = reference.topk_unpack(delta, row_of(base))
         assert len(positions) == capacity
         width = base.element_size()
@@ -148,6 +150,7 @@ def model_of(
     entries: Any,
     offsets: Any,
     payload: Any,
+    *,
     block_elements: int,
     blocks: range | None = None,
 ) -> reference.Delta:

@@ -203,11 +203,11 @@ def test_a_box_of_a_larger_tensor_is_changed_where_it_lies(name: str, dtype: str
     assert whole.tolist() == old.tolist()
 
 
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize(
+    "name", sorted(BOXES.keys() - {"transpose"})
+)  # the one that torch spells apart
 def test_a_box_of_torch_is_that_of_numpy(name: str) -> None:
     torch = pytest.importorskip("torch")
-    if name == "transpose":
-        pytest.skip("torch has no transpose(*axes)")
     base = np.arange(360, dtype=np.int32).reshape(3, 6, 4, 5)
     tensor = torch.from_numpy(base).view(torch.float32)
     one, other = bits_of("new", BOXES[name](tensor)), bits_of("new", BOXES[name](base))
