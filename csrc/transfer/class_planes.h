@@ -80,6 +80,11 @@ void find_planes_avx2(const std::uint16_t* bits, std::uint32_t groups, const Cla
                       ClassPlanes* planes) noexcept;
 void find_planes_avx2(const std::uint32_t* bits, std::uint32_t groups, const ClassRule& rule,
                       ClassPlanes* planes) noexcept;
+// Only where all lanes of a vector can be counted at once, which not every machine with AVX-512
+// can.
+bool can_count_vectors() noexcept;
+void find_starts_avx512(const ClassPlanes* planes, std::uint32_t groups,
+                        GroupStarts* starts) noexcept;
 #endif
 
 }  // namespace rose::transfer

@@ -81,23 +81,27 @@ struct RankQuestion {
   const std::uint16_t* positions;
   const std::uint8_t* classes;
   std::uint32_t changed;
-  GroupStarts* starts;
+  const GroupStarts* starts;
   std::uint16_t* ranks;
 };
 
-// Two passes, so that neither has to guess where the next change is: first where each class stands
-// at every group, four counts to a number; then each change by itself.
-ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
+// Where each class stands at every group, four counts to a number.
+ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
+                              GroupStarts* starts) noexcept {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
-  ClassCounts counts{};
-  const std::uint32_t groups = groups_of(asked.elements);
   for (std::uint32_t group = 0; group < groups; ++group) {
-    asked.starts[group] = {low, high};
-    const Masks masks = masks_of(asked.planes[group]);
+    starts[group] = {low, high};
+    const Masks masks = masks_of(planes[group]);
     low += packed_counts(masks, 0);
     high += packed_counts(masks, 4);
   }
+}
+
+// After the starts, each change by itself: nobody has to guess where the next one is.
+ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
+  ClassCounts counts{};
+  const std::uint32_t groups = groups_of(asked.elements);
   if (groups != 0) {
     // Up to the last group every count fits 16 bits; with it, one may be 65,536.
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
@@ -183,6 +187,10 @@ ROSE_INLINED void positions_loop(const PositionQuestion& asked, const WantedRank
 #if defined(__x86_64__)
 #define ROSE_POPCNT __attribute__((target("popcnt")))
 
+ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
+                               GroupStarts* starts) noexcept {
+  starts_loop(planes, groups, starts);
+}
 ROSE_POPCNT ClassCounts ranks_popcnt(const RankQuestion& asked) noexcept {
   return ranks_loop(asked);
 }
@@ -200,10 +208,16 @@ ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t element
                        const RankedChanges& changes, GroupStarts* starts) noexcept {
   const RankQuestion asked{planes,          elements, changes.positions, changes.classes,
                            changes.changed, starts,   changes.ranks};
+  const std::uint32_t groups = groups_of(elements);
 #if defined(__x86_64__)
-  if (isa != Isa::kPortable) return ranks_popcnt(asked);
+  if (isa != Isa::kPortable) {
+    const bool is_wide = isa == Isa::kAvx512 && can_count_vectors();
+    (is_wide ? find_starts_avx512 : starts_popcnt)(planes, groups, starts);
+    return ranks_popcnt(asked);
+  }
 #endif
   static_cast<void>(isa);
+  starts_loop(planes, groups, starts);
   return ranks_loop(asked);
 }
 

@@ -45,11 +45,11 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
   find_planes(isa_, weights, changes.elements, rule_, planes_.data());
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
     const std::uint32_t position = changes.positions[i];
-    T old = weights[position];
-    if (is_after) old = static_cast<T>(old - changes.differences[i]);
+    const T found = weights[position];
+    const T old = is_after ? static_cast<T>(found - changes.differences[i]) : found;
     const std::uint32_t c = rule_.class_of(old);
     classes_[i] = static_cast<std::uint8_t>(c);
-    if (!is_after) continue;
+    if (!is_after || rule_.class_of(found) == c) continue;
     // The planes say what it becomes; all others are what they were.
     ClassPlanes& group = planes_[position / kGroupElements];
     const std::uint32_t lane = position % kGroupElements;

@@ -15,7 +15,7 @@ from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest
-from rose.transfer.strat import strat_pack
+from rose.transfer.strat import link_pack
 from rose.transfer.tiles import TILE_ELEMENTS, Tile, Tiles
 from rose.transfer.version import Version
 
@@ -108,11 +108,11 @@ class Publisher:
 
     def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
         rule = class_rule(new, self._shadow) if self._is_strat else None
+        frames: dict[int, bytes] = {}
         for tile in self._tiles:
-            delta = self._pack(new[tile.where], self._shadow[tile.where])
+            delta, link = self._pack_both(new[tile.where], self._shadow[tile.where], rule)
             if delta.changed:
-                deltas[tile.index] = delta
-        frames = {tile: self._linked(deltas[tile], tile, rule).to_bytes() for tile in deltas}
+                deltas[tile.index], frames[tile.index] = delta, link.to_bytes()
         parts = {tile: self._digest_of(self._tiles[tile]) for tile in deltas}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
         manifest = self._manifest(
@@ -140,10 +140,12 @@ class Publisher:
     def _pack(self, new: Bits, shadow: Bits) -> Delta:
         return delta_pack(new, shadow, block_elements=self._block_elements)
 
-    def _linked(self, delta: Delta, tile: int, rule: ClassRule | None) -> Delta:
+    def _pack_both(self, new: Bits, shadow: Bits, rule: ClassRule | None) -> tuple[Delta, Delta]:
+        """Return what takes the shadow back, and what is sent."""
         if rule is None:
-            return delta
-        return strat_pack(delta, self._shadow[self._tiles[tile].where], rule, is_after=True)
+            delta = self._pack(new, shadow)
+            return delta, delta
+        return link_pack(new, shadow, rule, block_elements=self._block_elements)
 
     def _digest_of(self, tile: Tile) -> Digest:
         return digest(self._shadow[tile.where], first_index=tile.first)

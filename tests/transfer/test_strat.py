@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import ClassRule, Delta, delta_apply, delta_pack, digest
-from rose.transfer.strat import has_strat, strat_pack, strat_unpack
+from rose.transfer.strat import has_strat, link_pack, strat_pack, strat_unpack
 from tests.reference import delta as reference
 from tests.reference import strat as strat_reference
 from tests.transfer.lr_law import versions
@@ -131,6 +131,47 @@ def test_any_rule_packs_what_the_reference_packs_and_comes_back(
         assert payload.tolist() == model.payload
     link = replace(delta, entries=entries, payload=payload, rule=rule)
     assert same(strat_unpack(link, old), delta)
+
+
+@given(made=changes(), isa=st.sampled_from(ISAS))
+def test_one_pass_makes_the_delta_and_the_link_of_two(
+    made: tuple[Any, Any, ClassRule], isa: str
+) -> None:
+    old, new, rule = made
+    shadow = old.copy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROSE_ISA", isa)
+        delta, link = link_pack(new, shadow, rule)
+    plain = packed(new, old, 65_536)
+    assert same(delta, plain)
+    assert same(link, strat_pack(plain, old, rule))
+    assert np.array_equal(shadow, new)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 64])
+def test_any_number_of_threads_makes_the_same_delta_and_link(threads: int) -> None:
+    new, old = versions(4 * DENSE + 77, 3e-6)
+    new[DENSE : 2 * DENSE] = old[DENSE : 2 * DENSE]  # a block that does not change
+    plain = packed(new, old)
+    delta, link = link_pack(new, old.copy(), RULE, block_elements=DENSE, threads=threads)
+    assert same(delta, plain)
+    assert same(link, strat_pack(plain, old, RULE, threads=threads))
+    assert same(strat_unpack(link, old, threads=threads), plain)
+
+
+def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
+    new, old = (bits.reshape(16, 16) for bits in versions(256, 3e-5))
+    box = np.zeros((16, 20), np.uint16)[:, :16]
+    bent = replace(RULE, shift=9)
+    for shadow, rule, says in (
+        (old, bent, "class rule"),
+        (box, RULE, "row"),
+        (old.T[:3], RULE, "shape"),
+    ):
+        before = shadow.copy()
+        with pytest.raises(InvalidArgument, match=says):
+            link_pack(new, shadow, rule)
+        assert np.array_equal(shadow, before)
 
 
 @given(data=st.data())

@@ -10,6 +10,7 @@
 #include "transfer/block_reader.h"
 #include "transfer/block_writer.h"
 #include "transfer/class_planes.h"
+#include "transfer/link_pack.h"
 #include "transfer/strat.h"
 #include "transfer/strat_decode.h"
 #include "transfer/strat_encode.h"
@@ -250,6 +251,27 @@ void whole_deltas() {
 }
 
 template <typename T>
+void one_pass() {
+  const Versions<T> versions{20};
+  const Versions<T> link = linked(versions);
+  for (const Isa isa : isas()) {
+    for (const std::uint32_t threads : {1U, 2U, 7U, 64U}) {
+      std::vector<T> shadow = versions.old;
+      auto packed = link_pack<T>(
+          row_of(versions.fresh.data(), versions.fresh.size()),
+          row_of(shadow.data(), shadow.size()),
+          {.block_elements = kBlockElementsDense, .isa = isa, .threads = threads}, rule_for<T>());
+      CHECK(packed.ok());
+      CHECK(shadow == versions.fresh);
+      CHECK(std::ranges::equal(packed.value().delta.entries.span(), versions.entries));
+      CHECK(std::ranges::equal(packed.value().delta.payload.span(), versions.payload));
+      CHECK(std::ranges::equal(packed.value().link.entries.span(), link.entries));
+      CHECK(std::ranges::equal(packed.value().link.payload.span(), link.payload));
+    }
+  }
+}
+
+template <typename T>
 void damaged_links() {
   const Versions<T> versions{8};
   const Versions<T> sound = linked(versions);
@@ -371,6 +393,12 @@ TEST(whole_deltas_come_back_whatever_the_number_of_threads) {
   whole_deltas<std::uint8_t>();
   whole_deltas<std::uint16_t>();
   whole_deltas<std::uint32_t>();
+}
+
+TEST(one_pass_makes_the_delta_and_the_link) {
+  one_pass<std::uint8_t>();
+  one_pass<std::uint16_t>();
+  one_pass<std::uint32_t>();
 }
 
 TEST(damaged_links_are_refused_or_say_another_thing_rightly) {
