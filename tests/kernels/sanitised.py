@@ -27,6 +27,12 @@ def run_cases(library: Path) -> None:
         for box in cases.BOXES:
             cases.box_agrees(kernels, box, 32)
         cases.ages_agree(kernels, cases.Case(16_384, 16_391, 0.4, 0.5), budget=500)
+        for link in cases.LINKS:
+            cases.link_agrees(kernels, *link)
+        for _, corrupt in cases.strat_corruptions():
+            cases.corrupt_link_is_found(kernels, corrupt)
+        for seed in range(8):
+            cases.flipped_link_is_no_other_delta(kernels, seed)
         for corruption in cases.corruptions():
             cases.corruption_changes_nothing(kernels, corruption)
             cases.corruption_lists_nothing(kernels, corruption)
