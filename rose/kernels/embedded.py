@@ -240,8 +240,7 @@ class EmbeddedCodec:
         )
         return sums
 
-
-    # ---- what goes by way of the differences of all elements: a tensor as large as the weights ----
+    # ---- what goes by way of all differences: a tensor as large as the weights ----
 
     def _differences(
         self, like: Any, *deltas: tuple[Any, Any, Any], block_elements: int
@@ -356,7 +355,7 @@ class EmbeddedCodec:
 
         Returns:
             The blocks, with digests of 0 and a payload that may hold words of no block, and the
-            lowest STRAT block that is bad, or -1. Blocks of other kinds are as they were, unchecked.
+            lowest STRAT block that is bad, or -1. Other blocks are as they were, unchecked.
         """
         bits = operands.bits_of("base", base)
         operands.check_table(entries, offsets, payload, bits, block_elements)

@@ -137,12 +137,10 @@ def digest_agrees(kernels: KernelsOnCpu, case: Case) -> None:
 def histogram_agrees(kernels: KernelsOnCpu, case: Case) -> None:
     want = answer(case)
     keys = reference.change_key(want.new, want.old)[want.new != want.old]
-    assert np.array_equal(
-        kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS)
-    )
+    assert np.array_equal(kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS))
 
 
-# ---- boxes -----------------------------------------------------------------------------------------
+# ---- boxes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,10 @@ BOXES = [
     BoxCase("transposed", (130, 150), (slice(None), slice(None)), (1, 0)),
     BoxCase("four_dimensions", (7, 9, 11, 48), (slice(1, 6), slice(2, 9), slice(10), slice(8, 47))),
     BoxCase(
-        "four_permuted", (5, 6, 7, 101), (slice(None), slice(1, 6), slice(7), slice(100)), (2, 0, 3, 1)
+        "four_permuted",
+        (5, 6, 7, 101),
+        (slice(None), slice(1, 6), slice(7), slice(100)),
+        (2, 0, 3, 1),
     ),
 ]
 
@@ -174,7 +175,7 @@ def cut_out(array: Bits, box: BoxCase) -> Bits:
 
 
 def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
-    """A part of an array packs, applies and digests as a copy of it does, and nothing else moves."""
+    """A part of an array packs, applies and digests as a copy of it does; nothing else moves."""
     size = int(np.prod(box.shape))
     want = answer(Case(16_384, size, 0.05, width=width))
     old, new = want.old.copy(), want.new.copy()
@@ -197,27 +198,25 @@ def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
     assert np.array_equal(target, part)
 
 
-# ---- ages -----------------------------------------------------------------------------------------
+# ---- ages ----------------------------------------------------------------------------------------
 
 
 def aged(case: Case, limit: int) -> Ages:
     random = np.random.default_rng(case.count + limit)
-    return Ages(random.choice([0, 1, limit - 1, limit, 254, 255], case.count).astype(np.uint8), limit)
+    return Ages(
+        random.choice([0, 1, limit - 1, limit, 254, 255], case.count).astype(np.uint8), limit
+    )
 
 
 def ages_agree(kernels: KernelsOnCpu, case: Case, *, budget: int, limit: int = 7) -> None:
     """What is due is sent whatever its key, and the ages move with the shadow."""
     want = answer(case)
     ages = aged(case, limit)
-    threshold = kernels.threshold(
-        kernels.histogram(want.new, want.old, ages=ages), budget=budget
-    )
+    threshold = kernels.threshold(kernels.histogram(want.new, want.old, ages=ages), budget=budget)
     assert threshold == fast_threshold(want.new, want.old, budget, ages)
     mine, shadow = Ages(ages.counts.copy(), limit), want.old.copy()
     old = want.old.copy()
-    delta = reference.pack(
-        want.new, old, block_elements=case.block, threshold=threshold, ages=ages
-    )
+    delta = reference.pack(want.new, old, block_elements=case.block, threshold=threshold, ages=ages)
     packed = kernels.pack(
         want.new, shadow, block_elements=case.block, threshold=threshold, ages=mine
     )
@@ -238,7 +237,7 @@ def fast_threshold(new: Bits, old: Bits, budget: int, ages: Ages) -> int:
     return low
 
 
-# ---- STRAT ----------------------------------------------------------------------------------------
+# ---- STRAT ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -502,7 +501,9 @@ def sizes_that_lie() -> list[Corruption]:
         broken("size_past_the_largest", block_of(four, [0, 2], larges={1: 0x7FFF}, down=3)),
         broken("largest_size_upwards", block_of(four, [0, 2], larges={1: 0x7FFE})),
         broken("field_past_the_largest", block_of(four, [2], [0x7FFF], bits=15, down=3)),
-        broken("all_and_past_the_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x8000}, down=2)),
+        broken(
+            "all_and_past_the_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x8000}, down=2)
+        ),
         broken("all_and_largest_upwards", block_of(four, [0, 1, 2, 3], larges={1: 0x7FFF})),
         *tails(large),
     ]

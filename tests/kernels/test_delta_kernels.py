@@ -195,9 +195,7 @@ def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
 
 @pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
 @pytest.mark.parametrize("budget", [0, 1, 500, 2_500, 1 << 40])
-def test_due_changes_are_sent_and_ages_move(
-    kernels: KernelsOnCpu, case: Case, budget: int
-) -> None:
+def test_due_changes_are_sent_and_ages_move(kernels: KernelsOnCpu, case: Case, budget: int) -> None:
     ages_agree(kernels, case, budget=budget)
 
 
@@ -253,7 +251,7 @@ def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
     pack_agrees(kernels, SPECIAL, threshold=0)
 
 
-# ---- STRAT ----------------------------------------------------------------------------------------
+# ---- STRAT ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("width", "count", "density"), LINKS)
@@ -356,8 +354,9 @@ def sanitised_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("kernels") / "sanitised.so", SANITISED)
 
 
-def test_kernels_touch_only_their_memory(sanitised_library: Path) -> None:
-    done = run_sanitised(sanitised_library, "cases")
+@pytest.mark.parametrize("what", ["cases", "large_cases", "boxes_and_links", "corruptions"])
+def test_kernels_touch_only_their_memory(sanitised_library: Path, what: str) -> None:
+    done = run_sanitised(sanitised_library, what)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "all agree\n"
 

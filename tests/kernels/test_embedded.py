@@ -1,4 +1,4 @@
-"""The embedded codec on tensors, its kernels run on this CPU: what it hands them is what they need."""
+"""The embedded codec on tensors, its kernels on this CPU: it hands them what they need."""
 
 import ctypes
 from pathlib import Path
@@ -246,15 +246,14 @@ def test_link_of_a_corrupt_delta_is_not_packed(codec: Any) -> None:
 
 def test_tensors_that_do_not_go_together_are_refused(codec: Any) -> None:
     new = tensor(answer(CASES[1]).new.copy())
+    table_of_new = table(answer(CASES[1]).delta)
+    numbers = new.view(torch.int8)
+    ages = torch.zeros(numbers.numel(), dtype=torch.uint8)
     with pytest.raises(InvalidArgument, match="must be the same"):
         codec.delta_pack(new, new[1:], block_elements=BLOCK)
     with pytest.raises(InvalidArgument, match="top-k"):
-        bytes_ = new.view(torch.int8)
-        codec.delta_pack(
-            bytes_, bytes_.clone(), ages=torch.zeros(bytes_.numel(), dtype=torch.uint8)
-        )
+        codec.delta_pack(numbers, numbers.clone(), ages=ages)
     with pytest.raises(InvalidArgument, match="multiple of 4"):
         codec.digest(new, first_index=6)
     with pytest.raises(InvalidArgument, match="neighbours"):
-        delta = answer(CASES[1]).delta
-        codec.delta_apply(new, *table(delta), block_elements=BLOCK, blocks=range(2, 9))
+        codec.delta_apply(new, *table_of_new, block_elements=BLOCK, blocks=range(2, 9))
