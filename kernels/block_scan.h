@@ -45,6 +45,7 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   __syncthreads();  // every warp has written its sum, the first thread can add them up
   if (threadIdx.x == 0) {
     shared.before[0] = 0;
+#pragma unroll 1
     for (u32 i = 1; i <= warps; ++i) shared.before[i] += shared.before[i - 1];
   }
   __syncthreads();  // the sums over the warps are there, all can read

@@ -113,9 +113,11 @@ ROSE_DEVICE u32 count_ones(const Word& word, u32 count, u16* before, DecodeShare
   const u32 first = threadIdx.x * share;
   const u32 end = first + share < count ? first + share : count;
   u32 ones = 0;
+#pragma unroll 1
   for (u32 i = first; i < end; ++i) ones += static_cast<u32>(__popc(word(i)));
   const Scanned scanned = scan(static_cast<u64>(ones), shared.scan);
   u32 sum = static_cast<u32>(scanned.before);
+#pragma unroll 1
   for (u32 i = first; i < end; ++i) {
     before[i] = static_cast<u16>(sum);  // 65,536 only after the last one, where nobody looks
     sum += static_cast<u32>(__popc(word(i)));
@@ -137,6 +139,7 @@ ROSE_DEVICE u32 count_mask(const u32* mask, u32 bits, u16* before, DecodeShared&
 
 // All threads of the CTA call it; a barrier must follow.
 ROSE_DEVICE void clear_mask(u32* mask, u32 bits) {
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < words_of(bits); i += blockDim.x) mask[i] = 0;
 }
 
@@ -154,6 +157,7 @@ ROSE_DEVICE void for_each_number(const u32* payload, const EliasFano& section, b
   const u32 lane = threadIdx.x % kWarp;
   const u32 low_bits = section.low_bits;
   const u32 warps = blockDim.x / kWarp;
+#pragma unroll 1
   for (u32 word = threadIdx.x / kWarp; word < words_of(section.high_bits); word += warps) {
     const u32 bits = section_word(payload, section.high_at, section.high_bits, word);
     if ((bits >> lane & 1) == 0) continue;
@@ -223,6 +227,7 @@ ROSE_DEVICE bool prepare_listed(const u32* payload, const ChangeLayout& layout,
   if (layout.counts.large != 0 && !prepare_large(payload, layout, shared)) return false;
   bool is_bad = false;
   if (layout.counts.are_all_listed) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < layout.counts.listed; i += blockDim.x) {
       is_bad = is_bad || !is_size(payload, layout, shared, i, i);
     }
@@ -284,6 +289,7 @@ ROSE_DEVICE void for_each_change(const u32* payload, const ChangeLayout& layout,
 
 // Finds which elements a RAW block changes, in `is_listed` and `listed_before`, and how many.
 ROSE_DEVICE u32 count_raw(const u32* payload, u32 elements, u32 width, DecodeShared& shared) {
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < 32 * words_of(elements); i += blockDim.x) {
     const bool is_changed = i < elements && load_bits(payload, i, width) != 0;
     const u32 mask = __ballot_sync(kAllLanes, is_changed);
@@ -297,6 +303,7 @@ ROSE_DEVICE u32 count_raw(const u32* payload, u32 elements, u32 width, DecodeSha
 template <typename Visit>
 ROSE_DEVICE void for_each_raw(const u32* payload, u32 elements, u32 width,
                               const DecodeShared& shared, const Visit& visit) {
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < elements; i += blockDim.x) {
     if ((shared.is_listed[i / 32] >> i % 32 & 1) == 0) continue;
     visit(rank_in(shared.is_listed, shared.listed_before, i), i, load_bits(payload, i, width));

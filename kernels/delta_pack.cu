@@ -103,7 +103,7 @@ ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
 template <typename T>
 ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock& block,
                                  PackShared& shared) {
-  [[maybe_unused]] constexpr u32 kUnroll = sizeof(T) == 4 ? 1 : 2;
+  [[maybe_unused]] constexpr u32 kUnroll = sizeof(T) == 2 ? 2 : 1;
   const bool has_ages = sizeof(T) == sizeof(u16) && params.ages != nullptr;
   const Bar bar{params.threshold == nullptr ? 0 : *params.threshold,
                 has_ages ? static_cast<u32>(params.age_limit) : kAgeMax + 1};
@@ -214,6 +214,7 @@ ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackSource& sour
 ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& layout,
                                  const BitWindow& window) {
   if (layout.is_bitmap) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < words_of(layout.counts.universe); i += blockDim.x) {
       if (window.has(i)) window.words[i - window.first] = shared.is_sent[i];
     }
@@ -234,8 +235,10 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
     before.large = static_cast<u32>(scan(large, shared.scan).before);
   }
   const u32 words = layout.end / 32;
+#pragma unroll 1
   for (u32 first = 0; first < words; first += kWindow) {
     // A thread clears the words that it copied itself.
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < kWindow; i += blockDim.x) shared.window[i] = 0;
     __syncthreads();  // the window is zero, bits can be set
     const BitWindow window{shared.window, first, kWindow};
@@ -244,6 +247,7 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
     // Every bit is set, the window can be copied; the old bits were read, the shadow can move.
     __syncthreads();
     const u32 rest = words - first < kWindow ? words - first : kWindow;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < rest; i += blockDim.x) payload[first + i] = shared.window[i];
   }
 }
@@ -251,6 +255,7 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
 ROSE_DEVICE void write_raw(const PackSource& source, const PackShared& shared, u32* payload) {
   const u32 width = source.block.width;
   const u32 in_word = 32 / width;
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < shared.plan.entry.words; i += blockDim.x) {
     const u32 first = i * in_word;
     u32 word = 0;
@@ -266,12 +271,14 @@ ROSE_DEVICE void write_raw(const PackSource& source, const PackShared& shared, u
   __syncthreads();  // the old bits were read, the shadow can be overwritten
 }
 
-// Writes elements `at` to `at` + 7 at once, if they lie so.
+// Copies eight elements at once, if both arrays have them so.
 template <typename T>
-ROSE_DEVICE bool copy_eight(const DeltaPackParams& params, u64 at, const Place& place) {
-  T* to = reinterpret_cast<T*>(params.shadow.base) + place.offset;
-  if (place.rest < kEight || params.shadow.strides[3] != 1 || !is_aligned<T>(to)) return false;
-  *reinterpret_cast<Eight<T>*>(to) = load_eight<T>(params.bits, at, params.count);
+ROSE_DEVICE bool copy_eight(const DeltaPackParams& params, const Place& source,
+                            const Place& target) {
+  const T* from = reinterpret_cast<const T*>(params.bits.base) + source.offset;
+  T* to = reinterpret_cast<T*>(params.shadow.base) + target.offset;
+  if (!is_aligned<T>(from) || !is_aligned<T>(to)) return false;
+  *reinterpret_cast<Eight<T>*>(to) = *reinterpret_cast<const Eight<T>*>(from);
   return true;
 }
 
@@ -284,9 +291,14 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
     const u64 at = block.first + i * kEight;
     bool is_done = false;
     if (mask == 0xFF) {
-      const Place place = place_of(params.shadow, at);
-      with_width(params.width,
-                 [&](auto zero) { is_done = copy_eight<decltype(zero)>(params, at, place); });
+      const Place source = place_of(params.bits, at);
+      const Place target = place_of(params.shadow, at);
+      if (source.rest >= kEight && target.rest >= kEight && params.bits.strides[3] == 1 &&
+          params.shadow.strides[3] == 1) {
+        with_width(params.width, [&](auto zero) {
+          is_done = copy_eight<decltype(zero)>(params, source, target);
+        });
+      }
     }
     if (is_done) continue;
 #pragma unroll 1
@@ -303,6 +315,7 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
 ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block,
                            const PackShared& shared) {
   const u8* is_left = reinterpret_cast<const u8*>(shared.window);
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
     const u64 at = block.first + i * kEight;
     if (at >= params.count) break;

@@ -11,7 +11,7 @@ ROSE_DEVICE DigestSum digest(const DigestParams& params) {
   const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads * kEight;
   const u64 first = (static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x) * kEight;
   DigestSum sum;
-#pragma unroll 4
+#pragma unroll(sizeof(T) == 2 ? 4 : 1)
   for (u64 at = first; at < params.count; at += stride) {
     const Eight<T> eight = load_eight<T>(params.bits, at, params.count);
     add_to_digest(sum, eight, at, params.count, params.first_index, params.seed);

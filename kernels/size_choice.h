@@ -20,6 +20,7 @@ struct LengthCounts {
 
 // All threads of the CTA call it; a barrier must follow.
 ROSE_DEVICE void clear(LengthCounts& counts) {
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < kLengths * kCopies; i += blockDim.x) {
     counts.few[i / kCopies][i % kCopies] = 0;
     counts.every[i / kCopies][i % kCopies] = 0;

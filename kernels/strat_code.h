@@ -43,7 +43,7 @@ struct StratBlock {
 };
 
 template <typename Params>
-ROSE_DEVICE StratBlock strat_block(const Params& params, u64 block) {
+ROSE_HD inline StratBlock strat_block(const Params& params, u64 block) {
   const u64 first = block * params.block_elements;
   const u64 rest = params.count - first;
   const u64 elements = rest < params.block_elements ? rest : params.block_elements;

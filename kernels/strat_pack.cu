@@ -55,6 +55,7 @@ struct ClassSource {
   // The rank among the members of the class.
   ROSE_DEVICE u32 number(u32 word, u32 bit) const {
     u32 rank = members_before;
+#pragma unroll 1
     for (u32 i = threadIdx.x * kWordsOfThread; i < word; ++i) rank += count_bits(members(i));
     return rank + count_bits(members(word) & low_mask(bit));
   }
@@ -116,6 +117,7 @@ ROSE_DEVICE ClassSource source_of(const StratPackParams& params, const StratBloc
 // given again when they are needed.
 ROSE_DEVICE void make_layouts(const StratPackParams& params, const StratBlock& block,
                               StratPackShared& shared) {
+#pragma unroll 1
   for (u32 c = 0; c < kClasses; ++c) {
     const ClassSource source = source_of(params, block, shared, c);
     const ScannedClass all = scan_class(count_class(source, params.rule), shared.scan);
@@ -126,12 +128,14 @@ ROSE_DEVICE void make_layouts(const StratPackParams& params, const StratBlock& b
   }
   if (threadIdx.x == 0) {
     u32 at = 0;
+#pragma unroll 1
     for (u32 c = 0; c < kClasses; ++c) {
       const ChangeCounts& counts = shared.layouts[c].counts;
       at += gamma_bits(counts.changed + 1);
       if (counts.changed != 0 && !counts.are_all_listed) at += gamma_bits(counts.listed + 1);
       if (counts.listed != 0) at += gamma_bits(counts.large + 1);
     }
+#pragma unroll 1
     for (u32 c = 0; c < kClasses; ++c) {
       const ChangeCounts counts = shared.layouts[c].counts;
       if (counts.changed == 0) continue;
@@ -154,6 +158,7 @@ ROSE_DEVICE u32 put_gamma(BitWriter& writer, const BitWindow& window, u32 at, u3
 ROSE_DEVICE void put_counts(const StratPackShared& shared, const BitWindow& window) {
   BitWriter writer;
   u32 at = 0;
+#pragma unroll 1
   for (u32 c = 0; c < kClasses; ++c) {
     const ChangeCounts& counts = shared.layouts[c].counts;
     at = put_gamma(writer, window, at, counts.changed + 1);
@@ -167,10 +172,12 @@ ROSE_DEVICE void put_counts(const StratPackShared& shared, const BitWindow& wind
 
 ROSE_DEVICE void write_strat(const StratPackParams& params, const StratBlock& block,
                              StratPackShared& shared, u32* payload) {
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < shared.words; i += blockDim.x) payload[i] = 0;
   __syncthreads();  // the payload is zero, bits can be set
   const BitWindow window{payload, 0, shared.words};
   if (threadIdx.x == 0) put_counts(shared, window);
+#pragma unroll 1
   for (u32 c = 0; c < kClasses; ++c) {
     if (shared.layouts[c].counts.changed == 0) continue;  // the same for all threads
     ClassSource source = source_of(params, block, shared, c);
@@ -192,6 +199,7 @@ ROSE_DEVICE void strat_pack(const StratPackParams& params, StratPackShared& shar
       fill_planes<decltype(zero)>(params.base, block.first, params.count, params.block_elements,
                                   params.rule, shared.planes);
     });
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < params.block_elements; i += blockDim.x) {
       const bool is_changed = i < block.elements && difference_at(params, block, i) != 0;
       const u32 mask = __ballot_sync(kAllLanes, is_changed);
@@ -212,6 +220,7 @@ ROSE_DEVICE void strat_pack(const StratPackParams& params, StratPackShared& shar
       entry = Entry{kStrat, entry.changed, 0, words};
     } else {
       const u32* from = params.payload + params.offsets[blockIdx.x];
+#pragma unroll 1
       for (u32 i = threadIdx.x; i < words; i += blockDim.x) params.arena[offset + i] = from[i];
     }
   }

@@ -61,6 +61,7 @@ struct Counter {
   // Gamma less 1. At most 65,536 elements are counted, so at most 16 zeros lead.
   ROSE_DEVICE u32 count() {
     u32 low = 0;
+#pragma unroll 1
     while (low <= 16 && at < end && field(words, at, 1) == 0) {
       ++low;
       ++at;
@@ -125,6 +126,7 @@ ROSE_DEVICE void fill_members(const StratUnpackParams& params, const StratBlock&
 ROSE_DEVICE u32 member_at(const StratUnpackShared& shared, u32 elements, u32 rank) {
   u32 low = 0;
   u32 high = words_of(elements);
+#pragma unroll 1
   while (high - low > 1) {
     const u32 middle = (low + high) / 2;
     if (shared.members_before[middle] <= rank) {

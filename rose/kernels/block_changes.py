@@ -202,11 +202,9 @@ def change_blocks(
     blocks: range | None = None,
     to: Lists | None = None,
 ) -> Any:
-    """Change `weights` by the sound blocks of a delta, or list their changes.
+    """Change `weights`, as `operands.bits_of` gives them, by the sound ones of some blocks.
 
-    Args:
-        weights: what `operands.bits_of` gives.
-        blocks: those to look at, in steps of one; None for all.
+    With `to`, the changes are listed there instead. `blocks` None is all of them.
 
     Returns:
         int32 scalar on the device: the lowest of the blocks that is not sound, or -1.

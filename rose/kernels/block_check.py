@@ -264,8 +264,7 @@ def check_blocks(
 ) -> tuple[Any, Any]:
     """Judge some blocks, at least one, of a table that was checked against `count` elements.
 
-    Args:
-        marks: int32, a bit for each element of a block, twice, for each program.
+    `marks` is int32: a bit for each element of a block, twice, for each program.
 
     Returns:
         (blocks,) int8, 1 for each block that is sound; and the lowest other one as int32, or -1.

@@ -38,6 +38,15 @@ AGE_MAX = tl.constexpr(operands.AGE_MAX)
 
 
 @triton.jit
+def age_of(ages: tl.tensor, base: tl.tensor, lane: tl.tensor, is_inside: tl.tensor) -> tl.tensor:
+    """Load the ages of a tile; None where there are none."""
+    age = ages
+    if ages is not None:
+        age = tl.load(ages + base + lane, mask=is_inside, other=0).to(tl.int32)
+    return age
+
+
+@triton.jit
 def is_sent_of(
     after: tl.tensor,
     before: tl.tensor,
@@ -112,9 +121,7 @@ def delta_pack_kernel(
         is_inside = lane < elements
         after = load_bits(place(new, base, lane, new_box), is_inside, width)
         before = load_bits(place(shadow, base, lane, shadow_box), is_inside, width)
-        age = None
-        if ages is not None:
-            age = tl.load(ages + base + lane, mask=is_inside, other=0).to(tl.int32)
+        age = age_of(ages, base, lane, is_inside)
         is_sent = is_sent_of(after, before, limit, age, age_limit)
         beyond = beyond_one(signed_difference(after, before, width))
         histogram += size_histogram(tl.where(is_sent, beyond, 0), is_sent)
@@ -169,9 +176,7 @@ def delta_pack_kernel(
         after = load_bits(place(new, base, lane, new_box), is_inside, width)
         held_at = place(shadow, base, lane, shadow_box)
         before = load_bits(held_at, is_inside, width)
-        age = None
-        if ages is not None:
-            age = tl.load(ages + base + lane, mask=is_inside, other=0).to(tl.int32)
+        age = age_of(ages, base, lane, is_inside)
         is_sent = is_sent_of(after, before, limit, age, age_limit)
         difference = signed_difference(after, before, width)
         is_moved = is_sent & has_room

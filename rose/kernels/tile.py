@@ -36,7 +36,7 @@ def place(pointer: tl.tensor, base: tl.tensor, lane: tl.tensor, box: tl.tuple) -
     carry the step in the dimension above less the way back.
     """
     if box is None:
-        return pointer + base + lane
+        places = pointer + base + lane
     else:
         size1, size2, size3, stride0, stride1, stride2, stride3 = box
         rest = base // size3
@@ -52,7 +52,8 @@ def place(pointer: tl.tensor, base: tl.tensor, lane: tl.tensor, box: tl.tuple) -
         places = start + lane * stride3
         places += carry3 * (stride2 - size3 * stride3)
         places += carry2 * (stride1 - size2 * stride2)
-        return places + carry1 * (stride0 - size1 * stride1)
+        places += carry1 * (stride0 - size1 * stride1)
+    return places
 
 
 @triton.jit

@@ -23,7 +23,7 @@ CORRUPT: Final = (
     {"changed": 0},
     {"changed": SMALL + 1},
     {"changed": 0xFFFFF},
-    {"exceptions": 0xFFFFF},
+    {"listed": 0xFFFFF},
     {"words": 0},
     {"words": 0xFFFFF},
 )
@@ -31,33 +31,35 @@ _FIELD: Final = 0xFFFFF
 _FIELDS: Final = {
     "kind": (0, 15),
     "changed": (4, _FIELD),
-    "exceptions": (24, _FIELD),
+    "listed": (24, _FIELD),
     "words": (44, _FIELD),
 }
 
 
 def two_versions(
-    rng: np.random.Generator, count: int, *, share: float, step_share: float = 0.89
+    rng: np.random.Generator, count: int, *, share: float, step_share: float = 0.89, width: int = 16
 ) -> tuple[Bits, Bits]:
     """Return new and old bits; all patterns occur, NaN and subnormals too."""
-    old = rng.integers(0, 1 << 16, count, dtype=np.uint16)
-    is_changed = rng.random(count) < share
-    is_step = rng.random(count) < step_share
-    up = rng.integers(0, 2, count, dtype=np.uint16)
-    step = np.where(up == 1, old + np.uint16(1), old - np.uint16(1))
-    other = old ^ rng.integers(1, 1 << 16, count, dtype=np.uint16)
-    new = np.where(is_changed, np.where(is_step, step, other), old)
-    return new.astype(np.uint16), old
+    dtype = np.dtype(f"u{width // 8}")
+    span = 1 << width
+    old = rng.integers(0, span, count, dtype=dtype)
+    near = rng.integers(2, 20, count, dtype=np.int64)
+    far = rng.integers(2, span // 2 + 1, count, dtype=np.int64)
+    leap = np.where(rng.random(count) < 0.8, near, far)
+    size = np.where(rng.random(count) < step_share, 1, leap)
+    move = np.where(rng.random(count) < 0.5, size, span - size).astype(dtype)
+    move[rng.random(count) >= share] = 0
+    return old + move, old
 
 
-def arena_for(count: int, block_elements: int) -> int:
+def arena_for(count: int, block_elements: int, width: int = 16) -> int:
     """Return room for any delta of `count` elements."""
     full, rest = divmod(count, block_elements)
-    return full * (block_elements // 2) + (rest + 1) // 2
+    return full * (block_elements * width // 32) + -(-rest * width // 32)
 
 
 def packed_whole(twin: Any, new: Bits, old: Bits, block_elements: int, **more: Any) -> Packed:
-    arena_words = arena_for(len(new), block_elements)
+    arena_words = arena_for(len(new), block_elements, 8 * new.itemsize)
     packed: Packed = twin.pack(
         new, old, block_elements=block_elements, arena_words=arena_words, **more
     )
@@ -88,6 +90,22 @@ def check_pack(
             assert packed.digest == reference.digest(shadow)
 
 
+def check_width(twin: Any, rng: np.random.Generator, width: int) -> None:
+    """Elements of any width are packed, applied, undone, listed and digested."""
+    for count, share, step_share in ((1, 1.0, 1.0), (3001, 0.3, 0.5), (LARGE + 7, 0.02, 0.8)):
+        new, old = two_versions(rng, count, share=share, step_share=step_share, width=width)
+        shadow = old.copy()
+        wanted = reference.pack(new, shadow, block_elements=LARGE)
+        packed = packed_whole(twin, new, old, LARGE)
+        check_same(packed, wanted, shadow)
+        assert packed.digest == reference.digest(shadow)
+        assert twin.digest(new) == packed.digest
+        assert (twin.apply(old, wanted).weights == new).all()
+        assert (twin.apply(new, wanted, undo=True).weights == old).all()
+        unpacked = twin.unpack(old, wanted)
+        assert (unpacked.positions, unpacked.values) == reference.topk_unpack(wanted, old)
+
+
 def check_any_address(twin: Any, rng: np.random.Generator, skew_bytes: int) -> None:
     new, old = two_versions(rng, 20_011, share=0.05)
     shadow = old.copy()
@@ -102,7 +120,7 @@ def check_any_address(twin: Any, rng: np.random.Generator, skew_bytes: int) -> N
 def check_millions(twin: Any, rng: np.random.Generator, share: float) -> None:
     new, old = two_versions(rng, 5_000_011, share=share)
     shadow = old.copy()
-    entries, payload, digest = _core.delta_pack(
+    entries, payload, _, digest = _core.delta_pack(
         new, shadow, block_elements=LARGE, threshold=0, isa=None
     )
     packed = packed_whole(twin, new, old, LARGE)

@@ -11,7 +11,9 @@ import pytest
 from rose import _core
 from tests.gpu import codec_checks as codec
 from tests.gpu.codec_checks import LARGE, SMALL
-from tests.gpu.twins import CudaTwin
+from tests.gpu.twins import CudaTwin, Packed, table_of
+from tests.kernels.cases import link_of
+from tests.reference import delta as reference
 
 pytestmark = pytest.mark.gpu
 
@@ -29,6 +31,11 @@ def test_pack_is_bit_for_bit_the_reference(
     cuda: CudaTwin, rng: np.random.Generator, count: int
 ) -> None:
     codec.check_pack(cuda, rng, count)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_elements_of_other_widths(cuda: CudaTwin, rng: np.random.Generator, width: int) -> None:
+    codec.check_width(cuda, rng, width)
 
 
 @pytest.mark.parametrize("skew_bytes", [2, 4, 6, 8, 14])
@@ -99,11 +106,93 @@ def test_the_digest_of_parts_adds_up(cuda: CudaTwin, rng: np.random.Generator) -
     codec.check_digest_of_parts(cuda, rng)
 
 
+def embedded() -> Any:
+    pytest.importorskip("torch")
+    from rose.kernels.embedded import EmbeddedCodec
+
+    return EmbeddedCodec(0)
+
+
+def on_gpu(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array.view(f"i{array.itemsize}")).cuda()
+
+
+def on_gpu_table(delta: Any) -> tuple[Any, Any, Any]:
+    return tuple(on_gpu(one) for one in table_of(delta))  # type: ignore[return-value]
+
+
+def gathered(blocks: Any, like: Any) -> reference.Delta:
+    """Fetch what the embedded codec packed."""
+    packed = Packed(
+        like.count,
+        like.block_elements,
+        blocks.entries.cpu().numpy().view(np.uint64),
+        blocks.offsets.cpu().numpy().view(np.uint64),
+        blocks.arena.cpu().numpy().view(np.uint32),
+        int(blocks.words),
+        np.empty(0, f"u{like.width // 8}"),
+        (0, 0),
+    )
+    return packed.gathered()
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_merge_does_what_both_do(rng: np.random.Generator, width: int) -> None:
+    codec_of_gpu = embedded()
+    middle, old = codec.two_versions(rng, 3 * SMALL + 5, share=0.05, width=width)
+    by, _ = codec.two_versions(rng, len(old), share=0.05, width=width)
+    new = np.where(rng.random(len(old)) < 0.1, by, middle).astype(old.dtype)
+    first, second = (
+        reference.pack(after, before.copy(), block_elements=SMALL)
+        for after, before in ((middle, old), (new, middle))
+    )
+    merged, bad = codec_of_gpu.delta_merge(
+        on_gpu_table(first), on_gpu_table(second), like=on_gpu(old), block_elements=SMALL
+    )
+    assert int(bad) == -1
+    assert gathered(merged, first) == reference.merge(first, second)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_delta_crosses_a_link(width: int) -> None:
+    codec_of_gpu = embedded()
+    one = link_of(width, 4 * SMALL + 777, 0.02)
+    link, bad = codec_of_gpu.strat_pack(
+        on_gpu(one.old), *on_gpu_table(one.delta), block_elements=SMALL, rule=one.rule
+    )
+    assert int(bad) == -1
+    assert gathered(link, one.delta) == one.link
+    again, bad = codec_of_gpu.strat_unpack(
+        on_gpu(one.old), *on_gpu_table(one.link), block_elements=SMALL, rule=one.rule
+    )
+    assert int(bad) == -1
+    assert gathered(again, one.delta) == one.delta
+
+
+def test_part_of_a_tensor_is_taken_where_it_lies(rng: np.random.Generator) -> None:
+    codec_of_gpu = embedded()
+    new, old = codec.two_versions(rng, 40 * 33 * 100, share=0.05)
+    whole, shadow = (on_gpu(one).view(40, 33, 100) for one in (new, old))
+    part, target = (one[2:, :, 3:90].transpose(0, 1) for one in (whole, shadow))
+    flat_new, flat_old = (
+        one.contiguous().view(-1).cpu().numpy().view(np.uint16) for one in (part, target)
+    )
+    wanted = reference.pack(flat_new, flat_old.copy(), block_elements=SMALL)
+    packed = codec_of_gpu.delta_pack(part, target, block_elements=SMALL)
+    assert gathered(packed, wanted) == wanted
+    assert bool((part == target).all())
+    bad = codec_of_gpu.delta_apply(target, *on_gpu_table(wanted), block_elements=SMALL, undo=True)
+    assert int(bad) == -1
+    assert (shadow.view(-1).cpu().numpy().view(np.uint16) == old).all()
+
+
 def test_a_launcher_names_the_address_it_refuses(device: Any) -> None:
     from rose.errors import InvalidArgument
 
     launcher = _core.DeviceCodec.create(device)
     with pytest.raises(InvalidArgument, match="bits is null"):
-        launcher.digest(bits=0, count=4, sums=256, stream=0)
+        launcher.digest(bits=0, width=16, count=4, sums=256, stream=0)
     with pytest.raises(InvalidArgument, match="multiple of 8"):
-        launcher.digest(bits=256, count=4, sums=260, stream=0)
+        launcher.digest(bits=256, width=16, count=4, sums=260, stream=0)

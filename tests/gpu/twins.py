@@ -9,9 +9,9 @@ import numpy.typing as npt
 from tests.gpu.memory import POISON, Memory
 from tests.reference.delta import Delta
 
-Bits = npt.NDArray[np.uint16]
+Bits = npt.NDArray[Any]  # uint8, uint16 or uint32: as wide as the elements
 DEFERRED: Final = 15
-KEYS: Final = 1 << 15
+BINS: Final = (1 << 15) + 1  # of the histogram of top-k: a key each, and what is due
 NO_BAD_BLOCK: Final = -1
 POISON_WORD: Final = int.from_bytes(bytes([POISON]) * 4, "little")
 
@@ -49,7 +49,8 @@ class Packed:
         payload: list[int] = []
         for entry, offset in zip(entries, self.offsets, strict=True):
             payload += self.arena[int(offset) : int(offset) + (entry >> 44)].tolist()
-        return Delta(self.count, self.block_elements, entries, payload)
+        width = 8 * self.shadow.itemsize
+        return Delta(self.count, self.block_elements, entries, payload, width)
 
     def deferred(self) -> list[int]:
         return [at for at, entry in enumerate(self.entries) if int(entry) & 15 == DEFERRED]
@@ -121,6 +122,7 @@ class CudaTwin:
         self._codec.delta_pack(
             bits=bits.address,
             shadow=moved.address,
+            width=8 * new.itemsize,
             count=len(new),
             block_elements=block_elements,
             arena=arena.address,
@@ -135,7 +137,7 @@ class CudaTwin:
             seed=seed,
         )
         self._ran()
-        assert (bits.read(np.uint16) == new).all(), "the new weights are only read"
+        assert (bits.read(new.dtype) == new).all(), "the new weights are only read"
         digest = sums.read(np.uint64)
         return Packed(
             len(new),
@@ -144,7 +146,7 @@ class CudaTwin:
             offsets.read(np.uint64),
             arena.read(np.uint32),
             int(cursor.read(np.uint64)[0]),
-            moved.read(np.uint16),
+            moved.read(new.dtype),
             (int(digest[0]), int(digest[1])),
         )
 
@@ -163,6 +165,7 @@ class CudaTwin:
             payload=payload.address,
             payload_words=len(words),
             weights=changed.address,
+            width=delta.width,
             count=len(weights),
             block_elements=delta.block_elements,
             bad_block=bad_block.address,
@@ -171,7 +174,7 @@ class CudaTwin:
         )
         self._ran()
         assert (payload.read(np.uint32) == words).all(), "the payload is only read"
-        return Applied(changed.read(np.uint16), int(bad_block.read(np.int64)[0]))
+        return Applied(changed.read(weights.dtype), int(bad_block.read(np.int64)[0]))
 
     def unpack(self, base: Bits, delta: Delta) -> Unpacked:
         memory = self.memory
@@ -182,7 +185,7 @@ class CudaTwin:
         entries, offsets = memory.uploaded(table), memory.uploaded(starts)
         first_outputs, payload = memory.uploaded(firsts), memory.uploaded(words)
         bits = memory.uploaded(base)
-        positions, values = memory.buffer(8 * total), memory.buffer(2 * total)
+        positions, values = memory.buffer(8 * total), memory.buffer(base.itemsize * total)
         bad_block = memory.uploaded(np.array([-1], np.int64))
         memory.synchronize()
         self._codec.topk_unpack(
@@ -192,6 +195,7 @@ class CudaTwin:
             payload=payload.address,
             payload_words=len(words),
             base=bits.address,
+            width=delta.width,
             count=len(base),
             block_elements=delta.block_elements,
             positions=positions.address,
@@ -203,14 +207,14 @@ class CudaTwin:
         self._ran()
         return Unpacked(
             positions.read(np.int64).tolist(),
-            values.read(np.uint16).tolist(),
+            values.read(base.dtype).tolist(),
             int(bad_block.read(np.int64)[0]),
         )
 
     def threshold(self, new: Bits, shadow: Bits, *, budget: int) -> int:
         memory = self.memory
         bits, old = memory.uploaded(new), memory.uploaded(shadow)
-        histogram = memory.uploaded(np.zeros(KEYS, np.uint64))
+        histogram = memory.uploaded(np.zeros(BINS, np.uint64))
         threshold = memory.buffer(4)
         memory.synchronize()
         self._codec.topk_histogram(
@@ -238,6 +242,7 @@ class CudaTwin:
         memory.synchronize()
         self._codec.digest(
             bits=content.address,
+            width=8 * bits.itemsize,
             count=len(bits),
             sums=sums.address,
             stream=self._stream.handle,
@@ -258,18 +263,25 @@ class TritonTwin:
         """Return a tensor of the content, and the guarded one it is a part of."""
         import torch
 
-        before = self.GUARD + skew_bytes // 2
-        whole = np.full(before + len(array) + self.GUARD, POISON_WORD & 0xFFFF, np.uint16)
+        before = self.GUARD + skew_bytes // array.itemsize
+        whole = np.full(before + len(array) + self.GUARD, self._poison(array.dtype), array.dtype)
         whole[before : before + len(array)] = array
-        guarded = torch.from_numpy(whole.view(np.int16)).cuda()
+        guarded = torch.from_numpy(whole.view(f"i{array.itemsize}")).cuda()
         return guarded[before : before + len(array)], guarded
 
+    @staticmethod
+    def _poison(dtype: Any) -> int:
+        return POISON_WORD & ((1 << 8 * int(dtype.itemsize)) - 1)
+
     def _content(self, part: Any, guarded: Any) -> Bits:
-        whole = guarded.cpu().numpy().view(np.uint16)
+        signed = guarded.cpu().numpy()
+        whole = signed.view(f"u{signed.itemsize}")
         before = part.storage_offset()
         end = before + part.numel()
         around = np.concatenate([whole[:before], whole[end:]])
-        assert (around == POISON_WORD & 0xFFFF).all(), "something was written around the tensor"
+        assert (around == self._poison(whole.dtype)).all(), (
+            "something was written around the tensor"
+        )
         content: Bits = whole[before:end].copy()
         return content
 
@@ -345,7 +357,7 @@ class TritonTwin:
         )
         return Unpacked(
             found.positions.cpu().tolist(),
-            found.values.cpu().numpy().view(np.uint16).tolist(),
+            found.values.cpu().numpy().view(base.dtype).tolist(),
             int(found.errors.item()),
         )
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from tests.kernels.on_cpu import BINS, KernelsOnCpu
 from tests.reference import delta as reference
+from tests.reference import strat
 from tests.reference.delta import BITMAP, GAP, RAW, STRAT, Ages, Bits, Delta, entry_of
+from tests.vectors.delta_v2 import RULES
 
 # Zeros, subnormals, the ends of binades, infinities, NaNs: all of them to all of them.
 SPECIAL = [0, 1, 0x7F, 0x80, 0x81, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FFF]
@@ -135,12 +137,10 @@ def digest_agrees(kernels: KernelsOnCpu, case: Case) -> None:
 def histogram_agrees(kernels: KernelsOnCpu, case: Case) -> None:
     want = answer(case)
     keys = reference.change_key(want.new, want.old)[want.new != want.old]
-    assert np.array_equal(
-        kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS)
-    )
+    assert np.array_equal(kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS))
 
 
-# ---- boxes -----------------------------------------------------------------------------------------
+# ---- boxes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,10 @@ BOXES = [
     BoxCase("transposed", (130, 150), (slice(None), slice(None)), (1, 0)),
     BoxCase("four_dimensions", (7, 9, 11, 48), (slice(1, 6), slice(2, 9), slice(10), slice(8, 47))),
     BoxCase(
-        "four_permuted", (5, 6, 7, 101), (slice(None), slice(1, 6), slice(7), slice(100)), (2, 0, 3, 1)
+        "four_permuted",
+        (5, 6, 7, 101),
+        (slice(None), slice(1, 6), slice(7), slice(100)),
+        (2, 0, 3, 1),
     ),
 ]
 
@@ -172,7 +175,7 @@ def cut_out(array: Bits, box: BoxCase) -> Bits:
 
 
 def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
-    """A part of an array packs, applies and digests as a copy of it does, and nothing else moves."""
+    """A part of an array packs, applies and digests as a copy of it does; nothing else moves."""
     size = int(np.prod(box.shape))
     want = answer(Case(16_384, size, 0.05, width=width))
     old, new = want.old.copy(), want.new.copy()
@@ -195,27 +198,25 @@ def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
     assert np.array_equal(target, part)
 
 
-# ---- ages -----------------------------------------------------------------------------------------
+# ---- ages ----------------------------------------------------------------------------------------
 
 
 def aged(case: Case, limit: int) -> Ages:
     random = np.random.default_rng(case.count + limit)
-    return Ages(random.choice([0, 1, limit - 1, limit, 254, 255], case.count).astype(np.uint8), limit)
+    return Ages(
+        random.choice([0, 1, limit - 1, limit, 254, 255], case.count).astype(np.uint8), limit
+    )
 
 
 def ages_agree(kernels: KernelsOnCpu, case: Case, *, budget: int, limit: int = 7) -> None:
     """What is due is sent whatever its key, and the ages move with the shadow."""
     want = answer(case)
     ages = aged(case, limit)
-    threshold = kernels.threshold(
-        kernels.histogram(want.new, want.old, ages=ages), budget=budget
-    )
+    threshold = kernels.threshold(kernels.histogram(want.new, want.old, ages=ages), budget=budget)
     assert threshold == fast_threshold(want.new, want.old, budget, ages)
     mine, shadow = Ages(ages.counts.copy(), limit), want.old.copy()
     old = want.old.copy()
-    delta = reference.pack(
-        want.new, old, block_elements=case.block, threshold=threshold, ages=ages
-    )
+    delta = reference.pack(want.new, old, block_elements=case.block, threshold=threshold, ages=ages)
     packed = kernels.pack(
         want.new, shadow, block_elements=case.block, threshold=threshold, ages=mine
     )
@@ -234,6 +235,111 @@ def fast_threshold(new: Bits, old: Bits, budget: int, ages: Ages) -> int:
         else:
             low = middle + 1
     return low
+
+
+# ---- STRAT ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """A delta, what it was made from, and what crosses a link in its place."""
+
+    old: Bits
+    delta: Delta
+    rule: strat.ClassRule
+    link: Delta
+
+
+@cache
+def link_of(width: int, count: int, density: float) -> Link:
+    """Weights as training has them; the first quarter changes by anything and stays as it is."""
+    random = np.random.default_rng(count + width)
+    old = random.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
+    old = old.astype(f"u{width // 8}")
+    by = np.where(random.random(count) < density, random.geometric(0.7, count), 0)
+    by[random.random(count) < density / 9] = 1 << (width - 1)
+    by[: count // 4] = random.integers(1 << (width - 2), 1 << (width - 1), count // 4)
+    by = np.where(random.random(count) < 0.5, by, -by)
+    delta = reference.pack((old + by).astype(old.dtype), old.copy(), block_elements=BLOCK)
+    rule = RULES[width]
+    return Link(old, delta, rule, strat.strat_pack(delta, old, rule))
+
+
+LINKS = [
+    (width, count, density)
+    for width in (8, 16, 32)
+    for count, density in ((1, 1.0), (33, 0.3), (4 * 16_384 + 777, 0.02), (16_385, 0.3))
+]
+
+
+def link_agrees(kernels: KernelsOnCpu, width: int, count: int, density: float) -> None:
+    """A delta is recoded as the reference does it, and its STRAT blocks are read again."""
+    one = link_of(width, count, density)
+    packed = kernels.strat_pack(one.delta, one.old, one.rule)
+    assert packed.entries == one.link.entries
+    assert packed.payload() == one.link.payload
+    assert packed.cursor == len(one.link.payload)
+    differences, bad = kernels.strat_unpack(one.link, one.old, one.rule)
+    assert bad is None
+    wanted = np.zeros_like(one.old)
+    reference.apply(one.delta, wanted)
+    for block, entry in enumerate(one.link.entries):
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        kept = wanted[part] if entry & 15 == STRAT else np.zeros_like(wanted[part])
+        assert np.array_equal(differences[part], kept)
+
+
+def strat_corruptions() -> list[tuple[str, Delta]]:
+    """Links whose last block says what no `strat_pack` writes."""
+    link = link_of(16, 4 * 16_384 + 777, 0.02).link
+    at, entry = len(link.entries) - 1, link.entries[-1]
+    words = entry >> 44
+    assert entry & 15 == STRAT
+    start = len(link.payload) - words
+    short = link.payload[:-1]
+
+    def with_entry(by: int, payload: list[int]) -> Delta:
+        return replace(link, entries=[*link.entries[:at], entry + by], payload=payload)
+
+    zeros = [*link.payload[:start], *[0] * words]
+    ones = [*link.payload[:start], *[0xFFFFFFFF] * words]
+    return [
+        ("one_change_more", with_entry(1 << 4, link.payload)),
+        ("one_change_less", with_entry(-1 << 4, link.payload)),
+        ("nothing_changes", with_entry(-(entry & 0xFFFFF0), link.payload)),
+        ("listed", with_entry(1 << 24, link.payload)),
+        ("a_word_more", with_entry(1 << 44, [*link.payload, 0])),
+        ("a_word_less", with_entry(-1 << 44, short)),
+        ("cut", replace(link, payload=short)),
+        ("gamma_without_end", replace(link, payload=zeros)),
+        ("no_class_changes", replace(link, payload=ones)),
+        ("unused_bit", replace(link, payload=[*short, link.payload[-1] | 1 << 31])),
+    ]
+
+
+def corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
+    one = link_of(16, 4 * 16_384 + 777, 0.02)
+    _, bad = kernels.strat_unpack(link, one.old, one.rule)
+    assert bad == len(link.entries) - 1
+
+
+def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
+    """A flipped bit is found, or gives differences that the reference reads there too."""
+    one = link_of(16, 16_385, 0.3)
+    random = np.random.default_rng(seed)
+    payload = list(one.link.payload)
+    payload[int(random.integers(len(payload)))] ^= 1 << int(random.integers(32))
+    link = replace(one.link, payload=payload)
+    differences, bad = kernels.strat_unpack(link, one.old, one.rule)
+    if bad is not None:
+        return
+    offset = 0
+    for block, entry in enumerate(link.entries):
+        part, words = slice(block * BLOCK, (block + 1) * BLOCK), entry >> 44
+        if entry & 15 == STRAT:
+            said = strat.read_block(payload[offset : offset + words], one.old[part], one.rule)
+            assert np.array_equal(differences[part], said)
+        offset += words
 
 
 # ---- corrupt deltas ------------------------------------------------------------------------------
@@ -395,7 +501,9 @@ def sizes_that_lie() -> list[Corruption]:
         broken("size_past_the_largest", block_of(four, [0, 2], larges={1: 0x7FFF}, down=3)),
         broken("largest_size_upwards", block_of(four, [0, 2], larges={1: 0x7FFE})),
         broken("field_past_the_largest", block_of(four, [2], [0x7FFF], bits=15, down=3)),
-        broken("all_and_past_the_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x8000}, down=2)),
+        broken(
+            "all_and_past_the_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x8000}, down=2)
+        ),
         broken("all_and_largest_upwards", block_of(four, [0, 1, 2, 3], larges={1: 0x7FFF})),
         *tails(large),
     ]

@@ -131,9 +131,7 @@ STRAT_FIELDS = "base:box differences width count block_elements rule:rule "
 StratPackParams = params(
     f"entries offsets payload {STRAT_FIELDS} arena arena_words cursor link_entries link_offsets"
 )
-StratUnpackParams = params(
-    f"entries offsets payload payload_words {STRAT_FIELDS} bad_block"
-)
+StratUnpackParams = params(f"entries offsets payload payload_words {STRAT_FIELDS} bad_block")
 DigestParams = params("bits:box width count first_index seed sums")
 HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")
@@ -369,9 +367,7 @@ class KernelsOnCpu:
             (0, 0),
         )
 
-    def strat_unpack(
-        self, link: Delta, base: Bits, rule: ClassRule
-    ) -> tuple[Bits, int | None]:
+    def strat_unpack(self, link: Delta, base: Bits, rule: ClassRule) -> tuple[Bits, int | None]:
         """Return the differences of the STRAT blocks, and the least one that was corrupt."""
         entries, offsets, payload = self._put_delta(link)
         dense = self._put(np.zeros(link.count, base.dtype), shift=base.itemsize)
@@ -444,9 +440,7 @@ class KernelsOnCpu:
 def rule_of(rule: ClassRule) -> Any:
     """`kernels::StratRule`."""
     bits = sum(one << (8 * c) for c, one in enumerate(rule.magnitude_bits))
-    return (ctypes.c_uint64 * 5)(
-        rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, bits
-    )
+    return (ctypes.c_uint64 * 5)(rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, bits)
 
 
 def bad_block(word: Buffer) -> int | None:

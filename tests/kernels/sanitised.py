@@ -12,45 +12,72 @@ from tests.kernels.on_cpu import KernelsOnCpu, Order
 from tests.kernels.quantise_on_cpu import QuantiseOnCpu
 
 
-def run_cases(library: Path) -> None:
-    # The largest cases cost most of the time, and their addresses are those of the smaller ones.
-    for order, shift, count_max in ((Order.SHUFFLED, 2, 20_000), (Order.FORWARD, 0, 70_000)):
-        kernels = KernelsOnCpu(library, order=order, shift=shift, guard=0)
-        for case in cases.CASES:
-            if case.count > count_max:
-                continue
-            cases.pack_agrees(kernels, case)
-            cases.apply_agrees(kernels, case)
-            cases.unpack_agrees(kernels, case)
-            cases.digest_agrees(kernels, case)
-            if case.width == 16:
-                cases.histogram_agrees(kernels, case)
-        for box in cases.BOXES:
-            cases.box_agrees(kernels, box, 32)
-        cases.ages_agree(kernels, cases.Case(16_384, 16_391, 0.4, 0.5), budget=500)
-        for corruption in cases.corruptions():
-            cases.corruption_changes_nothing(kernels, corruption)
-            cases.corruption_lists_nothing(kernels, corruption)
-        for delta in cases.cut_deltas():
-            cases.cut_delta_is_found(kernels, delta)
-        quantising = QuantiseOnCpu(library, order=order, shift=shift, guard=0)
-        for quantised in quantise_cases.CASES:
-            quantise_cases.quantise_agrees(quantising, quantised, by="cta")
-            quantise_cases.quantise_agrees(quantising, quantised, by="warp")
+def run_cases(library: Path, *, order: Order, shift: int, counts: range) -> None:
+    kernels = KernelsOnCpu(library, order=order, shift=shift, guard=0)
+    for case in cases.CASES:
+        if case.count not in counts:
+            continue
+        cases.pack_agrees(kernels, case)
+        cases.apply_agrees(kernels, case)
+        cases.unpack_agrees(kernels, case)
+        cases.digest_agrees(kernels, case)
+        if case.width == 16:
+            cases.histogram_agrees(kernels, case)
+    cases.ages_agree(kernels, cases.Case(16_384, 16_391, 0.4, 0.5), budget=500)
 
 
-def main() -> None:
-    library, what = Path(sys.argv[1]), sys.argv[2]
+def run_boxes_and_links(kernels: KernelsOnCpu) -> None:
+    for box in cases.BOXES:
+        cases.box_agrees(kernels, box, 32)
+    for link in cases.LINKS:
+        cases.link_agrees(kernels, *link)
+
+
+def run_corruptions(kernels: KernelsOnCpu) -> None:
+    for corruption in cases.corruptions():
+        cases.corruption_changes_nothing(kernels, corruption)
+        cases.corruption_lists_nothing(kernels, corruption)
+    for delta in cases.cut_deltas():
+        cases.cut_delta_is_found(kernels, delta)
+    for _, corrupt in cases.strat_corruptions():
+        cases.corrupt_link_is_found(kernels, corrupt)
+    for seed in range(8):
+        cases.flipped_link_is_no_other_delta(kernels, seed)
+
+
+def run_quantised(library: Path) -> None:
+    for order, shift in ((Order.SHUFFLED, 2), (Order.FORWARD, 0)):
+        kernels = QuantiseOnCpu(library, order=order, shift=shift, guard=0)
+        for case in quantise_cases.CASES:
+            quantise_cases.quantise_agrees(kernels, case, by="cta")
+            quantise_cases.quantise_agrees(kernels, case, by="warp")
+
+
+def run(library: Path, what: str) -> None:
+    kernels = KernelsOnCpu(library, order=Order.SHUFFLED, shift=2, guard=0)
+    if what == "cases":
+        run_cases(library, order=Order.SHUFFLED, shift=2, counts=range(20_000))
+    elif what == "large_cases":  # of these the aligned ones: addresses are as in the small ones
+        run_cases(library, order=Order.FORWARD, shift=0, counts=range(16_000, 66_000))
+    elif what == "boxes_and_links":
+        run_boxes_and_links(kernels)
+    elif what == "corruptions":
+        run_corruptions(kernels)
+    elif what == "quantised":
+        run_quantised(library)
+    else:
+        plant_fault(library, what)
+    print("all agree")
+
+
+def plant_fault(library: Path, what: str) -> None:
     kernels = KernelsOnCpu(library, order=Order.FORWARD, guard=0)
     want = cases.answer(cases.Case(16_384, 33, 0.5))
-    if what == "cases":
-        run_cases(library)
-        print("all agree")
-    elif what == "short_arena":
+    if what == "short_arena":
         kernels.pack(want.new, want.old.copy(), block_elements=16_384, arena_words=1, lie_words=9)
     elif what == "misaligned_entries":
         kernels.pack(want.new, want.old.copy(), block_elements=16_384, lie_shift=4)
 
 
 if __name__ == "__main__":
-    main()
+    run(Path(sys.argv[1]), sys.argv[2])

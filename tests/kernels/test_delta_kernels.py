@@ -11,6 +11,7 @@ from tests.kernels.cases import (
     BOXES,
     CASES,
     KEYED,
+    LINKS,
     SHORT,
     BoxCase,
     Case,
@@ -18,16 +19,21 @@ from tests.kernels.cases import (
     answer,
     apply_agrees,
     box_agrees,
+    corrupt_link_is_found,
     corruption_changes_nothing,
     corruption_lists_nothing,
     corruptions,
     cut_delta_is_found,
     cut_deltas,
     digest_agrees,
+    flipped_link_is_no_other_delta,
     histogram_agrees,
+    link_agrees,
+    link_of,
     pack_agrees,
     sound_block_is_applied,
     sound_blocks,
+    strat_corruptions,
     unpack_agrees,
 )
 from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
@@ -189,9 +195,7 @@ def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
 
 @pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
 @pytest.mark.parametrize("budget", [0, 1, 500, 2_500, 1 << 40])
-def test_due_changes_are_sent_and_ages_move(
-    kernels: KernelsOnCpu, case: Case, budget: int
-) -> None:
+def test_due_changes_are_sent_and_ages_move(kernels: KernelsOnCpu, case: Case, budget: int) -> None:
     ages_agree(kernels, case, budget=budget)
 
 
@@ -245,6 +249,39 @@ def test_threshold_is_exact_at_every_place(kernels: KernelsOnCpu, at: int) -> No
 def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
     pack_agrees(kernels, SPECIAL, threshold=None)
     pack_agrees(kernels, SPECIAL, threshold=0)
+
+
+# ---- STRAT ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "count", "density"), LINKS)
+def test_delta_crosses_a_link(
+    kernels: KernelsOnCpu, width: int, count: int, density: float
+) -> None:
+    link_agrees(kernels, width, count, density)
+
+
+@pytest.mark.parametrize(
+    "link", [one for _, one in strat_corruptions()], ids=[name for name, _ in strat_corruptions()]
+)
+def test_corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
+    corrupt_link_is_found(kernels, link)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_flipped_bit_of_a_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
+    flipped_link_is_no_other_delta(kernels, seed)
+
+
+def test_link_without_room_defers_blocks(kernels: KernelsOnCpu) -> None:
+    one = link_of(16, 4 * 16_384 + 777, 0.02)
+    need = len(one.link.payload)
+    packed = kernels.strat_pack(one.delta, one.old, one.rule, arena_words=need - 1)
+    assert packed.cursor == need
+    late = [entry == DEFERRED for entry in packed.entries]
+    assert any(late)
+    for got, want, is_late in zip(packed.entries, one.link.entries, late, strict=True):
+        assert is_late or got == want
 
 
 # ---- corrupt deltas ------------------------------------------------------------------------------
@@ -317,8 +354,9 @@ def sanitised_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("kernels") / "sanitised.so", SANITISED)
 
 
-def test_kernels_touch_only_their_memory(sanitised_library: Path) -> None:
-    done = run_sanitised(sanitised_library, "cases")
+@pytest.mark.parametrize("what", ["cases", "large_cases", "boxes_and_links", "corruptions", "quantised"])
+def test_kernels_touch_only_their_memory(sanitised_library: Path, what: str) -> None:
+    done = run_sanitised(sanitised_library, what)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "all agree\n"
 

@@ -1,0 +1,259 @@
+"""The embedded codec on tensors, its kernels on this CPU: it hands them what they need."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rose.errors import InvalidArgument
+from tests.kernels import on_cpu
+from tests.kernels.cases import Case, answer
+from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
+from tests.reference import delta as reference
+from tests.reference import strat
+from tests.reference.delta import Delta
+from tests.vectors.delta_v2 import RULES
+
+torch = pytest.importorskip("torch")
+embedded = pytest.importorskip("rose.kernels.embedded")
+
+BLOCK = 16_384
+CASES = [Case(BLOCK, 40_961, 0.05, 0.2, width=width) for width in (8, 16, 32)]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.width}_bits")
+
+
+class LauncherOnCpu:
+    """Takes the calls of `DeviceCodec`, and makes their structs as its binding does."""
+
+    def __init__(self, library: Path) -> None:
+        self._kernels = KernelsOnCpu(library, order=Order.SHUFFLED)
+
+    def _run(self, name: str, kind: Any, values: dict[str, Any], *boxes: str) -> None:
+        count, stream = values["count"], values.pop("stream")
+        assert stream == 7
+        first = values.pop("first", 0)
+        for one in boxes:
+            values[one] = box_at(values[one], values.pop(f"{one}_box"), count + first, first)
+        blocks = -(-count // values["block_elements"]) if "block_elements" in values else 2
+        threads = values.get("block_elements", BLOCK * 4) // on_cpu.ELEMENTS_OF_THREAD
+        if name == "digest":
+            threads = 256
+        if "rule" in values:
+            values["rule"] = (ctypes.c_uint64 * 5)(*values["rule"])
+        self._kernels.launch(name, kind(**values), blocks=blocks, threads=threads)
+
+    def delta_pack(self, **values: Any) -> None:
+        self._run("delta_pack", on_cpu.PackParams, values, "bits", "shadow")
+
+    def delta_apply(self, **values: Any) -> None:
+        values["is_undo"] = values.pop("undo")
+        self._run("delta_apply", on_cpu.ApplyParams, values, "weights")
+
+    def topk_unpack(self, **values: Any) -> None:
+        self._run("topk_unpack", on_cpu.UnpackParams, values, "base")
+
+    def topk_histogram(self, **values: Any) -> None:
+        self._run("topk_histogram", on_cpu.HistogramParams, values, "bits", "shadow")
+
+    def topk_threshold(self, *, stream: int, **values: Any) -> None:
+        assert stream == 7
+        params = on_cpu.ThresholdParams(**values)
+        self._kernels.launch("topk_threshold", params, blocks=1, threads=1024)
+
+    def digest(self, **values: Any) -> None:
+        self._run("digest", on_cpu.DigestParams, values, "bits")
+
+    def strat_pack(self, **values: Any) -> None:
+        self._run("strat_pack", on_cpu.StratPackParams, values, "base")
+
+    def strat_unpack(self, **values: Any) -> None:
+        self._run("strat_unpack", on_cpu.StratUnpackParams, values, "base")
+
+
+def box_at(address: int, lie: tuple[int, ...] | None, count: int, first: int) -> Box:
+    sizes, strides = ((1, 1, count), (0, 0, 0, 1)) if lie is None else (lie[:3], lie[3:])
+    numbers = [one for size in sizes for one in divisor(size)]
+    return Box(address, first, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
+
+
+@pytest.fixture
+def codec(library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(embedded, "_stream_of", lambda _: 7)
+    made = object.__new__(embedded.EmbeddedCodec)
+    made._codec = LauncherOnCpu(library)
+    return made
+
+
+def tensor(array: Any) -> Any:
+    """The same memory as signed numbers, which torch has of every width."""
+    return torch.from_numpy(array.view(f"i{array.itemsize}"))
+
+
+def table(delta: Delta) -> tuple[Any, Any, Any]:
+    entries = np.array(delta.entries, np.uint64)
+    sizes = (entries >> np.uint64(44)).astype(np.int64)
+    return (
+        tensor(entries),
+        torch.from_numpy(np.cumsum(sizes) - sizes),
+        tensor(np.array(delta.payload, np.uint32)),
+    )
+
+
+def gathered(blocks: Any, case: Case) -> Delta:
+    entries = blocks.entries.numpy().view(np.uint64).tolist()
+    arena = blocks.arena.numpy().view(np.uint32)
+    payload = [
+        word
+        for entry, offset in zip(entries, blocks.offsets.tolist(), strict=True)
+        for word in arena[offset : offset + (entry >> 44)].tolist()
+    ]
+    return Delta(case.count, BLOCK, entries, payload, case.width)
+
+
+@each_case
+def test_pack_and_apply_and_undo(codec: Any, case: Case) -> None:
+    want = answer(case)
+    new, shadow = tensor(want.new.copy()), tensor(want.old.copy())
+    packed = codec.delta_pack(new, shadow, block_elements=BLOCK)
+    assert gathered(packed, case) == want.delta
+    assert torch.equal(shadow, new)
+    sums = packed.digest.numpy().view(np.uint64).tolist()
+    assert tuple(sums) == reference.digest(want.new)
+    assert codec.digest(new).numpy().view(np.uint64).tolist() == sums
+    weights = tensor(want.old.copy())
+    assert int(codec.delta_apply(weights, *table(want.delta), block_elements=BLOCK)) == -1
+    assert torch.equal(weights, new)
+    undone = codec.delta_apply(weights, *table(want.delta), block_elements=BLOCK, undo=True)
+    assert int(undone) == -1
+    assert torch.equal(weights, tensor(want.old))
+
+
+@each_case
+def test_part_of_a_tensor_is_taken_where_it_lies(codec: Any, case: Case) -> None:
+    want = answer(case)
+    new, old = (tensor(one.copy())[:40_000].view(50, 8, 100) for one in (want.new, want.old))
+    part, target = (one[3:, :, 2:91].transpose(0, 1) for one in (new, old))
+    wide = Case(BLOCK, part.numel(), width=case.width)
+    flat = [one.contiguous().view(-1).numpy().view(want.new.dtype) for one in (part, target)]
+    delta = reference.pack(flat[0], flat[1].copy(), block_elements=BLOCK)
+    assert gathered(codec.delta_pack(part, target, block_elements=BLOCK), wide) == delta
+    assert torch.equal(part, target)
+    for at in range(len(delta.entries)):
+        bad = codec.delta_apply(
+            target, *table(delta), block_elements=BLOCK, undo=True, blocks=range(at, at + 1)
+        )
+        assert int(bad) == -1
+    assert torch.equal(old, tensor(want.old)[:40_000].view(50, 8, 100))
+
+
+def test_bad_block_has_its_number_in_the_table(codec: Any) -> None:
+    case = CASES[1]
+    delta = answer(case).delta
+    delta = Delta(case.count, BLOCK, [*delta.entries[:2], delta.entries[2] ^ 1], delta.payload)
+    weights = tensor(answer(case).old.copy())
+    for blocks in (None, range(1, 3), range(2, 3)):
+        bad = codec.delta_apply(weights, *table(delta), block_elements=BLOCK, blocks=blocks)
+        assert int(bad) == 2
+
+
+def test_topk_with_ages(codec: Any) -> None:
+    case = CASES[1]
+    want = answer(case)
+    ages = reference.Ages(np.resize(np.arange(9, dtype=np.uint8), case.count), 8)
+    mine, shadow, old = torch.from_numpy(ages.counts.copy()), want.old.copy(), want.old.copy()
+    least = codec.topk_threshold(
+        tensor(want.new), tensor(want.old), budget=400, ages=mine, age_limit=8
+    )
+    assert int(least) == reference.topk_threshold(want.new, want.old, 400, ages)
+    delta = reference.pack(want.new, old, block_elements=BLOCK, threshold=int(least), ages=ages)
+    packed = codec.delta_pack(
+        tensor(want.new),
+        tensor(shadow),
+        block_elements=BLOCK,
+        threshold=least,
+        ages=mine,
+        age_limit=8,
+    )
+    assert gathered(packed, case) == delta
+    assert np.array_equal(mine.numpy(), ages.counts)
+    changed = sum(entry >> 4 & 0xFFFFF for entry in delta.entries)
+    listed = codec.topk_unpack(
+        tensor(want.old), *table(delta), block_elements=BLOCK, capacity=changed
+    )
+    positions, values = reference.topk_unpack(delta, want.old)
+    assert listed.positions.tolist() == positions
+    assert listed.values.numpy().view(np.uint16).tolist() == values
+
+
+@each_case
+def test_merge_does_what_both_do(codec: Any, case: Case) -> None:
+    want = answer(case)
+    newer = want.new + np.resize(np.array([0, 0, 0, 5], want.new.dtype), case.count)
+    newer = np.where(np.arange(case.count) % 7 == 0, want.old, newer).astype(want.new.dtype)
+    second = reference.pack(newer, want.new.copy(), block_elements=BLOCK)
+    merged, bad = codec.delta_merge(
+        table(want.delta), table(second), like=tensor(want.old), block_elements=BLOCK
+    )
+    assert int(bad) == -1
+    assert gathered(merged, case) == reference.merge(want.delta, second)
+
+
+def test_merge_with_a_corrupt_delta_names_its_block(codec: Any) -> None:
+    case = CASES[1]
+    delta = answer(case).delta
+    corrupt = Delta(case.count, BLOCK, [delta.entries[0], delta.entries[1] ^ 1, 0], delta.payload)
+    for both in ((delta, corrupt), (corrupt, delta)):
+        _, bad = codec.delta_merge(
+            *map(table, both), like=tensor(answer(case).old), block_elements=BLOCK
+        )
+        assert int(bad) == 1
+
+
+def trained(width: int) -> tuple[Any, Delta, strat.ClassRule]:
+    """Weights as training has them, of which one block changes everywhere and stays RAW."""
+    random = np.random.default_rng(width)
+    count = 2 * BLOCK + 777
+    old = random.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
+    old = old.astype(f"u{width // 8}")
+    by = np.where(random.random(count) < 0.02, random.integers(1, 4, count), 0)
+    by[:BLOCK] = random.integers(1 << (width - 2), 1 << (width - 1), BLOCK)
+    delta = reference.pack((old + by).astype(old.dtype), old.copy(), block_elements=BLOCK)
+    return old, delta, RULES[width]
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_delta_crosses_a_link_and_is_the_same_again(codec: Any, width: int) -> None:
+    old, delta, rule = trained(width)
+    case = Case(BLOCK, len(old), width=width)
+    link, bad = codec.strat_pack(tensor(old), *table(delta), block_elements=BLOCK, rule=rule)
+    assert int(bad) == -1
+    wanted = strat.strat_pack(delta, old, rule)
+    assert gathered(link, case) == wanted
+    assert reference.STRAT in {entry & 15 for entry in wanted.entries}
+    again, bad = codec.strat_unpack(tensor(old), *table(wanted), block_elements=BLOCK, rule=rule)
+    assert int(bad) == -1
+    assert gathered(again, case) == delta
+
+
+def test_link_of_a_corrupt_delta_is_not_packed(codec: Any) -> None:
+    old, delta, rule = trained(16)
+    corrupt = Delta(delta.count, BLOCK, [*delta.entries[:2], (1 << 64) - 1], delta.payload)
+    _, bad = codec.strat_pack(tensor(old), *table(corrupt), block_elements=BLOCK, rule=rule)
+    assert int(bad) == 2
+
+
+def test_tensors_that_do_not_go_together_are_refused(codec: Any) -> None:
+    new = tensor(answer(CASES[1]).new.copy())
+    table_of_new = table(answer(CASES[1]).delta)
+    numbers = new.view(torch.int8)
+    ages = torch.zeros(numbers.numel(), dtype=torch.uint8)
+    with pytest.raises(InvalidArgument, match="must be the same"):
+        codec.delta_pack(new, new[1:], block_elements=BLOCK)
+    with pytest.raises(InvalidArgument, match="top-k"):
+        codec.delta_pack(numbers, numbers.clone(), ages=ages)
+    with pytest.raises(InvalidArgument, match="multiple of 4"):
+        codec.digest(new, first_index=6)
+    with pytest.raises(InvalidArgument, match="neighbours"):
+        codec.delta_apply(new, *table_of_new, block_elements=BLOCK, blocks=range(2, 9))
