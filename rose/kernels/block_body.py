@@ -40,8 +40,8 @@ def shape_of(
 ) -> tuple[tl.tensor, ...]:
     """Return m, and how many magnitudes are large; zeros where a block has no shape to read."""
     _, _, shape_at = layout_to_shape(is_bitmap, elements, changed)
-    has_shape = (listed > 0) & (shape_at < size)
-    shape = tl.load(section + shape_at, mask=has_shape, other=0)
+    has_shape = (listed > 0) & (shape_at < 32 * size)
+    shape = tl.load(section + (shape_at >> 5), mask=has_shape, other=0)
     return shape & 0xFF, (shape.to(tl.uint32) >> 8).to(tl.int32)
 
 
@@ -88,6 +88,7 @@ def mark_ranks(
 @triton.jit
 def changes_at(
     section: tl.tensor,
+    positions_at: tl.tensor,
     sections: tl.tuple,
     marks: tl.tensor,
     large_marks: tl.tensor,
@@ -112,7 +113,7 @@ def changes_at(
     bits = tl.where(is_bitmap, elements, high_bits(elements, changed))
     low = tl.where(is_bitmap, 0, low_bits(elements, changed))
     is_set, rank, position = positions(
-        section, 0, lows_at, at, rank_base, bits, low, changed, is_bitmap
+        section, positions_at, lows_at, at, rank_base, bits, low, changed, is_bitmap
     )
     is_down = field(section, signs_at, rank, 1, is_set) > 0
     is_marked = field(marks, 0, rank, 1, is_set & (listed > 0) & (listed < changed)) > 0

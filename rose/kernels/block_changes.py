@@ -94,6 +94,7 @@ def change_block(
         for at in range(0, bits, TILE):
             is_set, rank, position, is_down, is_listed, is_large, _, magnitude = changes_at(
                 section,
+                0,
                 sections,
                 marks,
                 large_marks,

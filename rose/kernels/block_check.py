@@ -12,7 +12,7 @@ import triton.language as tl
 
 from rose.kernels import operands
 from rose.kernels.block_body import changes_at, fields_of, mark_ranks, shape_of
-from rose.kernels.body_code import layout
+from rose.kernels.body_code import layout, whole
 from rose.kernels.gap_code import (
     BITMAP,
     EMPTY,
@@ -29,9 +29,9 @@ from rose.kernels.tile import LAUNCH, TILE
 
 @triton.jit
 def is_tail_clear(section: tl.tensor, start: tl.tensor, bits: tl.tensor) -> tl.tensor:
-    """Say whether what follows the `bits` bits from word `start` on in their last word is 0."""
+    """Say whether what follows `bits` bits in their last word is 0; `start` is a word's."""
     used = bits & 31
-    last = tl.load(section + (start + (bits >> 5)), mask=used > 0, other=0).to(tl.uint32)
+    last = tl.load(section + ((start + bits) >> 5), mask=used > 0, other=0).to(tl.uint32)
     return (last >> used.to(tl.uint32)) == 0
 
 
@@ -40,19 +40,20 @@ def are_positions_sound(
     section: tl.tensor,
     high_at: tl.tensor,
     lows_at: tl.tensor,
+    bits: tl.tensor,
     universe: tl.tensor,
     count: tl.tensor,
     is_bitmap: tl.tensor,
 ) -> tl.tensor:
     """Say whether a section holds `count` positions, ascending and below `universe`, and no more.
 
-    A bit that is set behind the section is a position that is too large.
+    `bits` is where the section's last word ends: a bit that is set behind the section is a position
+    that is too large.
     """
-    bits = tl.where(is_bitmap, universe, high_bits(universe, count))
     low = tl.where(is_bitmap, 0, low_bits(universe, count))
     found = 0
     faults = 0
-    for at in range(0, 32 * words(bits), TILE):
+    for at in range(0, bits, TILE):
         is_set, rank, position = positions(
             section, high_at, lows_at, at, found, bits, low, count, is_bitmap
         )
@@ -66,12 +67,13 @@ def are_positions_sound(
         )
         faults += tl.sum(is_fault.to(tl.int32), 0)
         found += tl.sum(is_set.to(tl.int32), 0)
-    return (found == count) & (faults == 0) & is_tail_clear(section, lows_at, count * low)
+    return (found == count) & (faults == 0)
 
 
 @triton.jit
 def are_sections_sound(
     section: tl.tensor,
+    positions_at: tl.tensor,
     sections: tl.tuple,
     is_bitmap: tl.tensor,
     elements: tl.tensor,
@@ -79,34 +81,46 @@ def are_sections_sound(
     listed: tl.tensor,
     m: tl.tensor,
     large: tl.tensor,
+    has_ranks: tl.tensor,
     width: tl.constexpr,
+    are_words: tl.constexpr,
 ) -> tl.tensor:
-    """Judge positions, ranks and large ranks, and that no unused bit is set."""
+    """Judge positions, ranks and large ranks; and unused bits, of sections of whole words."""
     lows_at, signs_at, _, ranks_at, rank_lows_at, magnitudes_at, large_ranks_at, _, _, _ = sections
     _, _, _, _, _, _, _, large_lows_at, large_at, _ = sections
-    is_good = is_tail_clear(section, signs_at, changed)
-    is_good = is_good & is_tail_clear(section, magnitudes_at, m * listed)
-    is_good = is_good & is_tail_clear(section, large_at, width * large)
     faults = 0
+    if are_words:
+        is_clear = is_tail_clear(section, signs_at, changed)
+        is_clear = is_clear & is_tail_clear(section, magnitudes_at, m * listed)
+        is_clear = is_clear & is_tail_clear(section, large_at, width * large)
+        faults += (is_clear == 0).to(tl.int32)
     # One loop of three, because the code in it is long.
     for which in range(3):
         is_first = which == 0
         is_ranks = which == 1
-        high_at = tl.where(is_first, 0, tl.where(is_ranks, ranks_at, large_ranks_at))
+        high_at = tl.where(is_first, positions_at, tl.where(is_ranks, ranks_at, large_ranks_at))
         low_at = tl.where(is_first, lows_at, tl.where(is_ranks, rank_lows_at, large_lows_at))
         universe = tl.where(is_first, elements, tl.where(is_ranks, changed, listed))
         count = tl.where(is_first, changed, tl.where(is_ranks, listed, large))
-        if (count > 0) & ((is_ranks & (listed == changed)) == 0):
+        if (count > 0) & (has_ranks | (is_ranks == 0)):
+            is_dense = is_bitmap & is_first
+            bits = tl.where(is_dense, universe, high_bits(universe, count))
+            if are_words:
+                bits = whole(bits)
             is_sound = are_positions_sound(
-                section, high_at, low_at, universe, count, is_bitmap & is_first
+                section, high_at, low_at, bits, universe, count, is_dense
             )
+            if are_words:
+                low = tl.where(is_dense, 0, low_bits(universe, count))
+                is_sound = is_sound & is_tail_clear(section, low_at, count * low)
             faults += (is_sound == 0).to(tl.int32)
-    return is_good & (faults == 0)
+    return faults == 0
 
 
 @triton.jit
 def are_sizes_sound(
     section: tl.tensor,
+    positions_at: tl.tensor,
     sections: tl.tuple,
     marks: tl.tensor,
     large_marks: tl.tensor,
@@ -116,11 +130,11 @@ def are_sizes_sound(
     listed: tl.tensor,
     m: tl.tensor,
     large: tl.tensor,
+    least: tl.tensor,
     width: tl.constexpr,
 ) -> tl.tensor:
     """Say whether each listed size is one that a difference has, and coded as it must be."""
     mark_ranks(section, sections, marks, large_marks, changed, listed, large)
-    least = tl.where(listed == changed, 1, 2)
     bits = tl.where(is_bitmap, elements, high_bits(elements, changed))
     faults = 0
     rank_base = 0
@@ -129,6 +143,7 @@ def are_sizes_sound(
     for at in range(0, bits, TILE):
         is_set, _, _, is_down, is_listed, is_large, small, magnitude = changes_at(
             section,
+            positions_at,
             sections,
             marks,
             large_marks,
@@ -192,14 +207,26 @@ def is_sound(
             m, large = shape_of(section, is_bitmap, elements, changed, listed, size)
             sections = layout(is_bitmap, elements, changed, listed, m, large, width)
             _, _, _, _, _, _, _, _, _, end = sections
-            if (m < width) & (large <= listed) & (end == size):
+            if (m < width) & (large <= listed) & (end == 32 * size):
                 is_good = are_sections_sound(
-                    section, sections, is_bitmap, elements, changed, listed, m, large, width
+                    section,
+                    0,
+                    sections,
+                    is_bitmap,
+                    elements,
+                    changed,
+                    listed,
+                    m,
+                    large,
+                    listed < changed,
+                    width,
+                    True,
                 )
                 # Marks are written by sections that are sound only: within their bounds.
                 if is_good & (listed > 0):
                     is_good = are_sizes_sound(
                         section,
+                        0,
                         sections,
                         marks,
                         large_marks,
@@ -209,6 +236,7 @@ def is_sound(
                         listed,
                         m,
                         large,
+                        tl.where(listed == changed, 1, 2),
                         width,
                     )
     return is_good

@@ -10,14 +10,20 @@ WIDTHS = tl.constexpr(32)  # m is below the width of an element, which is at mos
 
 
 @triton.jit
+def whole(bits: tl.tensor) -> tl.tensor:
+    """Round bits up to the bits of whole words."""
+    return 32 * words(bits)
+
+
+@triton.jit
 def layout_to_shape(
     is_bitmap: tl.tensor, elements: tl.tensor, changed: tl.tensor
 ) -> tuple[tl.tensor, ...]:
-    """Return where low positions, signs and shape begin, in words. `changed` is at least 1."""
-    lows_at = words(tl.where(is_bitmap, elements, high_bits(elements, changed)))
+    """Return where low positions, signs and shape begin, in bits. `changed` is at least 1."""
+    lows_at = whole(tl.where(is_bitmap, elements, high_bits(elements, changed)))
     lows = tl.where(is_bitmap, 0, changed * low_bits(elements, changed))
-    signs_at = lows_at + words(lows)
-    return lows_at, signs_at, signs_at + words(changed)
+    signs_at = lows_at + whole(lows)
+    return lows_at, signs_at, signs_at + whole(changed)
 
 
 @triton.jit
@@ -30,24 +36,24 @@ def layout(
     large: tl.tensor,
     width: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Return where the sections after the high positions begin, in words, and where all ends.
+    """Return where the sections after the high positions begin, in bits, and where all ends.
 
     Low positions, signs, shape, high ranks, low ranks, magnitudes, high large ranks, low large
     ranks, large, end. `changed` is at least 1.
     """
     lows_at, signs_at, shape_at = layout_to_shape(is_bitmap, elements, changed)
-    ranks_at = shape_at + (listed > 0).to(tl.int32)
+    ranks_at = shape_at + tl.where(listed > 0, 32, 0)
     ranked = tl.maximum(listed, 1)
     has_ranks = (listed > 0) & (listed < changed)
-    rank_lows_at = ranks_at + tl.where(has_ranks, words(high_bits(changed, ranked)), 0)
+    rank_lows_at = ranks_at + tl.where(has_ranks, whole(high_bits(changed, ranked)), 0)
     rank_lows = tl.where(has_ranks, listed * low_bits(changed, ranked), 0)
-    magnitudes_at = rank_lows_at + words(rank_lows)
-    large_ranks_at = magnitudes_at + words(m * listed)
+    magnitudes_at = rank_lows_at + whole(rank_lows)
+    large_ranks_at = magnitudes_at + whole(m * listed)
     counted = tl.maximum(large, 1)
     large_highs = tl.where(large > 0, high_bits(ranked, counted), 0)
-    large_lows_at = large_ranks_at + words(large_highs)
-    large_at = large_lows_at + words(large * low_bits(ranked, counted))
-    end = large_at + words(width * large)
+    large_lows_at = large_ranks_at + whole(large_highs)
+    large_at = large_lows_at + whole(large * low_bits(ranked, counted))
+    end = large_at + whole(width * large)
     return (
         lows_at,
         signs_at,

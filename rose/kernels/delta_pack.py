@@ -163,7 +163,7 @@ def delta_pack_kernel(
     if is_coded:
         clear(section, size)
         if listed > 0:
-            tl.store(section + shape_at, m | (large << 8))
+            tl.store(section + (shape_at >> 5), m | (large << 8))
 
     rank_base = 0
     listed_base = 0
@@ -242,7 +242,7 @@ def delta_pack_kernel(
 
 def delta_pack(
     new: Any,
-    shadow: Any,
+    shadow: Any | None,
     *,
     block_elements: int = 65_536,
     threshold: Any = None,
@@ -258,7 +258,7 @@ def delta_pack(
 
     Args:
         new: elements of 8, 16 or 32 bits, aligned to their size; a box, see `rose.kernels.box`.
-        shadow: the same number of the same; changed in place.
+        shadow: the same number of the same, changed in place; None for zeros.
         block_elements: 65,536 or 16,384.
         threshold: int32 scalar on the device: only changes whose key reaches it are sent, see
             `topk_threshold`. None sends all.
@@ -272,6 +272,8 @@ def delta_pack(
     Raises:
         InvalidArgument: the two do not match, or a value is not one of those above.
     """
+    if shadow is None:
+        shadow = torch.zeros(new.shape, dtype=new.dtype, device=new.device)
     operands.check_twins(new, shadow)
     operands.check_block_elements(block_elements)
     operands.check_ages(ages, age_limit, new)

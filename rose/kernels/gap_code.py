@@ -59,15 +59,15 @@ def set_field(
     value: tl.tensor,
     mask: tl.tensor,
 ) -> None:
-    """Write fields of `width` <= 32 bits into zeroed words, the first of which is at `start`.
+    """Write fields of `width` <= 32 bits into zeroed words, the first of which begins at a bit.
 
     Several lanes may own bits of one word, so they are OR-ed in by atomics. The CUDA kernel builds
     the words in shared memory instead, which is faster.
     """
-    bit = index * width
+    bit = start + index * width
     shift = (bit & 31).to(tl.uint32)
     bits = value.to(tl.uint32)
-    word = section + (start + (bit >> 5))
+    word = section + (bit >> 5)
     tl.atomic_or(word, (bits << shift).to(tl.int32), mask=mask & (width > 0), sem="relaxed")
     # In two shifts, because a shift by 32 is undefined.
     rest = ((bits >> 1) >> (31 - shift)).to(tl.int32)
@@ -78,14 +78,14 @@ def set_field(
 def field(
     section: tl.tensor, start: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor
 ) -> tl.tensor:
-    """Read fields of `width` <= 32 bits, the first of which is at `start`; 0 without the mask.
+    """Read fields of `width` <= 32 bits, the first of which begins at a bit; 0 without the mask.
 
-    Where a part starts is a number of words beside the block's pointer here and everywhere: one
+    Where a part starts is a number of bits beside the block's pointer here and everywhere: a
     pointer for each part would take two registers more.
     """
-    bit = index * width
+    bit = start + index * width
     shift = (bit & 31).to(tl.uint32)
-    word = section + (start + (bit >> 5))
+    word = section + (bit >> 5)
     # From the second-level cache: marks were OR-ed in there, below this multiprocessor's own.
     low = tl.load(word, mask=mask & (width > 0), other=0, cache_modifier=".cg").to(tl.uint32)
     is_split = mask & ((bit & 31) + width > 32)
@@ -140,7 +140,7 @@ def positions(
     they hold.
     """
     bit = at + tl.arange(0, TILE)
-    is_set = field(section, high_at, bit, 1, bit < 32 * words(bits))
+    is_set = field(section, high_at, bit, 1, bit < bits)
     rank = before + tl.cumsum(is_set, 0) - is_set
     is_there = is_set > 0
     top = bit - tl.where(is_bitmap, 0, rank)

@@ -221,6 +221,46 @@ def delta_apply(
     return int(errors), held.bits()
 
 
+Table = tuple[list[int], list[int], list[int]]
+
+
+def gathered_table(packed: Any) -> tuple[list[int], list[int]]:
+    """Return entries and payload in the order of the table."""
+    from rose.kernels.delta_pack import gather
+
+    found = gather(packed)
+    words = int(found.words)
+    return unsigned(found.entries, 64), unsigned(found.arena, 32)[:words]
+
+
+def delta_merge(
+    first: Table, second: Table, *, count: int, width: int, **options: Any
+) -> tuple[list[int], list[int], int]:
+    import torch
+
+    from rose.kernels.delta_merge import delta_merge
+
+    like = torch.empty(count, dtype=getattr(torch, f"int{width}"))
+    packed, errors = delta_merge(table(*first), table(*second), like=like, **options)
+    return *gathered_table(packed), int(errors)
+
+
+def strat(
+    which: str, base: Bits, delta: Table, *, programs: int = 1024, shape: Any = None, **options: Any
+) -> tuple[list[int], list[int], int]:
+    """Recode a delta for a link by `strat_pack`, or back by `strat_unpack`."""
+    from rose.kernels import strat_pack, strat_unpack
+
+    strat_unpack.PROGRAMS = programs
+    function = getattr({"pack": strat_pack, "unpack": strat_unpack}[which], f"strat_{which}")
+    held = Guarded(base, shape=shape)
+    packed, errors = function(held.tensor, *table(*delta), **options)
+    assert (held.bits() == base).all()
+    if int(errors) != -1:
+        return [], [], int(errors)
+    return *gathered_table(packed), -1
+
+
 def topk_threshold(
     new: Bits, shadow: Bits, *, ages: Bits | None = None, shape: Any = None, **options: Any
 ) -> int:
