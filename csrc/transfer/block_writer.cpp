@@ -85,22 +85,48 @@ void write_raw(const BlockChanges<T>& changes, std::uint32_t* out) noexcept {
 
 std::uint32_t* write_bitmap(const std::uint16_t* positions, std::uint32_t count,
                             std::uint32_t elements, std::uint32_t* out) noexcept {
-  BitSetter bits{out};
+  BitSetter bits{out, words_of_bits(elements)};
   for (std::uint32_t i = 0; i < count; ++i) bits.set(positions[i]);
-  bits.finish(words_of_bits(elements));
   return out + words_of_bits(elements);
+}
+
+// The signs of the elements in eight bytes, the first one lowest.
+template <ElementBits T>
+std::uint32_t signs_of_word(const T* differences) noexcept {
+  constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  constexpr std::uint64_t kOnes = ~std::uint64_t{0} / ((std::uint64_t{1} << kWidth<T>)-1);
+  // Carries the sign of element j, at bit w j, to the j-th of the highest bits; what else the
+  // product holds is below those, in places of its own.
+  constexpr std::uint64_t kCarry = [] {
+    std::uint64_t carry = 0;
+    for (std::uint32_t j = 0; j < kInWord; ++j) {
+      carry |= std::uint64_t{1} << (64 - kInWord - j * kWidth<T> + j);
+    }
+    return carry;
+  }();
+  std::uint64_t word = 0;
+  std::memcpy(&word, differences, sizeof word);
+  return static_cast<std::uint32_t>((word >> (kWidth<T> - 1) & kOnes) * kCarry >> (64 - kInWord));
 }
 
 template <ElementBits T>
 std::uint32_t* write_signs(const BlockChanges<T>& changes, std::uint32_t* out) noexcept {
-  for (std::uint32_t first = 0; first < changes.changed; first += 32) {
-    const std::uint32_t here = std::min(32U, changes.changed - first);
+  constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  const T* const differences = changes.differences;
+  std::uint32_t first = 0;
+  for (; first + 32 <= changes.changed; first += 32) {
     std::uint32_t word = 0;
-    for (std::uint32_t i = 0; i < here; ++i) {
-      word |= sign_of(changes.differences[first + i]) << i;
+    for (std::uint32_t i = 0; i < 32; i += kInWord) {
+      word |= signs_of_word(differences + first + i) << i;
     }
     *out++ = word;
   }
+  if (first == changes.changed) return out;
+  std::uint32_t word = 0;
+  for (std::uint32_t i = first; i < changes.changed; ++i) {
+    word |= sign_of(differences[i]) << (i - first);
+  }
+  *out++ = word;
   return out;
 }
 

@@ -1,6 +1,8 @@
 #include "transfer/changes_finder.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <type_traits>
 
 #include "transfer/change_key.h"
@@ -65,33 +67,74 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
 // All that differs is sent, so the shadow becomes what is fresh: one loop finds and digests.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
-  constexpr std::uint32_t kInWord = 8 / sizeof(T);
   const std::uint64_t first_word = tile.first / kInWord;
   std::uint32_t count = 0;
   if (tile.elements % kInWord == 0) {
     count = static_cast<std::uint32_t>(
         find_and_add(options_->isa, tile.fresh, static_cast<const T*>(tile.shadow),
-                     tile.elements / kInWord, tile.base, first_word, found, digests_));
+                     tile.elements / kInWord, tile.base, first_word, found, digest_));
+    add_touched(tile, found, count);
   } else {
-    add_elements<T>(options_->isa, tile.fresh, tile.elements, first_word, 0, digests_.fresh);
-    add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.shadow);
-    count = static_cast<std::uint32_t>(
-        find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
+    count = static_cast<std::uint32_t>(find_changed<T>(options_->isa, tile.fresh, tile.shadow,
+                                                       tile.elements, tile.base, found));
+    add_all(tile, tile.shadow, moved_, -1);
+    add_all(tile, tile.fresh, moved_, 1);
+    add_all(tile, tile.fresh, digest_, 1);
   }
   take(tile, count);
   return count;
 }
 
+// Adds what the tile moves the digest by: over the words that are touched, or, where those are
+// many, over all of them in one go.
+template <ElementBits T>
+void ChangesFinder<T>::add_touched(const Tile& tile, const std::uint16_t* found,
+                                   std::uint32_t count) noexcept {
+  if (count > tile.elements / kManyInWord) {
+    add_all(tile, tile.shadow, moved_, -1);
+    add_all(tile, tile.fresh, moved_, 1);
+    return;
+  }
+  constexpr std::size_t kRoom = kTile / kManyInWord + 1;
+  std::array<std::uint16_t, kRoom> places;
+  std::array<std::uint64_t, kRoom> now;
+  std::array<std::uint64_t, kRoom> old;
+  std::size_t touched = 0;
+  // A word is written again for each of its changes, and counted once.
+  std::uint32_t last = ~0U;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::uint32_t word = (found[i] - tile.base) / kInWord;
+    touched += word != last && i != 0 ? 1 : 0;
+    last = word;
+    places[touched] = static_cast<std::uint16_t>(word);
+    std::memcpy(&now[touched], tile.fresh + word * kInWord, sizeof(std::uint64_t));
+    std::memcpy(&old[touched], tile.shadow + word * kInWord, sizeof(std::uint64_t));
+  }
+  touched += count != 0 ? 1 : 0;
+  add_moved(options_->isa, {now.data(), old.data(), places.data(), touched}, tile.first / kInWord,
+            moved_);
+}
+
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_some(const Tile& tile, std::uint16_t* found) noexcept {
-  const std::uint64_t first_word = tile.first / (8 / sizeof(T));
-  add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.shadow);
+  add_all(tile, tile.shadow, moved_, -1);
   auto count = static_cast<std::uint32_t>(
       find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
   count = keep_sent(tile, found, count);
   take(tile, count);
-  add_elements<T>(options_->isa, tile.shadow, tile.elements, first_word, 0, digests_.fresh);
+  add_all(tile, tile.shadow, moved_, 1);
+  add_all(tile, tile.shadow, digest_, 1);
   return count;
+}
+
+// Adds the digest of a tile's elements, or takes it off.
+template <ElementBits T>
+void ChangesFinder<T>::add_all(const Tile& tile, const T* elements, Digest& to,
+                               int sign) const noexcept {
+  Digest part;
+  add_elements<T>(options_->isa, elements, tile.elements, tile.first / kInWord, 0, part);
+  to.first += sign < 0 ? 0U - part.first : part.first;
+  to.second += sign < 0 ? 0U - part.second : part.second;
 }
 
 // Keeps the positions that are sent, and moves the ages: what stays unsent is one pack older.

@@ -29,11 +29,18 @@ class ChangesFinder {
   // What `elements` from element `first` on change; valid until the next call.
   BlockChanges<T> find(std::uint64_t first, std::uint32_t elements) noexcept;
 
-  const PairDigests& digests() const noexcept { return digests_; }
+  // Of all shadows after the moves.
+  const Digest& digest() const noexcept { return digest_; }
+  // What that differs by from the digest of the shadows before.
+  const Digest& moved() const noexcept { return moved_; }
 
  private:
   // Elements of which both arrays stay in the first-level cache while they are compared.
   static constexpr std::uint32_t kTile = 8192 / sizeof(T);
+
+  static constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  // With more changes than one in so many elements, the words of a whole tile are added faster.
+  static constexpr std::uint32_t kManyInWord = 16;
 
   struct Tile {
     std::uint64_t first{0};
@@ -49,6 +56,8 @@ class ChangesFinder {
   bool sends_all() const noexcept { return options_->threshold == 0 && !has_ages(); }
   bool has_ages() const noexcept { return options_->ages.counts.data != nullptr; }
   std::uint32_t find_all(const Tile& tile, std::uint16_t* found) noexcept;
+  void add_all(const Tile& tile, const T* elements, Digest& to, int sign) const noexcept;
+  void add_touched(const Tile& tile, const std::uint16_t* found, std::uint32_t count) noexcept;
   std::uint32_t find_some(const Tile& tile, std::uint16_t* found) noexcept;
   std::uint32_t keep_sent(const Tile& tile, std::uint16_t* found, std::uint32_t count) noexcept;
   void take(const Tile& tile, std::uint32_t count) noexcept;
@@ -64,7 +73,8 @@ class ChangesFinder {
   Buffer<std::uint8_t> left_ages_;
   Buffer<std::uint16_t> left_;
   std::uint32_t changed_{0};
-  PairDigests digests_;
+  Digest digest_;
+  Digest moved_;
 };
 
 }  // namespace rose::transfer

@@ -87,7 +87,7 @@ class Part {
 
   const BlockRange& blocks() const noexcept { return blocks_; }
   std::uint64_t words() const noexcept { return words_; }
-  const PairDigests& digests() const noexcept { return finder_.digests(); }
+  const ChangesFinder<T>& finder() const noexcept { return finder_; }
 
  private:
   Part(ChangesFinder<T> finder, EncodeScratch scratch, BlockRange blocks) noexcept
@@ -189,10 +189,12 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
               packed.payload.data() + part.blocks().first * block_words);
   });
   packed.payload.shrink(join(parts.value(), block_words, packed.payload.data()));
+  Digest moved;
   for (const Part<T>& part : parts.value()) {
-    add(part.digests().shadow, packed.base_digest);
-    add(part.digests().fresh, packed.digest);
+    add(part.finder().digest(), packed.digest);
+    add(part.finder().moved(), moved);
   }
+  packed.base_digest = {packed.digest.first - moved.first, packed.digest.second - moved.second};
   return packed;
 }
 

@@ -59,32 +59,25 @@ class BitReader {
   std::uint32_t ready_bits_{0};
 };
 
-// Writes the bits at ascending places, 0 elsewhere: every word of a section, each once.
+// Writes the bits at ascending places of a section of `words`, and 0 elsewhere.
 class BitSetter {
  public:
-  explicit BitSetter(std::uint32_t* out) noexcept : out_{out} {}
+  BitSetter(std::uint32_t* out, std::uint32_t words) noexcept : out_{out} {
+    std::fill_n(out, words, 0U);
+  }
 
   void set(std::uint32_t bit) noexcept {
-    advance(bit / 32);
-    pending_ |= 1U << bit % 32;
-  }
-  // Writes the section up to its end, `words` > 0 from its start.
-  void finish(std::uint32_t words) noexcept {
-    advance(words - 1);
-    out_[word_] = pending_;
+    // Held beside the memory, so that no bit waits for the one before to be stored.
+    const std::uint32_t word = bit / 32;
+    held_ = (word == word_ ? held_ : 0U) | 1U << bit % 32;
+    word_ = word;
+    out_[word] = held_;
   }
 
  private:
-  void advance(std::uint32_t word) noexcept {
-    while (word_ < word) {
-      out_[word_++] = pending_;
-      pending_ = 0;
-    }
-  }
-
   std::uint32_t* out_;
   std::uint32_t word_{0};
-  std::uint32_t pending_{0};
+  std::uint32_t held_{0};
 };
 
 // Writes `count` >= 1 ascending positions below `universe`; returns where the words end.
@@ -92,9 +85,8 @@ inline std::uint32_t* write_elias_fano(const std::uint16_t* positions, std::uint
                                        std::uint32_t universe, std::uint32_t* out) noexcept {
   const EliasFanoShape shape{universe, count};
   const std::uint32_t low_bits = shape.low_bits;
-  BitSetter high{out};
+  BitSetter high{out, shape.high_words};
   for (std::uint32_t i = 0; i < count; ++i) high.set((positions[i] >> low_bits) + i);
-  high.finish(shape.high_words);
   BitWriter low{out + shape.high_words};
   const std::uint32_t low_mask = (1U << low_bits) - 1;
   std::uint32_t i = 0;

@@ -83,6 +83,16 @@ void add_words_portable(const void* bits, std::size_t words, std::uint64_t first
   }
 }
 
+void add_moved_portable(const MovedWords& words, std::uint64_t first_word,
+                        Digest& moved) noexcept {
+  for (std::size_t i = 0; i < words.count; ++i) {
+    const std::uint64_t first_key = (first_word + words.places[i] + 1) * kStrideFirst;
+    const std::uint64_t second_key = (first_word + words.places[i] + 1) * kStrideSecond;
+    moved.first += mix(words.fresh[i] + first_key) - mix(words.old[i] + first_key);
+    moved.second += mix(words.fresh[i] + second_key) - mix(words.old[i] + second_key);
+  }
+}
+
 template <ElementBits T>
 std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
                          std::uint32_t base, std::uint16_t* out) noexcept {
@@ -120,17 +130,23 @@ void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first
   add_words_portable(bits, words, first_word, seed, digest);
 }
 
+void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return add_moved_avx512(words, first_word, moved);
+#endif
+  add_moved_portable(words, first_word, moved);
+}
+
 template <ElementBits T>
 std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
-                         PairDigests& digests) noexcept {
+                         Digest& digest) noexcept {
 #if defined(__x86_64__)
   if (isa == Isa::kAvx512) {
-    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digests);
+    return find_and_add_avx512(fresh, shadow, words, base, first_word, out, digest);
   }
 #endif
-  add_words(isa, fresh, words, first_word, 0, digests.fresh);
-  add_words(isa, shadow, words, first_word, 0, digests.shadow);
+  add_words(isa, fresh, words, first_word, 0, digest);
   return find_changed(isa, fresh, shadow, kWordBytes / sizeof(T) * words, base, out);
 }
 
@@ -140,7 +156,7 @@ std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t w
   template std::size_t find_changed_portable(const T*, const T*, std::size_t, std::uint32_t, \
                                              std::uint16_t*) noexcept;                       \
   template std::size_t find_and_add(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
-                                    std::uint64_t, std::uint16_t*, PairDigests&) noexcept;
+                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;
 ROSE_SIMD(std::uint8_t)
 ROSE_SIMD(std::uint16_t)
 ROSE_SIMD(std::uint32_t)

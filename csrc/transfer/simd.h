@@ -40,17 +40,23 @@ std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t c
 void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
-// The digests of both sides of a pack, with seed 0.
-struct PairDigests {
-  Digest fresh;
-  Digest shadow;
-};
-
-// Both of the above over `words` whole words: while one waits for memory, the other computes.
+// Both of the above over `words` whole words, the sums being of `fresh` with seed 0: while one
+// waits for memory, the other computes.
 template <ElementBits T>
 std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
-                         PairDigests& digests) noexcept;
+                         Digest& digest) noexcept;
+
+// Some words of a piece of a tensor, before and after: `places` are theirs in the piece.
+struct MovedWords {
+  const std::uint64_t* fresh{nullptr};
+  const std::uint64_t* old{nullptr};
+  const std::uint16_t* places{nullptr};
+  std::size_t count{0};
+};
+
+// Adds what they move the digest by, with seed 0; the piece's first word has the index `first_word`.
+void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
@@ -66,11 +72,13 @@ std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t c
                                   std::uint32_t base, std::uint16_t* out) noexcept;
 void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept;
+void add_moved_portable(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 #if defined(__x86_64__)
 void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_word,
                     std::uint64_t seed, Digest& digest) noexcept;
 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
+void add_moved_avx512(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 // No templates: those would lose their instruction set where they are instantiated.
 #define ROSE_FIND(T)                                                                  \
   std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count,   \
@@ -79,7 +87,7 @@ void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_w
                                   std::uint32_t base, std::uint16_t* out) noexcept;   \
   std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
                                   std::uint32_t base, std::uint64_t first_word,       \
-                                  std::uint16_t* out, PairDigests& digests) noexcept;
+                                  std::uint16_t* out, Digest& digest) noexcept;
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)

@@ -55,11 +55,16 @@ ROSE_AVX512 inline std::uint16_t* write_changed_avx512(std::uint64_t changed, st
     }
     return out;
   }
-  // All are written whether or not they are there: at 1 % a branch on each costs more.
-  for (std::size_t k = 0; k < kFewFound; ++k) {
-    out[k] = static_cast<std::uint16_t>(base + _tzcnt_u64(changed));
-    changed &= changed - 1;
+  // All are written whether or not they are there: at 1 % a branch on each costs more. As one
+  // number, lest the compiler does it in vector registers, which the digest needs. What is not
+  // there may carry into what is not there either.
+  std::uint64_t places = 0;
+  for (unsigned k = 0; k < kFewFound; ++k) {
+    places |= _tzcnt_u64(changed) << 16 * k;
+    changed = _blsr_u64(changed);
   }
+  places += base * std::uint64_t{0x0001'0001'0001'0001};
+  __builtin_memcpy(out, &places, sizeof places);
   return out + found;
 }
 
@@ -99,33 +104,6 @@ ROSE_AVX512 inline std::uint64_t total_avx512(__m512i sums) noexcept {
 ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& digest) noexcept {
   digest.first += total_avx512(sums.first);
   digest.second += total_avx512(sums.second);
-}
-
-// The sums of both sides of a pack; they share their keys.
-struct PairSumsAvx512 {
-  SumsAvx512 fresh;
-  __m512i first_shadow;
-  __m512i second_shadow;
-};
-
-ROSE_AVX512 inline PairSumsAvx512 pair_sums_avx512(std::uint64_t first_word) noexcept {
-  return {sums_avx512(first_word, 0), _mm512_setzero_si512(), _mm512_setzero_si512()};
-}
-
-ROSE_AVX512 inline void add_pair_avx512(__m512i fresh, __m512i shadow,
-                                        PairSumsAvx512& sums) noexcept {
-  sums.first_shadow = _mm512_add_epi64(sums.first_shadow,
-                                       mix_avx512(_mm512_add_epi64(shadow, sums.fresh.first_keys)));
-  sums.second_shadow = _mm512_add_epi64(
-      sums.second_shadow, mix_avx512(_mm512_add_epi64(shadow, sums.fresh.second_keys)));
-  add_avx512(fresh, sums.fresh);
-}
-
-ROSE_AVX512 inline void add_to_digests_avx512(const PairSumsAvx512& sums,
-                                              PairDigests& digests) noexcept {
-  add_to_digest_avx512(sums.fresh, digests.fresh);
-  digests.shadow.first += total_avx512(sums.first_shadow);
-  digests.shadow.second += total_avx512(sums.second_shadow);
 }
 
 // A bit for each of 64 elements that differ.
@@ -170,11 +148,11 @@ ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t
 template <ElementBits T>
 ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::size_t words,
                                         std::uint32_t base, std::uint64_t first_word,
-                                        std::uint16_t* out, PairDigests& digests) noexcept {
+                                        std::uint16_t* out, Digest& digest) noexcept {
   constexpr std::size_t kInWord = 8 / sizeof(T);
   constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
   std::uint16_t* const begin = out;
-  PairSumsAvx512 sums = pair_sums_avx512(first_word);
+  SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
   for (; i + kStepWords <= words; i += kStepWords) {
     const T* const a = fresh + kInWord * i;
@@ -182,15 +160,14 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
     const auto first = base + static_cast<std::uint32_t>(kInWord * i);
     out = write_changed_avx512(differ_avx512(a, b), first, out);
     for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
-      add_pair_avx512(_mm512_loadu_si512(a + part), _mm512_loadu_si512(b + part), sums);
+      add_avx512(_mm512_loadu_si512(a + part), sums);
     }
   }
-  add_to_digests_avx512(sums, digests);
+  add_to_digest_avx512(sums, digest);
   const std::size_t done = kInWord * i;
   out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
                                base + static_cast<std::uint32_t>(done), out);
-  add_words_portable(fresh + done, words - i, first_word + i, 0, digests.fresh);
-  add_words_portable(shadow + done, words - i, first_word + i, 0, digests.shadow);
+  add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
   return static_cast<std::size_t>(out - begin);
 }
 
@@ -206,6 +183,32 @@ ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint
   add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
+ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_word,
+                                  Digest& moved) noexcept {
+  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
+  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
+  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
+  __m512i first = _mm512_setzero_si512();
+  __m512i second = _mm512_setzero_si512();
+  for (std::size_t i = 0; i < words.count; i += 8) {
+    const std::size_t left = words.count - i;
+    // Lanes that are not there hold equal words, which differ by nothing.
+    const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
+    const __m512i at = _mm512_cvtepu16_epi64(_mm_maskz_loadu_epi16(here, words.places + i));
+    const __m512i now = _mm512_maskz_loadu_epi64(here, words.fresh + i);
+    const __m512i old = _mm512_maskz_loadu_epi64(here, words.old + i);
+    const __m512i index = _mm512_add_epi64(base, at);
+    const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
+    const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
+    first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(now, first_key)));
+    first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
+    second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(now, second_key)));
+    second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
+  }
+  moved.first += total_avx512(first);
+  moved.second += total_avx512(second);
+}
+
 #define ROSE_FIND(T)                                                                               \
   ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count,  \
                                               std::uint32_t base, std::uint16_t* out) noexcept {   \
@@ -213,8 +216,8 @@ ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint
   }                                                                                                \
   ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words,  \
                                               std::uint32_t base, std::uint64_t first_word,        \
-                                              std::uint16_t* out, PairDigests& digests) noexcept { \
-    return find_add_avx512(fresh, shadow, words, base, first_word, out, digests);                  \
+                                              std::uint16_t* out, Digest& digest) noexcept { \
+    return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
   }
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

@@ -21,7 +21,7 @@ def child() -> Iterator[Child]:
 
 
 def cases(kind: str, repo: Path) -> list[dict[str, Any]]:
-    found = json.loads((repo / "tests/vectors/delta_v1.json").read_text(encoding="utf-8"))[kind]
+    found = json.loads((repo / "tests/vectors/delta_v2.json").read_text(encoding="utf-8"))[kind]
     assert found
     return found
 
