@@ -514,6 +514,51 @@ def delta_verify(
 def delta_merge(
     first: Any, second: Any
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+
+# A class rule: shift, exponent_bits, origin, all_mask, magnitude_bits of each of eight classes.
+HISTOGRAM_COLUMNS: int
+
+def strat_pack(
+    weights: npt.NDArray[Any],
+    delta: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    is_after: bool = False,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+def strat_unpack(
+    base: npt.NDArray[Any],
+    link: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+def link_pack(
+    new: npt.NDArray[Any],
+    shadow: npt.NDArray[Any],
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    block_elements: int,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+    tuple[int, int],
+    tuple[int, int],
+    npt.NDArray[np.uint64],
+    npt.NDArray[np.uint32],
+]: ...
+def add_to_histogram(
+    new: npt.NDArray[Any],
+    shadow: npt.NDArray[Any],
+    rows: npt.NDArray[np.uint64],
+    *,
+    shift: int,
+    exponent_bits: int,
+) -> None: ...
 def topk_threshold(
     new: npt.NDArray[np.uint16],
     shadow: npt.NDArray[np.uint16],

@@ -1,4 +1,4 @@
-// What the bindings of the codec share: arrays of NumPy as spans and back, and a choice of ISA.
+// What the bindings of the codec share: deltas and arrays as they come from Python and go back.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -12,12 +12,26 @@
 
 #include "bind/status.h"
 #include "transfer/buffer.h"
+#include "transfer/delta.h"
 #include "transfer/simd.h"
 
 namespace rose::bind {
 
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+// An instruction set by name, or the best one; refuses one that this machine lacks.
+inline transfer::Isa isa_of(const std::optional<std::string>& name) {
+  const transfer::Isa best = transfer::best_isa();
+  if (!name) return best;
+  const std::optional<transfer::Isa> isa = transfer::isa_named(*name);
+  if (!isa) raise(Status::invalid_argument("isa '" + *name + "': choose portable, avx2 or avx512"));
+  if (*isa > best) {
+    raise(Status::invalid_argument("isa '" + *name + "': this machine has " +
+                                   std::string{transfer::name_of(best)} + " at most"));
+  }
+  return *isa;
+}
 
 // An array that owns the numbers.
 template <typename T>
@@ -31,17 +45,39 @@ Array<T> to_array(transfer::Buffer<T> numbers) {
   return Array<T>{size, data, keeper};
 }
 
-// An instruction set by name, or the best one; refuses one that this machine lacks.
-inline transfer::Isa isa_of(const std::optional<std::string>& name) {
-  const transfer::Isa best = transfer::best_isa();
-  if (!name) return best;
-  const std::optional<transfer::Isa> isa = transfer::isa_named(*name);
-  if (!isa) raise(Status::invalid_argument("isa '" + *name + "': choose portable, avx2 or avx512"));
-  if (*isa > best) {
-    raise(Status::invalid_argument("isa '" + *name + "': this machine has " +
-                                   std::string{transfer::name_of(best)} + " at most"));
+// A delta as Python holds it, field by field.
+struct DeltaArrays {
+  std::uint64_t count;
+  std::uint32_t block_elements;
+  std::uint32_t width;
+  Array<std::uint64_t> entries;
+  Array<std::uint32_t> payload;
+
+  transfer::DeltaView view() const {
+    return {.count = count,
+            .block_elements = block_elements,
+            .width = width,
+            .entries = {entries.data(), static_cast<std::size_t>(entries.size())},
+            .payload = {payload.data(), static_cast<std::size_t>(payload.size())}};
   }
-  return *isa;
+};
+
+inline DeltaArrays arrays_of(const pybind11::handle& delta) {
+  return {.count = delta.attr("count").cast<std::uint64_t>(),
+          .block_elements = delta.attr("block_elements").cast<std::uint32_t>(),
+          .width = delta.attr("width").cast<std::uint32_t>(),
+          .entries = delta.attr("entries").cast<Array<std::uint64_t>>(),
+          .payload = delta.attr("payload").cast<Array<std::uint32_t>>()};
+}
+
+// Does `work` without the GIL, and raises what came of it or returns it.
+template <typename Work>
+auto run_for(Work work) {
+  auto result = [&] {
+    const pybind11::gil_scoped_release release;
+    return work();
+  }();
+  return take(std::move(result));
 }
 
 }  // namespace rose::bind

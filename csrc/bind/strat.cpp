@@ -11,24 +11,22 @@
 #include <tuple>
 #include <utility>
 
+#include "bind/box.h"
 #include "bind/codec_arrays.h"
 #include "bind/status.h"
 #include "transfer/class_histogram.h"
+#include "transfer/link_pack.h"
 #include "transfer/strat.h"
 
 namespace rose::bind {
 
 namespace py = pybind11;
 using transfer::ClassHistogram;
-using transfer::ClassRule;
-using transfer::DeltaView;
 using transfer::RecodedDelta;
 using transfer::StratOptions;
 
 namespace {
 
-using Entries = Array<std::uint64_t>;
-using Payload = Array<std::uint32_t>;
 // shift, exponent_bits, origin, all_mask, magnitude_bits
 using Rule = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t,
                         std::array<std::uint8_t, transfer::kClasses>>;
@@ -36,16 +34,6 @@ using Rule = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32
 template <typename T>
 std::span<const T> span_of(const Array<T>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-template <typename T>
-DeltaView view_of(std::uint64_t count, std::uint32_t block_elements, const Entries& entries,
-                  const Payload& payload) {
-  return {.count = count,
-          .block_elements = block_elements,
-          .width = transfer::kWidth<T>,
-          .entries = span_of(entries),
-          .payload = span_of(payload)};
 }
 
 StratOptions options_of(const Rule& rule, std::uint32_t threads,
@@ -60,46 +48,60 @@ StratOptions options_of(const Rule& rule, std::uint32_t threads,
           .isa = isa_of(isa)};
 }
 
-py::tuple to_tuple(Result<RecodedDelta> result) {
-  RecodedDelta made = take(std::move(result));
+py::tuple to_tuple(RecodedDelta made) {
   return py::make_tuple(to_array(std::move(made.entries)), to_array(std::move(made.payload)));
 }
 
 template <typename T>
-py::tuple strat_pack(const Array<T>& weights, std::uint64_t count, std::uint32_t block_elements,
-                     const Entries& entries, const Payload& payload, const Rule& rule,
+py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rule& rule,
                      bool is_after, std::uint32_t threads, const std::optional<std::string>& isa) {
-  const DeltaView delta = view_of<T>(count, block_elements, entries, payload);
+  const DeltaArrays packed = arrays_of(delta);
   const StratOptions options = options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(weights);
-  return to_tuple([&] {
-    const py::gil_scoped_release release;
-    return transfer::strat_pack(delta, bits, is_after, options);
-  }());
+  return to_tuple(
+      run_for([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
+}
+
+py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
+                    std::uint32_t block_elements, std::uint32_t threads,
+                    const std::optional<std::string>& isa) {
+  const StratOptions chosen = options_of(rule, threads, isa);
+  const transfer::PackOptions options{
+      .block_elements = block_elements, .isa = chosen.isa, .threads = threads};
+  return with_elements_of("new", fresh, [&](auto element) {
+    using T = decltype(element);
+    const auto from = box_of<T>("new", fresh);
+    const auto to = writable_box_of<T>("shadow", shadow);
+    transfer::PackedLink made =
+        run_for([&] { return transfer::link_pack(from, to, options, chosen.rule); });
+    const auto pair = [](const transfer::Digest& digest) {
+      return py::make_tuple(digest.first, digest.second);
+    };
+    return py::tuple{py::make_tuple(
+        to_array(std::move(made.delta.entries)), to_array(std::move(made.delta.payload)),
+        pair(made.delta.base_digest), pair(made.delta.digest),
+        to_array(std::move(made.link.entries)), to_array(std::move(made.link.payload)))};
+  });
 }
 
 template <typename T>
-py::tuple strat_unpack(const Array<T>& base, std::uint64_t count, std::uint32_t block_elements,
-                       const Entries& entries, const Payload& payload, const Rule& rule,
+py::tuple strat_unpack(const Array<T>& base, const py::handle& link, const Rule& rule,
                        std::uint32_t threads, const std::optional<std::string>& isa) {
-  const DeltaView link = view_of<T>(count, block_elements, entries, payload);
+  const DeltaArrays received = arrays_of(link);
   const StratOptions options = options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(base);
-  return to_tuple([&] {
-    const py::gil_scoped_release release;
-    return transfer::strat_unpack(link, bits, options);
-  }());
+  return to_tuple(run_for([&] { return transfer::strat_unpack(received.view(), bits, options); }));
 }
 
 template <typename T>
-void add_to_histogram(const Array<T>& fresh, const Array<T>& shadow, Entries& rows,
+void add_to_histogram(const Array<T>& fresh, const Array<T>& shadow, Array<std::uint64_t>& rows,
                       std::uint32_t shift, std::uint32_t exponent_bits) {
   const std::span<const T> from = span_of(fresh);
   const std::span<const T> to = span_of(shadow);
   const bool is_exponent = exponent_bits <= ClassHistogram::kExponentBitsMax &&
-                           shift + exponent_bits <= transfer::kWidth<T>;
-  const std::uint64_t size = std::uint64_t{ClassHistogram::kColumns} << exponent_bits;
-  if (from.size() != to.size() || !is_exponent || std::cmp_not_equal(rows.size(), size)) {
+                           std::uint64_t{shift} + exponent_bits <= transfer::kWidth<T>;
+  if (from.size() != to.size() || !is_exponent ||
+      std::cmp_not_equal(rows.size(), std::uint64_t{ClassHistogram::kColumns} << exponent_bits)) {
     raise(Status::invalid_argument("a histogram of " + std::to_string(rows.size()) +
                                    " numbers does not fit the exponents of these elements"));
   }
@@ -110,14 +112,11 @@ void add_to_histogram(const Array<T>& fresh, const Array<T>& shadow, Entries& ro
 
 template <typename T>
 void bind_width(py::module_& module) {
-  module.def("strat_pack", &strat_pack<T>, py::arg("weights").noconvert(), py::kw_only(),
-             py::arg("count"), py::arg("block_elements"), py::arg("entries").noconvert(),
-             py::arg("payload").noconvert(), py::arg("rule"), py::arg("is_after") = false,
-             py::arg("threads") = 1, py::arg("isa") = py::none());
-  module.def("strat_unpack", &strat_unpack<T>, py::arg("base").noconvert(), py::kw_only(),
-             py::arg("count"), py::arg("block_elements"), py::arg("entries").noconvert(),
-             py::arg("payload").noconvert(), py::arg("rule"), py::arg("threads") = 1,
+  module.def("strat_pack", &strat_pack<T>, py::arg("weights").noconvert(), py::arg("delta"),
+             py::arg("rule"), py::kw_only(), py::arg("is_after") = false, py::arg("threads") = 1,
              py::arg("isa") = py::none());
+  module.def("strat_unpack", &strat_unpack<T>, py::arg("base").noconvert(), py::arg("link"),
+             py::arg("rule"), py::kw_only(), py::arg("threads") = 1, py::arg("isa") = py::none());
   module.def("add_to_histogram", &add_to_histogram<T>, py::arg("new").noconvert(),
              py::arg("shadow").noconvert(), py::arg("rows").noconvert(), py::kw_only(),
              py::arg("shift"), py::arg("exponent_bits"));
@@ -127,6 +126,9 @@ void bind_width(py::module_& module) {
 
 void bind_strat(py::module_& module) {
   module.attr("HISTOGRAM_COLUMNS") = ClassHistogram::kColumns;
+  module.def("link_pack", &link_pack, py::arg("new"), py::arg("shadow"), py::arg("rule"),
+             py::kw_only(), py::arg("block_elements"), py::arg("threads") = 1,
+             py::arg("isa") = py::none());
   bind_width<std::uint8_t>(module);
   bind_width<std::uint16_t>(module);
   bind_width<std::uint32_t>(module);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind/box.h"
+#include "bind/codec_arrays.h"
 #include "bind/status.h"
 #include "transfer/delta_apply.h"
 #include "transfer/delta_check.h"
@@ -31,22 +32,6 @@ using transfer::Isa;
 
 namespace {
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-
-// An instruction set by name, or the best one; refuses one that this machine lacks.
-Isa isa_of(const std::optional<std::string>& name) {
-  const Isa best = transfer::best_isa();
-  if (!name) return best;
-  const std::optional<Isa> isa = transfer::isa_named(*name);
-  if (!isa) raise(Status::invalid_argument("isa '" + *name + "': choose portable, avx2 or avx512"));
-  if (*isa > best) {
-    raise(Status::invalid_argument("isa '" + *name + "': this machine has " +
-                                   std::string{transfer::name_of(best)} + " at most"));
-  }
-  return *isa;
-}
-
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
@@ -55,43 +40,7 @@ std::vector<std::string> isa_names() {
   return names;
 }
 
-// An array that owns the numbers.
-template <typename T>
-Array<T> to_array(Buffer<T> numbers) {
-  auto owner = std::make_unique<Buffer<T>>(std::move(numbers));
-  const T* const data = owner->data();
-  const auto size = static_cast<py::ssize_t>(owner->size());
-  const py::capsule keeper{owner.get(), [](void* kept) { delete static_cast<Buffer<T>*>(kept); }};
-  static_cast<void>(owner.release());
-  return Array<T>{size, data, keeper};
-}
-
 py::tuple to_tuple(const Digest& digest) { return py::make_tuple(digest.first, digest.second); }
-
-// A delta as Python holds it, field by field.
-struct DeltaArrays {
-  std::uint64_t count;
-  std::uint32_t block_elements;
-  std::uint32_t width;
-  Array<std::uint64_t> entries;
-  Array<std::uint32_t> payload;
-
-  DeltaView view() const {
-    return {.count = count,
-            .block_elements = block_elements,
-            .width = width,
-            .entries = {entries.data(), static_cast<std::size_t>(entries.size())},
-            .payload = {payload.data(), static_cast<std::size_t>(payload.size())}};
-  }
-};
-
-DeltaArrays arrays_of(const py::handle& delta) {
-  return {.count = delta.attr("count").cast<std::uint64_t>(),
-          .block_elements = delta.attr("block_elements").cast<std::uint32_t>(),
-          .width = delta.attr("width").cast<std::uint32_t>(),
-          .entries = delta.attr("entries").cast<Array<std::uint64_t>>(),
-          .payload = delta.attr("payload").cast<Array<std::uint32_t>>()};
-}
 
 using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
@@ -106,15 +55,6 @@ void run(Work work) {
     status = work();
   }
   check(status);
-}
-
-template <typename Work>
-auto run_for(Work work) {
-  auto result = [&] {
-    const py::gil_scoped_release release;
-    return work();
-  }();
-  return take(std::move(result));
 }
 
 transfer::PackOptions options_of(std::uint32_t block_elements, std::uint32_t threshold,

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "transfer/elias_fano.h"
+#include "transfer/delta.h"
 
 namespace rose::transfer {
 
@@ -27,13 +27,25 @@ struct StreamShape {
         bits{high + count * low} {}
 };
 
-// Needs room for the words of all that is put; finish() writes the last one.
+// Appends fields without asking whether a word is full, which nobody could foresee: each time eight
+// bytes are written, those that are not full yet once more. So it needs room for the words of all
+// that is put, and kSlackWords more; the unused bits of the last word are 0.
 class StreamWriter {
  public:
-  explicit StreamWriter(std::uint32_t* out) noexcept : bits_{out} {}
+  static constexpr std::size_t kSlackWords = 2;
 
-  void put(std::uint32_t value, std::uint32_t width) noexcept { bits_.put(value, width); }
-  void finish() noexcept { bits_.finish(); }
+  explicit StreamWriter(std::uint32_t* out) noexcept
+      : out_{reinterpret_cast<unsigned char*>(out)} {}
+
+  // A field of `width` <= 32 bits.
+  void put(std::uint64_t value, std::uint32_t width) noexcept {
+    pending_ |= value << pending_bits_;
+    pending_bits_ += width;
+    std::memcpy(out_, &pending_, sizeof pending_);
+    out_ += pending_bits_ / 8;
+    pending_ >>= pending_bits_ & ~7U;
+    pending_bits_ %= 8;
+  }
 
   void put_gamma(std::uint32_t number) noexcept {
     const auto low = static_cast<std::uint32_t>(std::bit_width(number)) - 1;
@@ -67,10 +79,12 @@ class StreamWriter {
       put_zeros(zeros);
       zeros = 0;
     }
-    put(1U << zeros, zeros + 1);
+    put(std::uint64_t{1} << zeros, zeros + 1);
   }
 
-  BitWriter bits_;
+  unsigned char* out_;
+  std::uint64_t pending_{0};
+  std::uint32_t pending_bits_{0};
 };
 
 // Reads at any place. Whoever asks has seen that what is asked for is there; of the memory, two

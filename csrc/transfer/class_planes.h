@@ -33,11 +33,23 @@ template <ElementBits T>
 void find_planes(Isa isa, const T* bits, std::uint32_t elements, const ClassRule& rule,
                  ClassPlanes* planes) noexcept;
 
-// Writes, for each of `changed` ascending positions, how many elements of its class are before it.
-// Returns how many elements each class has.
+// How many elements of each class are before a group: 16 bits each, four classes to a number.
+struct GroupStarts {
+  std::uint64_t of[2];
+};
+
+// What a block changes, the class that each had, and room for its rank in it.
+struct RankedChanges {
+  std::uint32_t changed{0};
+  const std::uint16_t* positions{nullptr};
+  const std::uint8_t* classes{nullptr};
+  std::uint16_t* ranks{nullptr};
+};
+
+// Writes, for each change, how many elements of its class are before it; `starts` is room for
+// groups_of(elements). Returns how many elements each class has.
 ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
-                       const std::uint16_t* positions, const std::uint8_t* classes,
-                       std::uint32_t changed, std::uint16_t* ranks) noexcept;
+                       const RankedChanges& changes, GroupStarts* starts) noexcept;
 
 // How many elements each class has.
 ClassCounts count_classes(Isa isa, const ClassPlanes* planes, std::uint32_t elements) noexcept;

@@ -31,6 +31,27 @@ ROSE_INLINED std::uint32_t count_of(std::uint64_t mask) noexcept {
   return static_cast<std::uint32_t>(std::popcount(mask));
 }
 
+// Which lanes of a group are of one class.
+ROSE_INLINED std::uint64_t mask_of(const ClassPlanes& group, std::uint32_t c) noexcept {
+  std::uint64_t mask = ~std::uint64_t{0};
+  for (std::uint32_t plane = 0; plane < 3; ++plane) {
+    const std::uint64_t is_clear = (c >> plane & 1) - std::uint64_t{1};
+    mask &= group.of[plane] ^ is_clear;
+  }
+  return mask;
+}
+
+// The counts of four classes from `first` on, 16 bits each.
+ROSE_INLINED std::uint64_t packed_counts(const Masks& masks, std::uint32_t first) noexcept {
+  return std::uint64_t{count_of(masks[first])} | std::uint64_t{count_of(masks[first + 1])} << 16 |
+         std::uint64_t{count_of(masks[first + 2])} << 32 |
+         std::uint64_t{count_of(masks[first + 3])} << 48;
+}
+
+ROSE_INLINED std::uint32_t count_at(const GroupStarts& starts, std::uint32_t c) noexcept {
+  return static_cast<std::uint16_t>(starts.of[c / 4] >> (c % 4 * 16));
+}
+
 ROSE_INLINED void add_group(const Masks& masks, ClassCounts& counts) noexcept {
   for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] += count_of(masks[c]);
 }
@@ -60,21 +81,35 @@ struct RankQuestion {
   const std::uint16_t* positions;
   const std::uint8_t* classes;
   std::uint32_t changed;
+  GroupStarts* starts;
   std::uint16_t* ranks;
 };
 
+// Two passes, so that neither has to guess where the next change is: first where each class stands
+// at every group, four counts to a number; then each change by itself.
 ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
   ClassCounts counts{};
-  std::uint32_t next = 0;
-  for (std::uint32_t group = 0; group < groups_of(asked.elements); ++group) {
+  const std::uint32_t groups = groups_of(asked.elements);
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    asked.starts[group] = {low, high};
     const Masks masks = masks_of(asked.planes[group]);
-    for (; next < asked.changed && asked.positions[next] / kGroupElements == group; ++next) {
-      const std::uint32_t lane = asked.positions[next] % kGroupElements;
-      const std::uint64_t below = (std::uint64_t{1} << lane) - 1;
-      const std::uint32_t c = asked.classes[next];
-      asked.ranks[next] = static_cast<std::uint16_t>(counts[c] + count_of(masks[c] & below));
-    }
-    add_group(masks, counts);
+    low += packed_counts(masks, 0);
+    high += packed_counts(masks, 4);
+  }
+  if (groups != 0) {
+    // Up to the last group every count fits 16 bits; with it, one may be 65,536.
+    for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
+    add_group(masks_of(asked.planes[groups - 1]), counts);
+  }
+  for (std::uint32_t i = 0; i < asked.changed; ++i) {
+    const std::uint32_t group = asked.positions[i] / kGroupElements;
+    const std::uint32_t lane = asked.positions[i] % kGroupElements;
+    const std::uint32_t c = asked.classes[i];
+    const std::uint64_t below = (std::uint64_t{1} << lane) - 1;
+    const std::uint32_t in_group = count_of(mask_of(asked.planes[group], c) & below);
+    asked.ranks[i] = static_cast<std::uint16_t>(count_at(asked.starts[group], c) + in_group);
   }
   return without_padding(counts, asked.elements);
 }
@@ -162,9 +197,9 @@ ROSE_POPCNT void positions_popcnt(const PositionQuestion& asked, const WantedRan
 }  // namespace
 
 ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
-                       const std::uint16_t* positions, const std::uint8_t* classes,
-                       std::uint32_t changed, std::uint16_t* ranks) noexcept {
-  const RankQuestion asked{planes, elements, positions, classes, changed, ranks};
+                       const RankedChanges& changes, GroupStarts* starts) noexcept {
+  const RankQuestion asked{planes,          elements, changes.positions, changes.classes,
+                           changes.changed, starts,   changes.ranks};
 #if defined(__x86_64__)
   if (isa != Isa::kPortable) return ranks_popcnt(asked);
 #endif

@@ -4,16 +4,6 @@
 
 namespace rose::transfer {
 
-namespace {
-
-// A STRAT block takes fewer words than a RAW one, which has its elements' bits.
-template <ElementBits T>
-constexpr std::uint32_t words_max(std::uint32_t elements) noexcept {
-  return words_of_bits(kWidth<T> * elements);
-}
-
-}  // namespace
-
 template <ElementBits T>
 Result<StratDecoder<T>> StratDecoder<T>::create(std::uint32_t elements, const ClassRule& rule,
                                                 Isa isa) noexcept {
@@ -23,7 +13,7 @@ Result<StratDecoder<T>> StratDecoder<T>::create(std::uint32_t elements, const Cl
   made.isa_ = isa;
   made.elements_max_ = elements;
   ROSE_TRY(give_room(made.planes_, groups_of(elements)));
-  ROSE_TRY(give_room(made.words_, words_max<T>(elements) + StreamReader::kPaddingWords));
+  ROSE_TRY(give_room(made.words_, raw_words(elements, kWidth<T>) + StreamReader::kPaddingWords));
   for (auto* const room :
        {&made.ranks_, &made.positions_, &made.places_, &made.listed_, &made.large_}) {
     ROSE_TRY(give_room(*room, elements));
@@ -66,7 +56,7 @@ auto StratDecoder<T>::check_sizes(const StratWords& block, std::uint32_t element
     -> Fault {
   if (elements > elements_max_) return "it has more elements than a block";
   if (block.changed == 0 || block.changed > elements) return "its number of changes cannot be";
-  if (block.count >= words_max<T>(elements)) return "it is STRAT where RAW is smaller";
+  if (block.count >= raw_words(elements, kWidth<T>)) return "it is STRAT where RAW is smaller";
   return nullptr;
 }
 

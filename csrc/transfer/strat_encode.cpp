@@ -1,5 +1,7 @@
 #include "transfer/strat_encode.h"
 
+#include <algorithm>
+
 namespace rose::transfer {
 
 template <ElementBits T>
@@ -10,6 +12,8 @@ Result<StratEncoder<T>> StratEncoder<T>::create(std::uint32_t elements, const Cl
   made.rule_ = rule;
   made.isa_ = isa;
   ROSE_TRY(give_room(made.planes_, groups_of(elements)));
+  ROSE_TRY(give_room(made.starts_, groups_of(elements)));
+  ROSE_TRY(give_room(made.words_, raw_words(elements, kWidth<T>) + StreamWriter::kSlackWords));
   ROSE_TRY(give_room(made.classes_, elements));
   for (auto* const room : {&made.ranks_, &made.grouped_, &made.listed_, &made.large_}) {
     ROSE_TRY(give_room(*room, elements));
@@ -25,11 +29,12 @@ std::uint32_t StratEncoder<T>::encode(const BlockChanges<T>& changes, const T* w
   classify(changes, weights, is_after);
   group(changes);
   const std::uint32_t words = words_of_bits(bits());
-  if (words >= words_limit) return 0;
-  StreamWriter stream{out};
+  // With as many words as RAW it is of no use, whatever the limit.
+  if (words >= std::min(words_limit, raw_words(changes.elements, kWidth<T>))) return 0;
+  StreamWriter stream{words_.data()};
   write_counts(stream);
   for (std::uint32_t c = 0; c < kClasses; ++c) write_body(stream, c);
-  stream.finish();
+  std::copy_n(words_.data(), words, out);
   return words;
 }
 
@@ -53,8 +58,12 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
       group.of[plane] = (group.of[plane] & ~(std::uint64_t{1} << lane)) | bit;
     }
   }
-  const ClassCounts counts = find_ranks(isa_, planes_.data(), changes.elements, changes.positions,
-                                        classes_.data(), changes.changed, ranks_.data());
+  const RankedChanges ranked{.changed = changes.changed,
+                             .positions = changes.positions,
+                             .classes = classes_.data(),
+                             .ranks = ranks_.data()};
+  const ClassCounts counts =
+      find_ranks(isa_, planes_.data(), changes.elements, ranked, starts_.data());
   for (std::uint32_t c = 0; c < kClasses; ++c) bodies_[c] = {.elements = counts[c]};
 }
 

@@ -19,9 +19,9 @@ class StratEncoder {
   static Result<StratEncoder> create(std::uint32_t elements, const ClassRule& rule,
                                      Isa isa) noexcept;
 
-  // Encodes a block that changes something, if that takes fewer than `words_limit` words; returns
-  // how many, or 0. `weights` are its elements: as they were, or, if `is_after`, as they become.
-  // Writes no word behind those that it returns.
+  // Encodes a block that changes something, if that takes fewer than `words_limit` words, and fewer
+  // than RAW; returns how many, or 0. `weights` are its elements: as they were, or, if `is_after`,
+  // as they become. Writes no word behind those that it returns.
   std::uint32_t encode(const BlockChanges<T>& changes, const T* weights, bool is_after,
                        std::uint32_t words_limit, std::uint32_t* out) noexcept;
 
@@ -40,6 +40,8 @@ class StratEncoder {
   Isa isa_{Isa::kPortable};
   ClassBodies bodies_{};
   Buffer<ClassPlanes> planes_;
+  Buffer<GroupStarts> starts_;
+  Buffer<std::uint32_t> words_;    // of the block, and those that the writer may write behind them
   Buffer<std::uint8_t> classes_;   // of each change, in the order of positions
   Buffer<std::uint16_t> ranks_;    // the same
   Buffer<std::uint16_t> grouped_;  // ranks, class by class

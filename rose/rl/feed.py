@@ -102,6 +102,7 @@ def receive(
         first.total,
         weights.cut,
         feed.on_staged,
+        base=weights.bits,
     )
     feed.attach(receiver)
     return receiver

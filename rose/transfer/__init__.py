@@ -5,6 +5,7 @@ the extra `wire`.
 """
 
 from rose.transfer.application import Application
+from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import (
     delta_apply,
     delta_check,
@@ -27,6 +28,7 @@ from rose.transfer.row import Row
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
+from rose.transfer.strat import link_pack, strat_pack, strat_unpack
 from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
@@ -57,6 +59,7 @@ __all__ = [
     "Version",
     "VersionLog",
     "VersionStatistics",
+    "class_rule",
     "delta_apply",
     "delta_check",
     "delta_merge",
@@ -64,6 +67,9 @@ __all__ = [
     "delta_undo",
     "digest",
     "distinct",
+    "link_pack",
+    "strat_pack",
+    "strat_unpack",
     "topk_pack",
     "topk_unpack",
 ]

@@ -17,6 +17,8 @@ from rose.transfer.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
+# What a delta must shrink to for the second pass over the weights to be worth it.
+_WORTH: Final = 0.98
 
 # Columns of the histogram, csrc/transfer/class_histogram.h: elements, then changes by the bits of
 # size - 1, 0 to 32, then those of size 2 and more by the bits of size - 2.
@@ -62,7 +64,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     Of at most 64 blocks, evenly spread; the same arrays give the same rule. Nothing is changed.
 
     Returns:
-        None where STRAT would gain nothing, as with whole numbers, which have no exponent.
+        None where STRAT would gain next to nothing, as with int8, which has no exponent.
 
     Raises:
         InvalidArgument: the tensors are not two of a kind.
@@ -75,7 +77,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     origins = np.arange(1 << histogram.exponent_bits)
     rules, bits = rules_at(histogram, origins)
     best = int(bits.argmin())
-    return rules[best] if bits[best] < _plain_bits(histogram) else None
+    return rules[best] if bits[best] < _WORTH * _plain_bits(histogram) else None
 
 
 def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
@@ -108,14 +110,9 @@ def rules_at(
     """Return the best rule with each origin, and the bits that the sample takes by it."""
     below = np.vstack([np.zeros_like(histogram.rows[:1]), histogram.rows.cumsum(0)])
     # Class 0 has all exponents up to the origin, class 7 all from seven above it.
-    borders = origins[:, None] + np.arange(1, CLASSES)
-    ends = np.minimum(borders, len(histogram.rows))
-    classes = np.diff(
-        np.stack(
-            [below[np.zeros_like(origins)], *below[ends.T], below[-1][None].repeat(len(ends), 0)]
-        ),
-        axis=0,
-    ).swapaxes(0, 1)
+    ends = np.minimum(origins[:, None] + np.arange(CLASSES + 1), len(histogram.rows))
+    ends[:, 0], ends[:, CLASSES] = 0, len(histogram.rows)
+    classes = np.diff(below[ends], axis=1)
     few, few_widths = _sizes_bits(classes, histogram, is_all=False)
     every, every_widths = _sizes_bits(classes, histogram, is_all=True)
     is_all = every < few
@@ -139,8 +136,10 @@ def _plain_bits(histogram: Histogram) -> float:
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
-    # A section ends with its word: half a word is lost in each, of about five.
-    rest = changed + min(sizes) + 80 * histogram.blocks
+    # Half a word is lost where a section ends: behind both of the positions and the signs; and, if
+    # sizes are listed, in three more, which a word tells the shape of. STRAT ends but once.
+    has_sizes = whole[0, 0, _FEW].any()
+    rest = changed + min(sizes) + histogram.blocks * (32 + (3 * 16 + 32) * has_sizes)
     positions = float(_elias_fano_bits(elements, changed))
     return float(min(histogram.width * elements, rest + min(positions, elements)))
 
@@ -148,8 +147,8 @@ def _plain_bits(histogram: Histogram) -> float:
 def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
     """Positions, signs and the count of changes."""
     elements, changed = classes[..., 0], classes[..., _ALL].sum(-1)
-    counts = _gamma_bits(changed, histogram)
-    return _elias_fano_bits(elements, changed) + changed + counts
+    bits: Numbers = _elias_fano_bits(elements, changed) + changed + _gamma_bits(changed, histogram)
+    return bits
 
 
 def _sizes_bits(

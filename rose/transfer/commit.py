@@ -18,6 +18,7 @@ from rose.transfer.codec import delta_apply, delta_pack
 from rose.transfer.delta import Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import StagedVersion
+from rose.transfer.strat import strat_unpack
 from rose.transfer.version import Version
 
 
@@ -225,8 +226,11 @@ class Commit:
     def _apply(self, tile: int, delta: Delta) -> None:
         if self._is_seed:
             delta = _from_base(delta, self._target.bits(tile))
-        # Noted first: a target that fails is not believed to have changed nothing.
+        # Noted first: a target that fails is not believed to have changed nothing, nor one that is
+        # another base than the delta's to be what it was held to be.
         self._touched.append((tile, None))
+        if delta.rule is not None:  # its receiver had no base to unpack it with
+            delta = strat_unpack(delta, self._target.bits(tile))
         self._target.apply(tile, delta, undo=False)
         self._touched[-1] = (tile, delta)
         self._fresh[tile] = self._target.digest(tile)

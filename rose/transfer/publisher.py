@@ -3,16 +3,19 @@
 import hashlib
 import threading
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
+from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import delta_apply, delta_pack, digest
-from rose.transfer.delta import BLOCK_ELEMENTS, Delta
+from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.strat import strat_pack
 from rose.transfer.tiles import TILE_ELEMENTS, Tile, Tiles
 from rose.transfer.version import Version
 
@@ -33,6 +36,8 @@ class Publisher:
         log: gets what is published; one publisher has it.
         tile_elements: how the row is cut.
         block_elements: as for `delta_pack`.
+        link: "strat" sends about a quarter fewer bytes, for a second pass over the weights on both
+            sides: for links slower than that. Over loopback, "gap" is the faster one.
     """
 
     def __init__(
@@ -45,14 +50,18 @@ class Publisher:
         *,
         tile_elements: int = TILE_ELEMENTS,
         block_elements: int = BLOCK_ELEMENTS[0],
+        link: Literal["gap", "strat"] = "gap",
     ) -> None:
         _check_row(weights)
+        if link not in {"gap", "strat"}:
+            raise InvalidArgument(f"link '{link}': choose gap or strat")
         if incarnation < 0 or first_version < 0:
             raise InvalidArgument(
                 f"incarnation {incarnation} and first_version {first_version} must not be negative"
             )
         self._tiles = Tiles.of(len(weights), tile_elements)
         self._block_elements = block_elements
+        self._is_strat = link == "strat"
         self._log = log
         self._lock = threading.Lock()
         self._shadow = weights.copy()
@@ -98,11 +107,12 @@ class Publisher:
                         delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
 
     def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
+        rule = class_rule(new, self._shadow) if self._is_strat else None
         for tile in self._tiles:
             delta = self._pack(new[tile.where], self._shadow[tile.where])
             if delta.changed:
                 deltas[tile.index] = delta
-        frames = {tile: delta.to_bytes() for tile, delta in deltas.items()}
+        frames = {tile: self._linked(deltas[tile], tile, rule).to_bytes() for tile in deltas}
         parts = {tile: self._digest_of(self._tiles[tile]) for tile in deltas}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
         manifest = self._manifest(
@@ -129,6 +139,11 @@ class Publisher:
 
     def _pack(self, new: Bits, shadow: Bits) -> Delta:
         return delta_pack(new, shadow, block_elements=self._block_elements)
+
+    def _linked(self, delta: Delta, tile: int, rule: ClassRule | None) -> Delta:
+        if rule is None:
+            return delta
+        return strat_pack(delta, self._shadow[self._tiles[tile].where], rule, is_after=True)
 
     def _digest_of(self, tile: Tile) -> Digest:
         return digest(self._shadow[tile.where], first_index=tile.first)

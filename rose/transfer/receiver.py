@@ -15,7 +15,7 @@ from rose.transfer.manifest import StagedVersion
 from rose.transfer.puller import BACKOFF_S, RETRIES, Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.source import Source
-from rose.transfer.staging import ReceiverStatistics, Staging
+from rose.transfer.staging import ReadTile, ReceiverStatistics, Staging
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 
@@ -38,6 +38,8 @@ class Receiver:
         digest: of the weights.
         tiles: how they are cut, on both sides.
         on_staged: called by the receiver's thread when a version lies ready; it must not wait.
+        base: reads a tile of the weights, from the receiver's thread, while no commit runs. With it
+            deltas for a link are unpacked while the engine generates, and not in its pause.
         retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
         backoff_max_s: the longest pause while the publisher cannot be reached.
@@ -53,6 +55,7 @@ class Receiver:
         tiles: Tiles,
         on_staged: Callable[[], None] | None = None,
         *,
+        base: ReadTile | None = None,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
@@ -70,6 +73,7 @@ class Receiver:
             tiles,
             puller=Puller(source, self._stop, retries=retries, backoff_s=backoff_s),
             on_staged=on_staged if on_staged is not None else _nothing,
+            base=base,
         )
         self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
         self._thread.start()

@@ -6,8 +6,11 @@ Threadless, so that every order of events can be tried; `Receiver` gives it a th
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.transfer.chain import Choice, Held, NextVersion, next_seed, next_version
@@ -17,8 +20,11 @@ from rose.transfer.manifest import Manifest, StagedVersion
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import MOVES, ReceiverState
 from rose.transfer.source import NOTHING_KNOWN, Source
+from rose.transfer.strat import strat_unpack
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+
+ReadTile: TypeAlias = Callable[[int], npt.NDArray[np.uint16]]
 
 # Answers that wait for a publisher that cannot be reached; the oldest are dropped.
 REPORTS_MAX: Final = 64
@@ -58,6 +64,9 @@ class Staging:
         tiles: how they are cut.
         puller: gets chunks from the same source.
         on_staged: called by `round`, without a lock, when a version lies ready.
+        base: reads a tile of the weights. Called by `round`, and only between commits, when they
+            are what is held; so deltas for a link become such that can be applied while the engine
+            still generates. Without it, the commit does that.
     """
 
     def __init__(
@@ -69,12 +78,14 @@ class Staging:
         *,
         puller: Puller,
         on_staged: Callable[[], None],
+        base: ReadTile | None = None,
     ) -> None:
         self._source = source
         self._name = name
         self._tiles = tiles
         self._puller = puller
         self._on_staged = on_staged
+        self._base = base
         self._lock = threading.Lock()
         self._held = held
         self._state = ReceiverState.SYNCED
@@ -223,9 +234,11 @@ class Staging:
             self._move(ReceiverState.STAGING)
         staged: StagedVersion | None = None
         try:
-            staged = self._puller.pull(manifest)
-            if staged is None:
+            pulled = self._puller.pull(manifest)
+            if pulled is None:
                 self._seed_from = manifest.version.n
+            else:
+                staged = self._unlinked(pulled)
         except CorruptData:
             self._given_up += 1
             if manifest.is_seed:
@@ -238,6 +251,21 @@ class Staging:
         if staged is not None:
             self._seeds += manifest.is_seed
             self._on_staged()
+
+    def _unlinked(self, staged: StagedVersion) -> StagedVersion:
+        """Make of deltas for a link such that can be applied.
+
+        Raises:
+            CorruptData: the weights are not the base that a delta was made from.
+        """
+        base = self._base
+        if base is None:
+            return staged
+        deltas = tuple(
+            (tile, delta if delta.rule is None else strat_unpack(delta, base(tile)))
+            for tile, delta in staged.deltas
+        )
+        return replace(staged, deltas=deltas)
 
     def _move(self, to: ReceiverState) -> None:
         check((self._state, to) in MOVES, f"receiver: {self._state.name} -> {to.name}")

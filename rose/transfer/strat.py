@@ -15,8 +15,8 @@ from rose.config import read_environment
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.backend import lowered_isa
 from rose.transfer.codec import digest
-from rose.transfer.delta import ClassRule, Delta
-from rose.transfer.tensor import CPU, TensorBits, bits_of
+from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
+from rose.transfer.tensor import CPU, TensorBits, bits_of, check_pair
 
 _KIND: Final = np.uint64(15)
 _STRAT: Final = np.uint64(4)
@@ -48,11 +48,8 @@ def strat_pack(
         raise InvalidArgument(f"the class rule cannot be: {fault}")
     entries, payload = _core.strat_pack(
         _row("weights", weights, delta),
-        count=delta.count,
-        block_elements=delta.block_elements,
-        entries=delta.entries,
-        payload=delta.payload,
-        rule=_fields(rule),
+        delta,
+        _fields(rule),
         is_after=is_after,
         threads=threads,
         isa=_isa(),
@@ -60,6 +57,54 @@ def strat_pack(
     if not has_strat(entries):
         return delta
     return replace(delta, entries=entries, payload=payload, rule=rule)
+
+
+def link_pack(
+    new: Any,
+    shadow: Any,
+    rule: ClassRule,
+    *,
+    block_elements: int = BLOCK_ELEMENTS[0],
+    threads: int = 1,
+) -> tuple[Delta, Delta]:
+    """Pack what `delta_pack` and then `strat_pack` would, and read the weights once only.
+
+    Both in host memory, and the shadow a row: what is elsewhere, or a box, takes the two steps.
+
+    Args:
+        new: the fresh weights.
+        shadow: what the receiver is known to hold; written in place. On an error it is unchanged.
+        rule: as `class_rule` chose it.
+        block_elements: as for `delta_pack`.
+        threads: 1 to 64; any number makes the same.
+
+    Returns:
+        The delta, which undoes what happened to the shadow, and its link.
+
+    Raises:
+        InvalidArgument: the tensors are not two of a kind, share elements in memory, or are no rows
+            in host memory; or the rule cannot be.
+        OutOfMemory: there is no room for both.
+    """
+    one, other = bits_of("new", new), bits_of("shadow", shadow, is_written=True)
+    check_pair(one, other)
+    if one.device != CPU:
+        raise InvalidArgument(f"new is on {one.device}: use delta_pack and strat_pack there")
+    if (fault := rule.fault(one.width)) is not None:
+        raise InvalidArgument(f"the class rule cannot be: {fault}")
+    entries, payload, base_digest, digest_after, link_entries, link_payload = _core.link_pack(
+        one.bits,
+        other.bits,
+        _fields(rule),
+        block_elements=block_elements,
+        threads=threads,
+        isa=_isa(),
+    )
+    count, width = other.bits.size, other.width
+    delta = Delta(count, block_elements, width, entries, payload, base_digest, digest_after)
+    if not has_strat(link_entries):
+        return delta, delta
+    return delta, replace(delta, entries=link_entries, payload=link_payload, rule=rule)
 
 
 def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
@@ -83,11 +128,8 @@ def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
         raise CorruptData("the base is not the weights that the delta was made from")
     entries, payload = _core.strat_unpack(
         row,
-        count=link.count,
-        block_elements=link.block_elements,
-        entries=link.entries,
-        payload=link.payload,
-        rule=_fields(link.rule),
+        link,
+        _fields(link.rule),
         threads=threads,
         isa=_isa(),
     )
@@ -110,9 +152,10 @@ def host_row(tensor: TensorBits) -> npt.NDArray[Any]:
 
 def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
     row = host_row(bits_of(name, tensor))
-    if 8 * row.itemsize != delta.width:
+    if (len(row), 8 * row.itemsize) != (delta.count, delta.width):
         raise InvalidArgument(
-            f"{name} has elements of {8 * row.itemsize} bits, the delta of {delta.width}"
+            f"{name} has {len(row)} elements of {8 * row.itemsize} bits, "
+            f"the delta {delta.count} of {delta.width}"
         )
     return row
 

@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState, Target
+from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiver import Receiver
 from rose.transfer.row import Row
 from rose.transfer.source import Source
@@ -65,12 +66,17 @@ class Worker:
             **{"backoff_s": 0.001, "backoff_max_s": 0.02, "wait_s": 0.05, **knobs},
         )
 
-    def commit(self, *, timeout_s: float = LONG_S) -> CommitState:
-        """Wait for the next staged version, commit it, and report."""
+    def take_staged(self, *, timeout_s: float = LONG_S) -> StagedVersion:
+        """Wait for the next staged version, and take it."""
         assert self._bell.wait(timeout_s), f"nothing was staged; {self.receiver.failure}"
         self._bell.clear()
         staged = self.receiver.take_staged()
         assert staged is not None
+        return staged
+
+    def commit(self, *, timeout_s: float = LONG_S) -> CommitState:
+        """Wait for the next staged version, commit it, and report."""
+        staged = self.take_staged(timeout_s=timeout_s)
         commit = Commit(staged, self.target, self.receiver.digest, digests=self.digests)
         while commit.step():
             pass

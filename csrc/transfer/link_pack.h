@@ -1,0 +1,21 @@
+// A delta and its link in one pass: each block is coded for the link while it is in the cache.
+#pragma once
+
+#include "transfer/class_rule.h"
+#include "transfer/delta_pack.h"
+#include "transfer/strat.h"
+
+namespace rose::transfer {
+
+struct PackedLink {
+  PackedDelta delta;
+  RecodedDelta link;
+};
+
+// What delta_pack() and then strat_pack() make, to the bit. The shadow is a row; all else is as
+// delta_pack() has it. On error nothing was changed.
+template <ElementBits T>
+Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
+                             const PackOptions& options, const ClassRule& rule) noexcept;
+
+}  // namespace rose::transfer

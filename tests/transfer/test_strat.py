@@ -1,0 +1,244 @@
+"""STRAT on the host says what the reference says, and refuses what nobody packed."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose import _core
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import ClassRule, Delta, delta_apply, delta_pack, digest
+from rose.transfer.strat import has_strat, strat_pack, strat_unpack
+from tests.reference import delta as reference
+from tests.reference import strat as strat_reference
+from tests.transfer.lr_law import versions
+from tests.vectors.delta_v2 import PATH, from_hex, numbers
+
+CASES = json.loads(PATH.read_text(encoding="utf-8"))["strats"]
+ISAS = _core.isa_names()
+DENSE = 16_384
+RULE = ClassRule(7, 8, 112, 0b1, (5, 1, 0, 0, 0, 0, 0, 0))
+
+
+def packed(new: Any, old: Any, block_elements: int = DENSE) -> Delta:
+    return delta_pack(new, old.copy(), block_elements=block_elements)
+
+
+def link_of(count: int = 3 * DENSE + 77, learning_rate: float = 3e-6) -> tuple[Delta, Delta, Any]:
+    """Return a delta, its link, and what they were made from."""
+    new, old = versions(count, learning_rate)
+    delta = packed(new, old)
+    return delta, strat_pack(delta, old, RULE), old
+
+
+def same(one: Delta, other: Delta) -> bool:
+    return one.to_bytes() == other.to_bytes()
+
+
+def rule_of(fields: list[int]) -> ClassRule:
+    return ClassRule(*fields[:4], tuple(fields[4:]))
+
+
+def model_of(delta: Delta) -> reference.Delta:
+    return reference.Delta(
+        delta.count, delta.block_elements, delta.entries.tolist(), delta.payload.tolist(),
+        delta.width,
+    )  # fmt: skip
+
+
+def delta_of(case: dict[str, Any], which: str, rule: ClassRule | None) -> Delta:
+    old = from_hex(case["old"], numbers(case["width"]))
+    return Delta(
+        len(old),
+        case["block_elements"],
+        case["width"],
+        from_hex(case[which]["entries"], "<u8"),
+        from_hex(case[which]["payload"], "<u4"),
+        digest(old),
+        (0, 0),
+        rule,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_vectors_are_packed_and_unpacked_to_the_bit(
+    case: dict[str, Any], isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROSE_ISA", isa)
+    old, rule = from_hex(case["old"], numbers(case["width"])), rule_of(case["rule"])
+    delta, link = delta_of(case, "delta", None), delta_of(case, "link", rule)
+    link = link if has_strat(link.entries) else delta
+    assert same(strat_pack(delta, old, rule, threads=threads), link)
+    assert same(strat_unpack(link, old, threads=threads), delta)
+
+
+def test_the_vectors_gain_by_strat_in_every_width() -> None:
+    assert {case["width"] for case in CASES if case["delta"] != case["link"]} == {8, 16, 32}
+
+
+@st.composite
+def rules(draw: st.DrawFn, width: int) -> ClassRule:
+    shift = draw(st.integers(0, width))
+    exponent_bits = draw(st.integers(0, width - shift))
+    least = st.integers(0, width - 1)
+    return ClassRule(
+        shift,
+        exponent_bits,
+        draw(st.integers(0, min(255, (1 << exponent_bits) - 1))),
+        draw(st.integers(0, 255)),
+        tuple(draw(st.lists(least, min_size=8, max_size=8))),
+    )
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[Any, Any, ClassRule]:
+    """Return old and new bits and a rule; small elements change more often."""
+    width = draw(st.sampled_from([8, 16, 32]))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    count = draw(st.sampled_from([1, 31, 63, 64, 65, 127, 300, 1021]))
+    old = rng.integers(0, 1 << width, count, dtype=np.uint64) >> rng.integers(
+        0, width, count
+    ).astype(np.uint64)
+    by = rng.geometric(draw(st.sampled_from([0.2, 0.9])), count)
+    by = np.where(rng.random(count) < 0.02, rng.integers(1, 1 << (width - 1), count), by)
+    by = np.where(rng.random(count) < 0.5, by, -by)
+    by[rng.random(count) >= draw(st.sampled_from([0.01, 0.1, 0.5])) / (1 + np.log2(1.0 + old))] = 0
+    dtype = numbers(width)
+    return old.astype(dtype), (old.astype(np.int64) + by).astype(dtype), draw(rules(width))
+
+
+@given(made=changes(), isa=st.sampled_from(ISAS))
+def test_any_rule_packs_what_the_reference_packs_and_comes_back(
+    made: tuple[Any, Any, ClassRule], isa: str
+) -> None:
+    old, new, rule = made
+    delta = packed(new, old)
+    model_rule = strat_reference.ClassRule(
+        rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, rule.magnitude_bits
+    )
+    model = strat_reference.strat_pack(model_of(delta), old, model_rule)
+    fields = (rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, rule.magnitude_bits)
+    for weights, is_after in ((old, False), (new, True)):
+        entries, payload = _core.strat_pack(weights, delta, fields, is_after=is_after, isa=isa)
+        assert entries.tolist() == model.entries
+        assert payload.tolist() == model.payload
+    link = replace(delta, entries=entries, payload=payload, rule=rule)
+    assert same(strat_unpack(link, old), delta)
+
+
+@given(data=st.data())
+def test_a_bent_link_is_refused_or_is_the_link_of_another_delta(data: st.DataObject) -> None:
+    _, link, old = link_of(DENSE + 77, 3e-6)
+    entries, payload = link.entries.copy(), link.payload.copy()
+    if data.draw(st.booleans(), "in the table"):
+        entries[data.draw(st.integers(0, 1))] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+    else:
+        bit = data.draw(st.integers(0, 32 * len(payload) - 1))
+        payload[bit // 32] ^= np.uint32(1 << bit % 32)
+    bent = replace(link, entries=entries, payload=payload)
+    try:
+        delta = strat_unpack(bent, old)
+    except CorruptData:
+        return
+    assert same(strat_pack(delta, old, RULE), bent)
+
+
+def test_a_refusal_names_the_block() -> None:
+    _, link, old = link_of()
+    payload = link.payload.copy()
+    payload[-1] ^= np.uint32(1 << 31)
+    with pytest.raises(CorruptData, match=r"^block 3 of the delta: "):
+        strat_unpack(replace(link, payload=payload), old)
+
+
+def test_a_cut_or_longer_link_is_refused() -> None:
+    _, link, old = link_of(DENSE, 3e-6)
+    for payload in (link.payload[:-1], link.payload[:0], np.append(link.payload, np.uint32(0))):
+        with pytest.raises(CorruptData):
+            strat_unpack(replace(link, payload=payload), old)
+
+
+def test_links_survive_their_frame_and_are_smaller() -> None:
+    delta, link, old = link_of()
+    again = Delta.from_bytes(link.to_bytes())
+    assert again.rule == RULE
+    assert again.changed == delta.changed
+    assert len(link.to_bytes()) < 0.85 * len(delta.to_bytes())
+    assert same(strat_unpack(again, old), delta)
+
+
+def test_another_base_is_refused_whatever_it_would_say() -> None:
+    _, link, old = link_of()
+    # The last bit of one element: no class changes, so the stream alone would not show it.
+    old[5] ^= 1
+    with pytest.raises(CorruptData, match="base is not the weights that the delta was made from"):
+        strat_unpack(link, old)
+
+
+def test_a_link_cannot_be_applied_nor_packed_again() -> None:
+    delta, link, old = link_of()
+    before = old.copy()
+    with pytest.raises(CorruptData, match="STRAT"):
+        delta_apply(old, link)
+    assert np.array_equal(old, before)
+    with pytest.raises(InvalidArgument, match="link already"):
+        strat_pack(link, old, RULE)
+    delta_apply(old, strat_unpack(link, old))
+    assert digest(old) == delta.digest
+
+
+def test_the_weights_after_a_change_do_as_well_as_those_before() -> None:
+    new, old = versions(DENSE + 5, 3e-5)
+    # Some cross into another exponent on the way, and so do some that wrap.
+    new[:200] = np.array([0x3F80, 0x3F7F, 0x0000, 0xFFFF], np.uint16).repeat(50)
+    old[:200] = new[:200] - np.array([1, -1], np.int64).repeat(25).repeat(4).astype(np.uint16)
+    delta = packed(new, old)
+    assert same(strat_pack(delta, new, RULE, is_after=True), strat_pack(delta, old, RULE))
+
+
+def test_a_delta_without_gain_stays_as_it_is() -> None:
+    old = np.random.default_rng(1).integers(0, 1 << 16, 500).astype(np.uint16)
+    delta = packed(old + np.uint16(1), old)
+    assert strat_pack(delta, old, RULE) is delta
+    assert strat_unpack(delta, old) is delta
+
+
+def test_nothing_at_all_is_packed_and_unpacked() -> None:
+    nothing = np.zeros(0, np.uint16)
+    delta = packed(nothing, nothing)
+    assert strat_pack(delta, nothing, RULE) is delta
+
+
+def test_boxes_and_tensors_of_torch_are_bases_too() -> None:
+    delta, link, old = link_of(2 * DENSE, 3e-6)
+    box = np.zeros((128, 2 * DENSE // 128 + 9), np.uint16)
+    box[:, 4:-5] = old.reshape(128, -1)
+    assert same(strat_unpack(link, box[:, 4:-5]), delta)
+    tensor = torch.from_numpy(old.view(np.int16)).view(torch.bfloat16).reshape(2, -1)
+    assert same(strat_unpack(link, tensor), delta)
+    assert same(strat_pack(delta, tensor, RULE), link)
+
+
+def test_weights_of_another_size_or_width_are_refused() -> None:
+    delta, link, old = link_of(DENSE, 3e-6)
+    for other in (old[:-1], np.zeros(DENSE, np.uint8), np.zeros(DENSE, np.uint32)):
+        with pytest.raises(InvalidArgument, match="elements"):
+            strat_pack(delta, other, RULE)
+        with pytest.raises(InvalidArgument, match="elements"):
+            strat_unpack(link, other)
+
+
+def test_a_rule_that_cannot_be_is_refused() -> None:
+    delta, _, old = link_of(DENSE, 3e-6)
+    for rule in (replace(RULE, shift=9), replace(RULE, magnitude_bits=(16,) + (0,) * 7)):
+        with pytest.raises(InvalidArgument, match="class rule cannot be"):
+            strat_pack(delta, old, rule)
+    with pytest.raises(InvalidArgument, match="threads"):
+        strat_pack(delta, old, RULE, threads=0)

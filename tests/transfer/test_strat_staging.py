@@ -1,0 +1,175 @@
+"""A publisher that sends links, and receivers that make deltas of them or refuse them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rose.errors import InvalidArgument, OutOfMemory
+from rose.transfer.commit import CommitState
+from rose.transfer.delta import Delta
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Manifest
+from rose.transfer.publisher import Publisher
+from rose.transfer.row import Row
+from rose.transfer.source import InProcessSource
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+from tests.transfer.lr_law import bits_of_floats
+from tests.transfer.worker import Bits, Worker
+
+TILE = 16_384
+COUNT = 2 * TILE + 1_000
+TILES = Tiles.of(COUNT, TILE)
+LEARNING_RATE = 1e-5
+
+
+class Trainer:
+    """fp32 masters, and a publisher of their bf16 bits."""
+
+    def __init__(self, link: Any = "strat") -> None:
+        self._rng = np.random.default_rng(7)
+        self._masters = self._rng.normal(0, 0.02, COUNT)
+        self.log = VersionLog()
+        self.publisher = Publisher(self.bits, "run", 1, 1, self.log, tile_elements=TILE, link=link)
+
+    @property
+    def bits(self) -> Bits:
+        return bits_of_floats(self._masters, 16)
+
+    def step(self) -> Bits:
+        self._masters += self._rng.normal(0, 0.3 * LEARNING_RATE, COUNT)
+        return self.bits
+
+    def publish(self) -> Version:
+        self.publisher.publish(self.step())
+        return self.publisher.version
+
+
+class Staging(Worker):
+    """A worker whose receiver unpacks while it stages."""
+
+    def __init__(self, trainer: Trainer, bits: Bits, **knobs: Any) -> None:
+        rows: list[Row] = []
+
+        def base(tile: int) -> Bits:
+            return rows[0].bits(tile)
+
+        super().__init__(
+            InProcessSource(trainer.log),
+            bits,
+            tiles=TILES,
+            wrap=lambda row: rows.append(row) or row,
+            base=base,
+            **knobs,
+        )
+
+
+def late(trainer: Trainer, bits: Bits) -> Worker:
+    """Return a worker whose receiver has no base: its commits unpack."""
+    return Worker(InProcessSource(trainer.log), bits, tiles=TILES)
+
+
+def deltas_in(log: VersionLog, manifest: Manifest) -> list[Delta]:
+    frames = [log.chunk(manifest.version.n, one.tile) for one in manifest.chunks]
+    return [Delta.from_bytes(frame) for frame in frames if frame is not None]
+
+
+@pytest.mark.parametrize("make", [Staging, late])
+def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> None:
+    trainer = Trainer()
+    with make(trainer, trainer.bits) as worker:
+        for _ in range(5):
+            version = trainer.publish()
+            worker.follow(version)
+            assert np.array_equal(worker.bits, trainer.bits)
+        assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
+        assert worker.receiver.stats.seeds == worker.receiver.stats.given_up == 0
+    (last,) = trainer.log.manifests_after(version.n - 1)
+    assert all(delta.rule is not None for delta in deltas_in(trainer.log, last))
+
+
+def test_what_lies_staged_is_no_link_any_more() -> None:
+    trainer = Trainer()
+    with Staging(trainer, trainer.bits) as worker:
+        worker.follow(trainer.publish())
+        trainer.publish()
+        staged = worker.take_staged()
+        assert [delta.rule for _, delta in staged.deltas] == [None] * len(TILES)
+
+
+def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
+    sent = {}
+    for link in ("gap", "strat"):
+        trainer = Trainer(link)
+        with Staging(trainer, trainer.bits) as worker:
+            for _ in range(3):
+                worker.follow(trainer.publish())
+            assert np.array_equal(worker.bits, trainer.bits)
+        sent[link] = trainer.log.statistics().sent_bytes
+    assert sent["strat"] < 0.8 * sent["gap"]
+
+
+def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
+    trainer = Trainer()
+    with Staging(trainer, trainer.bits) as worker:
+        worker.follow(trainer.publish())
+        worker.bits[TILE + 3] ^= 1  # behind everybody's back
+        worker.follow(trainer.publish())
+        assert np.array_equal(worker.bits, trainer.bits)
+        stats = worker.receiver.stats
+        assert (stats.given_up, stats.seeds, stats.rolled_back) == (1, 1, 0)
+
+
+def test_drift_that_only_the_commit_can_find_ends_in_quarantine() -> None:
+    trainer = Trainer()
+    with late(trainer, trainer.bits) as worker:
+        worker.follow(trainer.publish())
+        worker.bits[TILE + 3] ^= 1
+        drifted = worker.bits.copy()
+        trainer.publish()
+        # The weights are no known version, neither before nor after: nobody may use them.
+        assert worker.commit() is CommitState.QUARANTINED
+        assert "base" in str(worker.outcomes[-1].reason)
+        assert np.array_equal(worker.bits[TILE:], drifted[TILE:])
+
+
+def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = Trainer()
+    with Staging(trainer, trainer.bits) as worker:
+        with monkeypatch.context() as patch:
+
+            def refuse(*_: object) -> None:
+                raise OutOfMemory("planted")
+
+            patch.setattr(trainer.log, "append", refuse)
+            with pytest.raises(OutOfMemory, match="planted"):
+                trainer.publish()
+        worker.follow(trainer.publish())
+        assert np.array_equal(worker.bits, trainer.bits)
+
+
+def test_a_damaged_link_is_asked_for_again() -> None:
+    trainer = Trainer()
+
+    class Bent(InProcessSource):
+        left = 1
+
+        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+            frame = super().chunk(n, tile, is_seed=is_seed)
+            if frame is None or not self.left:
+                return frame
+            self.left -= 1
+            return bytes([*frame[:-1], frame[-1] ^ 1])
+
+    with Worker(Bent(trainer.log), trainer.bits, tiles=TILES) as worker:
+        worker.follow(trainer.publish())
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.chunks_retried == 1
+
+
+def test_another_kind_of_link_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="choose gap or strat"):
+        Trainer("zip")
