@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 
 from rose.cli.delta_progress import progress
-from rose.cli.delta_report import as_json, print_inspection, printable
+from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
 from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.checkpoint import Checkpoint, open_checkpoint
@@ -18,7 +18,6 @@ from rose.transfer.checkpoint_in_place import apply_in_place
 from rose.transfer.checkpoint_make import make_delta_file
 from rose.transfer.delta_file import DeltaFile
 from rose.transfer.inspection import Inspection, inspect
-from rose.units import MIB
 
 EXIT_NEITHER: Final = 1
 _PATH: Final = click.Path(path_type=Path)
@@ -83,10 +82,9 @@ def make(old: Path, new: Path, out: Path) -> None:
     with progress("packing", _looked_at(one, other, is_both=False)) as advance:
         tensors = make_delta_file(one, other, out, advance=advance)
     size = out.stat().st_size
-    share = 100 * size / other.nbytes if other.nbytes else 100.0
     changing = sum(any(tile.frame for tile in tensor.tiles) for tensor in tensors)
     _say(
-        f"{out}: {size / MIB:.2f} MiB, {share:.2f} % of {other.nbytes / MIB:.2f} MiB; "
+        f"{out}: {size_text(size)}, {density(size, other.nbytes)} of {size_text(other.nbytes)}; "
         f"{changing} of {len(tensors)} tensors change"
     )
 

@@ -20,7 +20,7 @@ from rose.transfer.checkpoint_delta import (
     layout_of,
     pairs,
 )
-from rose.transfer.codec import delta_pack, digest
+from rose.transfer.codec import delta_pack
 from rose.transfer.digests import Digest
 from rose.transfer.safetensors_file import Units
 
@@ -122,11 +122,9 @@ class _Tensors:
         )
 
     def _pack(self, old: Units, new: Units) -> TensorTile:
-        before: Digest = digest(old)
-        delta = delta_pack(new, old.copy(), base_digest=before)
-        if not delta.changed:
-            return TensorTile(before, before, None)
-        return TensorTile(before, delta.digest, self._body.add(delta.to_bytes()))
+        delta = delta_pack(new, old.copy())
+        frame = self._body.add(delta.to_bytes()) if delta.changed else None
+        return TensorTile(delta.base_digest, delta.digest, frame)
 
 
 def _describe_layout(layout: Layout, body: _Body) -> dict[str, Any]:

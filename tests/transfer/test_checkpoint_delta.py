@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
+from rose.transfer import Delta, delta_pack
 from rose.transfer.checkpoint import open_checkpoint
 from rose.transfer.checkpoint_apply import Beside, apply_beside
 from rose.transfer.checkpoint_delta import Presence, TensorDelta
@@ -417,6 +419,37 @@ def test_every_damaged_byte_is_found(pair: tuple[Path, Path, Path]) -> None:
         DeltaFile(file)
 
 
+def test_header_of_a_file_is_as_it_was_written(pair: tuple[Path, Path, Path]) -> None:
+    *_, file = pair
+    sound = file.read_bytes()
+    assert sound.count(b'"pt"') == 1  # the headers of both versions are alike, and there once
+    file.write_bytes(sound.replace(b'"pt"', b'"tf"'))
+    with pytest.raises(CorruptData, match="the SHA-256 of its bytes from 0 on differs"):
+        DeltaFile(file)
+
+
+def test_delta_that_does_something_else_is_refused(
+    pair: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksums and its digests are right; what it does is not what they say."""
+    old, new, file = pair
+
+    def pack(new: Any, shadow: Any, **options: Any) -> Delta:
+        right = delta_pack(new, shadow.copy(), **options)
+        wrong = delta_pack(new ^ new.dtype.type(1), shadow, **options)
+        return replace(wrong, digest=right.digest) if right.changed else right
+
+    monkeypatch.setattr("rose.transfer.checkpoint_make.delta_pack", pack)
+    made(old, new, file)
+    before = content_of(old)
+    with pytest.raises(CorruptData, match="does not become what it says"):
+        applied(old, file, old.parent / "out")
+    with pytest.raises(CorruptData, match="does not become what it says"):
+        applied_in_place(old, file)
+    assert content_of(old) == before
+    assert not (old.parent / "out").exists()
+
+
 def test_another_version_is_named(pair: tuple[Path, Path, Path]) -> None:
     *_, file = pair
     sound = file.read_bytes()
@@ -560,6 +593,7 @@ def test_frame_of_other_elements_is_refused(pair: tuple[Path, Path, Path]) -> No
 PROGRAM = """
 import sys
 from pathlib import Path
+from rose.transfer import Delta, delta_pack
 from rose.transfer.checkpoint import open_checkpoint
 from rose.transfer.checkpoint_apply import apply_beside
 from rose.transfer.checkpoint_identity import identify

@@ -213,7 +213,7 @@ def test_shards_may_be_cut_otherwise(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import resource, sys
+import sys
 from pathlib import Path
 from rose.transfer.checkpoint import open_checkpoint
 from rose.transfer.inspection import inspect
@@ -248,5 +248,6 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_large_checkpoint_is_inspected_in_little_memory(tmp_path: Path) -> None:
     assert grown_mib(tmp_path, 6 << 10) < 300
