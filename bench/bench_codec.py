@@ -26,6 +26,7 @@ from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
     Delta,
+    class_rule,
     delta_apply,
     delta_merge,
     delta_pack,
@@ -34,7 +35,6 @@ from rose.transfer import (
     strat_unpack,
     topk_unpack,
 )
-from rose.transfer.class_rule import class_rule
 
 Bits = npt.NDArray[np.uint16]
 
@@ -246,8 +246,8 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     versions = bench.versions(case)
     shadow = versions.old.copy()
     rule = class_rule(versions.new, versions.old)
-    if rule is None:
-        raise InternalError(f"no class rule makes the delta smaller at {case.percent} %")
+    if rule is None and link == "strat":
+        pytest.skip("no class rule makes this delta smaller, so its link is GAP")
     fresh, held = bench.tensor(versions.new), bench.tensor(shadow)
 
     def gap() -> Delta:
