@@ -223,7 +223,8 @@ def strats() -> list[dict[str, Any]]:
     rng = np.random.default_rng(SEED + 4)
     cases = []
     for width, density in ((8, 0.02), (16, 0.005), (16, 0.05), (16, 0.6), (32, 0.02), (16, 0.0)):
-        old = rng.normal(0, 0.02, DENSE + 777).astype(np.float32).view(np.uint32) >> (32 - width)
+        count = DENSE + 777 if density < 0.1 and width == 16 else 4999
+        old = rng.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
         by = rng.geometric(0.8, len(old)) * np.where(rng.random(len(old)) < 0.5, 1, -1)
         by[rng.random(len(old)) < 0.01] = 1 << (width - 2)
         by[rng.random(len(old)) >= density] = 0
