@@ -205,7 +205,8 @@ def _rule_of(fields: list[Any], width: int) -> ClassRule | None:
         raise CorruptData("the delta's header has a class rule that no delta has")
     if not has_rule:
         return None
-    rule = ClassRule(*numbers, tuple(magnitude_bits))
+    shift, exponent_bits, origin, all_mask = numbers
+    rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(magnitude_bits))
     if (fault := rule.fault(width)) is not None:
         raise CorruptData(f"the delta's class rule cannot be: {fault}")
     return rule

@@ -158,10 +158,8 @@ def seeded() -> list[dict[str, Any]]:
         for count in (3, 31, 32, 33, 127, 1021)
         for density, steps in ((0.02, 0.9), (0.3, 0.9), (0.5, 0.2), (1.0, 1.0), (1.0, 0.0))
     ]
-    for density, steps in ((0.01, 0.89), (0.3, 0.9)):
-        name = f"a block and one element, {density} change, {steps} by one step"
-        new, shadow = changed(rng, DENSE + 1, density=density, steps=steps)
-        cases.append(pack(name, new, shadow, block_elements=DENSE))
+    new, shadow = changed(rng, DENSE + 1, density=0.01, steps=0.89)
+    cases.append(pack("a block and one element", new, shadow, block_elements=DENSE))
     return cases
 
 
