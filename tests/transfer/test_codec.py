@@ -27,12 +27,12 @@ from tests.reference import delta as reference
 from tests.transfer.twins import (
     DENSE,
     ISAS,
+    LAYOUTS,
     SIZES,
     SPECIAL,
     WIDE,
     WIDTHS,
     Bits,
-    LAYOUTS,
     around,
     as_delta,
     as_model,

@@ -150,9 +150,7 @@ def test_merge_gives_the_bits_of_the_vector(case: dict[str, Any]) -> None:
 @named("digests")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("isa", ISAS)
-def test_digest_gives_the_bits_of_the_vector(
-    case: dict[str, Any], isa: str, layout: str
-) -> None:
+def test_digest_gives_the_bits_of_the_vector(case: dict[str, Any], isa: str, layout: str) -> None:
     found = _core.digest(
         LAYOUTS[layout](bits(case, "bits")),
         first_index=case["first_index"],

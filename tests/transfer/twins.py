@@ -67,9 +67,7 @@ def elements(bits: Bits) -> list[int]:
 def as_delta(model: reference.Delta, digest: tuple[int, int] = (0, 0)) -> Delta:
     entries = np.array(model.entries, np.uint64)
     payload = np.array(model.payload, np.uint32)
-    return Delta(
-        model.count, model.block_elements, model.width, entries, payload, (0, 0), digest
-    )
+    return Delta(model.count, model.block_elements, model.width, entries, payload, (0, 0), digest)
 
 
 def as_model(delta: Delta) -> reference.Delta:
