@@ -617,6 +617,7 @@ class DeviceCodec:
         *,
         bits: int,
         shadow: int,
+        width: int,
         count: int,
         block_elements: int,
         arena: int,
@@ -625,7 +626,11 @@ class DeviceCodec:
         entries: int,
         offsets: int,
         stream: int,
+        bits_box: Sequence[int] | None = None,
+        shadow_box: Sequence[int] | None = None,
         threshold: int = 0,
+        ages: int = 0,
+        age_limit: int = 255,
         digest: int = 0,
         first_index: int = 0,
         seed: int = 0,
@@ -638,10 +643,13 @@ class DeviceCodec:
         payload: int,
         payload_words: int,
         weights: int,
+        width: int,
         count: int,
         block_elements: int,
         bad_block: int,
         stream: int,
+        weights_box: Sequence[int] | None = None,
+        first: int = 0,
         undo: bool = False,
     ) -> None: ...
     def topk_unpack(
@@ -653,6 +661,7 @@ class DeviceCodec:
         payload: int,
         payload_words: int,
         base: int,
+        width: int,
         count: int,
         block_elements: int,
         positions: int,
@@ -660,9 +669,20 @@ class DeviceCodec:
         output_count: int,
         bad_block: int,
         stream: int,
+        base_box: Sequence[int] | None = None,
     ) -> None: ...
     def topk_histogram(
-        self, *, bits: int, shadow: int, count: int, histogram: int, stream: int
+        self,
+        *,
+        bits: int,
+        shadow: int,
+        count: int,
+        histogram: int,
+        stream: int,
+        bits_box: Sequence[int] | None = None,
+        shadow_box: Sequence[int] | None = None,
+        ages: int = 0,
+        age_limit: int = 255,
     ) -> None: ...
     def topk_threshold(
         self, *, histogram: int, budget: int, threshold: int, stream: int
@@ -671,9 +691,11 @@ class DeviceCodec:
         self,
         *,
         bits: int,
+        width: int,
         count: int,
         sums: int,
         stream: int,
+        bits_box: Sequence[int] | None = None,
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...
