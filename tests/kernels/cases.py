@@ -256,8 +256,9 @@ def link_of(width: int, count: int, density: float) -> Link:
     random = np.random.default_rng(count + width)
     old = random.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
     old = old.astype(f"u{width // 8}")
-    by = np.where(random.random(count) < density, random.geometric(0.7, count), 0)
-    by[random.random(count) < density / 9] = 1 << (width - 1)
+    by = random.geometric(0.8, count)
+    by[random.random(count) < 0.01] = 1 << (width - 1)
+    by[random.random(count) >= density] = 0
     by[: count // 4] = random.integers(1 << (width - 2), 1 << (width - 1), count // 4)
     by = np.where(random.random(count) < 0.5, by, -by)
     delta = reference.pack((old + by).astype(old.dtype), old.copy(), block_elements=BLOCK)
@@ -268,7 +269,7 @@ def link_of(width: int, count: int, density: float) -> Link:
 LINKS = [
     (width, count, density)
     for width in (8, 16, 32)
-    for count, density in ((1, 1.0), (33, 0.3), (4 * 16_384 + 777, 0.02), (16_385, 0.3))
+    for count, density in ((1, 1.0), (33, 0.3), (4 * 16_384 + 777, 0.02), (2 * 16_384 + 1, 0.5))
 ]
 
 
@@ -325,10 +326,12 @@ def corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
 
 def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
     """A flipped bit is found, or gives differences that the reference reads there too."""
-    one = link_of(16, 16_385, 0.3)
+    one = link_of(16, 4 * 16_384 + 777, 0.02)
+    assert [entry & 15 for entry in one.link.entries[3:]] == [STRAT] * 2
     random = np.random.default_rng(seed)
     payload = list(one.link.payload)
-    payload[int(random.integers(len(payload)))] ^= 1 << int(random.integers(32))
+    first = sum(entry >> 44 for entry in one.link.entries[:3])
+    payload[int(random.integers(first, len(payload)))] ^= 1 << int(random.integers(32))
     link = replace(one.link, payload=payload)
     differences, bad = kernels.strat_unpack(link, one.old, one.rule)
     if bad is not None:

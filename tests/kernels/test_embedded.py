@@ -9,12 +9,10 @@ import pytest
 
 from rose.errors import InvalidArgument
 from tests.kernels import on_cpu
-from tests.kernels.cases import Case, answer
+from tests.kernels.cases import Case, answer, link_of
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
 from tests.reference import delta as reference
-from tests.reference import strat
 from tests.reference.delta import Delta
-from tests.vectors.delta_v2 import RULES
 
 torch = pytest.importorskip("torch")
 embedded = pytest.importorskip("rose.kernels.embedded")
@@ -211,36 +209,25 @@ def test_merge_with_a_corrupt_delta_names_its_block(codec: Any) -> None:
         assert int(bad) == 1
 
 
-def trained(width: int) -> tuple[Any, Delta, strat.ClassRule]:
-    """Weights as training has them, of which one block changes everywhere and stays RAW."""
-    random = np.random.default_rng(width)
-    count = 2 * BLOCK + 777
-    old = random.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
-    old = old.astype(f"u{width // 8}")
-    by = np.where(random.random(count) < 0.02, random.integers(1, 4, count), 0)
-    by[:BLOCK] = random.integers(1 << (width - 2), 1 << (width - 1), BLOCK)
-    delta = reference.pack((old + by).astype(old.dtype), old.copy(), block_elements=BLOCK)
-    return old, delta, RULES[width]
-
-
 @pytest.mark.parametrize("width", [8, 16, 32])
 def test_delta_crosses_a_link_and_is_the_same_again(codec: Any, width: int) -> None:
-    old, delta, rule = trained(width)
-    case = Case(BLOCK, len(old), width=width)
-    link, bad = codec.strat_pack(tensor(old), *table(delta), block_elements=BLOCK, rule=rule)
+    one = link_of(width, 4 * BLOCK + 777, 0.02)
+    case = Case(BLOCK, len(one.old), width=width)
+    options = {"block_elements": BLOCK, "rule": one.rule}
+    link, bad = codec.strat_pack(tensor(one.old), *table(one.delta), **options)
     assert int(bad) == -1
-    wanted = strat.strat_pack(delta, old, rule)
-    assert gathered(link, case) == wanted
-    assert reference.STRAT in {entry & 15 for entry in wanted.entries}
-    again, bad = codec.strat_unpack(tensor(old), *table(wanted), block_elements=BLOCK, rule=rule)
+    assert gathered(link, case) == one.link
+    assert reference.STRAT in {entry & 15 for entry in one.link.entries}
+    again, bad = codec.strat_unpack(tensor(one.old), *table(one.link), **options)
     assert int(bad) == -1
-    assert gathered(again, case) == delta
+    assert gathered(again, case) == one.delta
 
 
 def test_link_of_a_corrupt_delta_is_not_packed(codec: Any) -> None:
-    old, delta, rule = trained(16)
-    corrupt = Delta(delta.count, BLOCK, [*delta.entries[:2], (1 << 64) - 1], delta.payload)
-    _, bad = codec.strat_pack(tensor(old), *table(corrupt), block_elements=BLOCK, rule=rule)
+    one = link_of(16, 4 * BLOCK + 777, 0.02)
+    entries = [*one.delta.entries[:2], (1 << 64) - 1, *one.delta.entries[3:]]
+    corrupt = Delta(one.delta.count, BLOCK, entries, one.delta.payload)
+    _, bad = codec.strat_pack(tensor(one.old), *table(corrupt), block_elements=BLOCK, rule=one.rule)
     assert int(bad) == 2
 
 
