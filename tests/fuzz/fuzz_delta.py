@@ -95,7 +95,7 @@ def one_input(content: bytes) -> None:
 
 
 def main() -> None:
-    import atheris  # noqa: PLC0415 - only a fuzzer needs it
+    import atheris
 
     for function in (sealed, try_frame, try_apply, vars(Delta)["from_bytes"].__func__):
         atheris.instrument_func(function)
