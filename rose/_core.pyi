@@ -480,6 +480,7 @@ def delta_pack(
     threshold: int = 0,
     ages: npt.NDArray[np.uint8] | None = None,
     age_limit: int = 0,
+    base_digest: tuple[int, int] | None = None,
     isa: str | None = None,
     threads: int = 1,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int], tuple[int, int]]: ...

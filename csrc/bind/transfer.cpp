@@ -78,9 +78,10 @@ transfer::PackOptions options_of(std::uint32_t block_elements, std::uint32_t thr
 
 py::tuple delta_pack(const py::array& fresh, py::array& shadow, std::uint32_t block_elements,
                      std::uint32_t threshold, std::optional<py::array> ages,
-                     std::uint32_t age_limit, const std::optional<std::string>& isa,
-                     std::uint32_t threads) {
-  const auto options = options_of(block_elements, threshold, ages, age_limit, true, isa, threads);
+                     std::uint32_t age_limit, const std::optional<Pair>& base_digest,
+                     const std::optional<std::string>& isa, std::uint32_t threads) {
+  auto options = options_of(block_elements, threshold, ages, age_limit, true, isa, threads);
+  if (base_digest) options.base_digest = digest_of(*base_digest);
   return with_elements_of("new", fresh, [&](auto element) {
     using T = decltype(element);
     const auto from = box_of<T>("new", fresh);
@@ -178,7 +179,8 @@ void bind_transfer(py::module_& module) {
   module.def("delta_pack", &delta_pack, py::arg("new").noconvert(), py::arg("shadow").noconvert(),
              py::kw_only(), py::arg("block_elements"), py::arg("threshold") = 0,
              py::arg("ages").noconvert() = py::none(), py::arg("age_limit") = 0,
-             py::arg("isa") = py::none(), py::arg("threads") = 1);
+             py::arg("base_digest") = py::none(), py::arg("isa") = py::none(),
+             py::arg("threads") = 1);
   module.def("delta_measure", &delta_measure, py::arg("new").noconvert(),
              py::arg("shadow").noconvert(), py::kw_only(), py::arg("block_elements"),
              py::arg("threshold") = 0, py::arg("ages").noconvert() = py::none(),

@@ -67,20 +67,21 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
 // All that differs is sent, so the shadow becomes what is fresh: one loop finds and digests.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
-  const std::uint64_t first_word = tile.first / kInWord;
-  std::uint32_t count = 0;
-  if (tile.elements % kInWord == 0) {
-    count = static_cast<std::uint32_t>(
-        find_and_add(options_->isa, tile.fresh, static_cast<const T*>(tile.shadow),
-                     tile.elements / kInWord, tile.base, first_word, found, digest_));
-    add_touched(tile, found, count);
-  } else {
-    count = static_cast<std::uint32_t>(find_changed<T>(options_->isa, tile.fresh, tile.shadow,
-                                                       tile.elements, tile.base, found));
+  if (tile.elements % kInWord != 0) {
+    const auto count = static_cast<std::uint32_t>(
+        find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found));
     add_all(tile, tile.shadow, moved_, -1);
     add_all(tile, tile.fresh, moved_, 1);
     add_all(tile, tile.fresh, digest_, 1);
+    take(tile, count);
+    return count;
   }
+  const auto count = static_cast<std::uint32_t>(
+      options_->base_digest
+          ? find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found)
+          : find_and_add<T>(options_->isa, tile.fresh, tile.shadow, tile.elements / kInWord,
+                            tile.base, tile.first / kInWord, found, digest_));
+  add_touched(tile, found, count);
   take(tile, count);
   return count;
 }

@@ -29,7 +29,7 @@ class ChangesFinder {
   // What `elements` from element `first` on change; valid until the next call.
   BlockChanges<T> find(std::uint64_t first, std::uint32_t elements) noexcept;
 
-  // Of all shadows after the moves.
+  // Of all shadows after the moves; not to be used where that before is known.
   const Digest& digest() const noexcept { return digest_; }
   // What that differs by from the digest of the shadows before.
   const Digest& moved() const noexcept { return moved_; }

@@ -194,7 +194,13 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
     add(part.finder().digest(), packed.digest);
     add(part.finder().moved(), moved);
   }
-  packed.base_digest = {packed.digest.first - moved.first, packed.digest.second - moved.second};
+  if (options.base_digest) {
+    packed.base_digest = *options.base_digest;
+    packed.digest = {packed.base_digest.first + moved.first,
+                     packed.base_digest.second + moved.second};
+  } else {
+    packed.base_digest = {packed.digest.first - moved.first, packed.digest.second - moved.second};
+  }
   return packed;
 }
 

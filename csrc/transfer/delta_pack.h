@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/status.h"
 #include "transfer/box.h"
@@ -31,6 +32,8 @@ struct PackOptions {
   // Above 0, only changes whose key reaches it are sent, and those that are due; for bf16 elements.
   std::uint32_t threshold{0};
   Ages ages{};
+  // Of the shadow, if it is known: then no elements are digested but those around changes.
+  std::optional<Digest> base_digest{};
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};
 };

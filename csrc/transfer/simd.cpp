@@ -83,8 +83,7 @@ void add_words_portable(const void* bits, std::size_t words, std::uint64_t first
   }
 }
 
-void add_moved_portable(const MovedWords& words, std::uint64_t first_word,
-                        Digest& moved) noexcept {
+void add_moved_portable(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept {
   for (std::size_t i = 0; i < words.count; ++i) {
     const std::uint64_t first_key = (first_word + words.places[i] + 1) * kStrideFirst;
     const std::uint64_t second_key = (first_word + words.places[i] + 1) * kStrideSecond;

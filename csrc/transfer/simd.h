@@ -55,7 +55,8 @@ struct MovedWords {
   std::size_t count{0};
 };
 
-// Adds what they move the digest by, with seed 0; the piece's first word has the index `first_word`.
+// Adds what they move the digest by, with seed 0; the piece's first word has the index
+// `first_word`.
 void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 
 // The mix of docs/protocol.md, shared by every version of add_words.

@@ -209,14 +209,14 @@ ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_w
   moved.second += total_avx512(second);
 }
 
-#define ROSE_FIND(T)                                                                               \
-  ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count,  \
-                                              std::uint32_t base, std::uint16_t* out) noexcept {   \
-    return find_avx512(fresh, shadow, count, base, out);                                           \
-  }                                                                                                \
-  ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words,  \
-                                              std::uint32_t base, std::uint64_t first_word,        \
-                                              std::uint16_t* out, Digest& digest) noexcept { \
+#define ROSE_FIND(T)                                                                              \
+  ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
+                                              std::uint32_t base, std::uint16_t* out) noexcept {  \
+    return find_avx512(fresh, shadow, count, base, out);                                          \
+  }                                                                                               \
+  ROSE_AVX512 std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
+                                              std::uint32_t base, std::uint64_t first_word,       \
+                                              std::uint16_t* out, Digest& digest) noexcept {      \
     return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
   }
 ROSE_FIND(std::uint8_t)

@@ -34,6 +34,7 @@ class Backend(Protocol):
         ages: Any = None,
         age_limit: int = AGE_LIMIT,
         threads: int = 1,
+        base_digest: tuple[int, int] | None = None,
     ) -> Delta:
         """Pack what is sent, and move the shadow there and the ages on."""
         ...
@@ -106,20 +107,22 @@ class HostBackend:
         ages: npt.NDArray[np.uint8] | None = None,
         age_limit: int = AGE_LIMIT,
         threads: int = 1,
+        base_digest: tuple[int, int] | None = None,
     ) -> Delta:
         """Pack in one pass over both arrays, on so many threads."""
-        entries, payload, base_digest, digest = _core.delta_pack(
+        entries, payload, base, digest = _core.delta_pack(
             new,
             shadow,
             block_elements=block_elements,
             threshold=threshold,
             ages=ages,
             age_limit=age_limit,
+            base_digest=base_digest,
             isa=self._isa,
             threads=threads,
         )
         width = 8 * new.itemsize
-        return Delta(new.size, block_elements, width, entries, payload, base_digest, digest)
+        return Delta(new.size, block_elements, width, entries, payload, base, digest)
 
     def measure(
         self,

@@ -42,11 +42,12 @@ class GpuBackend:
         ages: Any = None,
         age_limit: int = 255,
         threads: int = 1,  # noqa: ARG002 - the device has its own
+        base_digest: tuple[int, int] | None = None,
     ) -> Delta:
         """Pack on the device, and fetch the result."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
-            base = self._digest(shadow)
+            base = None if base_digest else self._digest(shadow)
             packed = self._codec.delta_pack(
                 new,
                 shadow,
@@ -63,7 +64,7 @@ class GpuBackend:
                 width,
                 entries,
                 payload,
-                _pair(base),
+                base_digest or _pair(base),
                 _pair(packed.digest),
             )
 
