@@ -19,11 +19,9 @@ ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
 }
 
-// One number for each warp, and the sum of all.
-template <u32 kThreads>
+// One number for each warp of the largest CTA, and the sum of all.
 struct ScanShared {
-  static_assert(kThreads % kWarp == 0 && kThreads / kWarp <= kWarp);
-  u64 before[kThreads / kWarp + 1];
+  u64 before[kWarp + 1];
 };
 
 struct Scanned {
@@ -31,11 +29,10 @@ struct Scanned {
   u64 total;
 };
 
-// All threads of the CTA call it. Between two calls they meet at some other barrier, so that the
-// answers of the first were read.
-template <u32 kThreads>
-ROSE_DEVICE Scanned scan(u64 number, ScanShared<kThreads>& shared) {
-  constexpr u32 kWarps = kThreads / kWarp;
+// All threads of the CTA, which is of whole warps, call it. Between two calls they meet at some
+// other barrier, so that the answers of the first were read.
+ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
+  const u32 warps = blockDim.x / kWarp;
   const u32 lane = threadIdx.x % kWarp;
   const u32 warp = threadIdx.x / kWarp;
   u64 sum = number;
@@ -48,11 +45,10 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared<kThreads>& shared) {
   __syncthreads();  // every warp has written its sum, the first thread can add them up
   if (threadIdx.x == 0) {
     shared.before[0] = 0;
-#pragma unroll
-    for (u32 i = 1; i <= kWarps; ++i) shared.before[i] += shared.before[i - 1];
+    for (u32 i = 1; i <= warps; ++i) shared.before[i] += shared.before[i - 1];
   }
   __syncthreads();  // the sums over the warps are there, all can read
-  return {shared.before[warp] + sum - number, shared.before[kWarps]};
+  return {shared.before[warp] + sum - number, shared.before[warps]};
 }
 
 // Adds the threads' digests to `sums`. All threads of the CTA call it.

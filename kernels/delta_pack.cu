@@ -1,250 +1,376 @@
 #include "delta_pack.h"
 
-#include "bit_window.h"
-#include "block_scan.h"
 #include "change_key.h"
+#include "change_write.h"
 #include "eight.h"
-#include "gap_code.h"
+#include "size_choice.h"
 
 namespace rose::kernels {
 namespace {
 
-template <u32 kBlock>
 struct PackShared {
-  static constexpr u32 kMaskWords = kBlock / 32;
   // A typical payload is a fraction of it; one that is larger is written window by window.
-  static constexpr u32 kWindowWords = kBlock / 16;
+  static constexpr u32 kWindowWords = kBlockMax / 16;
 
-  // Bit i for element i of the block.
-  alignas(16) u32 is_sent[kMaskWords];
-  u32 is_step_down[kMaskWords];
-  u32 is_exception[kMaskWords];
+  // Bit i for element i of the block. `is_far`: a change that is no step.
+  alignas(16) u32 is_sent[kMaskWordsMax];
+  u32 is_down[kMaskWordsMax];
+  u32 is_far[kMaskWordsMax];
+  // Before the first window: bit i if element i differs and is not sent.
   u32 window[kWindowWords];
-  ScanShared<kThreadsOf<kBlock>> scan;
+  LengthCounts lengths;
+  ScanShared scan;
+  Cheapest few;
+  Cheapest every;
+  BlockPlan plan;
   u64 offset;
 };
+static_assert(PackShared::kWindowWords >= kMaskWordsMax);
 
 // The elements of one delta block.
 struct PackBlock {
-  const u16* bits;
-  u16* shadow;
+  u64 first;
   u32 elements;
-  bool is_aligned;
-  u64 first_index;
+  u32 width;
 };
 
-ROSE_DEVICE PackBlock block_of_cta(const DeltaPackParams& params, u32 block_elements) {
-  const u64 first = static_cast<u64>(blockIdx.x) * block_elements;
+ROSE_DEVICE PackBlock block_of_cta(const DeltaPackParams& params) {
+  const u64 first = static_cast<u64>(blockIdx.x) * params.block_elements;
   const u64 rest = params.count - first;
-  const u16* bits = params.bits + first;
-  u16* shadow = params.shadow + first;
-  return {bits, shadow, static_cast<u32>(rest < block_elements ? rest : block_elements),
-          is_aligned_16(bits) && is_aligned_16(shadow), params.first_index + first};
+  const u64 elements = rest < params.block_elements ? rest : params.block_elements;
+  return {first, static_cast<u32>(elements), static_cast<u32>(params.width)};
+}
+
+template <typename T>
+ROSE_DEVICE Eight<T> load_shadow(const DeltaPackParams& params, u64 at) {
+  if (params.shadow.base == nullptr) return Eight<T>{};
+  return load_eight<T>(params.shadow, at, params.count);
+}
+
+// The ages of elements `at` to `at` + 7, a byte each.
+ROSE_DEVICE Eight<u8> load_ages(const DeltaPackParams& params, u64 at) {
+  Eight<u8> ages{};
+  if (params.count - at >= kEight && is_aligned<u8>(params.ages + at)) {
+    return *reinterpret_cast<const Eight<u8>*>(params.ages + at);
+  }
+#pragma unroll 1
+  for (u32 i = 0; i < kEight; ++i) {
+    ages.shift_in(at + i < params.count ? params.ages[at + i] : u8{0});
+  }
+  return ages;
 }
 
 struct Masks {
   u32 is_sent{0};
-  u32 is_step_down{0};
-  u32 is_exception{0};
+  u32 is_down{0};
+  u32 is_far{0};
+  u32 is_left{0};
+};
+
+// What must be so for a change of bf16 to be sent.
+struct Bar {
+  u32 threshold;
+  u32 age_limit;
 };
 
 // Compares eight elements, and makes of `old` what the shadow becomes.
-ROSE_DEVICE Masks compare(const Eight& now, Eight& old, u32 threshold) {
+template <typename T>
+ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
+                          const Eight<u8>& ages) {
   Masks masks;
 #pragma unroll
   for (u32 i = 0; i < kEight; ++i) {
-    const u16 to = now.at(i);
-    const u16 from = old.at(i);
-    const u16 step = static_cast<u16>(to - from);
-    if (step == 0 || (threshold != 0 && change_key(to, from) < threshold)) continue;
-    masks.is_sent |= 1U << i;
-    if (step == kStepDown) {
-      masks.is_step_down |= 1U << i;
-    } else if (step != kStepUp) {
-      masks.is_exception |= 1U << i;
+    const T to = now.at(i);
+    const T from = old.at(i);
+    const T difference = static_cast<T>(to - from);
+    if (difference == 0) continue;
+    if constexpr (sizeof(T) == sizeof(u16)) {
+      if (bar.threshold != 0 && change_key(to, from) < bar.threshold &&
+          ages.at(i) < bar.age_limit) {
+        masks.is_left |= 1U << i;
+        continue;
+      }
     }
+    masks.is_sent |= 1U << i;
+    masks.is_down |= (static_cast<u32>(difference) >> (8 * sizeof(T) - 1)) << i;
+    if (difference != T{1} && difference != static_cast<T>(~T{0})) masks.is_far |= 1U << i;
     old.set(i, to);
   }
   return masks;
 }
 
 // Fills the masks; returns this thread's part of the digest of the shadow after packing.
-template <u32 kBlock>
+template <typename T>
 ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock& block,
-                                 PackShared<kBlock>& shared) {
-  const u32 threshold = params.threshold == nullptr ? 0 : *params.threshold;
+                                 PackShared& shared) {
+  [[maybe_unused]] constexpr u32 kUnroll = sizeof(T) == 4 ? 1 : 2;
+  const bool has_ages = sizeof(T) == sizeof(u16) && params.ages != nullptr;
+  const Bar bar{params.threshold == nullptr ? 0 : *params.threshold,
+                has_ages ? static_cast<u32>(params.age_limit) : kAgeMax + 1};
   u8* is_sent = reinterpret_cast<u8*>(shared.is_sent);
-  u8* is_step_down = reinterpret_cast<u8*>(shared.is_step_down);
-  u8* is_exception = reinterpret_cast<u8*>(shared.is_exception);
+  u8* is_down = reinterpret_cast<u8*>(shared.is_down);
+  u8* is_far = reinterpret_cast<u8*>(shared.is_far);
+  u8* is_left = reinterpret_cast<u8*>(shared.window);
   DigestSum sum;
-#pragma unroll 2
-  for (u32 i = threadIdx.x; i < kBlock / kEight; i += kThreadsOf<kBlock>) {
-    const u32 at = i * kEight;
-    const Eight now = load_eight(block.bits, at, block.elements, block.is_aligned);
-    Eight after = load_eight(block.shadow, at, block.elements, block.is_aligned);
-    const Masks masks = compare(now, after, threshold);
+#pragma unroll kUnroll
+  for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
+    const u64 at = block.first + i * kEight;
+    const Eight<T> now = load_eight<T>(params.bits, at, params.count);
+    Eight<T> after = load_shadow<T>(params, at);
+    Eight<u8> ages{};
+    if (has_ages && at < params.count) ages = load_ages(params, at);
+    const Masks masks = compare(now, after, bar, ages);
     is_sent[i] = static_cast<u8>(masks.is_sent);
-    is_step_down[i] = static_cast<u8>(masks.is_step_down);
-    is_exception[i] = static_cast<u8>(masks.is_exception);
+    is_down[i] = static_cast<u8>(masks.is_down);
+    is_far[i] = static_cast<u8>(masks.is_far);
+    if (has_ages) is_left[i] = static_cast<u8>(masks.is_left);
     if (params.digest != nullptr) {
-      add_to_digest(sum, after, at, block.elements, block.first_index, params.seed);
+      add_to_digest(sum, after, at, params.count, params.first_index, params.seed);
     }
   }
   return sum;
 }
 
-template <u32 kBlock>
+template <typename T>
 ROSE_DEVICE DigestSum digest_of_shadow(const DeltaPackParams& params, const PackBlock& block) {
   DigestSum sum;
-  for (u32 i = threadIdx.x; i < kBlock / kEight; i += kThreadsOf<kBlock>) {
-    const u32 at = i * kEight;
-    const Eight old = load_eight(block.shadow, at, block.elements, block.is_aligned);
-    add_to_digest(sum, old, at, block.elements, block.first_index, params.seed);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
+    const u64 at = block.first + i * kEight;
+    const Eight<T> old = load_shadow<T>(params, at);
+    add_to_digest(sum, old, at, params.count, params.first_index, params.seed);
   }
   return sum;
 }
 
-// Sets the bits of this thread's changes that lie in the window. `changes` come before them in the
-// block, and `exceptions` exceptions.
-template <u32 kBlock>
-ROSE_DEVICE void put_changes(const PackBlock& block, const PackShared<kBlock>& shared,
-                             const GapLayout& layout, const BitWindow& window, u32 changes,
-                             u32 exceptions) {
-  BitWriter high{layout.positions.high_at};
-  BitWriter low{layout.positions.low_at};
-  BitWriter signs{layout.signs_at};
-  BitWriter ranks_high{layout.ranks.high_at};
-  BitWriter ranks_low{layout.ranks.low_at};
-  BitWriter values{layout.values_at};
-  const u32 low_bits = layout.positions.low_bits;
-  const u32 ranks_low_bits = layout.ranks.low_bits;
-#pragma unroll 1
-  for (u32 i = 0; i < kElementsOfThread / 32; ++i) {
-    const u32 word = threadIdx.x * (kElementsOfThread / 32) + i;
-    const u32 is_step_down = shared.is_step_down[word];
-    const u32 is_exception = shared.is_exception[word];
-#pragma unroll 1
-    for (u32 rest = shared.is_sent[word]; rest != 0; rest &= rest - 1) {
-      const u32 bit = static_cast<u32>(__ffs(static_cast<int>(rest))) - 1;
-      const u32 position = word * 32 + bit;
-      high.put(window, (position >> low_bits) + changes, 1);
-      low.put(window, changes * low_bits, position & ((1U << low_bits) - 1));
-      signs.put(window, changes, is_step_down >> bit & 1);
-      if ((is_exception >> bit & 1) != 0) {
-        ranks_high.put(window, (changes >> ranks_low_bits) + exceptions, 1);
-        ranks_low.put(window, exceptions * ranks_low_bits, changes & ((1U << ranks_low_bits) - 1));
-        if (window.has(layout.values_at + exceptions / 2)) {
-          const u32 value = static_cast<u32>(block.bits[position] ^ block.shadow[position]);
-          values.put(window, exceptions * 16, value);
-        }
-        ++exceptions;
-      }
-      ++changes;
-    }
+// The changes of a block that is packed, for change_write.h.
+struct PackSource {
+  const DeltaPackParams& params;
+  const PackBlock& block;
+  const PackShared& shared;
+
+  ROSE_DEVICE u32 sent(u32 word) const { return shared.is_sent[word]; }
+  ROSE_DEVICE u32 down(u32 word) const { return shared.is_down[word]; }
+  ROSE_DEVICE u32 listed(u32 word) const {
+    return shared.plan.layout.counts.are_all_listed ? shared.is_sent[word] : shared.is_far[word];
   }
-  for (BitWriter* writer : {&high, &low, &signs, &ranks_high, &ranks_low, &values}) {
-    writer->flush(window);
+  ROSE_DEVICE u32 number(u32 word, u32 bit) const { return word * 32 + bit; }
+  ROSE_DEVICE u32 size(u32 word, u32 bit) const {
+    if ((shared.is_far[word] >> bit & 1) == 0) return 1;
+    return size_of(difference(word * 32 + bit), block.width);
+  }
+  // Of an element before its shadow moves.
+  ROSE_DEVICE u32 difference(u32 position) const {
+    const u64 at = block.first + position;
+    const u32 to = load_bits(params.bits.base, place_of(params.bits, at).offset, block.width);
+    if (params.shadow.base == nullptr) return to;
+    const u32 from = load_bits(params.shadow.base, place_of(params.shadow, at).offset, block.width);
+    return (to - from) & low_mask(block.width);
+  }
+};
+
+// Counts how long the magnitudes are; a barrier must follow.
+ROSE_DEVICE void count_sizes(const PackSource& source, PackShared& shared) {
+#pragma unroll 1
+  for (u32 i = 0; i < kWordsOfThread; ++i) {
+    const u32 word = threadIdx.x * kWordsOfThread + i;
+#pragma unroll 1
+    for (u32 rest = shared.is_far[word]; rest != 0; rest &= rest - 1) {
+      count_size(shared.lengths, source.size(word, first_bit(rest)));
+    }
   }
 }
 
-template <u32 kBlock>
-ROSE_DEVICE void write_gap(const PackBlock& block, PackShared<kBlock>& shared,
-                           const GapLayout& layout, u32* payload, u32 changes, u32 exceptions) {
-  constexpr u32 kWindow = PackShared<kBlock>::kWindowWords;
-  for (u32 first = 0; first < layout.words; first += kWindow) {
+// Decides what the block becomes and reserves its place. All threads of the CTA call it.
+ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackSource& source, u32 changed,
+                           u32 far, PackShared& shared) {
+  if (far == 0) {  // the same for all threads
+    if (threadIdx.x == 0) shared.few = shared.every = Cheapest{0, 0, 0};
+  } else {
+    clear(shared.lengths);
+    __syncthreads();  // the counts are zero, sizes can be counted
+    count_sizes(source, shared);
+    __syncthreads();  // all sizes are counted, the counts can be read
+    const u32 warp = threadIdx.x / kWarp;
+    const u32 width = source.block.width;
+    if (warp == 0) {
+      const Cheapest answer = cheapest(shared.lengths.few, far, 0, width);
+      if (threadIdx.x % kWarp == 0) shared.few = answer;
+    } else if (warp == 1) {
+      const Cheapest answer = cheapest(shared.lengths.every, changed, changed - far, width);
+      if (threadIdx.x % kWarp == 0) shared.every = answer;
+    }
+    __syncthreads();  // both answers are there, the plan can be made
+  }
+  if (threadIdx.x == 0) {
+    shared.plan =
+        plan_of(source.block.elements, source.block.width, changed, far, shared.few, shared.every);
+    shared.offset = atomic_add(params.cursor, shared.plan.entry.words);
+  }
+  __syncthreads();  // the plan is made and its place reserved, all can read it
+}
+
+// What stands by itself in a GAP or BITMAP block.
+ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& layout,
+                                 const BitWindow& window) {
+  if (layout.is_bitmap) {
+    for (u32 i = threadIdx.x; i < words_of(layout.counts.universe); i += blockDim.x) {
+      if (window.has(i)) window.words[i - window.first] = shared.is_sent[i];
+    }
+  }
+  const u32 shape_at = layout.shape_at / 32;
+  if (threadIdx.x == 0 && layout.counts.listed != 0 && window.has(shape_at)) {
+    window.words[shape_at - window.first] = layout.counts.magnitude_bits | layout.counts.large << 8;
+  }
+}
+
+ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32* payload,
+                               Before before) {
+  constexpr u32 kWindow = PackShared::kWindowWords;
+  const ChangeLayout& layout = shared.plan.layout;
+  if (layout.counts.are_all_listed) before.listed = before.changes;
+  if (layout.counts.large != 0) {  // the same for all threads
+    const u64 large = count_large(source, layout);
+    before.large = static_cast<u32>(scan(large, shared.scan).before);
+  }
+  const u32 words = layout.end / 32;
+  for (u32 first = 0; first < words; first += kWindow) {
     // A thread clears the words that it copied itself.
-    for (u32 i = threadIdx.x; i < kWindow; i += kThreadsOf<kBlock>) shared.window[i] = 0;
+    for (u32 i = threadIdx.x; i < kWindow; i += blockDim.x) shared.window[i] = 0;
     __syncthreads();  // the window is zero, bits can be set
-    put_changes(block, shared, layout, {shared.window, first, kWindow}, changes, exceptions);
+    const BitWindow window{shared.window, first, kWindow};
+    put_block_words(shared, layout, window);
+    put_changes(source, layout, window, before);
     // Every bit is set, the window can be copied; the old bits were read, the shadow can move.
     __syncthreads();
-    const u32 rest = layout.words - first;
-    const u32 words = rest < kWindow ? rest : kWindow;
-    for (u32 i = threadIdx.x; i < words; i += kThreadsOf<kBlock>) {
-      payload[first + i] = shared.window[i];
-    }
+    const u32 rest = words - first < kWindow ? words - first : kWindow;
+    for (u32 i = threadIdx.x; i < rest; i += blockDim.x) payload[first + i] = shared.window[i];
   }
 }
 
-template <u32 kBlock>
-ROSE_DEVICE void write_raw(const PackBlock& block, const PackShared<kBlock>& shared, u32* payload) {
-  const u32 words = raw_words(block.elements);
-  for (u32 i = threadIdx.x; i < words; i += kThreadsOf<kBlock>) {
-    const u32 is_sent = shared.is_sent[i / 16] >> (2 * i % 32);
+ROSE_DEVICE void write_raw(const PackSource& source, const PackShared& shared, u32* payload) {
+  const u32 width = source.block.width;
+  const u32 in_word = 32 / width;
+  for (u32 i = threadIdx.x; i < shared.plan.entry.words; i += blockDim.x) {
+    const u32 first = i * in_word;
     u32 word = 0;
-    if ((is_sent & 1) != 0) word = static_cast<u32>(block.bits[2 * i] ^ block.shadow[2 * i]);
-    if ((is_sent & 2) != 0) {
-      word |= static_cast<u32>(block.bits[2 * i + 1] ^ block.shadow[2 * i + 1]) << 16;
+#pragma unroll 1
+    for (u32 j = 0; j < in_word; ++j) {
+      const u32 position = first + j;
+      if ((shared.is_sent[position / 32] >> position % 32 & 1) != 0) {
+        word |= source.difference(position) << (j * width);
+      }
     }
     payload[i] = word;
   }
   __syncthreads();  // the old bits were read, the shadow can be overwritten
 }
 
-template <u32 kBlock>
-ROSE_DEVICE void move_shadow(const PackBlock& block, const PackShared<kBlock>& shared) {
+// Writes elements `at` to `at` + 7 at once, if they lie so.
+template <typename T>
+ROSE_DEVICE bool copy_eight(const DeltaPackParams& params, u64 at, const Place& place) {
+  T* to = reinterpret_cast<T*>(params.shadow.base) + place.offset;
+  if (place.rest < kEight || params.shadow.strides[3] != 1 || !is_aligned<T>(to)) return false;
+  *reinterpret_cast<Eight<T>*>(to) = load_eight<T>(params.bits, at, params.count);
+  return true;
+}
+
+ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& block,
+                             const PackShared& shared) {
   const u8* is_sent = reinterpret_cast<const u8*>(shared.is_sent);
-  for (u32 i = threadIdx.x; i < kBlock / kEight; i += kThreadsOf<kBlock>) {
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
     const u32 mask = is_sent[i];
-    const u32 at = i * kEight;
-    if (mask == 0xFF && block.is_aligned) {
-      *reinterpret_cast<Eight*>(block.shadow + at) =
-          *reinterpret_cast<const Eight*>(block.bits + at);
-      continue;
+    const u64 at = block.first + i * kEight;
+    bool is_done = false;
+    if (mask == 0xFF) {
+      const Place place = place_of(params.shadow, at);
+      with_width(params.width,
+                 [&](auto zero) { is_done = copy_eight<decltype(zero)>(params, at, place); });
     }
+    if (is_done) continue;
+#pragma unroll 1
     for (u32 rest = mask; rest != 0; rest &= rest - 1) {
-      const u32 one = at + static_cast<u32>(__ffs(static_cast<int>(rest))) - 1;
-      block.shadow[one] = block.bits[one];
+      const u64 one = at + first_bit(rest);
+      const u64 from = place_of(params.bits, one).offset;
+      const u32 bits = load_bits(params.bits.base, from, block.width);
+      store_bits(params.shadow.base, place_of(params.shadow, one).offset, block.width, bits);
     }
   }
 }
 
+// Elements that differ and were left get older, others are young again.
+ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block,
+                           const PackShared& shared) {
+  const u8* is_left = reinterpret_cast<const u8*>(shared.window);
+  for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
+    const u64 at = block.first + i * kEight;
+    if (at >= params.count) break;
+    const Eight<u8> old = load_ages(params, at);
+    Eight<u8> ages{};
+#pragma unroll
+    for (u32 j = 0; j < kEight; ++j) {
+      const u32 age = old.at(j);
+      if ((is_left[i] >> j & 1) != 0) ages.set(j, static_cast<u8>(age + (age < kAgeMax ? 1 : 0)));
+    }
+    if (params.count - at >= kEight && is_aligned<u8>(params.ages + at)) {
+      *reinterpret_cast<Eight<u8>*>(params.ages + at) = ages;
+      continue;
+    }
+#pragma unroll
+    for (u32 j = 0; j < kEight; ++j) {
+      if (at + j < params.count) params.ages[at + j] = ages.at(j);
+    }
+  }
+  __syncthreads();  // what was left was read, the window can be used
+}
+
 // One CTA packs one delta block. It reads the block once to find what changes (a thread takes every
-// kThreads-th eight elements), counts, and reserves its place; then each thread writes the changes
+// blockDim-th eight elements), counts, and reserves its place; then each thread writes the changes
 // of its own kElementsOfThread elements, and last all move the shadow.
-template <u32 kBlock>
-ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared<kBlock>& shared) {
-  static_assert(kThreadsOf<kBlock> * kElementsOfThread == kBlock);
-  const PackBlock block = block_of_cta(params, kBlock);
-  const u32 elements = block.elements;
-  DigestSum sum = fill_masks(params, block, shared);
+ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
+  const PackBlock block = block_of_cta(params);
+  const PackSource source{params, block, shared};
+  DigestSum sum;
+  with_width(params.width,
+             [&](auto zero) { sum = fill_masks<decltype(zero)>(params, block, shared); });
   __syncthreads();  // the masks are whole, threads can read others' parts
 
-  u64 counts = 0;  // changes, and from bit 32 on exceptions
+  u64 counts = 0;  // changes, and from bit 32 on those that are no step
 #pragma unroll
-  for (u32 i = 0; i < kElementsOfThread / 32; ++i) {
-    const u32 word = threadIdx.x * (kElementsOfThread / 32) + i;
-    counts += static_cast<u64>(__popc(shared.is_sent[word]));
-    counts += static_cast<u64>(__popc(shared.is_exception[word])) << 32;
+  for (u32 i = 0; i < kWordsOfThread; ++i) {
+    const u32 word = threadIdx.x * kWordsOfThread + i;
+    counts += count_bits(shared.is_sent[word]);
+    counts += static_cast<u64>(count_bits(shared.is_far[word])) << 32;
   }
   const Scanned scanned = scan(counts, shared.scan);
   const u32 changed = static_cast<u32>(scanned.total);
-  const u32 exceptions = static_cast<u32>(scanned.total >> 32);
 
   Entry entry{kEmpty, 0, 0, 0};
   u64 offset = 0;
   if (changed != 0) {  // the same for all threads
-    const GapLayout layout = gap_layout(elements, changed, exceptions);
-    const bool is_gap = layout.words < raw_words(elements);
-    entry = is_gap ? Entry{kGap, changed, exceptions, layout.words}
-                   : Entry{kRaw, changed, 0, raw_words(elements)};
-    if (threadIdx.x == 0) shared.offset = atomic_add(params.cursor, entry.words);
-    __syncthreads();  // the place is reserved, all can read it
+    make_plan(params, source, changed, static_cast<u32>(scanned.total >> 32), shared);
+    entry = shared.plan.entry;
     offset = shared.offset;
     if (offset > params.arena_words || entry.words > params.arena_words - offset) {
       entry = Entry{kDeferred, 0, 0, 0};
       offset = 0;
-      if (params.digest != nullptr) sum = digest_of_shadow<kBlock>(params, block);
-    } else {
-      u32* payload = params.arena + offset;
-      if (is_gap) {
-        write_gap(block, shared, layout, payload, static_cast<u32>(scanned.before),
-                  static_cast<u32>(scanned.before >> 32));
-      } else {
-        write_raw(block, shared, payload);
-      }
-      move_shadow(block, shared);
     }
+  }
+  if (params.ages != nullptr && entry.kind != kDeferred) move_ages(params, block, shared);
+  if (entry.kind == kRaw) {
+    write_raw(source, shared, params.arena + offset);
+  } else if (entry.kind == kGap || entry.kind == kBitmap) {
+    const Before before{static_cast<u32>(scanned.before), static_cast<u32>(scanned.before >> 32),
+                        0};
+    write_changes(source, shared, params.arena + offset, before);
+  }
+  const bool is_moving = changed != 0 && entry.kind != kDeferred && params.shadow.base != nullptr;
+  const bool is_stale = entry.kind == kDeferred && params.digest != nullptr;
+  if (is_moving) move_shadow(params, block, shared);
+  if (is_stale) {
+    with_width(params.width,
+               [&](auto zero) { sum = digest_of_shadow<decltype(zero)>(params, block); });
   }
   if (threadIdx.x == 0) {
     params.entries[blockIdx.x] = to_bits(entry);
@@ -256,21 +382,10 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared<kBlock>& shared)
 }  // namespace
 }  // namespace rose::kernels
 
-using rose::kernels::DeltaPackParams;
-using rose::kernels::kCtasOf;
-using rose::kernels::kThreadsOf;
-using rose::kernels::PackShared;
-
-// pack() above, for delta blocks of 16,384 elements.
+// pack() above.
 extern "C" __global__ __launch_bounds__(
-    kThreadsOf<16384>, kCtasOf<16384>) void delta_pack_16ki_kernel(const DeltaPackParams params) {
-  __shared__ PackShared<16384> shared;
-  rose::kernels::pack<16384>(params, shared);
-}
-
-// pack() above, for delta blocks of 65,536 elements.
-extern "C" __global__ __launch_bounds__(
-    kThreadsOf<65536>, kCtasOf<65536>) void delta_pack_64ki_kernel(const DeltaPackParams params) {
-  __shared__ PackShared<65536> shared;
-  rose::kernels::pack<65536>(params, shared);
+    rose::kernels::kThreadsMax,
+    rose::kernels::kCtas) void delta_pack_kernel(const rose::kernels::DeltaPackParams params) {
+  __shared__ rose::kernels::PackShared shared;
+  rose::kernels::pack(params, shared);
 }

@@ -23,14 +23,16 @@ using u64 = std::uint64_t;
 
 constexpr u32 kWarp = 32;
 
-// A CTA has one thread for this many elements of its delta block: four words of a bit mask each.
+// A delta block has 16,384 or 65,536 elements. Its CTA has one thread for this many of them: four
+// words of a bit mask each.
 constexpr u32 kElementsOfThread = 128;
-template <u32 kBlockElements>
-constexpr u32 kThreadsOf = kBlockElements / kElementsOfThread;
-// CTAs whose registers a multiprocessor must hold at once. Without this bound the compiler saves
-// registers for more of them, and spills.
-template <u32 kBlockElements>
-constexpr u32 kCtasOf = 1280 / kThreadsOf<kBlockElements>;
+constexpr u32 kWordsOfThread = kElementsOfThread / 32;
+constexpr u32 kBlockMax = 65536;
+constexpr u32 kMaskWordsMax = kBlockMax / 32;
+constexpr u32 kThreadsMax = kBlockMax / kElementsOfThread;
+// CTAs of that size whose registers a multiprocessor must hold at once. Without this bound the
+// compiler saves registers for more of them, and spills.
+constexpr u32 kCtas = 2;
 
 ROSE_HD inline u32 floor_log2(u32 number) {
 #ifdef __CUDA_ARCH__
@@ -39,5 +41,10 @@ ROSE_HD inline u32 floor_log2(u32 number) {
   return 31U - static_cast<u32>(__builtin_clz(number));
 #endif
 }
+
+ROSE_HD inline u32 bit_length(u32 number) { return number == 0 ? 0 : floor_log2(number) + 1; }
+
+// The lowest `width` bits set; `width` is 0 to 32.
+ROSE_HD inline u32 low_mask(u32 width) { return static_cast<u32>((u64{1} << width) - 1); }
 
 }  // namespace rose::kernels

@@ -3,20 +3,31 @@
 #include "block_scan.h"
 #include "eight.h"
 
+namespace rose::kernels {
+namespace {
+
+template <typename T>
+ROSE_DEVICE DigestSum digest(const DigestParams& params) {
+  const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads * kEight;
+  const u64 first = (static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x) * kEight;
+  DigestSum sum;
+#pragma unroll 4
+  for (u64 at = first; at < params.count; at += stride) {
+    const Eight<T> eight = load_eight<T>(params.bits, at, params.count);
+    add_to_digest(sum, eight, at, params.count, params.first_index, params.seed);
+  }
+  return sum;
+}
+
+}  // namespace
+}  // namespace rose::kernels
+
 using rose::kernels::DigestParams;
 
 // Any grid. Each thread takes every grid-th group of eight elements; each warp adds its two sums.
 extern "C" __global__ __launch_bounds__(rose::kernels::kDigestThreads) void digest_kernel(
     const DigestParams params) {
   using namespace rose::kernels;
-  const bool is_aligned = is_aligned_16(params.bits);
-  const u64 stride = static_cast<u64>(gridDim.x) * kDigestThreads * kEight;
-  const u64 first = (static_cast<u64>(blockIdx.x) * kDigestThreads + threadIdx.x) * kEight;
-  DigestSum sum;
-#pragma unroll 4
-  for (u64 at = first; at < params.count; at += stride) {
-    const Eight eight = load_eight(params.bits, at, params.count, is_aligned);
-    add_to_digest(sum, eight, at, params.count, params.first_index, params.seed);
-  }
-  add_atomically(sum, params.sums);
+  with_width(params.width,
+             [&](auto zero) { add_atomically(digest<decltype(zero)>(params), params.sums); });
 }

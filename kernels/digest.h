@@ -1,6 +1,7 @@
-// digest_kernel: the digest of a flat array of 16-bit elements.
+// digest_kernel: the digest of an array.
 #pragma once
 
+#include "box.h"
 #include "digest_sum.h"
 
 namespace rose::kernels {
@@ -8,9 +9,10 @@ namespace rose::kernels {
 constexpr u32 kDigestThreads = 256;
 
 struct DigestParams {
-  const u16* bits;  // at any multiple of two bytes
+  Box bits;
+  u64 width;
   u64 count;
-  u64 first_index;  // of bits[0] in its tensor, a multiple of four
+  u64 first_index;  // of the first element in its tensor, at a border of 8 bytes
   u64 seed;
   u64* sums;  // two; the digest is added to them
 };

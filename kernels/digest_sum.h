@@ -7,7 +7,7 @@ namespace rose::kernels {
 
 constexpr u64 kFirstStride = 0x9E3779B97F4A7C15;
 constexpr u64 kSecondStride = 0xD1B54A32D192ED03;
-constexpr u32 kElementsOfDigestWord = 4;
+constexpr u32 kBitsOfDigestWord = 64;
 
 ROSE_HD inline u64 mix(u64 x) {
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;

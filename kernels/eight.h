@@ -1,50 +1,81 @@
-// Eight elements of 16 bits: what one thread loads at once, 128 bits where the address allows.
+// Eight elements: what one thread loads at once, with the widest loads that the address allows.
 #pragma once
 
 #include "digest_sum.h"
+#include "place.h"
 
 namespace rose::kernels {
 
 constexpr u32 kEight = 8;
 
-struct alignas(16) Eight {
-  u32 pair[4];
+template <typename T>
+struct alignas(sizeof(T) == 1 ? 8 : 16) Eight {
+  static constexpr u32 kBits = 8 * sizeof(T);
+  static constexpr u32 kWords = 2 * sizeof(T);
+  static constexpr u32 kDigestWords = sizeof(T);
+  static constexpr u32 kInDigestWord = kEight / kDigestWords;
 
-  ROSE_DEVICE u16 at(u32 i) const { return static_cast<u16>(pair[i / 2] >> (16 * (i % 2))); }
-  ROSE_DEVICE void set(u32 i, u16 bits) {
-    const u32 shift = 16 * (i % 2);
-    pair[i / 2] = (pair[i / 2] & ~(0xFFFFU << shift)) | static_cast<u32>(bits) << shift;
+  u32 words[kWords];
+
+  ROSE_DEVICE T at(u32 i) const {
+    return static_cast<T>(words[i * kBits / 32] >> (i * kBits % 32));
   }
-  // Elements 4 i to 4 i + 3 as a word of the digest.
+  ROSE_DEVICE void set(u32 i, T bits) {
+    const u32 shift = i * kBits % 32;
+    u32& word = words[i * kBits / 32];
+    word = (word & ~(low_mask(kBits) << shift)) | static_cast<u32>(bits) << shift;
+  }
+  // Moves every element one place down and puts `bits` into the last: registers have no index.
+  ROSE_DEVICE void shift_in(T bits) {
+#pragma unroll
+    for (u32 i = 0; i < kWords; ++i) {
+      const u32 next = i + 1 < kWords ? words[(i + 1) % kWords] : bits;
+      words[i] = static_cast<u32>((static_cast<u64>(next) << 32 | words[i]) >> kBits);
+    }
+    if constexpr (kBits < 32) words[kWords - 1] |= static_cast<u32>(bits) << (32 - kBits);
+  }
   ROSE_DEVICE u64 digest_word(u32 i) const {
-    return pair[2 * i] | static_cast<u64>(pair[2 * i + 1]) << 32;
+    return words[2 * i] | static_cast<u64>(words[2 * i + 1]) << 32;
   }
 };
 
-ROSE_DEVICE bool is_aligned_16(const void* address) {
-  return reinterpret_cast<std::uintptr_t>(address) % alignof(Eight) == 0;
+template <typename T>
+ROSE_DEVICE bool is_aligned(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % alignof(Eight<T>) == 0;
 }
 
-// Elements `at` to `at` + 7 of `count`; zeros after the end. `is_aligned`: that of elements + at.
-ROSE_DEVICE Eight load_eight(const u16* elements, u64 at, u64 count, bool is_aligned) {
-  if (is_aligned && at + kEight <= count) {
-    return *reinterpret_cast<const Eight*>(elements + at);
+// Elements `at` to `at` + 7 of `count`; zeros after the end.
+template <typename T>
+ROSE_DEVICE Eight<T> load_eight(const Box& box, u64 at, u64 count) {
+  const T* base = reinterpret_cast<const T*>(box.base);
+  Eight<T> eight{};
+  if (at >= count) return eight;
+  Place place = place_of(box, at);
+  const bool is_whole = count - at >= kEight && place.rest >= kEight && box.strides[3] == 1;
+  if (is_whole && is_aligned<T>(base + place.offset)) {
+    return *reinterpret_cast<const Eight<T>*>(base + place.offset);
   }
-  Eight eight{};
-#pragma unroll
+#pragma unroll 1
   for (u32 i = 0; i < kEight; ++i) {
-    if (at + i < count) eight.set(i, elements[at + i]);
+    eight.shift_in(at + i < count ? base[place.offset] : T{0});
+    place.offset += box.strides[3];
+    --place.rest;
+    if (place.rest == 0 && at + i + 1 < count) place = place_of(box, at + i + 1);
   }
   return eight;
 }
 
 // Adds the words that elements `at` to `at` + 7 of `count` make. Element 0 is `first_index` in its
-// tensor; both are multiples of four.
-ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight& eight, u64 at, u64 count,
+// tensor; both lie at borders of words.
+template <typename T>
+ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u64 count,
                                u64 first_index, u64 seed) {
-  const u64 word = (first_index + at) / kElementsOfDigestWord;
-  if (at < count) sum.add(eight.digest_word(0), word, seed);
-  if (at + kElementsOfDigestWord < count) sum.add(eight.digest_word(1), word + 1, seed);
+  constexpr u32 kIn = Eight<T>::kInDigestWord;
+  const u64 word = (first_index + at) / kIn;
+#pragma unroll
+  for (u32 i = 0; i < Eight<T>::kDigestWords; ++i) {
+    if (at + i * kIn < count) sum.add(eight.digest_word(i), word + i, seed);
+  }
 }
 
 }  // namespace rose::kernels

@@ -1,5 +1,5 @@
-// The format of a delta: entries, and where the sections of a GAP block lie. docs/protocol.md,
-// "Deltas", is the text of it.
+// The format of a delta: entries, and where the sections of a GAP or BITMAP block lie; those of a
+// class of a STRAT block are the same without borders. docs/protocol.md, "Deltas", is the text.
 #pragma once
 
 #include "device.h"
@@ -9,20 +9,22 @@ namespace rose::kernels {
 constexpr u32 kEmpty = 0;
 constexpr u32 kGap = 1;
 constexpr u32 kRaw = 2;
-// Never on a wire: delta_pack found no room in the arena. The block did not change its shadow, so
-// to whoever reads the delta it is EMPTY, and the next pack finds all of it again.
+constexpr u32 kBitmap = 3;
+constexpr u32 kStrat = 4;
+// Never on a wire: a kernel found no room in the arena. delta_pack then did not change the block's
+// shadow, so to whoever reads the delta it is EMPTY, and the next pack finds all of it again.
 constexpr u32 kDeferred = 15;
 
 struct Entry {
   u32 kind;
   u32 changed;
-  u32 exceptions;
+  u32 listed;
   u32 words;
 };
 
 ROSE_HD inline u64 to_bits(const Entry& entry) {
-  return entry.kind | static_cast<u64>(entry.changed) << 4 |
-         static_cast<u64>(entry.exceptions) << 24 | static_cast<u64>(entry.words) << 44;
+  return entry.kind | static_cast<u64>(entry.changed) << 4 | static_cast<u64>(entry.listed) << 24 |
+         static_cast<u64>(entry.words) << 44;
 }
 
 ROSE_HD inline Entry to_entry(u64 bits) {
@@ -32,70 +34,130 @@ ROSE_HD inline Entry to_entry(u64 bits) {
 
 ROSE_HD inline u32 words_of(u32 bits) { return (bits + 31) / 32; }
 
-ROSE_HD inline u32 raw_words(u32 elements) { return (elements + 1) / 2; }
+ROSE_HD inline u32 raw_words(u32 elements, u32 width) { return words_of(elements * width); }
 
-// Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. `high_at` and `low_at` are
-// words from the start of the block's payload.
+// ---- differences --------------------------------------------------------------------------------
+
+// A difference modulo 2^width that is not 0, and whether it goes down.
+ROSE_HD inline bool is_down(u32 difference, u32 width) {
+  return (difference >> (width - 1) & 1) != 0;
+}
+
+// 1 to 2^(width - 1).
+ROSE_HD inline u32 size_of(u32 difference, u32 width) {
+  return is_down(difference, width) ? (0U - difference) & low_mask(width) : difference;
+}
+
+// ---- sections -----------------------------------------------------------------------------------
+
+// Where sections begin: at words in a block, anywhere in a STRAT stream.
+constexpr u32 kAtWords = 32;
+constexpr u32 kAtBits = 1;
+
+ROSE_HD inline u32 border(u32 at, u32 grain) { return (at + grain - 1) & ~(grain - 1); }
+
+// Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Places are bits from the
+// start of the block's payload.
 struct EliasFano {
   u32 universe;
   u32 count;
   u32 low_bits;
-  u32 high_words;
+  u32 high_bits;
   u32 high_at;
   u32 low_at;
-  u32 end;  // the first word after it
+  u32 end;  // the first bit after it
 };
 
-ROSE_HD inline u32 high_bits_of(u32 universe, u32 count, u32 low_bits) {
-  return count + ((universe - 1) >> low_bits);
-}
-
-ROSE_HD inline u32 high_bits_of(const EliasFano& section) {
-  return high_bits_of(section.universe, section.count, section.low_bits);
-}
-
-ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
+ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at, u32 grain) {
   const u32 low_bits = floor_log2(universe / count);
-  const u32 high_words = words_of(high_bits_of(universe, count, low_bits));
-  const u32 low_at = at + high_words;
-  return {universe, count, low_bits, high_words, at, low_at, low_at + words_of(count * low_bits)};
+  const u32 high_bits = count + ((universe - 1) >> low_bits);
+  const u32 low_at = border(at + high_bits, grain);
+  return {
+      universe, count, low_bits, high_bits, at, low_at, border(low_at + count * low_bits, grain)};
 }
 
-struct GapLayout {
+ROSE_HD inline u32 elias_fano_words(u32 universe, u32 count) {
+  return elias_fano(universe, count, 0, kAtWords).end / 32;
+}
+
+// How the changes of a block, or of a class of it, are written.
+struct ChangeCounts {
+  u32 universe;  // elements
+  u32 changed;   // 1 to `universe`
+  u32 listed;    // 0 to `changed`
+  u32 large;     // 0 to `listed`
+  u32 magnitude_bits;
+  bool are_all_listed;  // then a magnitude is size - 1, else size - 2
+};
+
+struct ChangeLayout {
+  ChangeCounts counts;
+  u32 width;
+  bool is_bitmap;  // then `positions` has only its place: one bit for each element
   EliasFano positions;
   u32 signs_at;
-  EliasFano ranks;  // all zero without exceptions
-  u32 values_at;
-  u32 words;
+  u32 shape_at;     // only at borders of words, and only if changes are listed
+  EliasFano ranks;  // a count of 0 if all or none are listed
+  u32 magnitudes_at;
+  EliasFano larges;  // a count of 0 if no magnitude is large
+  u32 large_at;
+  u32 end;
+
+  // What a magnitude is less than its size.
+  ROSE_HD u32 listed_from() const { return counts.are_all_listed ? 1 : 2; }
 };
 
-// 0 < changed <= elements, exceptions <= changed.
-ROSE_HD inline GapLayout gap_layout(u32 elements, u32 changed, u32 exceptions) {
-  GapLayout layout{};
-  layout.positions = elias_fano(elements, changed, 0);
-  layout.signs_at = layout.positions.end;
-  layout.values_at = layout.signs_at + words_of(changed);
-  layout.words = layout.values_at;
-  if (exceptions != 0) {
-    layout.ranks = elias_fano(changed, exceptions, layout.values_at);
-    layout.values_at = layout.ranks.end;
-    layout.words = layout.values_at + words_of(16 * exceptions);
+// The sections from bit `at` on, up to the signs; complete() adds the rest, once it is known.
+ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u32 width,
+                                           bool is_bitmap, u32 grain) {
+  ChangeLayout layout{};
+  layout.counts = counts;
+  layout.width = width;
+  layout.is_bitmap = is_bitmap;
+  if (is_bitmap) {
+    layout.positions = {counts.universe,
+                        counts.changed,
+                        0,
+                        counts.universe,
+                        at,
+                        at,
+                        border(at + counts.universe, grain)};
+  } else {
+    layout.positions = elias_fano(counts.universe, counts.changed, at, grain);
   }
+  layout.signs_at = layout.positions.end;
+  layout.shape_at = border(layout.signs_at + counts.changed, grain);
+  layout.end = layout.shape_at;
   return layout;
 }
 
-// How one element changes.
-struct Change {
-  bool is_xor;
-  u16 amount;  // what is XORed or, modulo 2^16, added
-};
-
-ROSE_HD inline u16 changed_bits(u16 old, Change change, bool is_undo) {
-  if (change.is_xor) return static_cast<u16>(old ^ change.amount);
-  return static_cast<u16>(is_undo ? old - change.amount : old + change.amount);
+// `large` and `magnitude_bits` may be given later than the other counts: a block's payload says
+// them.
+ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits, u32 grain) {
+  ChangeCounts& counts = layout.counts;
+  counts.large = large;
+  counts.magnitude_bits = magnitude_bits;
+  if (counts.listed == 0) return;
+  u32 at = layout.shape_at + (grain == kAtWords ? 32 : 0);
+  if (!counts.are_all_listed) {
+    layout.ranks = elias_fano(counts.changed, counts.listed, at, grain);
+    at = layout.ranks.end;
+  }
+  layout.magnitudes_at = at;
+  at = border(at + counts.listed * magnitude_bits, grain);
+  if (large != 0) {
+    layout.larges = elias_fano(counts.listed, large, at, grain);
+    layout.large_at = layout.larges.end;
+    at = border(layout.large_at + large * layout.width, grain);
+  }
+  layout.end = at;
 }
 
-constexpr u16 kStepUp = 1;
-constexpr u16 kStepDown = 0xFFFF;
+ROSE_HD inline ChangeLayout change_layout(u32 at, const ChangeCounts& counts, u32 width,
+                                          bool is_bitmap, u32 grain) {
+  ChangeLayout layout = first_sections(at, counts, width, is_bitmap, grain);
+  complete(layout, counts.large, counts.magnitude_bits, grain);
+  return layout;
+}
 
 }  // namespace rose::kernels

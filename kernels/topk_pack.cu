@@ -10,7 +10,8 @@ namespace {
 // training step lie within a few binades: a slot belongs to the first key that asks for it, and
 // keys 32 binades apart, which share one, go to the histogram directly.
 constexpr u32 kSlots = 4096;
-constexpr u32 kUnclaimed = kKeys;
+constexpr u32 kDue = kKeys;
+constexpr u32 kUnclaimed = kKeys + 1;
 
 struct HistogramShared {
   u32 key[kSlots];
@@ -32,7 +33,7 @@ constexpr u32 kKeysOfThread = kKeys / kThresholdThreads;
 static_assert(kKeysOfThread * kThresholdThreads == kKeys);
 
 struct ThresholdShared {
-  ScanShared<kThresholdThreads> scan;
+  ScanShared scan;
   u32 threshold;
 };
 
@@ -56,17 +57,18 @@ extern "C" __global__ __launch_bounds__(
   }
   __syncthreads();  // the slots are unclaimed, changes can be counted
 
-  const bool is_aligned = is_aligned_16(params.bits) && is_aligned_16(params.shadow);
   const u64 stride = static_cast<u64>(gridDim.x) * kHistogramThreads * kEight;
   const u64 first = (static_cast<u64>(blockIdx.x) * kHistogramThreads + threadIdx.x) * kEight;
   for (u64 at = first; at < params.count; at += stride) {
-    const Eight now = load_eight(params.bits, at, params.count, is_aligned);
-    const Eight old = load_eight(params.shadow, at, params.count, is_aligned);
+    const Eight<u16> now = load_eight<u16>(params.bits, at, params.count);
+    const Eight<u16> old = load_eight<u16>(params.shadow, at, params.count);
 #pragma unroll
     for (u32 i = 0; i < kEight; ++i) {
       const u16 to = now.at(i);
       const u16 from = old.at(i);
-      if (to != from) count_key(shared, params.histogram, change_key(to, from));
+      if (to == from) continue;
+      const bool is_due = params.ages != nullptr && params.ages[at + i] >= params.age_limit;
+      count_key(shared, params.histogram, is_due ? kDue : change_key(to, from));
     }
   }
   __syncthreads();  // all is counted, the slots can be added up
@@ -86,7 +88,8 @@ extern "C" __global__ __launch_bounds__(
   u64 changes = 0;
   for (u32 i = 1; i <= kKeysOfThread; ++i) changes += params.histogram[end - i];
   if (threadIdx.x == 0) shared.threshold = kKeys;
-  u64 reached = scan(changes, shared.scan).before;  // its barriers show the threshold to all
+  // What is due is sent in any case. The barriers of scan() show the threshold to all.
+  u64 reached = scan(changes, shared.scan).before + params.histogram[kDue];
   u32 threshold = kKeys;
   for (u32 i = 1; i <= kKeysOfThread && end - i >= 1; ++i) {
     reached += params.histogram[end - i];

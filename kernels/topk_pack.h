@@ -2,6 +2,7 @@
 // threshold stays on the device, where delta_pack reads it.
 #pragma once
 
+#include "box.h"
 #include "change_key.h"
 
 namespace rose::kernels {
@@ -12,19 +13,24 @@ constexpr u64 kHistogramElementsMax = 1ULL << 31;
 
 // Any grid that gives each CTA at most kHistogramElementsMax elements.
 struct TopkHistogramParams {
-  const u16* bits;
-  const u16* shadow;
+  Box bits;  // of 16-bit elements
+  Box shadow;
   u64 count;
-  u64* histogram;  // kKeys numbers; those of the changed elements are added by key
+  const u8* ages;  // of each element; or null
+  u64 age_limit;   // a change whose age has reached it is due
+  // Of each key the changes that have it and are not due; behind these, those that are. Added to
+  // what is there.
+  u64* histogram;
 };
+constexpr u32 kHistogramBins = kKeys + 1;
 
 constexpr u32 kThresholdThreads = 1024;
 
 // One CTA.
 struct TopkThresholdParams {
-  const u64* histogram;
-  u64 budget;      // elements
-  u32* threshold;  // becomes 1 to kKeys
+  const u64* histogram;  // kHistogramBins numbers
+  u64 budget;            // elements; what is due counts among them
+  u32* threshold;        // becomes 1 to kKeys
 };
 
 }  // namespace rose::kernels

@@ -662,6 +662,7 @@ class DeviceCodec:
         *,
         bits: int,
         shadow: int,
+        width: int,
         count: int,
         block_elements: int,
         arena: int,
@@ -670,7 +671,11 @@ class DeviceCodec:
         entries: int,
         offsets: int,
         stream: int,
+        bits_box: Sequence[int] | None = None,
+        shadow_box: Sequence[int] | None = None,
         threshold: int = 0,
+        ages: int = 0,
+        age_limit: int = 255,
         digest: int = 0,
         first_index: int = 0,
         seed: int = 0,
@@ -683,10 +688,13 @@ class DeviceCodec:
         payload: int,
         payload_words: int,
         weights: int,
+        width: int,
         count: int,
         block_elements: int,
         bad_block: int,
         stream: int,
+        weights_box: Sequence[int] | None = None,
+        first: int = 0,
         undo: bool = False,
     ) -> None: ...
     def topk_unpack(
@@ -698,6 +706,7 @@ class DeviceCodec:
         payload: int,
         payload_words: int,
         base: int,
+        width: int,
         count: int,
         block_elements: int,
         positions: int,
@@ -705,9 +714,20 @@ class DeviceCodec:
         output_count: int,
         bad_block: int,
         stream: int,
+        base_box: Sequence[int] | None = None,
     ) -> None: ...
     def topk_histogram(
-        self, *, bits: int, shadow: int, count: int, histogram: int, stream: int
+        self,
+        *,
+        bits: int,
+        shadow: int,
+        count: int,
+        histogram: int,
+        stream: int,
+        bits_box: Sequence[int] | None = None,
+        shadow_box: Sequence[int] | None = None,
+        ages: int = 0,
+        age_limit: int = 255,
     ) -> None: ...
     def topk_threshold(
         self, *, histogram: int, budget: int, threshold: int, stream: int
@@ -716,9 +736,11 @@ class DeviceCodec:
         self,
         *,
         bits: int,
+        width: int,
         count: int,
         sums: int,
         stream: int,
+        bits_box: Sequence[int] | None = None,
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...

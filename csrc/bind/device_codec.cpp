@@ -1,11 +1,15 @@
 // The delta codec on a GPU for Python. Addresses are numbers, as `tensor.data_ptr()` gives them.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "bind/status.h"
+#include "transfer/device_box.h"
 #include "transfer/device_codec.h"
 
 namespace rose::bind {
@@ -37,14 +41,33 @@ std::shared_ptr<DeviceCodec> create(std::shared_ptr<Device> device) {
   return std::const_pointer_cast<DeviceCodec>(take(std::move(codec)));  // it has const calls only
 }
 
-void delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t count,
-                std::uint32_t block_elements, Address arena, std::uint64_t arena_words,
-                Address cursor, Address entries, Address offsets, std::uint64_t stream,
-                Address threshold, Address digest, std::uint64_t first_index, std::uint64_t seed) {
-  const kernels::DeltaPackParams params{.bits = at<std::uint16_t>(bits),
-                                        .shadow = at<std::uint16_t>(shadow),
+// How the elements of an array lie: none for a row, else the sizes of the three inner dimensions
+// and the strides of all four, in elements, as `rose.kernels.box` gives them.
+using Lie = std::optional<std::array<std::uint64_t, 7>>;
+
+kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count, std::uint64_t first = 0) {
+  transfer::DeviceShape shape = transfer::DeviceShape::row(first + count);
+  if (lie) {
+    const auto& one = *lie;
+    shape = {.sizes = {one[0], one[1], one[2]}, .strides = {one[3], one[4], one[5], one[6]}};
+  }
+  return transfer::device_box(at<std::uint8_t>(address), shape, first);
+}
+
+void delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t width,
+                std::uint64_t count, std::uint64_t block_elements, Address arena,
+                std::uint64_t arena_words, Address cursor, Address entries, Address offsets,
+                std::uint64_t stream, const Lie& bits_box, const Lie& shadow_box, Address threshold,
+                Address ages, std::uint64_t age_limit, Address digest, std::uint64_t first_index,
+                std::uint64_t seed) {
+  const kernels::DeltaPackParams params{.bits = box_at(bits, bits_box, count),
+                                        .shadow = box_at(shadow, shadow_box, count),
+                                        .width = width,
                                         .count = count,
+                                        .block_elements = block_elements,
                                         .threshold = at<std::uint32_t>(threshold),
+                                        .ages = at<std::uint8_t>(ages),
+                                        .age_limit = age_limit,
                                         .arena = at<std::uint32_t>(arena),
                                         .arena_words = arena_words,
                                         .cursor = at<std::uint64_t>(cursor),
@@ -53,46 +76,55 @@ void delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uin
                                         .digest = at<std::uint64_t>(digest),
                                         .first_index = first_index,
                                         .seed = seed};
-  check(unlocked([&] { return codec.delta_pack(params, block_elements, stream_of(stream)); }));
+  check(unlocked([&] { return codec.delta_pack(params, stream_of(stream)); }));
 }
 
 void delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                 std::uint64_t payload_words, Address weights, std::uint64_t count,
-                 std::uint32_t block_elements, Address bad_block, std::uint64_t stream, bool undo) {
+                 std::uint64_t payload_words, Address weights, std::uint64_t width,
+                 std::uint64_t count, std::uint64_t block_elements, Address bad_block,
+                 std::uint64_t stream, const Lie& weights_box, std::uint64_t first, bool undo) {
   const kernels::DeltaApplyParams params{.entries = at<std::uint64_t>(entries),
                                          .offsets = at<std::uint64_t>(offsets),
                                          .payload = at<std::uint32_t>(payload),
                                          .payload_words = payload_words,
-                                         .weights = at<std::uint16_t>(weights),
+                                         .weights = box_at(weights, weights_box, count, first),
+                                         .width = width,
                                          .count = count,
+                                         .block_elements = block_elements,
                                          .bad_block = at<std::uint64_t>(bad_block),
                                          .is_undo = undo ? 1U : 0U};
-  check(unlocked([&] { return codec.delta_apply(params, block_elements, stream_of(stream)); }));
+  check(unlocked([&] { return codec.delta_apply(params, stream_of(stream)); }));
 }
 
 void topk_unpack(const DeviceCodec& codec, Address entries, Address offsets, Address first_outputs,
-                 Address payload, std::uint64_t payload_words, Address base, std::uint64_t count,
-                 std::uint32_t block_elements, Address positions, Address values,
-                 std::uint64_t output_count, Address bad_block, std::uint64_t stream) {
+                 Address payload, std::uint64_t payload_words, Address base, std::uint64_t width,
+                 std::uint64_t count, std::uint64_t block_elements, Address positions,
+                 Address values, std::uint64_t output_count, Address bad_block,
+                 std::uint64_t stream, const Lie& base_box) {
   const kernels::TopkUnpackParams params{.entries = at<std::uint64_t>(entries),
                                          .offsets = at<std::uint64_t>(offsets),
                                          .first_outputs = at<std::uint64_t>(first_outputs),
                                          .payload = at<std::uint32_t>(payload),
                                          .payload_words = payload_words,
-                                         .base = at<std::uint16_t>(base),
+                                         .base = box_at(base, base_box, count),
+                                         .width = width,
                                          .count = count,
+                                         .block_elements = block_elements,
                                          .positions = at<std::int64_t>(positions),
-                                         .values = at<std::uint16_t>(values),
+                                         .values = at<std::uint8_t>(values),
                                          .output_count = output_count,
                                          .bad_block = at<std::uint64_t>(bad_block)};
-  check(unlocked([&] { return codec.topk_unpack(params, block_elements, stream_of(stream)); }));
+  check(unlocked([&] { return codec.topk_unpack(params, stream_of(stream)); }));
 }
 
 void topk_histogram(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t count,
-                    Address histogram, std::uint64_t stream) {
-  const kernels::TopkHistogramParams params{.bits = at<std::uint16_t>(bits),
-                                            .shadow = at<std::uint16_t>(shadow),
+                    Address histogram, std::uint64_t stream, const Lie& bits_box,
+                    const Lie& shadow_box, Address ages, std::uint64_t age_limit) {
+  const kernels::TopkHistogramParams params{.bits = box_at(bits, bits_box, count),
+                                            .shadow = box_at(shadow, shadow_box, count),
                                             .count = count,
+                                            .ages = at<std::uint8_t>(ages),
+                                            .age_limit = age_limit,
                                             .histogram = at<std::uint64_t>(histogram)};
   check(unlocked([&] { return codec.topk_histogram(params, stream_of(stream)); }));
 }
@@ -105,9 +137,11 @@ void topk_threshold(const DeviceCodec& codec, Address histogram, std::uint64_t b
   check(unlocked([&] { return codec.topk_threshold(params, stream_of(stream)); }));
 }
 
-void digest(const DeviceCodec& codec, Address bits, std::uint64_t count, Address sums,
-            std::uint64_t stream, std::uint64_t first_index, std::uint64_t seed) {
-  const kernels::DigestParams params{.bits = at<std::uint16_t>(bits),
+void digest(const DeviceCodec& codec, Address bits, std::uint64_t width, std::uint64_t count,
+            Address sums, std::uint64_t stream, const Lie& bits_box, std::uint64_t first_index,
+            std::uint64_t seed) {
+  const kernels::DigestParams params{.bits = box_at(bits, bits_box, count),
+                                     .width = width,
                                      .count = count,
                                      .first_index = first_index,
                                      .seed = seed,
@@ -122,24 +156,29 @@ void bind_device_codec(py::module_& module) {
                                                         py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create, py::arg("device").none(false))
       .def("delta_pack", &delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
-           py::arg("count"), py::arg("block_elements"), py::arg("arena"), py::arg("arena_words"),
-           py::arg("cursor"), py::arg("entries"), py::arg("offsets"), py::arg("stream"),
-           py::arg("threshold") = 0, py::arg("digest") = 0, py::arg("first_index") = 0,
-           py::arg("seed") = 0)
+           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("arena"),
+           py::arg("arena_words"), py::arg("cursor"), py::arg("entries"), py::arg("offsets"),
+           py::arg("stream"), py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
+           py::arg("threshold") = 0, py::arg("ages") = 0, py::arg("age_limit") = 255,
+           py::arg("digest") = 0, py::arg("first_index") = 0, py::arg("seed") = 0)
       .def("delta_apply", &delta_apply, py::kw_only(), py::arg("entries"), py::arg("offsets"),
-           py::arg("payload"), py::arg("payload_words"), py::arg("weights"), py::arg("count"),
-           py::arg("block_elements"), py::arg("bad_block"), py::arg("stream"),
-           py::arg("undo") = false)
+           py::arg("payload"), py::arg("payload_words"), py::arg("weights"), py::arg("width"),
+           py::arg("count"), py::arg("block_elements"), py::arg("bad_block"), py::arg("stream"),
+           py::arg("weights_box") = py::none(), py::arg("first") = 0, py::arg("undo") = false)
       .def("topk_unpack", &topk_unpack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
            py::arg("first_outputs"), py::arg("payload"), py::arg("payload_words"), py::arg("base"),
-           py::arg("count"), py::arg("block_elements"), py::arg("positions"), py::arg("values"),
-           py::arg("output_count"), py::arg("bad_block"), py::arg("stream"))
+           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("positions"),
+           py::arg("values"), py::arg("output_count"), py::arg("bad_block"), py::arg("stream"),
+           py::arg("base_box") = py::none())
       .def("topk_histogram", &topk_histogram, py::kw_only(), py::arg("bits"), py::arg("shadow"),
-           py::arg("count"), py::arg("histogram"), py::arg("stream"))
+           py::arg("count"), py::arg("histogram"), py::arg("stream"),
+           py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
+           py::arg("ages") = 0, py::arg("age_limit") = 255)
       .def("topk_threshold", &topk_threshold, py::kw_only(), py::arg("histogram"),
            py::arg("budget"), py::arg("threshold"), py::arg("stream"))
-      .def("digest", &digest, py::kw_only(), py::arg("bits"), py::arg("count"), py::arg("sums"),
-           py::arg("stream"), py::arg("first_index") = 0, py::arg("seed") = 0);
+      .def("digest", &digest, py::kw_only(), py::arg("bits"), py::arg("width"), py::arg("count"),
+           py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
+           py::arg("first_index") = 0, py::arg("seed") = 0);
 }
 
 }  // namespace rose::bind

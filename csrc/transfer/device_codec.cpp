@@ -14,6 +14,7 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 namespace {
 
 constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // of a grid, along x
+constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 62;
 constexpr std::uint64_t kElementsOfLoad = 8;
 // CTAs for each multiprocessor in a grid that goes round: enough to hide the latency of memory.
 constexpr unsigned kCtasOfMultiprocessor = 8;
@@ -23,15 +24,16 @@ enum class Null { kRefused, kAllowed };
 // An argument of a kernel.
 struct Address {
   template <typename T>
-  Address(const char* its_name, const T* its_place, Null its_null = Null::kRefused) noexcept
+  Address(const char* its_name, const T* its_place, Null its_null = Null::kRefused,
+          std::uint64_t its_alignment = alignof(T)) noexcept
       : name{its_name},
         place{std::bit_cast<std::uint64_t>(its_place)},
-        alignment{alignof(T)},
+        alignment{its_alignment},
         null{its_null} {}
 
   const char* name;
   std::uint64_t place;
-  std::size_t alignment;
+  std::uint64_t alignment;
   Null null;
 };
 
@@ -55,10 +57,40 @@ Status check(std::initializer_list<Address> addresses) noexcept {
   return {};
 }
 
-Status check_first_index(std::uint64_t first_index) noexcept {
-  if (first_index % kernels::kElementsOfDigestWord == 0) return {};
+Status check_width(std::uint64_t width) noexcept {
+  if (width == 8 || width == 16 || width == 32) return {};
+  return Status::invalid_argument("width is " + std::to_string(width) +
+                                  "; elements have 8, 16 or 32 bits");
+}
+
+// Elements of `width` bits, which was checked.
+Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
+                 Null null = Null::kRefused) noexcept {
+  ROSE_TRY(check({{name, box.base, null, width / 8}}));
+  if (box.base == nullptr) return {};
+  for (const kernels::Divisor& size : box.sizes) {
+    if (size.number == 0) {
+      return Status::invalid_argument(std::string{name} + " has a dimension of size 0");
+    }
+  }
+  if (box.first < kElementsMax) return {};
+  return Status::invalid_argument(std::string{name} + " begins at element " +
+                                  std::to_string(box.first) + "; arrays have less than 2^62");
+}
+
+// The keys of top-k are those of bf16.
+Status check_keyed(bool is_keyed, std::uint64_t width) noexcept {
+  if (!is_keyed || width == 16) return {};
+  return Status::invalid_argument("width is " + std::to_string(width) +
+                                  "; thresholds and ages are for elements of 16 bits");
+}
+
+Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcept {
+  const std::uint64_t in_word = kernels::kBitsOfDigestWord / width;
+  if (first_index % in_word == 0) return {};
   return Status::invalid_argument("first_index is " + std::to_string(first_index) +
-                                  "; split tensors at multiples of 4 elements");
+                                  "; split tensors at multiples of " + std::to_string(in_word) +
+                                  " elements");
 }
 
 std::uint64_t ceil_div(std::uint64_t count, std::uint64_t by) noexcept {
@@ -82,40 +114,25 @@ Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
   return create(std::move(libraries));
 }
 
-Result<DeviceCodec::BlockKernels> DeviceCodec::block_kernels(const KernelLibrary& library,
-                                                             const char* of_16ki,
-                                                             const char* of_64ki) noexcept {
-  const Result<CUkernel> small = library.kernel(of_16ki);
-  ROSE_TRY(small.status());
-  const Result<CUkernel> large = library.kernel(of_64ki);
-  ROSE_TRY(large.status());
-  return BlockKernels{small.value(), large.value()};
-}
-
 Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
-  const auto pack =
-      block_kernels(*libraries.delta_pack, "delta_pack_16ki_kernel", "delta_pack_64ki_kernel");
-  ROSE_TRY(pack.status());
-  const auto apply =
-      block_kernels(*libraries.delta_apply, "delta_apply_16ki_kernel", "delta_apply_64ki_kernel");
-  ROSE_TRY(apply.status());
-  const auto unpack =
-      block_kernels(*libraries.topk_unpack, "topk_unpack_16ki_kernel", "topk_unpack_64ki_kernel");
-  ROSE_TRY(unpack.status());
-  const auto histogram = libraries.topk_pack->kernel("topk_histogram_kernel");
-  ROSE_TRY(histogram.status());
-  const auto threshold = libraries.topk_pack->kernel("topk_threshold_kernel");
-  ROSE_TRY(threshold.status());
-  const auto digest = libraries.digest->kernel("digest_kernel");
-  ROSE_TRY(digest.status());
-
   const std::shared_ptr<DeviceCodec> codec{new DeviceCodec};
-  codec->delta_pack_ = pack.value();
-  codec->delta_apply_ = apply.value();
-  codec->topk_unpack_ = unpack.value();
-  codec->topk_histogram_ = histogram.value();
-  codec->topk_threshold_ = threshold.value();
-  codec->digest_ = digest.value();
+  const struct {
+    const KernelLibrary& library;
+    const char* name;
+    CUkernel& place;
+  } kernels[]{
+      {*libraries.delta_pack, "delta_pack_kernel", codec->delta_pack_},
+      {*libraries.delta_apply, "delta_apply_kernel", codec->delta_apply_},
+      {*libraries.topk_unpack, "topk_unpack_kernel", codec->topk_unpack_},
+      {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
+      {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
+      {*libraries.digest, "digest_kernel", codec->digest_},
+  };
+  for (const auto& [library, name, place] : kernels) {
+    const Result<CUkernel> kernel = library.kernel(name);
+    ROSE_TRY(kernel.status());
+    place = kernel.value();
+  }
   const int multiprocessors = libraries.digest->device()->facts().multiprocessors;
   codec->multiprocessors_ = static_cast<unsigned>(std::max(multiprocessors, 1));
   codec->libraries_ = std::move(libraries);
@@ -123,11 +140,10 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
 }
 
 template <typename Params>
-Status DeviceCodec::launch_blocks(const KernelLibrary& library, const BlockKernels& kernels,
-                                  const Params& params, std::uint32_t block_elements,
-                                  CUstream stream) const noexcept {
-  const bool is_small = block_elements == 16'384;
-  if (!is_small && block_elements != 65'536) {
+Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
+                                  const Params& params, CUstream stream) const noexcept {
+  const std::uint64_t block_elements = params.block_elements;
+  if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
     return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
                                     "; delta blocks have 16384 or 65536 elements");
   }
@@ -137,9 +153,10 @@ Status DeviceCodec::launch_blocks(const KernelLibrary& library, const BlockKerne
                                     std::to_string(blocks) + " delta blocks; one launch takes " +
                                     std::to_string(kBlocksMax));
   }
-  const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
-                          .threads = block_elements / kernels::kElementsOfThread};
-  return library.launch(is_small ? kernels.of_16ki : kernels.of_64ki, grid, stream, params);
+  const driver::Grid grid{
+      .blocks = static_cast<unsigned>(blocks),
+      .threads = static_cast<unsigned>(block_elements / kernels::kElementsOfThread)};
+  return library.launch(kernel, grid, stream, params);
 }
 
 driver::Grid DeviceCodec::persistent_grid(std::uint64_t count, unsigned threads,
@@ -150,51 +167,57 @@ driver::Grid DeviceCodec::persistent_grid(std::uint64_t count, unsigned threads,
   return {.blocks = static_cast<unsigned>(std::min(blocks, kBlocksMax)), .threads = threads};
 }
 
-Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params, std::uint32_t block_elements,
+Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
                                CUstream stream) const noexcept {
   if (params.count == 0) return {};
-  ROSE_TRY(check({{"bits", params.bits},
-                  {"shadow", params.shadow},
-                  {"threshold", params.threshold, Null::kAllowed},
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("bits", params.bits, params.width));
+  ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
+  ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
+  ROSE_TRY(check({{"threshold", params.threshold, Null::kAllowed},
                   {"arena", params.arena, null_if_empty(params.arena_words)},
                   {"cursor", params.cursor},
                   {"entries", params.entries},
                   {"offsets", params.offsets},
                   {"digest", params.digest, Null::kAllowed}}));
-  ROSE_TRY(check_first_index(params.first_index));
-  return launch_blocks(*libraries_.delta_pack, delta_pack_, params, block_elements, stream);
+  ROSE_TRY(check_first_index(params.first_index, params.width));
+  return launch_blocks(*libraries_.delta_pack, delta_pack_, params, stream);
 }
 
 Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
-                                std::uint32_t block_elements, CUstream stream) const noexcept {
+                                CUstream stream) const noexcept {
   if (params.count == 0) return {};
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("weights", params.weights, params.width));
   ROSE_TRY(check({{"entries", params.entries},
                   {"offsets", params.offsets},
                   {"payload", params.payload, null_if_empty(params.payload_words)},
-                  {"weights", params.weights},
                   {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.delta_apply, delta_apply_, params, block_elements, stream);
+  return launch_blocks(*libraries_.delta_apply, delta_apply_, params, stream);
 }
 
 Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,
-                                std::uint32_t block_elements, CUstream stream) const noexcept {
+                                CUstream stream) const noexcept {
   if (params.count == 0) return {};
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("base", params.base, params.width));
+  const Null if_none = null_if_empty(params.output_count);
   ROSE_TRY(check({{"entries", params.entries},
                   {"offsets", params.offsets},
                   {"first_outputs", params.first_outputs},
                   {"payload", params.payload, null_if_empty(params.payload_words)},
-                  {"base", params.base},
-                  {"positions", params.positions, null_if_empty(params.output_count)},
-                  {"values", params.values, null_if_empty(params.output_count)},
+                  {"positions", params.positions, if_none},
+                  {"values", params.values, if_none, params.width / 8},
                   {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.topk_unpack, topk_unpack_, params, block_elements, stream);
+  return launch_blocks(*libraries_.topk_unpack, topk_unpack_, params, stream);
 }
 
 Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
                                    CUstream stream) const noexcept {
   if (params.count == 0) return {};
-  ROSE_TRY(
-      check({{"bits", params.bits}, {"shadow", params.shadow}, {"histogram", params.histogram}}));
+  ROSE_TRY(check_box("bits", params.bits, 16));
+  ROSE_TRY(check_box("shadow", params.shadow, 16));
+  ROSE_TRY(check({{"histogram", params.histogram}}));
   const std::uint64_t least = ceil_div(params.count, kernels::kHistogramElementsMax);
   if (least > kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) +
@@ -213,8 +236,10 @@ Status DeviceCodec::topk_threshold(const kernels::TopkThresholdParams& params,
 
 Status DeviceCodec::digest(const kernels::DigestParams& params, CUstream stream) const noexcept {
   if (params.count == 0) return {};
-  ROSE_TRY(check({{"bits", params.bits}, {"sums", params.sums}}));
-  ROSE_TRY(check_first_index(params.first_index));
+  ROSE_TRY(check_width(params.width));
+  ROSE_TRY(check_box("bits", params.bits, params.width));
+  ROSE_TRY(check({{"sums", params.sums}}));
+  ROSE_TRY(check_first_index(params.first_index, params.width));
   const driver::Grid grid = persistent_grid(params.count, kernels::kDigestThreads, 1);
   return libraries_.digest->launch(digest_, grid, stream, params);
 }

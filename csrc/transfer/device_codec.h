@@ -18,7 +18,8 @@ namespace rose::transfer {
 // stream has passed the launch. Any thread.
 //
 // Every launch: InvalidArgument, naming the argument, for an address that is null or not aligned to
-// its type, and for sizes that no grid has; nothing is launched then. No elements: ok at once.
+// its elements, for widths and blocks that the format does not know, and for sizes that no grid
+// has; nothing is launched then. No elements: ok at once.
 class DeviceCodec {
  public:
   struct Libraries {
@@ -33,31 +34,18 @@ class DeviceCodec {
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
-  // `block_elements` is 16,384 or 65,536.
-  Status delta_pack(const kernels::DeltaPackParams& params, std::uint32_t block_elements,
-                    CUstream stream) const noexcept;
-  Status delta_apply(const kernels::DeltaApplyParams& params, std::uint32_t block_elements,
-                     CUstream stream) const noexcept;
-  Status topk_unpack(const kernels::TopkUnpackParams& params, std::uint32_t block_elements,
-                     CUstream stream) const noexcept;
+  Status delta_pack(const kernels::DeltaPackParams& params, CUstream stream) const noexcept;
+  Status delta_apply(const kernels::DeltaApplyParams& params, CUstream stream) const noexcept;
+  Status topk_unpack(const kernels::TopkUnpackParams& params, CUstream stream) const noexcept;
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
   Status digest(const kernels::DigestParams& params, CUstream stream) const noexcept;
 
  private:
-  // One kernel for each size of a delta block.
-  struct BlockKernels {
-    CUkernel of_16ki{nullptr};
-    CUkernel of_64ki{nullptr};
-  };
-
   DeviceCodec() noexcept = default;
-  static Result<BlockKernels> block_kernels(const driver::KernelLibrary& library,
-                                            const char* of_16ki, const char* of_64ki) noexcept;
-  // A CTA for each delta block of `count` elements.
+  // A CTA for each delta block of `params`.
   template <typename Params>
-  Status launch_blocks(const driver::KernelLibrary& library, const BlockKernels& kernels,
-                       const Params& params, std::uint32_t block_elements,
+  Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
                        CUstream stream) const noexcept;
   // CTAs of `threads` threads with eight elements each for `count` elements, but only as many as
   // keep the device busy, and no fewer than `least`.
@@ -65,9 +53,9 @@ class DeviceCodec {
                                std::uint64_t least) const noexcept;
 
   Libraries libraries_;
-  BlockKernels delta_pack_;
-  BlockKernels delta_apply_;
-  BlockKernels topk_unpack_;
+  CUkernel delta_pack_{nullptr};
+  CUkernel delta_apply_{nullptr};
+  CUkernel topk_unpack_{nullptr};
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};
   CUkernel digest_{nullptr};

@@ -47,7 +47,12 @@ def shape_of(
 
 @triton.jit
 def mark(
-    marks: tl.tensor, high: tl.tensor, lows: tl.tensor, universe: tl.tensor, count: tl.tensor
+    marks: tl.tensor,
+    section: tl.tensor,
+    high_at: tl.tensor,
+    lows_at: tl.tensor,
+    universe: tl.tensor,
+    count: tl.tensor,
 ) -> None:
     """Set a bit for each rank of a sound Elias-Fano section."""
     clear(marks, words(universe))
@@ -55,8 +60,8 @@ def mark(
     low = low_bits(universe, count)
     found = 0
     for at in range(0, bits, TILE):
-        is_set, _, rank = positions(high, lows, at, found, bits, low, count, False)
-        set_field(marks, rank, 1, is_set.to(tl.int32), is_set)
+        is_set, _, rank = positions(section, high_at, lows_at, at, found, bits, low, count, False)
+        set_field(marks, 0, rank, 1, is_set.to(tl.int32), is_set)
         found += tl.sum(is_set.to(tl.int32), 0)
 
 
@@ -74,9 +79,9 @@ def mark_ranks(
     _, _, _, ranks_at, rank_lows_at, _, large_ranks_at, large_lows_at, _, _ = sections
     tl.debug_barrier()  # separates the reads for the block before from these writes
     if (listed > 0) & (listed < changed):
-        mark(marks, section + ranks_at, section + rank_lows_at, changed, listed)
+        mark(marks, section, ranks_at, rank_lows_at, changed, listed)
     if large > 0:
-        mark(large_marks, section + large_ranks_at, section + large_lows_at, listed, large)
+        mark(large_marks, section, large_ranks_at, large_lows_at, listed, large)
     tl.debug_barrier()  # separates the marks from the reads of other threads
 
 
@@ -107,16 +112,16 @@ def changes_at(
     bits = tl.where(is_bitmap, elements, high_bits(elements, changed))
     low = tl.where(is_bitmap, 0, low_bits(elements, changed))
     is_set, rank, position = positions(
-        section, section + lows_at, at, rank_base, bits, low, changed, is_bitmap
+        section, 0, lows_at, at, rank_base, bits, low, changed, is_bitmap
     )
-    is_down = field(section + signs_at, rank, 1, is_set) > 0
-    is_marked = field(marks, rank, 1, is_set & (listed > 0) & (listed < changed)) > 0
+    is_down = field(section, signs_at, rank, 1, is_set) > 0
+    is_marked = field(marks, 0, rank, 1, is_set & (listed > 0) & (listed < changed)) > 0
     is_listed = is_set & (is_marked | (listed == changed))
     ones = is_listed.to(tl.int32)
     listed_rank = listed_base + tl.cumsum(ones, 0) - ones
-    small = field(section + magnitudes_at, listed_rank, m, is_listed)
-    larges = field(large_marks, listed_rank, 1, is_listed & (large > 0))
+    small = field(section, magnitudes_at, listed_rank, m, is_listed)
+    larges = field(large_marks, 0, listed_rank, 1, is_listed & (large > 0))
     large_rank = large_base + tl.cumsum(larges, 0) - larges
     is_large = larges > 0
-    magnitude = small + field(section + large_at, large_rank, width, is_large)
+    magnitude = small + field(section, large_at, large_rank, width, is_large)
     return is_set, rank, position, is_down, is_listed, is_large, small, magnitude

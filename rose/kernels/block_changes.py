@@ -76,15 +76,13 @@ def change_block(
     if kind == RAW:
         for at in range(0, elements, TILE):
             position = at + tl.arange(0, TILE)
-            difference = field(section, position, width, position < elements)
+            difference = field(section, 0, position, width, position < elements)
             is_set = difference != 0
             change = is_set.to(tl.int32)
             rank = rank_base + tl.cumsum(change, 0) - change
             if undo:
                 difference = -difference
-            put(
-                position, rank, difference, is_set, weights, box, base, found, values, room, width
-            )
+            put(position, rank, difference, is_set, weights, box, base, found, values, room, width)
             rank_base += tl.sum(change, 0)
     elif kind != EMPTY:
         is_bitmap = kind == BITMAP
@@ -114,9 +112,7 @@ def change_block(
             if undo:
                 is_less = is_down == 0
             difference = tl.where(is_less, -change, change)
-            put(
-                position, rank, difference, is_set, weights, box, base, found, values, room, width
-            )
+            put(position, rank, difference, is_set, weights, box, base, found, values, room, width)
             rank_base += tl.sum(is_set.to(tl.int32), 0)
             listed_base += tl.sum(is_listed.to(tl.int32), 0)
             large_base += tl.sum(is_large.to(tl.int32), 0)

@@ -28,17 +28,18 @@ from rose.kernels.tile import LAUNCH, TILE
 
 
 @triton.jit
-def is_tail_clear(section: tl.tensor, bits: tl.tensor) -> tl.tensor:
-    """Say whether what follows `bits` bits in their last word is 0."""
+def is_tail_clear(section: tl.tensor, start: tl.tensor, bits: tl.tensor) -> tl.tensor:
+    """Say whether what follows the `bits` bits from word `start` on in their last word is 0."""
     used = bits & 31
-    last = tl.load(section + (bits >> 5), mask=used > 0, other=0).to(tl.uint32)
+    last = tl.load(section + (start + (bits >> 5)), mask=used > 0, other=0).to(tl.uint32)
     return (last >> used.to(tl.uint32)) == 0
 
 
 @triton.jit
 def are_positions_sound(
-    high: tl.tensor,
-    lows: tl.tensor,
+    section: tl.tensor,
+    high_at: tl.tensor,
+    lows_at: tl.tensor,
     universe: tl.tensor,
     count: tl.tensor,
     is_bitmap: tl.tensor,
@@ -52,18 +53,20 @@ def are_positions_sound(
     found = 0
     faults = 0
     for at in range(0, 32 * words(bits), TILE):
-        is_set, rank, position = positions(high, lows, at, found, bits, low, count, is_bitmap)
+        is_set, rank, position = positions(
+            section, high_at, lows_at, at, found, bits, low, count, is_bitmap
+        )
         # Neighbours in a high section share their high bits, so their low bits must ascend.
         bit = at + tl.arange(0, TILE)
         may_twin = is_set & (bit > 0) & (rank < count) & (is_bitmap == 0)
-        has_twin = field(high, bit - 1, 1, may_twin) > 0
-        twin_low = field(lows, rank - 1, low, has_twin)
+        has_twin = field(section, high_at, bit - 1, 1, may_twin) > 0
+        twin_low = field(section, lows_at, rank - 1, low, has_twin)
         is_fault = (is_set & (position >= universe)) | (
             has_twin & (twin_low >= (position & ((1 << low) - 1)))
         )
         faults += tl.sum(is_fault.to(tl.int32), 0)
         found += tl.sum(is_set.to(tl.int32), 0)
-    return (found == count) & (faults == 0) & is_tail_clear(lows, count * low)
+    return (found == count) & (faults == 0) & is_tail_clear(section, lows_at, count * low)
 
 
 @triton.jit
@@ -81,21 +84,21 @@ def are_sections_sound(
     """Judge positions, ranks and large ranks, and that no unused bit is set."""
     lows_at, signs_at, _, ranks_at, rank_lows_at, magnitudes_at, large_ranks_at, _, _, _ = sections
     _, _, _, _, _, _, _, large_lows_at, large_at, _ = sections
-    is_good = is_tail_clear(section + signs_at, changed)
-    is_good = is_good & is_tail_clear(section + magnitudes_at, m * listed)
-    is_good = is_good & is_tail_clear(section + large_at, width * large)
+    is_good = is_tail_clear(section, signs_at, changed)
+    is_good = is_good & is_tail_clear(section, magnitudes_at, m * listed)
+    is_good = is_good & is_tail_clear(section, large_at, width * large)
     faults = 0
     # One loop of three, because the code in it is long.
     for which in range(3):
         is_first = which == 0
         is_ranks = which == 1
-        high = tl.where(is_first, 0, tl.where(is_ranks, ranks_at, large_ranks_at))
-        lows = tl.where(is_first, lows_at, tl.where(is_ranks, rank_lows_at, large_lows_at))
+        high_at = tl.where(is_first, 0, tl.where(is_ranks, ranks_at, large_ranks_at))
+        low_at = tl.where(is_first, lows_at, tl.where(is_ranks, rank_lows_at, large_lows_at))
         universe = tl.where(is_first, elements, tl.where(is_ranks, changed, listed))
         count = tl.where(is_first, changed, tl.where(is_ranks, listed, large))
         if (count > 0) & ((is_ranks & (listed == changed)) == 0):
             is_sound = are_positions_sound(
-                section + high, section + lows, universe, count, is_bitmap & is_first
+                section, high_at, low_at, universe, count, is_bitmap & is_first
             )
             faults += (is_sound == 0).to(tl.int32)
     return is_good & (faults == 0)
@@ -159,8 +162,8 @@ def is_raw_sound(
     changes = tl.zeros((TILE,), tl.int32)
     for at in range(0, elements, TILE):
         lane = at + tl.arange(0, TILE)
-        changes += (field(section, lane, width, lane < elements) != 0).to(tl.int32)
-    return (tl.sum(changes, 0) == changed) & is_tail_clear(section, width * elements)
+        changes += (field(section, 0, lane, width, lane < elements) != 0).to(tl.int32)
+    return (tl.sum(changes, 0) == changed) & is_tail_clear(section, 0, width * elements)
 
 
 @triton.jit

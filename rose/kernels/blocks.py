@@ -59,6 +59,7 @@ class BlockCodec(Protocol):
         threshold: Any,
         ages: Any = None,
         age_limit: int = 255,
+        arena_words: int | None = None,
     ) -> PackedBlocks:
         """Pack what changed and move the shadow."""
         ...

@@ -78,11 +78,11 @@ def beyond_one(difference: tl.tensor) -> tl.tensor:
 def size_histogram(beyond: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Count sizes by what the best m needs to know of them.
 
-    A bin is twice the bits of size - 1, and one more where that is a power of two: then the bits of
+    A bin is twice the bits of size - 1, and one less where that is a power of two: then the bits of
     size - 2 are one fewer. So one histogram is of the magnitudes of either way to list them.
     """
     is_power = (beyond > 0) & ((beyond & (beyond - 1)) == 0)
-    return tl.histogram(2 * bit_width(beyond) + is_power.to(tl.int32), BINS, mask)
+    return tl.histogram(2 * bit_width(beyond) - is_power.to(tl.int32), BINS, mask)
 
 
 @triton.jit
@@ -107,15 +107,13 @@ def best_m(
 def best_list(histogram: tl.tensor, width: tl.constexpr) -> tuple[tl.tensor, ...]:
     """Choose which changes to list, and how; `histogram` is of all changes of a block.
 
-    Returns changed, listed, whether that is all of them, m, large, and the words of shape to large.
+    Returns changed, listed, m, large, and the words of shape to large.
     """
-    bins = tl.arange(0, BINS)[:, None]
-    m = tl.arange(0, WIDTHS)[None, :]
-    held = histogram[:, None]
-    every_larger = tl.sum(tl.where((bins >> 1) > m, held, 0), 0)
-    # A size - 1 that is 2^m is large, and the size - 2 below it is not.
-    few_larger = every_larger - tl.sum(tl.where(bins == 2 * m + 3, held, 0), 0)
+    pairs = tl.reshape(histogram, (WIDTHS, 2))
     changed = tl.sum(histogram, 0)
+    few_larger = changed - tl.cumsum(tl.sum(pairs, 1), 0)
+    # A size - 1 that is 2^m is large, and the size - 2 below it is not.
+    every_larger = few_larger + tl.sum(tl.where(tl.arange(0, 2)[None, :] == 1, pairs, 0), 1)
     few = changed - tl.sum(tl.where(tl.arange(0, BINS) == 0, histogram, 0), 0)
 
     every_m, every_large, every_words = best_m(changed, every_larger, width)
@@ -127,7 +125,6 @@ def best_list(histogram: tl.tensor, width: tl.constexpr) -> tuple[tl.tensor, ...
     return (
         changed,
         tl.where(is_all, changed, few),
-        is_all,
         tl.where(is_all, every_m, tl.where(few > 0, few_m, 0)),
         tl.where(is_all, every_large, few_large),
         tl.where(is_all, every_words + 1, few_words),

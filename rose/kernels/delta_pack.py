@@ -42,20 +42,18 @@ def is_sent_of(
     after: tl.tensor,
     before: tl.tensor,
     limit: tl.tensor,
-    ages: tl.tensor,
+    age: tl.tensor,
     age_limit: tl.tensor,
-    is_inside: tl.tensor,
 ) -> tl.tensor:
     """Say which elements are sent.
 
-    `limit` is None, or what a change's key must reach unless `ages`, None or a pointer to each
-    element's, says that it is due.
+    `limit` is None, or what a change's key must reach unless its `age`, if there are any, says that
+    it is due.
     """
     is_sent = after != before
     if limit is not None:
         reaches = change_key(after, before) >= limit
-        if ages is not None:
-            age = tl.load(ages, mask=is_inside, other=0).to(tl.int32)
+        if age is not None:
             reaches = reaches | (age >= age_limit)
         is_sent = is_sent & reaches
     return is_sent
@@ -73,16 +71,6 @@ def kind_of(
     size = tl.minimum(raw, tl.minimum(gap, bitmap))
     kind = tl.where(raw == size, RAW, tl.where(gap == size, GAP, BITMAP))
     return tl.where(changed > 0, kind, EMPTY), tl.where(changed > 0, size, 0)
-
-
-@triton.jit
-def age_on(
-    ages: tl.tensor, after: tl.tensor, kept: tl.tensor, is_inside: tl.tensor, width: tl.constexpr
-) -> None:
-    """Count one pack more for each element of which the receiver has other bits."""
-    age = tl.load(ages, mask=is_inside, other=0).to(tl.int32)
-    older = tl.where(after != kept, tl.minimum(age + 1, AGE_MAX), 0)
-    tl.store(ages, older.to(tl.uint8), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["age_limit", "count", "arena_words", "first_word", "seed"])
@@ -126,11 +114,11 @@ def delta_pack_kernel(
         before = load_bits(place(shadow, base, lane, shadow_box), is_inside, width)
         age = None
         if ages is not None:
-            age = ages + base + lane
-        is_sent = is_sent_of(after, before, limit, age, age_limit, is_inside)
+            age = tl.load(ages + base + lane, mask=is_inside, other=0).to(tl.int32)
+        is_sent = is_sent_of(after, before, limit, age, age_limit)
         beyond = beyond_one(signed_difference(after, before, width))
         histogram += size_histogram(tl.where(is_sent, beyond, 0), is_sent)
-    changed, listed, is_all, m, large, listed_words = best_list(histogram, width)
+    changed, listed, m, large, listed_words = best_list(histogram, width)
 
     kind, size = kind_of(changed, listed_words, elements, width)
     is_any = size > 0
@@ -164,7 +152,7 @@ def delta_pack_kernel(
     low = tl.where(is_bitmap, 0, low_bits(elements, tl.maximum(changed, 1)))
     rank_low = low_bits(changed, tl.maximum(listed, 1))
     large_low = low_bits(listed, tl.maximum(large, 1))
-    is_ranked = listed < changed
+    is_all = listed == changed
     if is_coded:
         clear(section, size)
         if listed > 0:
@@ -179,21 +167,32 @@ def delta_pack_kernel(
         lane = at + tl.arange(0, TILE)
         is_inside = lane < elements
         after = load_bits(place(new, base, lane, new_box), is_inside, width)
-        before = load_bits(place(shadow, base, lane, shadow_box), is_inside, width)
+        held_at = place(shadow, base, lane, shadow_box)
+        before = load_bits(held_at, is_inside, width)
         age = None
         if ages is not None:
-            age = ages + base + lane
-        is_sent = is_sent_of(after, before, limit, age, age_limit, is_inside)
+            age = tl.load(ages + base + lane, mask=is_inside, other=0).to(tl.int32)
+        is_sent = is_sent_of(after, before, limit, age, age_limit)
         difference = signed_difference(after, before, width)
+        is_moved = is_sent & has_room
+        kept = tl.where(is_moved, after, before)
+        store_bits(held_at, after, is_moved, width)
+        if ages is not None:
+            older = tl.where(after != kept, tl.minimum(age + 1, AGE_MAX), 0)
+            tl.store(ages + base + lane, older.to(tl.uint8), mask=is_inside)
+        word = first_word + (base + at) // (64 // width)
+        first, second = mixed_words(kept, elements - at, word, seed, width)
+        first_sums += first
+        second_sums += second
         if is_coded:
             sent = is_sent.to(tl.int32)
             rank = rank_base + tl.cumsum(sent, 0) - sent
             rank_base += tl.sum(sent, 0)
             place_bit = tl.where(is_bitmap, lane, (lane >> low) + rank)
-            set_field(section, place_bit, 1, sent, is_sent)
-            set_field(section + lows_at, rank, low, lane & ((1 << low) - 1), is_sent)
+            set_field(section, 0, place_bit, 1, sent, is_sent)
+            set_field(section, lows_at, rank, low, lane & ((1 << low) - 1), is_sent)
             is_down = is_sent & (difference < 0)
-            set_field(section + signs_at, rank, 1, is_down.to(tl.int32), is_down)
+            set_field(section, signs_at, rank, 1, is_down.to(tl.int32), is_down)
             if listed > 0:
                 beyond = beyond_one(difference)
                 is_listed = is_sent & (is_all | (beyond > 0))
@@ -201,45 +200,38 @@ def delta_pack_kernel(
                 listed_rank = listed_base + tl.cumsum(ones, 0) - ones
                 listed_base += tl.sum(ones, 0)
                 set_position(
-                    section + ranks_at,
-                    section + rank_lows_at,
+                    section,
+                    ranks_at,
+                    rank_lows_at,
                     listed_rank,
                     rank,
                     rank_low,
-                    is_listed & is_ranked,
+                    is_listed & (is_all == 0),
                 )
                 magnitude = beyond - tl.where(is_all, 0, 1)
                 is_large = is_listed & ((magnitude >> m) > 0)
                 is_small = is_listed & (is_large == 0)
-                set_field(section + magnitudes_at, listed_rank, m, magnitude, is_small)
+                set_field(section, magnitudes_at, listed_rank, m, magnitude, is_small)
                 if large > 0:
                     larges = is_large.to(tl.int32)
                     large_rank = large_base + tl.cumsum(larges, 0) - larges
                     large_base += tl.sum(larges, 0)
                     set_position(
-                        section + large_ranks_at,
-                        section + large_lows_at,
+                        section,
+                        large_ranks_at,
+                        large_lows_at,
                         large_rank,
                         listed_rank,
                         large_low,
                         is_large,
                     )
-                    set_field(section + large_at, large_rank, width, magnitude, is_large)
+                    set_field(section, large_at, large_rank, width, magnitude, is_large)
         if is_raw:
             # The last word's unused elements must be 0 like every unused bit.
             shown = tl.where(is_sent, difference, 0)
             in_word: tl.constexpr = 32 // width
             held = lane < in_word * size
             store_bits(dense + in_word * offset + lane, shown, held, width)
-        is_sent = is_sent & has_room
-        store_bits(place(shadow, base, lane, shadow_box), after, is_sent, width)
-        kept = tl.where(is_sent, after, before)
-        if ages is not None:
-            age_on(age, after, kept, is_inside, width)
-        word = first_word + (base + at) // (64 // width)
-        first, second = mixed_words(kept, elements - at, word, seed, width)
-        first_sums += first
-        second_sums += second
     add_to_digest(digest, first_sums, second_sums)
 
 

@@ -12,8 +12,10 @@ from rose._core import CudaDevice, DeviceCodec
 from rose.errors import InvalidArgument
 from rose.kernels import operands
 from rose.kernels.blocks import PackedBlocks, UnpackedChanges
+from rose.kernels.box import box_of
 
-_KEYS = 1 << 15
+# Of the histogram of top-k: a key each, and what is due.
+_BINS = (1 << 15) + 1
 
 
 class EmbeddedCodec:
@@ -34,6 +36,8 @@ class EmbeddedCodec:
         *,
         block_elements: int = 65_536,
         threshold: Any = None,
+        ages: Any = None,
+        age_limit: int = operands.AGE_MAX,
         first_index: int = 0,
         seed: int = 0,
         arena_words: int | None = None,
@@ -41,23 +45,31 @@ class EmbeddedCodec:
         """As `rose.kernels.delta_pack.delta_pack`."""
         operands.check_twins(new, shadow)
         operands.check_block_elements(block_elements)
+        operands.check_ages(ages, age_limit, new)
         bits, old = operands.bits_of("new", new), operands.bits_of("shadow", shadow)
-        operands.first_word(first_index)
-        if threshold is not None:
+        width = operands.width_of(bits)
+        operands.first_word(first_index, width)
+        if threshold is not None or ages is not None:
             operands.check_keys(new)
+        if threshold is not None:
             operands.check_words("threshold", threshold, torch.int32, new)
         packed = operands.empty_blocks(bits, block_elements, arena_words)
         self._codec.delta_pack(
             bits=bits.data_ptr(),
             shadow=old.data_ptr(),
+            width=width,
             count=bits.numel(),
             block_elements=block_elements,
+            bits_box=box_of("new", bits),
+            shadow_box=box_of("shadow", old),
             arena=packed.arena.data_ptr(),
             arena_words=packed.arena.numel(),
             cursor=packed.words.data_ptr(),
             entries=packed.entries.data_ptr(),
             offsets=packed.offsets.data_ptr(),
-            threshold=0 if threshold is None else threshold.data_ptr(),
+            threshold=_address(threshold),
+            ages=_address(ages),
+            age_limit=age_limit,
             digest=packed.digest.data_ptr(),
             first_index=first_index,
             seed=seed & operands.MASK64,
@@ -74,39 +86,58 @@ class EmbeddedCodec:
         *,
         block_elements: int,
         undo: bool = False,
+        blocks: range | None = None,
     ) -> Any:
         """As `rose.kernels.delta_apply.delta_apply`; the bad block is an int64 scalar."""
         bits = operands.bits_of("weights", weights)
         operands.check_table(entries, offsets, payload, bits, block_elements)
+        some = operands.some_blocks(blocks, entries.numel())
+        first = some.start * block_elements
         bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
         self._codec.delta_apply(
-            entries=entries.data_ptr(),
-            offsets=offsets.data_ptr(),
+            entries=entries[some.start :].data_ptr(),
+            offsets=offsets[some.start :].data_ptr(),
             payload=payload.data_ptr(),
             payload_words=payload.numel(),
             weights=bits.data_ptr(),
-            count=bits.numel(),
+            width=operands.width_of(bits),
+            count=min(bits.numel(), some.stop * block_elements) - first,
             block_elements=block_elements,
             bad_block=bad_block.data_ptr(),
+            weights_box=box_of("weights", bits),
+            first=first,
             undo=undo,
             stream=_stream_of(bits),
         )
-        return bad_block
+        return bad_block + some.start * (bad_block >= 0) if some.start else bad_block
 
-    def topk_threshold(self, new: Any, shadow: Any, *, budget: int) -> Any:
+    def topk_threshold(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        budget: int,
+        ages: Any = None,
+        age_limit: int = operands.AGE_MAX,
+    ) -> Any:
         """As `rose.kernels.topk_pack.topk_threshold`."""
         operands.check_twins(new, shadow)
         operands.check_keys(new)
+        operands.check_ages(ages, age_limit, new)
         if budget < 0:
             raise InvalidArgument(f"budget {budget} must not be negative")
         bits, old = operands.bits_of("new", new), operands.bits_of("shadow", shadow)
-        histogram = torch.zeros(_KEYS, dtype=torch.int64, device=bits.device)
+        histogram = torch.zeros(_BINS, dtype=torch.int64, device=bits.device)
         threshold = torch.empty((), dtype=torch.int32, device=bits.device)
         stream = _stream_of(bits)
         self._codec.topk_histogram(
             bits=bits.data_ptr(),
             shadow=old.data_ptr(),
             count=bits.numel(),
+            bits_box=box_of("new", bits),
+            shadow_box=box_of("shadow", old),
+            ages=_address(ages),
+            age_limit=age_limit,
             histogram=histogram.data_ptr(),
             stream=stream,
         )
@@ -136,7 +167,7 @@ class EmbeddedCodec:
         changed = (entries >> 4) & 0xFFFFF
         firsts = changed.cumsum(0) - changed
         positions = torch.full((capacity,), -1, dtype=torch.int64, device=bits.device)
-        values = torch.zeros(capacity, dtype=torch.int16, device=bits.device)
+        values = torch.zeros(capacity, dtype=bits.dtype, device=bits.device)
         bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
         self._codec.topk_unpack(
             entries=entries.data_ptr(),
@@ -145,8 +176,10 @@ class EmbeddedCodec:
             payload=payload.data_ptr(),
             payload_words=payload.numel(),
             base=bits.data_ptr(),
+            width=operands.width_of(bits),
             count=bits.numel(),
             block_elements=block_elements,
+            base_box=box_of("base", bits),
             positions=positions.data_ptr(),
             values=values.data_ptr(),
             output_count=capacity,
@@ -157,18 +190,26 @@ class EmbeddedCodec:
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         """As `rose.kernels.digest.digest`."""
-        flat = operands.bits_of("bits", bits)
-        operands.first_word(first_index)
-        sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
+        whole = operands.bits_of("bits", bits)
+        width = operands.width_of(whole)
+        operands.first_word(first_index, width)
+        sums = torch.zeros(2, dtype=torch.int64, device=whole.device)
         self._codec.digest(
-            bits=flat.data_ptr(),
-            count=flat.numel(),
+            bits=whole.data_ptr(),
+            width=width,
+            count=whole.numel(),
+            bits_box=box_of("bits", whole),
             sums=sums.data_ptr(),
             first_index=first_index,
             seed=seed & operands.MASK64,
-            stream=_stream_of(flat),
+            stream=_stream_of(whole),
         )
         return sums
+
+
+def _address(tensor: Any) -> int:
+    """Return where a tensor lies; 0 for None."""
+    return 0 if tensor is None else int(tensor.data_ptr())
 
 
 def _stream_of(tensor: Any) -> int:

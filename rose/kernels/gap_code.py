@@ -52,9 +52,14 @@ def elias_fano_words(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def set_field(
-    section: tl.tensor, index: tl.tensor, width: tl.tensor, value: tl.tensor, mask: tl.tensor
+    section: tl.tensor,
+    start: tl.tensor,
+    index: tl.tensor,
+    width: tl.tensor,
+    value: tl.tensor,
+    mask: tl.tensor,
 ) -> None:
-    """Write fields of `width` <= 32 bits into zeroed words.
+    """Write fields of `width` <= 32 bits into zeroed words, the first of which is at `start`.
 
     Several lanes may own bits of one word, so they are OR-ed in by atomics. The CUDA kernel builds
     the words in shared memory instead, which is faster.
@@ -62,7 +67,7 @@ def set_field(
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
     bits = value.to(tl.uint32)
-    word = section + (bit >> 5)
+    word = section + (start + (bit >> 5))
     tl.atomic_or(word, (bits << shift).to(tl.int32), mask=mask & (width > 0), sem="relaxed")
     # In two shifts, because a shift by 32 is undefined.
     rest = ((bits >> 1) >> (31 - shift)).to(tl.int32)
@@ -70,11 +75,17 @@ def set_field(
 
 
 @triton.jit
-def field(section: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Read fields of `width` <= 32 bits; 0 where the mask is off."""
+def field(
+    section: tl.tensor, start: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor
+) -> tl.tensor:
+    """Read fields of `width` <= 32 bits, the first of which is at `start`; 0 without the mask.
+
+    Where a part starts is a number of words beside the block's pointer here and everywhere: one
+    pointer for each part would take two registers more.
+    """
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
-    word = section + (bit >> 5)
+    word = section + (start + (bit >> 5))
     # From the second-level cache: marks were OR-ed in there, below this multiprocessor's own.
     low = tl.load(word, mask=mask & (width > 0), other=0, cache_modifier=".cg").to(tl.uint32)
     is_split = mask & ((bit & 31) + width > 32)
@@ -95,22 +106,25 @@ def clear(section: tl.tensor, size: tl.tensor) -> None:
 
 @triton.jit
 def set_position(
-    high: tl.tensor,
-    lows: tl.tensor,
+    section: tl.tensor,
+    high_at: tl.tensor,
+    lows_at: tl.tensor,
     rank: tl.tensor,
     position: tl.tensor,
     low: tl.tensor,
     mask: tl.tensor,
 ) -> None:
     """Write the `rank`-th positions of an Elias-Fano section whose split is `low`."""
-    set_field(high, (position >> low) + rank, 1, tl.full(rank.shape, 1, tl.int32), mask)
-    set_field(lows, rank, low, position & ((1 << low) - 1), mask)
+    ones = tl.full(rank.shape, 1, tl.int32)
+    set_field(section, high_at, (position >> low) + rank, 1, ones, mask)
+    set_field(section, lows_at, rank, low, position & ((1 << low) - 1), mask)
 
 
 @triton.jit
 def positions(
-    high: tl.tensor,
-    lows: tl.tensor,
+    section: tl.tensor,
+    high_at: tl.tensor,
+    lows_at: tl.tensor,
     at: tl.tensor,
     before: tl.tensor,
     bits: tl.tensor,
@@ -118,16 +132,17 @@ def positions(
     count: tl.tensor,
     is_bitmap: tl.tensor,
 ) -> tuple[tl.tensor, ...]:
-    """Decode the positions whose bits are among the TILE bits from `at` on of a section.
+    """Decode the positions whose bits are among the TILE bits from `at` on.
 
-    The section is an Elias-Fano high section of `bits` bits whose split is `low`, or a bitmap, of
-    which `low` is 0; `before` positions lie in front. Returns, lane by lane: whether its bit is
+    They are an Elias-Fano high section of `bits` bits whose split is `low`, or a bitmap, of which
+    `low` is 0; `before` positions lie in front. Returns, lane by lane: whether its bit is
     set, the rank of its position, and its position. Nothing is read outside the sections, whatever
     they hold.
     """
     bit = at + tl.arange(0, TILE)
-    is_set = field(high, bit, 1, bit < 32 * words(bits))
+    is_set = field(section, high_at, bit, 1, bit < 32 * words(bits))
     rank = before + tl.cumsum(is_set, 0) - is_set
     is_there = is_set > 0
     top = bit - tl.where(is_bitmap, 0, rank)
-    return is_there, rank, (top << low) | field(lows, rank, low, is_there & (rank < count))
+    lows = field(section, lows_at, rank, low, is_there & (rank < count))
+    return is_there, rank, (top << low) | lows

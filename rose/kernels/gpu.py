@@ -40,3 +40,8 @@ def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
     )
     np.copyto(pinned.numpy(), signed)
     return pinned.to(like.device, non_blocking=True)
+
+
+def ages_of(bits: Any) -> Any:
+    """Return the ages that `bits` of 8 bits are, as the numbers from 0 up; None for None."""
+    return None if bits is None else bits.view(torch.uint8)

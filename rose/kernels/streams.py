@@ -1,11 +1,14 @@
 """The stream that a caller wants work on, as torch has it. The device is never waited for."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rose.errors import InvalidArgument
+
+# The driver has two names for the legacy default stream; torch takes 1 for a stream of its own.
+_DEFAULT_HANDLES: Final = (0, 1)
 
 
 def stream_on(stream: Any, device: Any) -> Any:
@@ -22,6 +25,8 @@ def stream_on(stream: Any, device: Any) -> Any:
     if stream is None:
         return torch.cuda.current_stream(device)
     if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream in _DEFAULT_HANDLES:
+            return torch.cuda.default_stream(device)
         return torch.cuda.ExternalStream(stream, device=device)
     if not isinstance(stream, torch.cuda.Stream):
         raise InvalidArgument(

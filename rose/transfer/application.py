@@ -114,4 +114,5 @@ def _moved_bytes(delta: Delta) -> npt.NDArray[np.int64]:
     words = (delta.entries >> np.uint64(44)).astype(np.int64)
     changed = ((delta.entries >> np.uint64(4)) & np.uint64(0xFFFFF)).astype(np.int64)
     whole = delta.block_elements * delta.width // 8
-    return 4 * words + np.minimum(_SECTOR_BYTES * changed, whole)
+    moved: npt.NDArray[np.int64] = 4 * words + np.minimum(_SECTOR_BYTES * changed, whole)
+    return moved

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
-# Steps of a search that has, in the worst case, no bound; boxes of tensors need a few.
-_SEARCH_STEPS: Final = 100_000
+# Steps of a search that has, in the worst case, no bound; boxes of tensors need a few. Any number
+# will do, though the types of NumPy know two.
+_SEARCH_STEPS: Final[Any] = 100_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,8 @@ def topk_pack(
     """Pack the largest changes only, within a budget, and move `shadow` to them.
 
     What was not sent stays a difference between `new` and `shadow`, so the next delta has it. The
-    digest is that of `shadow` after packing: of what the receiver will hold, which is the policy
-    that its rollouts follow.
+    digest is that of `shadow` after packing: of what the receiver will hold. So `shadow` is the
+    behaviour policy that its rollouts follow, and what importance weights are taken against.
 
     Args:
         new: the fresh weights, bf16 or its bits.

@@ -200,12 +200,13 @@ def _rule_fields(rule: ClassRule | None) -> tuple[int | bytes, ...]:
 
 
 def _rule_of(fields: list[Any], width: int) -> ClassRule | None:
-    has_rule, *numbers, magnitude_bits = fields
-    if has_rule not in (0, 1) or (not has_rule and (any(numbers) or any(magnitude_bits))):
+    has_rule, shift, exponent_bits, origin, all_mask, magnitude_bits = fields
+    is_blank = not any((shift, exponent_bits, origin, all_mask, *magnitude_bits))
+    if has_rule not in (0, 1) or not (has_rule or is_blank):
         raise CorruptData("the delta's header has a class rule that no delta has")
     if not has_rule:
         return None
-    rule = ClassRule(*numbers, tuple(magnitude_bits))
+    rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(magnitude_bits))
     if (fault := rule.fault(width)) is not None:
         raise CorruptData(f"the delta's class rule cannot be: {fault}")
     return rule

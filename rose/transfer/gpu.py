@@ -3,7 +3,6 @@
 Deltas are merged on the host, where they are.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.kernels.blocks import BlockCodec, PackedBlocks
-from rose.kernels.gpu import codec_of, on_gpu_of
+from rose.kernels.gpu import ages_of, codec_of, on_gpu_of
 from rose.kernels.streams import on_stream
 from rose.transfer.box import Box
 from rose.transfer.delta import Delta
@@ -53,7 +52,7 @@ class GpuBackend:
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=_unsigned(ages),
+                ages=ages_of(ages),
                 age_limit=age_limit,
             )
             entries, payload = _fetched(packed)
@@ -86,7 +85,7 @@ class GpuBackend:
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=None if ages is None else _unsigned(ages).clone(),
+                ages=None if ages is None else ages_of(ages).clone(),
                 age_limit=age_limit,
                 arena_words=0,
             )
@@ -104,15 +103,20 @@ class GpuBackend:
         """Check all of the delta on the host, then queue the change of the weights.
 
         A whole delta is queued and not waited for, unless the weights are to be verified first.
-        Blocks of it are of one that was checked as a whole, and are waited for.
+        Blocks are waited for; whoever goes by them has begun with none, which checks all.
         """
-        _check(delta, weights, is_whole=blocks is None)
+        _check(delta, weights, is_whole=not blocks)
         if verify:
             self._verify(weights, delta, undo=undo)
+        if blocks is not None and not blocks:
+            return
         with on_stream(self._stream, weights.device):
-            part = delta if blocks is None else _part(delta, blocks)
             bad_block = self._codec.delta_apply(
-                weights, *_sent(part, weights), block_elements=delta.block_elements, undo=undo
+                weights,
+                *_sent(delta, weights, blocks),
+                block_elements=delta.block_elements,
+                undo=undo,
+                blocks=blocks,
             )
             if blocks is not None:
                 _check_accepted(bad_block)
@@ -123,7 +127,7 @@ class GpuBackend:
         """Count on the device."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
-                new, shadow, budget=budget, ages=_unsigned(ages), age_limit=age_limit
+                new, shadow, budget=budget, ages=ages_of(ages), age_limit=age_limit
             )
             return int(least)
 
@@ -200,10 +204,6 @@ def _least(threshold: int, like: Any) -> Any:
     return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
 
 
-def _unsigned(ages: Any) -> Any:
-    return None if ages is None else ages.view(ages.dtype.to_unsigned())
-
-
 def _pair(sums: Any) -> tuple[int, int]:
     """Fetch a digest."""
     first, second = sums.tolist()
@@ -212,7 +212,8 @@ def _pair(sums: Any) -> tuple[int, int]:
 
 def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
     """Return the words of each block."""
-    return (delta.entries >> np.uint64(44)).astype(np.int64)
+    sizes: npt.NDArray[np.int64] = (delta.entries >> np.uint64(44)).astype(np.int64)
+    return sizes
 
 
 def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
@@ -231,22 +232,16 @@ def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
     return entries, payload
 
 
-def _part(delta: Delta, blocks: range) -> Delta:
-    """Return a delta that changes these neighbours only, with no other's payload."""
-    entries = np.zeros_like(delta.entries)
-    entries[blocks.start : blocks.stop] = delta.entries[blocks.start : blocks.stop]
+def _sent(delta: Delta, like: Any, blocks: range | None = None) -> tuple[Any, Any, Any]:
+    """Return table, offsets and payload on the device of `like`; of blocks only their payload."""
     sizes = _sizes(delta)
-    first = int(sizes[: blocks.start].sum())
-    last = first + int(sizes[blocks.start : blocks.stop].sum())
-    return replace(delta, entries=entries, payload=delta.payload[first:last])
-
-
-def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
-    """Return table, offsets and payload on the device of `like`."""
-    sizes = _sizes(delta)
-    offsets = np.cumsum(sizes) - sizes
+    ends = np.cumsum(sizes)
+    offsets, payload = ends - sizes, delta.payload
+    if blocks:
+        payload = payload[offsets[blocks.start] : ends[blocks.stop - 1]]
+        offsets = offsets - offsets[blocks.start]  # of the others they are never looked at
     return (
         on_gpu_of(delta.entries, like, np.int64),
         on_gpu_of(offsets, like, np.int64),
-        on_gpu_of(delta.payload, like, np.int32),
+        on_gpu_of(payload, like, np.int32),
     )

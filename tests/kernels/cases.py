@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 
-from tests.kernels.on_cpu import GAP, RAW, KernelsOnCpu
+from tests.kernels.on_cpu import BINS, KernelsOnCpu
 from tests.reference import delta as reference
-from tests.reference.delta import Bits, Delta
+from tests.reference.delta import BITMAP, GAP, RAW, STRAT, Ages, Bits, Delta, entry_of
 
 # Zeros, subnormals, the ends of binades, infinities, NaNs: all of them to all of them.
 SPECIAL = [0, 1, 0x7F, 0x80, 0x81, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FFF]
@@ -21,8 +21,9 @@ class Case:
     block: int
     count: int
     density: float = 0.01  # of changes
-    wild: float = 0.1  # of these, changes that are no step
+    wild: float = 0.1  # of these, changes that are no step: most small, some of any size
     is_special: bool = False
+    width: int = 16
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,17 @@ class Answer:
 def answer(case: Case, threshold: int = 0) -> Answer:
     """Make the arrays of a case, and the delta that the reference finds."""
     random = np.random.default_rng(case.count)
+    dtype = np.dtype(f"u{case.width // 8}")
     if case.is_special:
         pairs = np.resize(np.array(list(product(SPECIAL, SPECIAL)), np.uint16), (case.count, 2))
-        old, new = pairs[:, 0].copy(), pairs[:, 1].copy()
+        old, new = pairs[:, 0].astype(dtype), pairs[:, 1].astype(dtype)
     else:
-        old = random.integers(0, 1 << 16, case.count, dtype=np.uint16)
-        step = random.choice(np.array([1, 0xFFFF], np.uint16), case.count)
-        leap = random.integers(2, 0xFFFF, case.count, dtype=np.uint16)
-        move = np.where(random.random(case.count) < case.wild, leap, step)
+        span = 1 << case.width
+        old = random.integers(0, span, case.count, dtype=dtype)
+        small = random.integers(2, 20, case.count)
+        leap = np.where(random.random(case.count) < 0.9, small, random.integers(2, span // 2 + 1))
+        size = np.where(random.random(case.count) < case.wild, leap, 1)
+        move = np.where(random.random(case.count) < 0.5, size, span - size).astype(dtype)
         new = np.where(random.random(case.count) < case.density, old + move, old)
     delta = reference.pack(new, old.copy(), block_elements=case.block, threshold=threshold)
     return Answer(old, new, delta)
@@ -66,6 +70,22 @@ CASES += [
 # The largest payloads that are still GAP: they go through the pack's window many times.
 CASES += [Case(65_536, 131_072 + 7, density, wild) for density, wild in ((0.6, 0.1), (1, 0.6))]
 CASES += [Case(16_384, 3_001, is_special=True), Case(65_536, 399, is_special=True)]
+# Where BITMAP is the shortest: many changes of few sizes.
+CASES += [Case(65_536, 65_536 + 33, 0.45, 0.02), Case(16_384, 5_001, 0.9, 0)]
+CASES += [
+    Case(16_384, count, density, wild, width=width)
+    for width in (8, 32)
+    for count, density, wild in (
+        *((count, 0.5, 0.3) for count in EDGES),
+        *((16_384 + by, 0.01, 0.1) for by in (-1, 0, 1)),
+        (33_001, 0.3, 0.6),
+        (20_011, 0.5, 0),
+        (16_384, 1, 1),
+    )
+]
+CASES += [Case(65_536, 65_537, 0.02, 0.3, width=width) for width in (8, 32)]
+CASES += [Case(16_384, 401, is_special=True, width=32)]
+KEYED = [case for case in CASES if case.width == 16]
 
 
 def pack_agrees(kernels: KernelsOnCpu, case: Case, *, threshold: int | None = None) -> None:
@@ -116,8 +136,104 @@ def histogram_agrees(kernels: KernelsOnCpu, case: Case) -> None:
     want = answer(case)
     keys = reference.change_key(want.new, want.old)[want.new != want.old]
     assert np.array_equal(
-        kernels.histogram(want.new, want.old), np.bincount(keys, minlength=1 << 15)
+        kernels.histogram(want.new, want.old), np.bincount(keys, minlength=BINS)
     )
+
+
+# ---- boxes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoxCase:
+    """A part of a larger array, by how it is cut out of it."""
+
+    name: str
+    shape: tuple[int, ...]  # of the larger array
+    cut: tuple[slice, ...]
+    axes: tuple[int, ...] | None = None  # the order of the dimensions in the part
+
+
+BOXES = [
+    BoxCase("rows", (40, 700), (slice(2, 39), slice(0, 512))),
+    BoxCase("rows_at_odd_places", (40, 701), (slice(None), slice(3, 640))),
+    BoxCase("rows_of_five", (4_000, 9), (slice(1, None), slice(2, 7))),
+    BoxCase("every_other", (40_001,), (slice(1, None, 2),)),
+    BoxCase("transposed", (130, 150), (slice(None), slice(None)), (1, 0)),
+    BoxCase("four_dimensions", (7, 9, 11, 48), (slice(1, 6), slice(2, 9), slice(10), slice(8, 47))),
+    BoxCase(
+        "four_permuted", (5, 6, 7, 101), (slice(None), slice(1, 6), slice(7), slice(100)), (2, 0, 3, 1)
+    ),
+]
+
+
+def cut_out(array: Bits, box: BoxCase) -> Bits:
+    part = array.reshape(box.shape)[box.cut]
+    return part if box.axes is None else part.transpose(box.axes)
+
+
+def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
+    """A part of an array packs, applies and digests as a copy of it does, and nothing else moves."""
+    size = int(np.prod(box.shape))
+    want = answer(Case(16_384, size, 0.05, width=width))
+    old, new = want.old.copy(), want.new.copy()
+    part, target = cut_out(new, box), cut_out(old, box)
+    before, after = target.ravel(), part.ravel()
+    delta = reference.pack(after, before.copy(), block_elements=16_384)
+    packed = kernels.pack(part, target, block_elements=16_384, seed=SEED)
+    assert packed.entries == delta.entries
+    assert packed.payload() == delta.payload
+    assert packed.digest == reference.digest(after, seed=SEED)
+    assert np.array_equal(target, part)
+    assert kernels.digest(part) == reference.digest(after)
+    assert kernels.apply(delta, target, undo=True) is None
+    assert np.array_equal(old, want.old)
+    positions, values, bad = kernels.unpack(delta, target)
+    assert bad is None
+    assert (positions, values) == reference.topk_unpack(delta, before)
+    for at in range(len(delta.entries)):  # a block after the other: the box begins at each
+        assert kernels.apply(delta, target, blocks=range(at, at + 1)) is None
+    assert np.array_equal(target, part)
+
+
+# ---- ages -----------------------------------------------------------------------------------------
+
+
+def aged(case: Case, limit: int) -> Ages:
+    random = np.random.default_rng(case.count + limit)
+    return Ages(random.choice([0, 1, limit - 1, limit, 254, 255], case.count).astype(np.uint8), limit)
+
+
+def ages_agree(kernels: KernelsOnCpu, case: Case, *, budget: int, limit: int = 7) -> None:
+    """What is due is sent whatever its key, and the ages move with the shadow."""
+    want = answer(case)
+    ages = aged(case, limit)
+    threshold = kernels.threshold(
+        kernels.histogram(want.new, want.old, ages=ages), budget=budget
+    )
+    assert threshold == fast_threshold(want.new, want.old, budget, ages)
+    mine, shadow = Ages(ages.counts.copy(), limit), want.old.copy()
+    old = want.old.copy()
+    delta = reference.pack(
+        want.new, old, block_elements=case.block, threshold=threshold, ages=ages
+    )
+    packed = kernels.pack(
+        want.new, shadow, block_elements=case.block, threshold=threshold, ages=mine
+    )
+    assert (packed.entries, packed.payload()) == (delta.entries, delta.payload)
+    assert np.array_equal(shadow, old)
+    assert np.array_equal(mine.counts, ages.counts)
+
+
+def fast_threshold(new: Bits, old: Bits, budget: int, ages: Ages) -> int:
+    """`reference.topk_threshold` by halving: fewer are sent by a higher threshold."""
+    low, high = 1, reference.NOTHING_SENT
+    while low < high:
+        middle = (low + high) // 2
+        if np.count_nonzero(reference.sent(new, old, middle, ages)) <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 # ---- corrupt deltas ------------------------------------------------------------------------------
@@ -125,10 +241,6 @@ def histogram_agrees(kernels: KernelsOnCpu, case: Case) -> None:
 # The middle one of three blocks, of which the first and the last are sound.
 BROKEN_BLOCK = 1
 BLOCK = 16_384
-
-
-def entry_of(kind: int, changed: int, exceptions: int, words: int) -> int:
-    return kind | changed << 4 | exceptions << 24 | words << 44
 
 
 @dataclass(frozen=True)
@@ -140,89 +252,169 @@ class Corruption:
     payload: tuple[int, ...] = ()
 
 
-def gap_of(positions: list[int], ranks: list[int] | None = None) -> tuple[int, tuple[int, ...]]:
-    """Encode a GAP block of any positions and ranks."""
-    changed = len(positions)
-    payload = reference.elias_fano(BLOCK, positions)
-    payload += [0] * reference.words(changed)
+@dataclass(frozen=True)
+class Written:
+    """A GAP or BITMAP block of any content, and where its sections lie, in words."""
+
+    entry: int
+    payload: tuple[int, ...]
+    sections: dict[str, tuple[int, int]]  # the first word, and the bits
+
+
+def block_of(
+    positions: list[int],
+    ranks: list[int] | None = None,
+    magnitudes: list[int] | None = None,
+    *,
+    bits: int = 5,
+    larges: dict[int, int] | None = None,
+    down: int = 0,
+    kind: int = GAP,
+) -> Written:
+    """Write a block; `larges` are ranks of magnitudes and these, `down` the rank of a change."""
+    ranks, larges = ranks or [], larges or {}
+    changed, listed = len(positions), len(ranks)
+    payload: list[int] = []
+    sections: dict[str, tuple[int, int]] = {}
+
+    def add(name: str, section: list[int]) -> None:
+        sections[name] = len(payload), len(section)
+        payload.extend(reference.to_words(section))
+
+    def add_elias_fano(name: str, universe: int, numbers: list[int]) -> None:
+        high, low = reference.elias_fano_bits(universe, numbers)
+        add(f"{name}_high", high)
+        add(f"{name}_low", low)
+
+    if kind == BITMAP:
+        add("bitmap", [int(i in positions) for i in range(BLOCK)])
+    else:
+        add_elias_fano("positions", BLOCK, positions)
+    add("signs", [int(i == down - 1) for i in range(changed)])
     if ranks:
-        payload += reference.elias_fano(changed, ranks)
-        payload += reference.fields_to_words([0x1234] * len(ranks), 16)
-    return entry_of(GAP, changed, len(ranks or []), len(payload)), tuple(payload)
+        add("shape", reference.fields([bits | len(larges) << 8], 32))
+        if listed < changed:
+            add_elias_fano("ranks", changed, ranks)
+        fields = [0] * listed if magnitudes is None else magnitudes
+        add("magnitudes", reference.fields(fields, bits))
+        if larges:
+            add_elias_fano("larges", listed, list(larges))
+            add("values", reference.fields(list(larges.values()), 16))
+    return Written(entry_of(kind, changed, listed, len(payload)), tuple(payload), sections)
 
 
-def tails(block: tuple[int, tuple[int, ...]]) -> list[Corruption]:
-    """Set the last, unused bit of each section of a GAP block in turn."""
-    entry, _ = block
-    changed, exceptions = entry >> 4 & 0xFFFFF, entry >> 24 & 0xFFFFF
-    low, rank_low = reference.low_bits(BLOCK, changed), reference.low_bits(changed, exceptions)
-    sections = {
-        "position_lows": changed * low,
-        "signs": changed,
-        "rank_highs": exceptions + ((changed - 1) >> rank_low),
-        "rank_lows": exceptions * rank_low,
-        "values": 16 * exceptions,
-    }
-    end = reference.words(changed + ((BLOCK - 1) >> low))
+def flipped(block: Written, section: str, *bits: int) -> tuple[int, tuple[int, ...]]:
+    words = list(block.payload)
+    for bit in bits:
+        at = 32 * block.sections[section][0] + bit
+        words[at // 32] ^= 1 << at % 32
+    return block.entry, tuple(words)
+
+
+def broken(name: str, block: Written) -> Corruption:
+    return Corruption(name, block.entry, block.payload)
+
+
+def tails(block: Written) -> list[Corruption]:
+    """Set the last, unused bit of each section in turn."""
     found = []
-    for name, bits in sections.items():
-        assert bits % 32
-        end += reference.words(bits)
-        if name != "rank_highs":  # a bit more there is a rank more
-            found.append(Corruption(f"unused_{name}", *flipped(block, 32 * end - 1)))
+    for name, (_, bits) in block.sections.items():
+        if bits % 32 and not name.endswith("_high"):  # a bit more there is a number more
+            last = 32 * reference.words(bits) - 1
+            found.append(Corruption(f"unused_of_{name}", *flipped(block, name, last)))
+    assert len(found) >= 6
     return found
 
 
-def flipped(block: tuple[int, tuple[int, ...]], *bits: int) -> tuple[int, tuple[int, ...]]:
-    entry, payload = block
-    words = list(payload)
-    for bit in bits:
-        words[bit // 32] ^= 1 << bit % 32
-    return entry, tuple(words)
-
-
-def corruptions() -> list[Corruption]:
-    raw = entry_of(RAW, 1, 0, BLOCK // 2)
-    dense = (0x0001_0000, *[0] * (BLOCK // 2 - 1))
-    three = gap_of([5, 700, 9000])  # low 12 bits; high: 1, 2 and 2 + 4 of 3 + 3 bits
-    _, payload = three
-    ranked = gap_of([5, 700, 9000, 9001], [0, 2])
-    ranks_at = 32 * (reference.elias_fano_words(BLOCK, 4) + 1)
-    values_at = len(ranked[1]) - 1
-    value_bits = [32 * values_at + bit for bit in range(16) if 0x1234 >> bit & 1]
-    many = list(range(BLOCK * 3 // 4))
+def entries_that_lie() -> list[Corruption]:
+    raw_words = BLOCK // 2
+    raw = entry_of(RAW, 1, 0, raw_words)
+    dense = (0x0001_0000, *[0] * (raw_words - 1))
+    payload = block_of([5, 700, 9000]).payload
+    listed = block_of([5, 700, 9000], [1])
+    size = len(payload)
+    wide = block_of(list(range(BLOCK)), list(range(BLOCK)), bits=15)
     return [
         Corruption("empty_with_changes", entry_of(0, 1, 0, 0)),
         Corruption("empty_with_words", entry_of(0, 0, 0, 1), (0,)),
-        Corruption("kind_unknown", entry_of(3, 3, 0, len(payload)), payload),
+        Corruption("kind_unknown", entry_of(5, 3, 0, size), payload),
+        Corruption("kind_strat", entry_of(STRAT, 3, 0, size), payload),
         Corruption("kind_deferred", entry_of(15, 0, 0, 0)),
-        Corruption("nothing_changed", entry_of(GAP, 0, 0, len(payload)), payload),
-        Corruption("raw_changes_nothing", entry_of(RAW, 0, 0, BLOCK // 2), (0,) * (BLOCK // 2)),
+        Corruption("nothing_changed", entry_of(GAP, 0, 0, size), payload),
+        Corruption("raw_changes_nothing", entry_of(RAW, 0, 0, raw_words), (0,) * raw_words),
         Corruption("more_changed_than_there_are", entry_of(GAP, BLOCK + 1, 0, 9), (0,) * 9),
-        Corruption("raw_more_changed", entry_of(RAW, BLOCK + 1, 0, BLOCK // 2), dense),
-        Corruption("more_exceptions_than_changes", entry_of(GAP, 3, 4, len(payload)), payload),
-        Corruption("a_word_more", entry_of(GAP, 3, 0, len(payload) + 1), (*payload, 0)),
-        Corruption("a_word_less", entry_of(GAP, 3, 0, len(payload) - 1), payload[:-1]),
-        Corruption("raw_with_exceptions", raw | 1 << 24, dense),
-        Corruption("raw_a_word_less", entry_of(RAW, 1, 0, BLOCK // 2 - 1), dense[:-1]),
+        Corruption("raw_more_changed", entry_of(RAW, BLOCK + 1, 0, raw_words), dense),
+        Corruption("more_listed_than_changes", entry_of(GAP, 3, 4, size), payload),
+        Corruption("a_word_more", entry_of(GAP, 3, 0, size + 1), (*payload, 0)),
+        Corruption("a_word_less", entry_of(GAP, 3, 0, size - 1), payload[:-1]),
+        Corruption("without_its_shape", entry_of(GAP, 3, 1, size), payload),
+        Corruption("listed_a_word_more", listed.entry + (1 << 44), (*listed.payload, 0)),
+        Corruption("listed_a_word_less", listed.entry - (1 << 44), listed.payload[:-1]),
+        Corruption("raw_with_listed", raw | 1 << 24, dense),
+        Corruption("raw_a_word_less", entry_of(RAW, 1, 0, raw_words - 1), dense[:-1]),
         Corruption("raw_a_word_more", raw + (1 << 44), (*dense, 0)),
-        Corruption("raw_counts_wrong", entry_of(RAW, 2, 0, BLOCK // 2), dense),
-        Corruption("a_position_less", *flipped(three, 0)),
-        Corruption("a_position_more", *flipped(three, 3)),
-        Corruption("position_past_the_end", *flipped(three, 4, 31)),
-        Corruption("positions_equal", *gap_of([5, 9000, 9000])),
-        Corruption("positions_descend", *gap_of([5, 9001, 9000])),
-        Corruption("positions_equal_across_words", *gap_of([*range(32), 31])),
-        Corruption("the_first_rank_less", *flipped(ranked, ranks_at)),
-        Corruption("the_last_rank_less", *flipped(ranked, ranks_at + 2)),
-        *tails(gap_of([5, 700, 9000, 9001, 9002, 9003], [0, 2, 5])),
-        Corruption("exception_with_a_sign", *flipped(ranked, ranks_at - 32)),
-        Corruption("exception_without_a_change", *flipped(ranked, *value_bits)),
-        Corruption("exception_of_a_step", *flipped(ranked, *value_bits, 32 * values_at)),
-        Corruption("gap_where_raw_is_smaller", *gap_of(list(range(BLOCK)), many)),
-        Corruption("rank_past_the_end", *gap_of([5, 700, 9000, 9001, 9002], [0, 5])),
-        Corruption("ranks_equal", *gap_of([5, 700, 9000, 9001], [2, 2])),
-        Corruption("ranks_descend", *gap_of([5, 700, 9000, 9001], [3, 2])),
+        Corruption("raw_counts_wrong", entry_of(RAW, 2, 0, raw_words), dense),
+        broken("gap_where_raw_is_smaller", wide),
+    ]
+
+
+def positions_that_lie() -> list[Corruption]:
+    three = block_of([5, 700, 9000])  # low 12 bits; high: 1, 2 and 2 + 4 of 3 + 3 bits
+    some = block_of(list(range(0, BLOCK, 3)), kind=BITMAP)
+    high = "positions_high"
+    return [
+        Corruption("a_position_less", *flipped(three, high, 0)),
+        Corruption("a_position_more", *flipped(three, high, 3)),
+        Corruption("position_past_the_end", *flipped(three, high, 4, 31)),
+        broken("positions_equal", block_of([5, 9000, 9000])),
+        broken("positions_descend", block_of([5, 9001, 9000])),
+        broken("positions_equal_across_words", block_of([*range(32), 31])),
+        Corruption("bitmap_a_position_less", *flipped(some, "bitmap", 0)),
+        Corruption("bitmap_a_position_more", *flipped(some, "bitmap", 1)),
+    ]
+
+
+def sizes_that_lie() -> list[Corruption]:
+    four = [5, 700, 9000, 9001]
+    ranked = block_of(four, [0, 2])
+    large = block_of([*four, 9002, 9003], [0, 2, 5], larges={1: 33})
+    return [
+        Corruption("the_first_rank_less", *flipped(ranked, "ranks_high", 0)),
+        Corruption("the_last_rank_less", *flipped(ranked, "ranks_high", 2)),
+        broken("rank_past_the_end", block_of([*four, 9002], [0, 5])),
+        broken("ranks_equal", block_of(four, [2, 2])),
+        broken("ranks_descend", block_of(four, [3, 2])),
+        Corruption("too_wide", *flipped(block_of(four, [0, 2], bits=15), "shape", 0, 1, 2, 3, 4)),
+        Corruption("more_large_than_listed", *flipped(ranked, "shape", 8, 9)),
+        Corruption("large_that_are_not_there", *flipped(ranked, "shape", 8)),
+        Corruption("no_large_left", *flipped(large, "larges_high", 0, 1)),
+        Corruption("a_large_less", *flipped(large, "larges_high", 1)),
+        broken("large_past_the_end", block_of(four, [0, 1, 2], larges={3: 33})),
+        broken("large_that_is_small", block_of(four, [0, 2], larges={1: 31})),
+        broken("large_with_a_field", block_of(four, [0, 2], [0, 1], larges={1: 33})),
+        broken("size_past_the_largest", block_of(four, [0, 2], larges={1: 0x7FFF}, down=3)),
+        broken("largest_size_upwards", block_of(four, [0, 2], larges={1: 0x7FFE})),
+        broken("field_past_the_largest", block_of(four, [2], [0x7FFF], bits=15, down=3)),
+        broken("all_and_past_the_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x8000}, down=2)),
+        broken("all_and_largest_upwards", block_of(four, [0, 1, 2, 3], larges={1: 0x7FFF})),
+        *tails(large),
+    ]
+
+
+def corruptions() -> list[Corruption]:
+    return entries_that_lie() + positions_that_lie() + sizes_that_lie()
+
+
+def sound_blocks() -> list[Corruption]:
+    """Blocks that look like some of those above, and are what a pack may write."""
+    four = [5, 700, 9000, 9001]
+    return [
+        broken("listed", block_of(four, [0, 2], [31, 1])),
+        broken("all_listed", block_of(four, [0, 1, 2, 3], [0, 1, 2, 31])),
+        broken("large", block_of(four, [0, 2], larges={1: 32})),
+        broken("largest_size", block_of(four, [0, 2], larges={1: 0x7FFE}, down=3)),
+        broken("all_and_largest", block_of(four, [0, 1, 2, 3], larges={1: 0x7FFF}, down=2)),
+        broken("bitmap", block_of(list(range(0, BLOCK, 3)), [4], [9], kind=BITMAP)),
     ]
 
 
@@ -270,6 +462,18 @@ def corruption_lists_nothing(kernels: KernelsOnCpu, corruption: Corruption) -> N
     assert values[first:end] == [0xA5A5] * (end - first)
 
 
+def sound_block_is_applied(kernels: KernelsOnCpu, block: Corruption) -> None:
+    """The kernels are no stricter than the format."""
+    delta = with_corruption(block)
+    weights, wanted = three_blocks().old.copy(), three_blocks().old.copy()
+    reference.apply(delta, wanted)
+    assert kernels.apply(delta, weights) is None
+    assert np.array_equal(weights, wanted)
+    positions, values, bad = kernels.unpack(delta, three_blocks().old)
+    assert bad is None
+    assert (positions, values) == reference.topk_unpack(delta, three_blocks().old)
+
+
 def position_past_a_short_end() -> Delta:
     """One block of 19 elements that changes element 19, which only its low bits tell."""
     payload = [*reference.elias_fano(19, [5, 9, 19]), 0]
@@ -279,6 +483,21 @@ def position_past_a_short_end() -> Delta:
 def raw_block_with_a_tail() -> Delta:
     """One block of a single element whose word has something in its unused half."""
     return Delta(1, BLOCK, [entry_of(RAW, 1, 0, 1)], [0x0001_0003])
+
+
+def bitmap_past_a_short_end() -> Delta:
+    """One block of 70 elements whose bitmap has element 70 in place of another."""
+    positions = [*range(0, 66, 2), 70]
+    bits = [int(i in positions) for i in range(96)]
+    payload = [*reference.to_words(bits), *[0] * reference.words(len(positions))]
+    return Delta(70, BLOCK, [entry_of(BITMAP, len(positions), 0, len(payload))], payload)
+
+
+SHORT = {
+    "position_past_it": position_past_a_short_end(),
+    "raw_with_a_tail": raw_block_with_a_tail(),
+    "bitmap_past_it": bitmap_past_a_short_end(),
+}
 
 
 def cut_deltas() -> list[Delta]:

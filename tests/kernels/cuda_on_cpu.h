@@ -286,6 +286,9 @@ T shuffle_by(int line, unsigned mask, T number, int by) {
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline std::uint64_t __umul64hi(std::uint64_t a, std::uint64_t b) {
+  return static_cast<std::uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 
 // One fiber runs at a time, so each is one step.
 template <typename T>

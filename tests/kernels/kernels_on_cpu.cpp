@@ -4,6 +4,8 @@
 #include "delta_apply.cu"
 #include "delta_pack.cu"
 #include "digest.cu"
+#include "strat_pack.cu"
+#include "strat_unpack.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 
@@ -31,12 +33,11 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
     return run(name, params, blocks, threads, order, seed);                                \
   }
 
-ROSE_KERNEL(delta_apply_16ki_kernel)
-ROSE_KERNEL(delta_apply_64ki_kernel)
-ROSE_KERNEL(delta_pack_16ki_kernel)
-ROSE_KERNEL(delta_pack_64ki_kernel)
+ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_kernel)
 ROSE_KERNEL(digest_kernel)
+ROSE_KERNEL(strat_pack_kernel)
+ROSE_KERNEL(strat_unpack_kernel)
 ROSE_KERNEL(topk_histogram_kernel)
 ROSE_KERNEL(topk_threshold_kernel)
-ROSE_KERNEL(topk_unpack_16ki_kernel)
-ROSE_KERNEL(topk_unpack_64ki_kernel)
+ROSE_KERNEL(topk_unpack_kernel)

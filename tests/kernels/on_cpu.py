@@ -6,11 +6,14 @@ import subprocess
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.reference.delta import Bits, Delta
+from tests.reference import delta as reference
+from tests.reference.delta import Ages, Bits, Delta
+from tests.reference.strat import ClassRule
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -20,10 +23,10 @@ SANITISED = shlex.split(
     "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 )
 PLAIN = ["-O2"]
-SIZES = {16_384: "16ki", 65_536: "64ki"}
 ELEMENTS_OF_THREAD = 128
-GAP, RAW, DEFERRED = 1, 2, 15
+DEFERRED = 15
 KEYS = 1 << 15
+BINS = KEYS + 1  # of the histogram: the last counts what is due
 MASK64 = (1 << 64) - 1
 POISON = 0xA5
 Words = npt.NDArray[np.uint32]
@@ -67,7 +70,7 @@ class Buffer:
         self._size = size
         self.address = self._whole.ctypes.data + self._start
 
-    def view(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    def view(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return self._whole[self._start : self._start + self._size].view(dtype)
 
     def check(self) -> None:
@@ -76,22 +79,63 @@ class Buffer:
         assert (outside == POISON).all(), "a kernel wrote outside its memory"
 
 
+class Box(ctypes.Structure):
+    """`kernels::Box`: the elements of an array, wherever they lie."""
+
+    _fields_ = (
+        ("base", ctypes.c_uint64),
+        ("first", ctypes.c_uint64),
+        ("sizes", ctypes.c_uint64 * 9),
+        ("strides", ctypes.c_uint64 * 4),
+    )
+
+
+def divisor(number: int) -> tuple[int, int, int]:
+    """`kernels::Divisor`: a number, and what a division by it is made of."""
+    if number < 2:
+        return number, 0, 0
+    shift = (number - 1).bit_length() - 1
+    return number, -(-(1 << (64 + shift)) // number), shift
+
+
+def box_of(address: int, array: npt.NDArray[Any], *, first: int = 0) -> Box:
+    """Describe an array of up to four dimensions whose first element lies at `address`."""
+    sizes = [1] * (4 - array.ndim) + list(array.shape)
+    strides = [0] * (4 - array.ndim) + [stride // array.itemsize for stride in array.strides]
+    numbers = [one for size in sizes[1:] for one in divisor(size)]
+    return Box(address, first, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
+
+
 def params(names: str) -> type[ctypes.Structure]:
-    """Make the struct of a kernel: every field is eight bytes wide."""
-    fields = [(name, ctypes.c_uint64) for name in names.split()]
+    """Make the struct of a kernel: every field is eight bytes wide, but for `name:kind`."""
+    kinds = {"": ctypes.c_uint64, "box": Box, "rule": ctypes.c_uint64 * 5}
+    fields: list[tuple[str, Any]] = []
+    for name in names.split():
+        bare, _, kind = name.partition(":")
+        fields.append((bare, kinds[kind]))
     return type("Params", (ctypes.Structure,), {"_fields_": fields})
 
 
 PackParams = params(
-    "bits shadow count threshold arena arena_words cursor entries offsets digest first_index seed"
+    "bits:box shadow:box width count block_elements threshold ages age_limit arena arena_words "
+    "cursor entries offsets digest first_index seed"
 )
-ApplyParams = params("entries offsets payload payload_words weights count bad_block is_undo")
+ApplyParams = params(
+    "entries offsets payload payload_words weights:box width count block_elements bad_block is_undo"
+)
 UnpackParams = params(
-    "entries offsets first_outputs payload payload_words base count positions values output_count "
-    "bad_block"
+    "entries offsets first_outputs payload payload_words base:box width count block_elements "
+    "positions values output_count bad_block"
 )
-DigestParams = params("bits count first_index seed sums")
-HistogramParams = params("bits shadow count histogram")
+STRAT_FIELDS = "base:box differences width count block_elements rule:rule "
+StratPackParams = params(
+    f"entries offsets payload {STRAT_FIELDS} arena arena_words cursor link_entries link_offsets"
+)
+StratUnpackParams = params(
+    f"entries offsets payload payload_words {STRAT_FIELDS} bad_block"
+)
+DigestParams = params("bits:box width count first_index seed sums")
+HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")
 
 
@@ -119,6 +163,15 @@ class Packed:
         ]
 
 
+@dataclass
+class Placed:
+    """An array in a buffer, its elements as they lay in the memory that they were taken from."""
+
+    buffer: Buffer
+    box: Box
+    view: npt.NDArray[Any]
+
+
 class KernelsOnCpu:
     """Each kernel, run in one order of its threads."""
 
@@ -126,21 +179,29 @@ class KernelsOnCpu:
         self._library = ctypes.CDLL(str(library))
         self._order = order
         self._guard = guard
-        self._shift = shift  # of every array of 16-bit elements
+        self._shift = shift  # of every array of elements, and of their ages
         self._buffers: list[Buffer] = []
 
-    def _put(self, array: npt.NDArray[np.generic]) -> Buffer:
-        shift = self._shift if array.dtype == np.uint16 else 0
+    def _put(self, array: npt.NDArray[Any], *, shift: int = 0) -> Buffer:
         buffer = Buffer(array.nbytes, guard=self._guard, shift=shift)
         buffer.view(array.dtype)[:] = array
         self._buffers.append(buffer)
         return buffer
 
-    def _empty(self, count: int, dtype: npt.DTypeLike) -> Buffer:
-        shift = self._shift if dtype == np.uint16 else 0
+    def _empty(self, count: int, dtype: npt.DTypeLike, *, shift: int = 0) -> Buffer:
         buffer = Buffer(count * np.dtype(dtype).itemsize, guard=self._guard, shift=shift)
         self._buffers.append(buffer)
         return buffer
+
+    def _place(self, array: npt.NDArray[Any], *, first: int = 0) -> Placed:
+        """Place all the memory that an array is a view of, moved by the shift."""
+        owner = array if array.base is None else np.asarray(array.base)
+        offset = array.ctypes.data - owner.ctypes.data
+        shift = self._shift // array.itemsize * array.itemsize
+        buffer = self._put(owner.reshape(-1), shift=shift)
+        whole = buffer.view(np.uint8)
+        view = np.ndarray(array.shape, array.dtype, whole.data, offset, array.strides)
+        return Placed(buffer, box_of(buffer.address + offset, array, first=first), view)
 
     def launch(self, name: str, values: ctypes.Structure, *, blocks: int, threads: int) -> None:
         run = getattr(self._library, f"run_{name}_kernel")
@@ -154,10 +215,11 @@ class KernelsOnCpu:
     def pack(
         self,
         new: Bits,
-        shadow: Bits,
+        shadow: Bits | None,
         *,
         block_elements: int,
         threshold: int | None = None,
+        ages: Ages | None = None,
         arena_words: int | None = None,
         first_index: int = 0,
         seed: int = 0,
@@ -166,18 +228,23 @@ class KernelsOnCpu:
         lie_shift: int = 0,
     ) -> Packed:
         """Pack; moves `shadow`. The lies are a larger arena and a wrong address for the entries."""
-        blocks = -(-len(new) // block_elements)
-        words = blocks * block_elements // 2 if arena_words is None else arena_words
-        bits, old = self._put(new), self._put(shadow)
+        blocks = -(-new.size // block_elements)
+        words = blocks * block_elements * new.itemsize // 4 if arena_words is None else arena_words
+        bits, old = self._place(new), None if shadow is None else self._place(shadow)
         limit = self._put(np.array([threshold or 0], np.uint32))
+        aged = None if ages is None else self._put(ages.counts, shift=self._shift)
         arena = self._empty(words, np.uint32)
         cursor, sums = self._put(np.zeros(1, np.uint64)), self._put(np.zeros(2, np.uint64))
         entries, offsets = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
         values = PackParams(
-            bits=bits.address,
-            shadow=old.address,
-            count=len(new),
+            bits=bits.box,
+            shadow=Box() if old is None else old.box,
+            width=8 * new.itemsize,
+            count=new.size,
+            block_elements=block_elements,
             threshold=0 if threshold is None else limit.address,
+            ages=0 if aged is None else aged.address,
+            age_limit=0 if ages is None else ages.limit,
             arena=arena.address,
             arena_words=words + lie_words,
             cursor=cursor.address,
@@ -187,9 +254,12 @@ class KernelsOnCpu:
             first_index=first_index,
             seed=seed,
         )
-        name = f"delta_pack_{SIZES[block_elements]}"
-        self.launch(name, values, blocks=blocks, threads=block_elements // ELEMENTS_OF_THREAD)
-        shadow[:] = old.view(np.uint16)
+        self._launch_blocks("delta_pack", values, blocks, block_elements)
+        if shadow is not None and old is not None:
+            shadow[...] = old.view
+            assert_only_in(shadow, old)
+        if ages is not None and aged is not None:
+            ages.counts[:] = aged.view(np.uint8)
         first, second = sums.view(np.uint64).tolist()
         return Packed(
             entries.view(np.uint64).tolist(),
@@ -199,24 +269,40 @@ class KernelsOnCpu:
             (first, second),
         )
 
-    def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
-        """Apply in place; return the least block that was corrupt."""
+    def _launch_blocks(
+        self, name: str, values: ctypes.Structure, blocks: int, block_elements: int
+    ) -> None:
+        self.launch(name, values, blocks=blocks, threads=block_elements // ELEMENTS_OF_THREAD)
+
+    def apply(
+        self,
+        delta: Delta,
+        weights: Bits,
+        *,
+        undo: bool = False,
+        blocks: range | None = None,
+    ) -> int | None:
+        """Apply in place, or only some blocks; return the least block that was corrupt."""
+        part = blocks or range(len(delta.entries))
         entries, offsets, payload = self._put_delta(delta)
-        target, bad = self._put(weights), self._put(np.full(1, MASK64, np.uint64))
+        first = part.start * delta.block_elements
+        target = self._place(weights, first=first)
+        bad = self._put(np.full(1, MASK64, np.uint64))
         values = ApplyParams(
-            entries=entries.address,
-            offsets=offsets.address,
+            entries=entries.address + 8 * part.start,
+            offsets=offsets.address + 8 * part.start,
             payload=payload.address,
             payload_words=len(delta.payload),
-            weights=target.address,
-            count=delta.count,
+            weights=target.box,
+            width=delta.width,
+            count=min(delta.count, part.stop * delta.block_elements) - first,
+            block_elements=delta.block_elements,
             bad_block=bad.address,
             is_undo=undo,
         )
-        name = f"delta_apply_{SIZES[delta.block_elements]}"
-        threads = delta.block_elements // ELEMENTS_OF_THREAD
-        self.launch(name, values, blocks=len(delta.entries), threads=threads)
-        weights[:] = target.view(np.uint16)
+        self._launch_blocks("delta_apply", values, len(part), delta.block_elements)
+        weights[...] = target.view
+        assert_only_in(weights, target)
         return bad_block(bad)
 
     def unpack(
@@ -226,7 +312,8 @@ class KernelsOnCpu:
         entries, offsets, payload = self._put_delta(delta)
         changed = [entry >> 4 & 0xFFFFF for entry in delta.entries]
         firsts = self._put(np.cumsum([0, *changed])[:-1].astype(np.uint64))
-        positions, new = self._empty(sum(changed), np.int64), self._empty(sum(changed), np.uint16)
+        positions = self._empty(sum(changed), np.int64)
+        new = self._empty(sum(changed), base.dtype, shift=base.itemsize)
         bad = self._put(np.full(1, MASK64, np.uint64))
         values = UnpackParams(
             entries=entries.address,
@@ -234,17 +321,76 @@ class KernelsOnCpu:
             first_outputs=firsts.address,
             payload=payload.address,
             payload_words=len(delta.payload),
-            base=self._put(base).address,
+            base=self._place(base).box,
+            width=delta.width,
             count=delta.count,
+            block_elements=delta.block_elements,
             positions=positions.address,
             values=new.address,
             output_count=sum(changed) if output_count is None else output_count,
             bad_block=bad.address,
         )
-        name = f"topk_unpack_{SIZES[delta.block_elements]}"
-        threads = delta.block_elements // ELEMENTS_OF_THREAD
-        self.launch(name, values, blocks=len(delta.entries), threads=threads)
-        return positions.view(np.int64).tolist(), new.view(np.uint16).tolist(), bad_block(bad)
+        self._launch_blocks("topk_unpack", values, len(delta.entries), delta.block_elements)
+        return positions.view(np.int64).tolist(), new.view(base.dtype).tolist(), bad_block(bad)
+
+    def strat_pack(
+        self, delta: Delta, base: Bits, rule: ClassRule, *, arena_words: int | None = None
+    ) -> Packed:
+        """Recode a delta for the link."""
+        entries, offsets, payload = self._put_delta(delta)
+        dense = np.zeros(delta.count, base.dtype)
+        reference.apply(delta, dense)
+        blocks = len(delta.entries)
+        words = len(delta.payload) if arena_words is None else arena_words
+        arena, cursor = self._empty(words, np.uint32), self._put(np.zeros(1, np.uint64))
+        table, places = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
+        values = StratPackParams(
+            entries=entries.address,
+            offsets=offsets.address,
+            payload=payload.address,
+            base=self._place(base).box,
+            differences=self._put(dense, shift=base.itemsize).address,
+            width=delta.width,
+            count=delta.count,
+            block_elements=delta.block_elements,
+            rule=rule_of(rule),
+            arena=arena.address,
+            arena_words=words,
+            cursor=cursor.address,
+            link_entries=table.address,
+            link_offsets=places.address,
+        )
+        self._launch_blocks("strat_pack", values, blocks, delta.block_elements)
+        return Packed(
+            table.view(np.uint64).tolist(),
+            places.view(np.uint64).tolist(),
+            arena.view(np.uint32).copy(),
+            int(cursor.view(np.uint64)[0]),
+            (0, 0),
+        )
+
+    def strat_unpack(
+        self, link: Delta, base: Bits, rule: ClassRule
+    ) -> tuple[Bits, int | None]:
+        """Return the differences of the STRAT blocks, and the least one that was corrupt."""
+        entries, offsets, payload = self._put_delta(link)
+        dense = self._put(np.zeros(link.count, base.dtype), shift=base.itemsize)
+        bad = self._put(np.full(1, MASK64, np.uint64))
+        values = StratUnpackParams(
+            entries=entries.address,
+            offsets=offsets.address,
+            payload=payload.address,
+            payload_words=len(link.payload),
+            base=self._place(base).box,
+            differences=dense.address,
+            width=link.width,
+            count=link.count,
+            block_elements=link.block_elements,
+            rule=rule_of(rule),
+            bad_block=bad.address,
+        )
+        self._launch_blocks("strat_unpack", values, len(link.entries), link.block_elements)
+        return dense.view(base.dtype).copy(), bad_block(bad)
 
     def _put_delta(self, delta: Delta) -> tuple[Buffer, Buffer, Buffer]:
         sizes = [entry >> 44 for entry in delta.entries]
@@ -259,8 +405,9 @@ class KernelsOnCpu:
     ) -> tuple[int, int]:
         sums = self._put(np.zeros(2, np.uint64))
         values = DigestParams(
-            bits=self._put(bits).address,
-            count=len(bits),
+            bits=self._place(bits).box,
+            width=8 * bits.itemsize,
+            count=bits.size,
             first_index=first_index,
             seed=seed,
             sums=sums.address,
@@ -269,12 +416,17 @@ class KernelsOnCpu:
         first, second = sums.view(np.uint64).tolist()
         return first, second
 
-    def histogram(self, new: Bits, shadow: Bits, *, blocks: int = 2) -> npt.NDArray[np.uint64]:
-        histogram = self._put(np.zeros(KEYS, np.uint64))
+    def histogram(
+        self, new: Bits, shadow: Bits, *, ages: Ages | None = None, blocks: int = 2
+    ) -> npt.NDArray[np.uint64]:
+        histogram = self._put(np.zeros(BINS, np.uint64))
+        aged = None if ages is None else self._put(ages.counts, shift=self._shift)
         values = HistogramParams(
-            bits=self._put(new).address,
-            shadow=self._put(shadow).address,
-            count=len(new),
+            bits=self._place(new).box,
+            shadow=self._place(shadow).box,
+            count=new.size,
+            ages=0 if aged is None else aged.address,
+            age_limit=0 if ages is None else ages.limit,
             histogram=histogram.address,
         )
         self.launch("topk_histogram", values, blocks=blocks, threads=512)
@@ -289,6 +441,20 @@ class KernelsOnCpu:
         return int(answer.view(np.uint32)[0])
 
 
+def rule_of(rule: ClassRule) -> Any:
+    """`kernels::StratRule`."""
+    bits = sum(one << (8 * c) for c, one in enumerate(rule.magnitude_bits))
+    return (ctypes.c_uint64 * 5)(
+        rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, bits
+    )
+
+
 def bad_block(word: Buffer) -> int | None:
     number = int(word.view(np.uint64)[0])
     return None if number == MASK64 else number
+
+
+def assert_only_in(array: npt.NDArray[Any], placed: Placed) -> None:
+    """What lies between the elements of a box is as it was."""
+    owner = array if array.base is None else np.asarray(array.base)
+    assert placed.buffer.view(np.uint8).tobytes() == owner.reshape(-1).tobytes()

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from tests.kernels.cases import (
+    BOXES,
     CASES,
+    KEYED,
+    SHORT,
+    BoxCase,
     Case,
+    ages_agree,
     answer,
     apply_agrees,
+    box_agrees,
     corruption_changes_nothing,
     corruption_lists_nothing,
     corruptions,
@@ -20,11 +26,11 @@ from tests.kernels.cases import (
     digest_agrees,
     histogram_agrees,
     pack_agrees,
-    position_past_a_short_end,
-    raw_block_with_a_tail,
+    sound_block_is_applied,
+    sound_blocks,
     unpack_agrees,
 )
-from tests.kernels.on_cpu import DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
+from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
 
@@ -53,9 +59,47 @@ def test_digest_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
     digest_agrees(kernels, case)
 
 
-@each_case
+@pytest.mark.parametrize("case", KEYED, ids=str)
 def test_histogram_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
     histogram_agrees(kernels, case)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("box", BOXES, ids=lambda one: one.name)
+def test_part_of_an_array_is_taken_where_it_lies(
+    kernels: KernelsOnCpu, box: BoxCase, width: int
+) -> None:
+    box_agrees(kernels, box, width)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_blocks_of_a_delta_are_applied_a_few_at_a_time(kernels: KernelsOnCpu, width: int) -> None:
+    want = answer(Case(16_384, 5 * 16_384 + 77, 0.05, width=width))
+    weights = want.old.copy()
+    for blocks in (range(2), range(2, 5), range(5, 6)):
+        assert np.array_equal(weights[blocks.start * 16_384 :], want.old[blocks.start * 16_384 :])
+        assert kernels.apply(want.delta, weights, blocks=blocks) is None
+    assert np.array_equal(weights, want.new)
+
+
+def test_bad_block_of_a_part_is_counted_from_its_start(kernels: KernelsOnCpu) -> None:
+    want = answer(Case(16_384, 5 * 16_384, 0.05))
+    entries = list(want.delta.entries)
+    entries[3] ^= 1
+    delta = Delta(want.delta.count, 16_384, entries, want.delta.payload)
+    weights = want.old.copy()
+    assert kernels.apply(delta, weights, blocks=range(2, 5)) == 1
+    assert kernels.apply(delta, weights, blocks=range(3)) is None
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_pack_without_a_shadow_is_the_delta_from_zeros(kernels: KernelsOnCpu, width: int) -> None:
+    new = answer(Case(16_384, 16_401, 0.5, width=width)).new.copy()
+    new[::3] = 0
+    want = reference.pack(new, np.zeros_like(new), block_elements=16_384)
+    packed = kernels.pack(new, None, block_elements=16_384)
+    assert packed.entries == want.entries
+    assert packed.payload() == want.payload
 
 
 def test_16_byte_alignment_is_enough_for_one_array_only(library: Path) -> None:
@@ -144,6 +188,42 @@ def test_arena_that_just_suffices_defers_nothing(kernels: KernelsOnCpu) -> None:
 
 
 @pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
+@pytest.mark.parametrize("budget", [0, 1, 500, 2_500, 1 << 40])
+def test_due_changes_are_sent_and_ages_move(
+    kernels: KernelsOnCpu, case: Case, budget: int
+) -> None:
+    ages_agree(kernels, case, budget=budget)
+
+
+def test_ages_that_lie_anywhere_move(library: Path) -> None:
+    for shift in (1, 5):
+        kernels = KernelsOnCpu(library, order=Order.SHUFFLED, shift=shift)
+        ages_agree(kernels, Case(16_384, 16_389, 0.4, 0.5), budget=300)
+
+
+def test_deferred_block_keeps_its_ages(kernels: KernelsOnCpu) -> None:
+    want = answer(TOPK)
+    ages = reference.Ages(np.full(TOPK.count, 3, np.uint8), 9)
+    packed = kernels.pack(
+        want.new, want.old.copy(), block_elements=16_384, threshold=0x7000, ages=ages, arena_words=0
+    )
+    assert packed.entries[0] == DEFERRED
+    assert (ages.counts[:16_384] == 3).all()
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_pack_without_an_arena_measures_and_moves_nothing(
+    kernels: KernelsOnCpu, width: int
+) -> None:
+    want = answer(Case(16_384, 40_961, 0.03, 0.2, width=width))
+    shadow = want.old.copy()
+    packed = kernels.pack(want.new, shadow, block_elements=16_384, arena_words=0, seed=3)
+    assert packed.cursor == len(want.delta.payload)
+    assert np.array_equal(shadow, want.old)
+    assert packed.digest == reference.digest(want.old, seed=3)
+
+
+@pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
 @pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
 def test_threshold_is_the_reference_and_pack_keeps_to_it(
     kernels: KernelsOnCpu, case: Case, budget: int
@@ -156,7 +236,7 @@ def test_threshold_is_the_reference_and_pack_keeps_to_it(
 
 @pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 12_345, 32_767])
 def test_threshold_is_exact_at_every_place(kernels: KernelsOnCpu, at: int) -> None:
-    histogram = np.zeros(1 << 15, np.uint64)
+    histogram = np.zeros(BINS, np.uint64)
     histogram[at] = (1 << 33) + 1
     assert kernels.threshold(histogram, budget=1 << 33) == at + 1
     assert kernels.threshold(histogram, budget=(1 << 33) + 1) == 1
@@ -176,6 +256,11 @@ def test_corrupt_block_changes_nothing(kernels: KernelsOnCpu, corruption) -> Non
     corruption_lists_nothing(kernels, corruption)
 
 
+@pytest.mark.parametrize("block", sound_blocks(), ids=lambda one: one.name)
+def test_block_at_the_edge_of_the_format_is_sound(kernels: KernelsOnCpu, block) -> None:
+    sound_block_is_applied(kernels, block)
+
+
 @pytest.mark.parametrize("delta", cut_deltas(), ids=["by_a_word", "wholly"])
 def test_payload_that_was_cut_changes_nothing_past_its_end(
     kernels: KernelsOnCpu, delta: Delta
@@ -183,11 +268,7 @@ def test_payload_that_was_cut_changes_nothing_past_its_end(
     cut_delta_is_found(kernels, delta)
 
 
-@pytest.mark.parametrize(
-    "delta",
-    [position_past_a_short_end(), raw_block_with_a_tail()],
-    ids=["position_past_it", "raw_with_a_tail"],
-)
+@pytest.mark.parametrize("delta", SHORT.values(), ids=SHORT)
 def test_short_block_that_is_corrupt_changes_nothing(kernels: KernelsOnCpu, delta: Delta) -> None:
     weights = np.zeros(delta.count, np.uint16)
     assert kernels.apply(delta, weights) == 0

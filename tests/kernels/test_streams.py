@@ -32,6 +32,16 @@ def test_a_handle_is_a_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.handle, found.device) == (4711, torch.device("cuda", 1))
 
 
+@pytest.mark.parametrize("handle", [0, 1])
+def test_both_names_of_the_default_stream_are_known(
+    monkeypatch: pytest.MonkeyPatch, handle: int
+) -> None:
+    from rose.kernels.streams import stream_on
+
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream(0, device))
+    assert stream_on(handle, "cuda:1").device == "cuda:1"
+
+
 def test_none_is_the_current_stream_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from rose.kernels.streams import stream_on
 

@@ -14,28 +14,42 @@ from tests.kernels.interpreter import Child
 
 # What the functions pass, by the name of the kernel's argument.
 TYPES = {
-    **dict.fromkeys("new shadow weights bits halves values".split(), "*i16"),
     **dict.fromkeys("arena payload marks threshold".split(), "*i32"),
-    **dict.fromkeys("entries offsets cursor digest ends bins firsts found".split(), "*i64"),
+    **dict.fromkeys("entries offsets cursor digest ends bins starts found".split(), "*i64"),
     "verdicts": "*i8",
     "errors": "*u32",
+    "ages": "*u8",
+    "age_limit": "i32",
     **dict.fromkeys("count arena_words payload_words first_word seed capacity".split(), "i64"),
+    **dict.fromkeys("first last".split(), "i64"),
+    **dict.fromkeys("box new_box shadow_box".split(), ("i64",) * 7),
 }
-LISTS = {"firsts": None, "found": None, "values": None}
+ELEMENTS = "new shadow weights bits dense values".split()  # pointers to what `width` says
+ROW = {"box": None}
+ROWS = {"new_box": None, "shadow_box": None}
+ALL = {"threshold": None, "ages": None, **ROWS}
+APPLY = {"starts": None, "found": None, "values": None, **ROW}
 # kernel, and its compile-time arguments
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "digest.digest_kernel": [{}],
-    "topk_pack.histogram_kernel": [{}],
+    "digest.digest_kernel": [{"width": 8, **ROW}, {"width": 16, **ROW}, {"width": 32}],
+    "topk_pack.histogram_kernel": [{"ages": None, **ROWS}, {}],
     "delta_pack.gather_kernel": [{}],
     "delta_pack.delta_pack_kernel": [
-        {"block_elements": 65_536, "threshold": None},
-        {"block_elements": 16_384},
+        {"block_elements": 65_536, "width": 8, **ALL},
+        {"block_elements": 65_536, "width": 16, **ALL},
+        {"block_elements": 65_536, "width": 32, **ALL},
+        {"block_elements": 16_384, "width": 16},
     ],
-    "block_check.check_blocks_kernel": [{"block_elements": 65_536}, {"block_elements": 16_384}],
+    "block_check.check_blocks_kernel": [
+        {"block_elements": 65_536, "width": 16},
+        {"block_elements": 16_384, "width": 32},
+    ],
     "block_changes.change_blocks_kernel": [
-        {"block_elements": 65_536, "undo": False, **LISTS},
-        {"block_elements": 16_384, "undo": True, **LISTS},
-        {"block_elements": 65_536, "undo": False},
+        {"block_elements": 65_536, "width": 8, "undo": False, **APPLY},
+        {"block_elements": 65_536, "width": 16, "undo": False, **APPLY},
+        {"block_elements": 16_384, "width": 32, "undo": True, "starts": None, "found": None}
+        | {"values": None},
+        {"block_elements": 65_536, "width": 16, "undo": False},
     ],
 }
 
@@ -83,9 +97,10 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
 
     module, function = name.split(".")
     kernel = getattr(importlib.import_module(f"rose.kernels.{module}"), function)
-    signature = {arg: "constexpr" if arg in variant else TYPES[arg] for arg in kernel.arg_names}
+    types = TYPES | dict.fromkeys(ELEMENTS, f"*i{variant.get('width', 16)}")
+    signature = {arg: "constexpr" if arg in variant else types[arg] for arg in kernel.arg_names}
     limit = {"maxnreg": REGISTERS_MAX} if target[0] == "cuda" else {}
-    pointers = [i for i, kind in enumerate(signature.values()) if kind.startswith("*")]
+    pointers = [i for i, kind in enumerate(signature.values()) if "*" in kind]
     return triton.compile(
         ASTSource(
             kernel,

@@ -17,13 +17,15 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def random_bits(count: int) -> Bits:
-    return np.random.default_rng(count).integers(0, 1 << 16, count, dtype=np.uint16)
+def random_bits(count: int, *, width: int = 16) -> Bits:
+    rng = np.random.default_rng(count)
+    return rng.integers(0, 1 << width, count, dtype=np.dtype(f"u{width // 8}"))
 
 
+@pytest.mark.parametrize("width", [8, 16, 32])
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 1023, 1024, 1025, 5003])
-def test_the_sums_are_those_of_the_reference(child: Child, count: int) -> None:
-    bits = random_bits(count)
+def test_the_sums_are_those_of_the_reference(child: Child, count: int, width: int) -> None:
+    bits = random_bits(count, width=width)
     assert child.run(triton.digest, bits) == reference.digest(bits)
     assert child.run(triton.digest, bits, skip=1) == reference.digest(bits)
 
@@ -49,7 +51,19 @@ def test_the_digest_of_a_tensor_is_the_sum_of_its_parts(child: Child, split: int
     assert total == child.run(triton.digest, bits, seed=7) == reference.digest(bits, seed=7)
 
 
-@pytest.mark.parametrize("first_index", [2, -4])
-def test_a_part_that_begins_inside_a_word_is_refused(child: Child, first_index: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"first_index {first_index} must be a multiple of 4"):
-        child.run(triton.digest, random_bits(4), first_index=first_index)
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_box_has_the_digest_of_its_elements_in_row_major_order(child: Child, width: int) -> None:
+    bits = random_bits(5 * 7 * 11 * 13, width=width)
+    got = child.run(triton.digest, bits, shape=(5, 7, 11, 13), first_index=8, seed=3)
+    assert got == reference.digest(bits, first_index=8, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("width", "first_index", "step"), [(16, 2, 4), (16, -4, 4), (8, 4, 8), (32, 1, 2)]
+)
+def test_a_part_that_begins_inside_a_word_is_refused(
+    child: Child, width: int, first_index: int, step: int
+) -> None:
+    said = f"first_index {first_index} must be a multiple of {step}"
+    with pytest.raises(InvalidArgument, match=said):
+        child.run(triton.digest, random_bits(4, width=width), first_index=first_index)

@@ -94,12 +94,75 @@ def test_topk_pack_keeps_to_the_budget_and_leaves_the_rest_in_the_shadow(child: 
     assert 0 < sum(entry >> 4 & 0xFFFFF for entry in packed.entries) <= 150
 
 
+def ages_of(count: int) -> Bits:
+    return np.random.default_rng(7).choice([0, 1, 2, 3, 254, 255], count).astype(np.uint8)
+
+
+@pytest.mark.parametrize("threshold", [None, 0, 1, 0x3C00, 0x8000])
+def test_what_is_due_is_sent_and_the_rest_grows_older(child: Child, threshold: int | None) -> None:
+    new, old = weights(700)
+    ages, shadow = reference.Ages(ages_of(700), 3), old.copy()
+    packed = child.run(
+        triton.delta_pack,
+        new,
+        old,
+        threshold=threshold,
+        ages=ages.counts.copy(),
+        age_limit=3,
+        block_elements=BLOCK,
+    )
+    want = reference.pack(new, shadow, block_elements=BLOCK, threshold=threshold or 0, ages=ages)
+    assert (packed.entries, packed.arena) == (want.entries, want.payload)
+    assert (packed.shadow == shadow).all()
+    assert (packed.ages == ages.counts).all()
+
+
+def test_what_a_deferred_block_left_is_one_pack_older(child: Child) -> None:
+    new, old = weights(700)
+    ages = ages_of(700)
+    packed = child.run(triton.delta_pack, new, old, ages=ages, arena_words=0, block_elements=BLOCK)
+    assert (packed.ages == np.where(new == old, 0, np.minimum(ages, 254) + 1)).all()
+
+
+@pytest.mark.parametrize("budget", [0, 100, 300, 700])
+def test_what_is_due_counts_to_the_budget(child: Child, budget: int) -> None:
+    new, old = weights(700)
+    ages = reference.Ages(ages_of(700), 3)
+    got = child.run(
+        triton.topk_threshold,
+        new,
+        old,
+        budget=budget,
+        ages=ages.counts,
+        age_limit=3,
+        shape=(7, 2, 50),
+    )
+    assert got == reference.topk_threshold(new, old, budget, ages)
+
+
+def test_ages_that_do_not_fit_are_refused(child: Child) -> None:
+    new, old = weights(4)
+    for ages, limit, said in (
+        (np.zeros(5, np.uint8), 3, "5 ages; 4 elements have one each"),
+        (np.zeros(4, np.int64), 3, "ages is torch.int64"),
+        (np.zeros(4, np.uint8), 0, "age_limit 0 must be from 1 to 255"),
+        (np.zeros(4, np.uint8), 256, "age_limit 256 must be from 1 to 255"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            child.run(triton.delta_pack, new, old, ages=ages, age_limit=limit)
+
+
 def test_unpacked_changes_are_those_of_the_reference(child: Child) -> None:
     new, old = weights(2 * BLOCK + 100)
-    new[BLOCK : 2 * BLOCK] = ~old[BLOCK : 2 * BLOCK]  # one RAW block between two GAP
-    new[:BLOCK:3] = old[:BLOCK:3]
+    leap = np.random.default_rng(1).integers(1, 1 << 16, BLOCK, dtype=np.uint16)
+    new[BLOCK : 2 * BLOCK] = old[BLOCK : 2 * BLOCK] + leap  # one RAW block between two others
+    new[:BLOCK] = np.where(np.arange(BLOCK) % 16, old[:BLOCK], new[:BLOCK])
     want = reference.pack(new, old.copy(), block_elements=BLOCK)
-    assert [entry & 15 for entry in want.entries] == [reference.GAP, reference.RAW, reference.GAP]
+    assert [entry & 15 for entry in want.entries] == [
+        reference.GAP,
+        reference.RAW,
+        reference.BITMAP,
+    ]
     positions, values = reference.topk_unpack(want, old)
     found = child.run(
         triton.topk_unpack,
@@ -109,6 +172,7 @@ def test_unpacked_changes_are_those_of_the_reference(child: Child) -> None:
         want.payload,
         block_elements=BLOCK,
         capacity=len(positions) + 5,
+        shape=(2 * BLOCK + 100, 1),
     )
     assert found.error == -1
     assert found.count == len(positions)
@@ -162,7 +226,9 @@ def test_a_budget_below_nothing_is_refused(child: Child) -> None:
         child.run(triton.topk_unpack, old, [0], [0], [], block_elements=BLOCK, capacity=-1)
 
 
-def test_keys_of_float16_are_refused(child: Child) -> None:
+def test_keys_of_float16_and_of_other_widths_are_refused(child: Child) -> None:
     new, old = weights(4)
     with pytest.raises(InvalidArgument, match="new is float16; the keys of top-k are defined for"):
         child.run(triton.delta_pack, new, old, threshold=1, dtype="float16")
+    with pytest.raises(InvalidArgument, match="new is int8; the keys of top-k are defined for"):
+        child.run(triton.topk_threshold, new.view(np.uint8), old.view(np.uint8), budget=1)

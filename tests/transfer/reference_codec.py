@@ -91,11 +91,14 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
+        blocks: range | None = None,
     ) -> Any:
         import torch
 
         self.calls.append("delta_apply")
-        delta = model_of(weights, entries, offsets, payload, block_elements)
+        delta = model_of(
+            weights, entries, offsets, payload, block_elements=block_elements, blocks=blocks
+        )
         held = row_of(weights)
         reference.apply(delta, held, undo=undo)
         put(weights, held)
@@ -123,7 +126,7 @@ class ReferenceCodec:
         import torch
 
         self.calls.append("topk_unpack")
-        delta = model_of(base, entries, offsets, payload, block_elements)
+        delta = model_of(base, entries, offsets, payload, block_elements=block_elements)
         positions, values = reference.topk_unpack(delta, row_of(base))
         assert len(positions) == capacity
         width = base.element_size()
@@ -143,13 +146,22 @@ class ReferenceCodec:
 
 
 def model_of(
-    bits: Any, entries: Any, offsets: Any, payload: Any, block_elements: int
+    bits: Any,
+    entries: Any,
+    offsets: Any,
+    payload: Any,
+    *,
+    block_elements: int,
+    blocks: range | None = None,
 ) -> reference.Delta:
-    """Return what the kernels are told, as a delta of the reference."""
+    """Return what the kernels are told, as a delta of the reference; of other blocks nothing."""
     words = payload.numpy().view(np.uint32).tolist()
     table = entries.numpy().view(np.uint64).tolist()
     found: list[int] = []
-    for entry, offset in zip(table, offsets.tolist(), strict=True):
+    for at, (entry, offset) in enumerate(zip(table, offsets.tolist(), strict=True)):
+        if blocks is not None and at not in blocks:
+            table[at] = 0
+            continue
         assert 0 <= offset <= len(words) - (entry >> 44), "a payload outside of the payload"
         found += words[offset : offset + (entry >> 44)]
     return reference.Delta(bits.numel(), block_elements, table, found, 8 * bits.element_size())

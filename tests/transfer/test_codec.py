@@ -12,57 +12,91 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.errors import InvalidArgument
+from rose.transfer import (
+    delta_apply,
+    delta_merge,
+    delta_pack,
+    delta_undo,
+    digest,
+    topk_pack,
+    topk_unpack,
+)
 from rose.transfer.backend import HostBackend
 from tests.reference import delta as reference
 from tests.transfer.twins import (
     DENSE,
     ISAS,
+    LAYOUTS,
     SIZES,
     SPECIAL,
     WIDE,
+    WIDTHS,
     Bits,
+    around,
     as_delta,
     as_model,
+    elements,
     pack_both,
+    same,
     unaligned,
 )
-from tests.vectors.delta_v1 import changed, weights
+from tests.vectors.delta_v2 import changed, weights
 
 
 @st.composite
-def versions(draw: st.DrawFn) -> tuple[Bits, Bits]:
+def versions(draw: st.DrawFn, widths: tuple[int, ...] = (16,)) -> tuple[Bits, Bits]:
     """Draw new and old: random bits or special patterns, some of them steps of one."""
     count = draw(st.sampled_from(SIZES))
+    width = draw(st.sampled_from(widths))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     density = draw(st.sampled_from([0.0, 0.003, 0.02, 0.2, 0.6, 1.0]))
-    new, old = changed(rng, count, density=density, steps=draw(st.sampled_from([0.0, 0.9, 1.0])))
+    steps = draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    new, old = changed(rng, count, density=density, steps=steps, width=width)
     if draw(st.booleans()):
         is_special = rng.random(count) < 0.5
-        new[is_special] = rng.choice(np.array(SPECIAL, np.uint16), int(is_special.sum()))
-        old[is_special] = rng.choice(np.array(SPECIAL, np.uint16), int(is_special.sum()))
+        patterns = np.array(SPECIAL, np.uint32).astype(new.dtype)
+        new[is_special] = rng.choice(patterns, int(is_special.sum()))
+        old[is_special] = rng.choice(patterns, int(is_special.sum()))
     return new, old
 
 
-thresholds = st.sampled_from([0, 1, 0x0080, 0x3C00, 0x3F80, 0x7F80, 0x7FFF, 0x8000])
+thresholds = st.sampled_from([1, 0x0080, 0x3C00, 0x3F80, 0x7F80, 0x7FFF, 0x8000])
+layouts = st.sampled_from(sorted(LAYOUTS))
 
 
-@given(versions(), thresholds, st.sampled_from(ISAS))
+@given(versions(WIDTHS), st.sampled_from(ISAS), layouts, st.sampled_from([1, 2, 5]))
 def test_twins_say_what_the_reference_says(
-    pair: tuple[Bits, Bits], threshold: int, isa: str
+    pair: tuple[Bits, Bits], isa: str, layout: str, threads: int
 ) -> None:
     new, old = pair
-    delta, shadow = pack_both(new, old, isa=isa, threshold=threshold)
-    held = unaligned(old)
-    delta_apply(held, delta)
-    assert held.tolist() == shadow.tolist()
-    if threshold == 0:
-        assert held.tolist() == new.tolist()
-    positions, values = topk_unpack(delta, old)
+    delta, shadow = pack_both(new, old, isa=isa, layout=LAYOUTS[layout], threads=threads)
+    held = LAYOUTS[layout](old)
+    delta_apply(held, delta, verify=True)
+    assert elements(held) == elements(shadow) == new.tolist()
+    positions, values = topk_unpack(delta, LAYOUTS[layout](old))
     assert (positions.tolist(), values.tolist()) == reference.topk_unpack(as_model(delta), old)
     assert delta.changed == len(positions)
-    delta_apply(held, delta, undo=True)
-    assert held.tolist() == old.tolist()
+    delta_undo(held, delta, verify=True)
+    assert elements(held) == old.tolist()
+    assert around(held) == {0x55} or layout == "unaligned"
+
+
+@given(versions(), thresholds, st.sampled_from(ISAS), layouts, st.sampled_from([None, 1, 3, 255]))
+def test_twins_send_what_the_reference_sends(
+    pair: tuple[Bits, Bits], threshold: int, isa: str, layout: str, limit: int | None
+) -> None:
+    new, old = pair
+    ages = None
+    if limit is not None:
+        counts = np.random.default_rng(limit).choice([0, 1, 2, 3, 254, 255], len(new))
+        ages = reference.Ages(counts.astype(np.uint8), limit)
+    delta, shadow = pack_both(
+        new, old, isa=isa, threshold=threshold, ages=ages, layout=LAYOUTS[layout]
+    )
+    held = unaligned(old)
+    delta_apply(held, delta, verify=True)
+    assert held.tolist() == elements(shadow)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -106,17 +140,54 @@ def test_single_changes_are_found_wherever_they_are(where: list[int], isa: str) 
     assert topk_unpack(delta, old)[0].tolist() == where
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("steps", [1.0, 0.0])
-def test_gap_goes_over_to_raw_where_raw_is_smaller(steps: float) -> None:
+def test_the_kind_with_the_fewest_words_is_taken(steps: float, width: int) -> None:
     rng = np.random.default_rng(3)
     kinds = []
-    for density in np.linspace(0, 1, 21):
-        new, old = changed(rng, 1021, density=float(density), steps=steps)
+    raw = 1021 * width // 32 + 1
+    for density in np.linspace(0, 1, 21)[1:]:
+        new, old = changed(rng, 1021, density=float(density), steps=steps, width=width)
         delta, _ = pack_both(new, old, isa=ISAS[-1])
         kinds.append(int(delta.entries[0]) & 15)
-        assert len(delta.payload) <= 511
-    assert kinds == sorted(kinds)
-    assert kinds[-1] == (reference.GAP if steps else reference.RAW)
+        assert len(delta.payload) <= raw
+    # From few to many changes; at the very end GAP has two words for each 32 positions as well.
+    order = {reference.GAP: 0, reference.BITMAP: 1, reference.RAW: 2}
+    assert kinds[0] == reference.GAP
+    ranks = [order[kind] for kind in kinds]
+    assert ranks[:-1] == sorted(ranks[:-1])
+    assert reference.BITMAP in kinds
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_dense_change_costs_one_percent_over_its_bits_at_most(width: int) -> None:
+    rng = np.random.default_rng(9)
+    new, old = (rng.integers(0, 1 << width, WIDE + 99).astype(f"u{width // 8}") for _ in range(2))
+    delta, _ = pack_both(new, old, isa=ISAS[-1])
+    assert len(delta.to_bytes()) <= 1.01 * new.nbytes
+
+
+@pytest.mark.parametrize("threads", [2, 3, 64])
+@pytest.mark.parametrize("count", [0, 5, DENSE, 7 * DENSE + 3])
+def test_any_number_of_threads_makes_the_same_delta(count: int, threads: int) -> None:
+    new, old = changed(np.random.default_rng(count), count, density=0.05, steps=0.8)
+    shadow, other = old.copy(), old.copy()
+    one = delta_pack(new, shadow, block_elements=DENSE)
+    many = delta_pack(new, other, block_elements=DENSE, threads=threads)
+    assert same(one, many)
+    assert np.array_equal(other, new)
+    big = np.tile(new, 40)  # worth more than one thread
+    assert digest(big, threads=threads) == digest(big)
+
+
+def test_a_base_that_is_not_there_moves_no_shadow() -> None:
+    new, old = changed(np.random.default_rng(5), 5000, density=0.1, steps=0.5)
+    shadow = old.copy()
+    first, second = digest(old)
+    with pytest.raises(InvalidArgument, match="the shadow is not what base_digest says"):
+        delta_pack(new, shadow, base_digest=(first, second ^ 1))
+    assert shadow.tolist() == old.tolist()
+    assert delta_pack(new, shadow, base_digest=(first, second)).base_digest == (first, second)
 
 
 @given(versions(), versions())
@@ -301,7 +372,7 @@ def test_shadow_stays_when_there_is_no_room() -> None:
 
 
 def big_zeros(count: int) -> Bits:
-    return np.frombuffer(mmap.mmap(-1, 2 * count), np.uint16)
+    return np.frombuffer(mmap.mmap(-1, count), np.uint8)
 
 
 @pytest.mark.slow
@@ -311,15 +382,17 @@ def test_more_than_2_31_elements() -> None:
     count = (1 << 31) + WIDE + 5
     where = np.array([0, (1 << 31) - 1, 1 << 31, (1 << 31) + WIDE - 1, count - 1])
     new, shadow = big_zeros(count), big_zeros(count)
-    new[where] = [1, 0xFFFF, 7, 1, 9]
-    delta = delta_pack(new, shadow)
+    new[where] = [1, 0xFF, 7, 1, 9]
+    delta = delta_pack(new, shadow, threads=2)
     assert shadow[where].tolist() == new[where].tolist()
     shadow[where] = 0
     positions, values = topk_unpack(delta, shadow)
     assert positions.tolist() == where.tolist()
     assert values.tolist() == new[where].tolist()
-    delta_apply(shadow, delta)
-    assert digest(shadow) == delta.digest
-    delta_apply(shadow, delta, undo=True)
+    assert delta_merge(delta, delta_pack(shadow, new)).changed == 0
+    delta_apply(shadow, delta, verify=True)
+    assert digest(shadow, threads=2) == delta.digest
+    box = shadow[1:].reshape(-1, 4)[:, 1:3]  # a box whose offsets are beyond 2^31 too
+    assert digest(np.ascontiguousarray(box[-1000:])) == digest(box[-1000:])
+    delta_apply(shadow, delta, undo=True, verify=True)
     assert not shadow[where].any()
-    assert topk_pack(new, shadow, budget=1).changed == 1

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,32 +11,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import Delta, delta_apply, delta_pack, topk_unpack
-from tests.transfer.twins import DENSE, WIDE, Bits, same
-from tests.vectors.delta_v1 import changed
+from rose.transfer import (
+    ClassRule,
+    Delta,
+    delta_apply,
+    delta_check,
+    delta_merge,
+    delta_pack,
+    topk_unpack,
+)
+from tests.transfer.twins import DENSE, WIDE, WIDTHS, Bits, same
+from tests.vectors.delta_v2 import changed
 
-HEADER_BYTES = 64
+HEADER_BYTES = 96
+
+
+RULE = ClassRule(7, 8, 112, 0b11, (6, 4, 2, 2, 2, 2, 1, 0))
 
 
 @pytest.fixture
 def packed() -> tuple[Delta, Bits]:
-    """Return a delta of three blocks, EMPTY, GAP and RAW, and the base it is for."""
+    """Return a delta of four blocks, EMPTY, GAP, BITMAP and RAW, and the base it is for."""
     rng = np.random.default_rng(1)
-    new, old = changed(rng, 2 * DENSE + 100, density=0.02, steps=0.8)
+    new, old = changed(rng, 3 * DENSE + 100, density=0.02, steps=0.8)
     new[:DENSE] = old[:DENSE]
-    new[2 * DENSE :] = ~old[2 * DENSE :]
+    new[2 * DENSE : 3 * DENSE : 2] = old[2 * DENSE : 3 * DENSE : 2] + np.uint16(1)
+    new[3 * DENSE :] = ~old[3 * DENSE :]
     delta = delta_pack(new, old.copy(), block_elements=DENSE)
-    assert [int(entry) & 15 for entry in delta.entries] == [0, 1, 2]
+    assert [int(entry) & 15 for entry in delta.entries] == [0, 1, 3, 2]
     return delta, old
 
 
 def with_words(delta: Delta, entries: Any = None, payload: Any = None) -> Delta:
-    return Delta(
-        delta.count,
-        delta.block_elements,
-        delta.entries if entries is None else np.array(entries, np.uint64),
-        delta.payload if payload is None else np.array(payload, np.uint32),
-        delta.digest,
+    return replace(
+        delta,
+        entries=delta.entries if entries is None else np.array(entries, np.uint64),
+        payload=delta.payload if payload is None else np.array(payload, np.uint32),
     )
 
 
@@ -53,22 +64,26 @@ def test_bytes_go_there_and_back(packed: tuple[Delta, Bits]) -> None:
 
 
 def test_header_has_the_layout_of_the_protocol(packed: tuple[Delta, Bits]) -> None:
-    delta, _ = packed
+    delta = replace(packed[0], rule=RULE)
     frame = delta.to_bytes()
-    assert frame[:8] == b"ROSEDLT1"
-    assert struct.unpack_from("<IIQQQQQ", frame, 8) == (
-        1,
+    assert frame[:8] == b"ROSEDLT2"
+    assert struct.unpack_from("<IIQQ4Q", frame, 8) == (
+        2,
         DENSE,
         delta.count,
         len(delta.payload),
+        *delta.base_digest,
         *delta.digest,
-        0,
     )
-    assert struct.unpack_from("<II", frame, 56) == (
+    assert frame[64:78] == bytes([16, 1, 7, 8, 112, 0b11, 6, 4, 2, 2, 2, 2, 1, 0])
+    assert frame[78:88] == bytes(10)
+    assert struct.unpack_from("<II", frame, 88) == (
         zlib.crc32(frame[HEADER_BYTES:]),
-        zlib.crc32(frame[:60]),
+        zlib.crc32(frame[:92]),
     )
-    assert frame[64:] == delta.entries.tobytes() + delta.payload.tobytes()
+    assert frame[96:] == delta.entries.tobytes() + delta.payload.tobytes()
+    assert Delta.from_bytes(frame).rule == RULE
+    assert packed[0].to_bytes()[65:78] == bytes(13)
 
 
 def test_an_empty_delta_has_bytes_too() -> None:
@@ -116,7 +131,7 @@ def resealed(at: int, layout: str, value: int) -> bytes:
     """Return the frame with another field, under a checksum that is right."""
     frame = bytearray(SMALL)
     struct.pack_into(layout, frame, at, value)
-    struct.pack_into("<I", frame, 60, zlib.crc32(frame[:60]))
+    struct.pack_into("<I", frame, 92, zlib.crc32(frame[:92]))
     return bytes(frame)
 
 
@@ -126,9 +141,14 @@ def resealed(at: int, layout: str, value: int) -> bytes:
         (12, "<I", 4096),
         (16, "<Q", (1 << 64) - 1),
         (16, "<Q", 1 << 62),
-        (24, "<Q", 2),  # one word less than there are
+        (24, "<Q", 1),  # one word less than there are
         (24, "<Q", 1 << 60),
-        (48, "<Q", 1),
+        (64, "<B", 64),
+        (65, "<B", 2),
+        (66, "<B", 1),  # of a rule that is not there
+        (77, "<B", 1),
+        (78, "<B", 1),
+        (87, "<B", 1),
     ],
 )
 def test_fields_that_no_delta_has_are_refused(at: int, layout: str, value: int) -> None:
@@ -137,8 +157,27 @@ def test_fields_that_no_delta_has_are_refused(at: int, layout: str, value: int) 
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"version 2; this rose reads version 1"):
-        Delta.from_bytes(resealed(8, "<I", 2))
+    with pytest.raises(InvalidArgument, match=r"version 3; this rose reads version 2"):
+        Delta.from_bytes(resealed(8, "<I", 3))
+
+
+def test_a_rule_that_cannot_be_is_refused() -> None:
+    sound = replace(Delta.from_bytes(SMALL), rule=RULE).to_bytes()
+    for at, value, says in ((66, 9, r"9 \+ 8 bits are more than 16"), (70, 16, "not all below 16")):
+        frame = bytearray(sound)
+        frame[at] = value
+        struct.pack_into("<I", frame, 92, zlib.crc32(frame[:92]))
+        with pytest.raises(CorruptData, match=says):
+            Delta.from_bytes(frame)
+
+
+def test_strat_blocks_need_a_rule_and_are_never_applied() -> None:
+    entries = np.array([entry_of(4, 1, 0, 1)], np.uint64)
+    link = Delta(5, WIDE, 16, entries, np.array([1], np.uint32), (0, 0), (0, 0), RULE)
+    assert same(Delta.from_bytes(link.to_bytes()), link)
+    with pytest.raises(CorruptData, match="no class rule"):
+        Delta.from_bytes(replace(link, rule=None).to_bytes())
+    refused(link, np.zeros(5, np.uint16), "block 0 of the delta: it is STRAT, which is for links")
 
 
 # ---- a value
@@ -160,6 +199,10 @@ def test_a_delta_cannot_be_written_through(packed: tuple[Delta, Bits]) -> None:
         ({"count": WIDE + 1}, "1 entries do not fit 2 blocks"),
         ({"digest": (0, 1 << 64)}, "two numbers of 64 bits"),
         ({"digest": (-1, 0)}, "two numbers of 64 bits"),
+        ({"base_digest": (-1, 0)}, "base_digest .* two numbers of 64 bits"),
+        ({"width": 12}, "width 12: elements have 8, 16 or 32 bits"),
+        ({"rule": replace(RULE, magnitude_bits=(1,))}, "for each of 8 classes"),
+        ({"rule": replace(RULE, origin=256)}, "its fields are bytes"),
         ({"entries": np.zeros(1, np.int64)}, "entries of 1 dimensions and int64"),
         ({"entries": np.zeros((1, 1), np.uint64)}, "entries of 2 dimensions"),
         ({"payload": np.zeros(4, np.uint32)[::2]}, "payload of 1 dimensions and uint32 must be"),
@@ -170,8 +213,10 @@ def test_fields_that_cannot_be_are_named(fields: dict[str, Any], says: str) -> N
     sound: dict[str, Any] = {
         "count": 5,
         "block_elements": WIDE,
+        "width": 16,
         "entries": np.zeros(1, np.uint64),
         "payload": np.zeros(0, np.uint32),
+        "base_digest": (0, 0),
         "digest": (0, 0),
     }
     Delta(**sound)
@@ -186,54 +231,79 @@ def refused(delta: Delta, base: Bits, says: str) -> None:
     """Check that nothing takes the delta, and that the weights stay."""
     held = base.copy()
     for undo in (False, True):
-        with pytest.raises(CorruptData, match=says):
-            delta_apply(held, delta, undo=undo)
+        for verify in (False, True):
+            with pytest.raises(CorruptData, match=says):
+                delta_apply(held, delta, undo=undo, verify=verify)
     with pytest.raises(CorruptData, match=says):
         topk_unpack(delta, base)
+    with pytest.raises(CorruptData, match=says):
+        delta_merge(delta, replace(delta, base_digest=delta.digest))
+    with pytest.raises(CorruptData, match=says):
+        delta_check(delta)
     assert held.tolist() == base.tolist()
 
 
-def entry_of(kind: int, changed_count: int, exceptions: int, words: int) -> int:
-    return kind | changed_count << 4 | exceptions << 24 | words << 44
+def entry_of(kind: int, changed_count: int, listed: int, words: int) -> int:
+    return kind | changed_count << 4 | listed << 24 | words << 44
 
 
-BASE = np.zeros(100, np.uint16)
-# Positions 3 and 40 of 100: 5 low bits, 2 + 3 high bits; a step down and an exception of 0x10.
-HIGH, LOW, SIGNS = 0b101, 3 | 8 << 5, 0b01
-RANK_HIGH, RANK_LOW, VALUES = 0b1, 0b1, 0x10
-GAP = [HIGH, LOW, SIGNS, RANK_HIGH, RANK_LOW, VALUES]
+def one_block(width: int, count: int, entry: int, words: Any) -> Delta:
+    entries, payload = np.array([entry], np.uint64), np.array(words, np.uint32)
+    return Delta(count, WIDE, width, entries, payload, (0, 0), (0, 0))
 
 
-def gap_of(*words: int, entry: int | None = None) -> Delta:
-    entries = np.array([entry_of(1, 2, 1, 6) if entry is None else entry], np.uint64)
-    return Delta(100, WIDE, entries, np.array(words, np.uint32), (0, 0))
+BASE = np.zeros(500, np.uint16)
+# Positions 3, 40 and 400 of 500: 7 low bits, 3 + 3 high bits. A step down, and two that are listed:
+# +9, whose magnitude is 7, and -5002, whose magnitude is large.
+HIGH, LOW, SIGNS = 0b100011, 3 | 40 << 7 | 16 << 14, 0b101
+SHAPE = 3 | 1 << 8
+FIELDS = 7
+# Ranks 1 and 2 of 3: no low bits, 2 + 2 high bits. The second of two is large: 1 low bit.
+GAP = [HIGH, LOW, SIGNS, SHAPE, 0b1010, FIELDS, 0b1, 0b1, 5000]
+ENTRY = entry_of(1, 3, 2, len(GAP))
+
+
+def gap_of(*words: int, entry: int = ENTRY) -> Delta:
+    return one_block(16, 500, entry, words)
+
+
+def gap_with(at: int, word: int) -> list[int]:
+    return [*GAP[:at], word, *GAP[at + 1 :]]
 
 
 def test_the_sound_delta_of_these_tests_is_sound() -> None:
     held = BASE.copy()
     delta_apply(held, gap_of(*GAP))
-    assert {i: int(held[i]) for i in np.flatnonzero(held)} == {3: 0xFFFF, 40: 0x10}
+    found = {i: int(held[i].astype(np.int16)) for i in np.flatnonzero(held)}
+    assert found == {3: -1, 40: 9, 400: -5002}
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([0b1, *GAP[1:]], "positions are not as many"),
-        ([0b111, *GAP[1:]], "positions are not as many"),
-        ([0b100001, *GAP[1:]], "unused bits of its positions"),
-        ([HIGH, LOW | 1 << 10, *GAP[2:]], "unused bits of its positions"),
-        ([0b11, 3 | 3 << 5, *GAP[2:]], "positions do not ascend"),
-        ([0b11, 4 | 3 << 5, *GAP[2:]], "positions do not ascend"),
-        ([0b10001, 3 | 4 << 5, *GAP[2:]], "positions do not ascend"),
-        ([HIGH, LOW, 0b101, *GAP[3:]], "unused bits of its signs"),
-        ([HIGH, LOW, 0b10, *GAP[3:]], "an exception has a sign"),
-        ([*GAP[:3], 0b0, 0b1, VALUES], "ranks are not as many"),
-        ([*GAP[:3], 0b10, 0b1, VALUES], "unused bits of its ranks"),
-        ([*GAP[:3], 0b1, 0b11, VALUES], "unused bits of its ranks"),
-        ([*GAP[:5], 0], "an exception is no change, or a step of one"),
-        ([*GAP[:5], 1], "an exception is no change, or a step of one"),
-        ([*GAP[:5], VALUES | 1 << 16], "unused bits of its values"),
-        (GAP[:5], "the payload ends inside it"),
+        (gap_with(0, 0b000011), "positions are not as many"),
+        (gap_with(0, 0b110011), "positions are not as many"),
+        (gap_with(0, 0b1000011), "unused bits of its positions"),
+        (gap_with(1, LOW | 1 << 21), "unused bits of its positions"),
+        (gap_with(1, 3 | 3 << 7 | 16 << 14), "positions do not ascend"),
+        (gap_with(1, 4 | 3 << 7 | 16 << 14), "positions do not ascend"),
+        (gap_with(1, 3 | 40 << 7 | 127 << 14), "positions do not ascend"),
+        (gap_with(2, 0b1101), "unused bits of its signs"),
+        (gap_with(3, 16 | 1 << 8), "magnitudes are as wide as its elements"),
+        (gap_with(3, 3 | 3 << 8), "more large magnitudes than it lists"),
+        (gap_with(3, 3), "number of words is not that of its changes"),
+        (gap_with(4, 0b0010), "ranks are not as many"),
+        (gap_with(4, 0b11010), "ranks are not as many"),
+        (gap_with(4, 0b10010), "unused bits of its ranks"),
+        (gap_with(5, FIELDS | 1 << 6), "unused bits of its magnitudes"),
+        (gap_with(5, FIELDS | 1 << 3), "the field of a large magnitude is not 0"),
+        (gap_with(6, 0b11), "large ranks are not as many"),
+        (gap_with(6, 0b10), "unused bits of its large ranks"),
+        (gap_with(7, 0b11), "unused bits of its large ranks"),
+        (gap_with(8, 5000 | 1 << 16), "unused bits of its large magnitudes"),
+        (gap_with(8, 7), "a large magnitude is not large"),
+        (gap_with(8, 0x7FFF), "a size is more than an element can hold"),
+        (GAP[:-1], "the payload ends inside it"),
         ([*GAP, 0], "1 words behind its last block"),
     ],
 )
@@ -241,53 +311,63 @@ def test_every_fault_of_a_gap_block_is_named(words: list[int], says: str) -> Non
     refused(gap_of(*words), BASE, says)
 
 
+def test_the_largest_size_has_a_sign() -> None:
+    delta_apply(BASE.copy(), gap_of(*gap_with(8, 0x7FFE)))
+    words = gap_with(8, 0x7FFE)
+    words[2] = 0b001  # -2^15 is a difference, 2^15 is none
+    refused(gap_of(*words), BASE, "a size is more than an element can hold")
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (entry_of(3, 2, 1, 6), "its kind is unknown"),
+        (entry_of(5, 3, 2, 9), "its kind is unknown"),
         (entry_of(15, 0, 0, 0), "its kind is unknown"),
-        (entry_of(0, 0, 0, 6), "EMPTY but not 0"),
+        (entry_of(4, 3, 0, 9), "it is STRAT"),
+        (entry_of(0, 0, 0, 9), "EMPTY but not 0"),
         (entry_of(0, 1, 0, 0), "EMPTY but not 0"),
-        (entry_of(1, 0, 0, 6), "number of changes cannot be"),
-        (entry_of(1, 101, 0, 6), "number of changes cannot be"),
-        (entry_of(1, 2, 3, 6), "more exceptions than changes"),
-        (entry_of(1, 2, 1, 7), "number of words is not that of its changes"),
-        (entry_of(1, 30, 1, 6), "number of words is not that of its changes"),
-        (entry_of(1, 60, 40, 29), "number of words is not that of its changes"),
-        (entry_of(2, 0, 0, 50), "number of changes cannot be"),
-        (entry_of(2, 101, 0, 50), "number of changes cannot be"),
-        (entry_of(2, 2, 1, 50), "it is RAW and has exceptions"),
-        (entry_of(2, 2, 0, 6), "number of words is not that of its elements"),
+        (entry_of(1, 0, 0, 9), "number of changes cannot be"),
+        (entry_of(1, 501, 0, 9), "number of changes cannot be"),
+        (entry_of(1, 3, 4, 9), "lists more changes than it has"),
+        (entry_of(1, 3, 2, 8), "number of words is not that of its changes"),
+        (entry_of(1, 3, 0, 9), "number of words is not that of its changes"),
+        (entry_of(1, 60, 2, 9), "number of words is not that of its changes"),
+        (entry_of(1, 3, 2, 250), "not RAW where that is smaller"),
+        (entry_of(3, 3, 2, 250), "not RAW where that is smaller"),
+        (entry_of(2, 0, 0, 250), "number of changes cannot be"),
+        (entry_of(2, 501, 0, 250), "number of changes cannot be"),
+        (entry_of(2, 3, 2, 250), "it is RAW and lists changes"),
+        (entry_of(2, 3, 0, 9), "number of words is not that of its elements"),
     ],
 )
 def test_every_fault_of_an_entry_is_named(entry: int, says: str) -> None:
     refused(gap_of(*GAP, entry=entry), BASE, f"block 0 of the delta: .*{says}")
 
 
-def test_gap_where_raw_is_smaller_is_refused() -> None:
-    # A single element that takes a step: GAP needs two words, RAW one.
-    delta = Delta(
-        1,
-        WIDE,
-        np.array([entry_of(1, 1, 0, 2)], np.uint64),
-        np.array([1, 0], np.uint32),
-        (0, 0),
-    )
-    refused(delta, np.zeros(1, np.uint16), "GAP where RAW is smaller")
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([7, 0], "not change as many elements"),
-        ([7 | 7 << 16, 7], "not change as many elements"),
-        ([7, 7 | 1 << 16], "half word behind its elements"),
+        ([0b1000, 1, 0], "positions are not as many"),
+        ([0b1000, 0b1 << 31, 0], "unused bits of its positions"),
+        ([0b1000, 1, 0b1000], "unused bits of its signs"),
     ],
 )
-def test_every_fault_of_a_raw_block_is_named(words: list[int], says: str) -> None:
-    entries = np.array([entry_of(2, 2, 0, 2)], np.uint64)
-    delta = Delta(3, WIDE, entries, np.array(words, np.uint32), (0, 0))
-    refused(delta, np.zeros(3, np.uint16), says)
+def test_every_fault_of_a_bitmap_block_is_named(words: list[int], says: str) -> None:
+    delta = one_block(16, 40, entry_of(3, 2 + (says[0] == "p"), 0, 3), words)
+    refused(delta, np.zeros(40, np.uint16), says)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_fault_of_a_raw_block_is_named(width: int) -> None:
+    count = 128 // width - (width < 32)
+    base = np.zeros(count, f"u{width // 8}")
+    sound = one_block(width, count, entry_of(2, 1, 0, 4), [1, 0, 0, 0])
+    delta_check(sound)
+    two = np.array([entry_of(2, 2, 0, 4)], np.uint64)
+    refused(replace(sound, entries=two), base, "does not change as many elements")
+    if width < 32:
+        words = np.array([1, 0, 0, 1 << 31], np.uint32)
+        refused(replace(sound, payload=words), base, "bits behind its elements")
 
 
 def test_a_later_block_that_is_wrong_keeps_the_first_from_being_applied(
@@ -297,8 +377,8 @@ def test_a_later_block_that_is_wrong_keeps_the_first_from_being_applied(
     payload = delta.payload.copy()
     payload[-1] ^= 0xFFFF0000  # the last element of the RAW block no longer changes
     payload[-1] &= 0x0000FFFF
-    refused(with_words(delta, payload=payload), base, "block 2 of the delta")
-    refused(with_words(delta, payload=delta.payload[:-1]), base, "block 2 .* payload ends inside")
+    refused(with_words(delta, payload=payload), base, "block 3 of the delta")
+    refused(with_words(delta, payload=delta.payload[:-1]), base, "block 3 .* payload ends inside")
     refused(with_words(delta, payload=[*delta.payload, 0]), base, "1 words behind its last block")
     refused(with_words(delta, entries=delta.entries[::-1].copy()), base, "block 0 of the delta")
 
@@ -306,7 +386,9 @@ def test_a_later_block_that_is_wrong_keeps_the_first_from_being_applied(
 @given(data=st.data())
 def test_damage_is_refused_or_can_be_undone(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    new, base = changed(rng, 300, density=0.1, steps=0.7)
+    width = data.draw(st.sampled_from(WIDTHS))
+    density = data.draw(st.sampled_from([0.01, 0.1, 0.6]))
+    new, base = changed(rng, 300, density=density, steps=0.7, width=width)
     delta = delta_pack(new, base.copy())
     words = [*delta.entries.view(np.uint32).tolist(), *delta.payload.tolist()]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -314,6 +396,9 @@ def test_damage_is_refused_or_can_be_undone(data: st.DataObject) -> None:
     entries = np.array(words[:2], np.uint32).view(np.uint64)
     damaged = with_words(delta, entries=entries, payload=words[2:])
     held = base.copy()
+    with pytest.raises(CorruptData):
+        delta_apply(held, damaged, verify=True)
+    assert held.tolist() == base.tolist()
     try:
         delta_apply(held, damaged)
     except CorruptData:
@@ -325,7 +410,13 @@ def test_damage_is_refused_or_can_be_undone(data: st.DataObject) -> None:
 
 def test_weights_of_another_size_are_refused(packed: tuple[Delta, Bits]) -> None:
     delta, base = packed
-    with pytest.raises(InvalidArgument, match="weights have 5 elements, the delta 32868"):
+    with pytest.raises(InvalidArgument, match="weights has 5 elements, the delta 49252"):
         delta_apply(base[:5].copy(), delta)
-    with pytest.raises(InvalidArgument, match="base has 5 elements, the delta 32868"):
+    with pytest.raises(InvalidArgument, match="base has 5 elements, the delta 49252"):
         topk_unpack(delta, base[:5])
+
+
+def test_weights_of_another_width_are_refused(packed: tuple[Delta, Bits]) -> None:
+    delta, base = packed
+    with pytest.raises(InvalidArgument, match="weights has elements of 32 bits, the delta of 16"):
+        delta_apply(base.astype(np.uint32), delta)

@@ -55,7 +55,7 @@ def test_frame_that_is_cut_off_or_too_long_is_refused(cut: int) -> None:
 
 def test_frame_that_is_no_delta_is_refused() -> None:
     manifest, _, frame = published(1)
-    for wrong in (bytes(100), frame[:8] + b"\x02" + frame[9:]):
+    for wrong in (bytes(100), frame[:8] + b"\x03" + frame[9:]):
         chunk = Chunk(3, len(wrong), 9, hashlib.sha256(wrong).digest())
         with pytest.raises(CorruptData):
             sound_delta(wrong, chunk, manifest)
@@ -76,7 +76,7 @@ def test_delta_that_is_not_well_formed_is_found_before_it_is_staged() -> None:
     delta = Delta.from_bytes(frame)
     payload = delta.payload.copy()
     payload[-1] ^= np.uint32(1 << 31)  # a bit that is not used
-    wrong = Delta(delta.count, delta.block_elements, delta.entries, payload, delta.digest)
+    wrong = replace(delta, payload=payload)
     chunk, frame = described(wrong, delta.changed)
     with pytest.raises(CorruptData):
         sound_delta(frame, chunk, manifest)

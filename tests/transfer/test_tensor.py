@@ -160,7 +160,11 @@ def test_a_tensor_without_elements_is_a_version_like_any(shape: tuple[int, ...])
         delta = delta_pack(empty, empty)
         assert (delta.count, delta.changed) == (0, 0)
         delta_apply(empty, delta)
-    assert bits_of("new", np.empty(shape, np.uint16)[::-1]).bits.size == 0
+
+
+def test_a_tensor_without_elements_runs_nowhere() -> None:
+    backwards = np.lib.stride_tricks.as_strided(np.zeros(4, np.uint16), (0, 4), (-8, -2))
+    assert bits_of("new", backwards, is_written=True).bits.size == 0
 
 
 BOXES = {
@@ -192,18 +196,18 @@ def test_a_box_of_a_larger_tensor_is_changed_where_it_lies(name: str, dtype: str
     expected = old.copy()
     view(expected)[...] = view(new)
     assert whole.tolist() == expected.tolist()
-    row = np.ascontiguousarray(view(old)).ravel()
-    assert same(delta, delta_pack(np.ascontiguousarray(view(new)).ravel(), row))
+    row = view(old).flatten()
+    assert same(delta, delta_pack(view(new).flatten(), row))
     assert digest(part) == digest(row) == delta.digest
     delta_apply(part, delta, undo=True)
     assert whole.tolist() == old.tolist()
 
 
-@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize(
+    "name", sorted(BOXES.keys() - {"transpose"})
+)  # the one that torch spells apart
 def test_a_box_of_torch_is_that_of_numpy(name: str) -> None:
     torch = pytest.importorskip("torch")
-    if name == "transpose":
-        pytest.skip("torch has no transpose(*axes)")
     base = np.arange(360, dtype=np.int32).reshape(3, 6, 4, 5)
     tensor = torch.from_numpy(base).view(torch.float32)
     one, other = bits_of("new", BOXES[name](tensor)), bits_of("new", BOXES[name](base))
@@ -318,10 +322,6 @@ def test_boxes_that_lie_between_each_other_do_not_overlap() -> None:
             lambda: topk_pack(FREE.view(np.uint8), FREE.view(np.uint8).copy(), budget=1),
             "new is of uint8: top-k is for bfloat16",
         ),
-        (
-            lambda: topk_unpack(delta_pack(FREE, FREE.copy()), FREE.view(np.float16)),
-            "base is of float16",
-        ),
     ],
 )
 def test_bad_numbers_are_named(call: Any, says: str) -> None:
@@ -350,8 +350,8 @@ def test_the_core_refuses_arrays_of_two_sizes() -> None:
 
 
 def test_the_core_converts_nothing() -> None:
-    with pytest.raises(TypeError):
-        _core.delta_pack(np.zeros(8, np.int64), FREE.copy(), block_elements=65536)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="new: elements have 8, 16 or 32 bits"):
+        _core.delta_pack(np.zeros(8, np.int64), FREE.copy(), block_elements=65536)
 
 
 # ---- the instruction set

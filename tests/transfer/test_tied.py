@@ -28,6 +28,13 @@ def test_tied_names_collapse_to_the_first(matrix: Any) -> None:
     assert found.ties == {"head": "embed", "flat": "embed"}
 
 
+def test_one_box_in_two_shapes_is_tied(matrix: Any) -> None:
+    columns = matrix[:, 2:6]
+    found = distinct({"w": columns, "heads": columns.reshape(6, 2, 2), "one": columns[None]})
+    assert np.shares_memory(columns, columns.reshape(6, 2, 2))
+    assert found.ties == {"heads": "w", "one": "w"}
+
+
 def test_a_delta_of_tied_weights_is_applied_once(matrix: Any) -> None:
     fresh = matrix + np.uint16(5)
     delta = delta_pack(fresh, matrix.copy())

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "check.h"
+#include "transfer/block_writer.h"
 #include "transfer/delta_apply.h"
 #include "transfer/delta_check.h"
+#include "transfer/delta_merge.h"
 #include "transfer/delta_pack.h"
 #include "transfer/digest.h"
 #include "transfer/elias_fano.h"
@@ -22,27 +24,30 @@ using namespace rose::transfer;
 
 namespace {
 
-using Bits = std::vector<std::uint16_t>;
+template <typename T>
+using Row = std::vector<T>;
+using Bits = Row<std::uint16_t>;
 
+template <typename T>
 struct Versions {
-  Bits fresh;
-  Bits old;
+  Row<T> fresh;
+  Row<T> old;
 };
 
 // `per_mille` of the elements differ, nine tenths of those by a step of one.
-Versions versions(std::size_t count, unsigned per_mille, unsigned seed) {
+template <typename T = std::uint16_t>
+Versions<T> versions(std::size_t count, unsigned per_mille, unsigned seed) {
   std::mt19937 random{seed};
-  Versions made;
+  Versions<T> made;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto old = static_cast<std::uint16_t>(random());
-    std::uint16_t by = 0;
+    const auto old = static_cast<T>(random());
+    T by = 0;
     if (random() % 1000 < per_mille) {
       const bool is_step = random() % 10 != 0;
-      by = is_step ? (random() % 2 != 0 ? std::uint16_t{1} : std::uint16_t{0xFFFF})
-                   : static_cast<std::uint16_t>(2 + random() % 0xFFFC);
+      by = is_step ? static_cast<T>(random() % 2 != 0 ? 1 : -1) : static_cast<T>(random() | 2);
     }
     made.old.push_back(old);
-    made.fresh.push_back(static_cast<std::uint16_t>(old + by));
+    made.fresh.push_back(static_cast<T>(old + by));
   }
   return made;
 }
@@ -55,115 +60,219 @@ std::vector<Isa> isas() {
   return all;
 }
 
+template <typename T>
+Box<const T> read(const Row<T>& row) {
+  return row_of(row.data(), row.size());
+}
+template <typename T>
+Box<T> write(Row<T>& row) {
+  return row_of(row.data(), row.size());
+}
+
 // A delta in vectors of exactly its size, so that a read behind them is seen.
 struct OwnDelta {
   std::uint64_t count;
   std::uint32_t block_elements;
+  std::uint32_t width;
   std::vector<std::uint64_t> entries;
   std::vector<std::uint32_t> payload;
+  Digest base_digest;
   Digest digest;
 
-  DeltaView view() const { return {count, block_elements, entries, payload}; }
+  DeltaView view() const { return {count, block_elements, width, entries, payload}; }
 };
 
-OwnDelta pack(const Bits& fresh, Bits& shadow, PackOptions options = {}) {
+template <typename T>
+OwnDelta pack(const Box<const T>& fresh, const Box<T>& shadow, PackOptions options = {}) {
   auto packed = delta_pack(fresh, shadow, options);
   CHECK(packed.ok());
   const auto entries = packed.value().entries.span();
   const auto payload = packed.value().payload.span();
-  return {fresh.size(),
+  return {fresh.count(),
           options.block_elements,
+          kWidth<T>,
           {entries.begin(), entries.end()},
           {payload.begin(), payload.end()},
+          packed.value().base_digest,
           packed.value().digest};
 }
 
+template <typename T>
+OwnDelta pack(const Row<T>& fresh, Row<T>& shadow, PackOptions options = {}) {
+  return pack(read(fresh), write(shadow), options);
+}
+
+template <typename T>
+Status apply(Row<T>& weights, const OwnDelta& delta, bool is_undone) {
+  return delta_apply(write(weights), delta.view(), {.is_undone = is_undone});
+}
+
+template <typename Test>
+void for_each_width(Test test) {
+  test(std::uint8_t{});
+  test(std::uint16_t{});
+  test(std::uint32_t{});
+}
+
+// Every second element of every third row of a row of numbers, of which nothing else is touched.
+template <typename T>
+struct Holed {
+  Row<T> room;
+  Box<T> box;
+
+  explicit Holed(const Row<T>& values) : room(6 * values.size() + 1, T{0x55}) {
+    const std::uint64_t rows = values.size() % 5 == 0 ? 5 : 1;
+    Shape shape;
+    CHECK(shape.append({rows, 6 * values.size() / rows}));
+    CHECK(shape.append({values.size() / rows, 2}));
+    box = {room.data(), shape};
+    scatter(values.data(), values.size(), box, 0);
+  }
+  Row<T> values() const {
+    Row<T> out(box.count());
+    gather<T>(box, 0, out.size(), out.data());
+    return out;
+  }
+  bool is_clean() {
+    const Row<T> clean(box.count(), T{0x55});
+    scatter(clean.data(), clean.size(), box, 0);
+    return std::ranges::all_of(room, [](T one) { return one == 0x55; });
+  }
+};
+
 }  // namespace
 
-TEST(every_isa_packs_the_same_bits_at_every_size_and_offset) {
-  for (const std::size_t count : {0, 1, 3, 4, 5, 31, 32, 33, 63, 64, 65, 129, 4095, 4097, 16385}) {
-    for (const unsigned per_mille : {0U, 10U, 300U, 1000U}) {
-      const Versions at_0 = versions(count, per_mille, 7);
-      Bits shadow = at_0.old;
-      const OwnDelta want = pack(at_0.fresh, shadow, {.block_elements = 16384});
-      CHECK(shadow == at_0.fresh);
-      for (const Isa isa : isas()) {
-        for (const std::size_t offset : {0, 1, 3}) {
-          // Buffers that end with the last element.
-          Bits fresh(offset + count);
-          Bits moved(offset + count);
-          std::copy(at_0.fresh.begin(), at_0.fresh.end(), fresh.begin() + std::ptrdiff_t(offset));
-          std::copy(at_0.old.begin(), at_0.old.end(), moved.begin() + std::ptrdiff_t(offset));
-          auto packed =
-              delta_pack(std::span<const std::uint16_t>{fresh}.subspan(offset),
-                         std::span{moved}.subspan(offset), {.block_elements = 16384, .isa = isa});
-          CHECK(packed.ok());
-          CHECK(std::ranges::equal(packed.value().entries.span(), want.entries));
-          CHECK(std::ranges::equal(packed.value().payload.span(), want.payload));
-          CHECK(packed.value().digest == want.digest);
-          CHECK(moved == fresh);
+TEST(every_isa_and_layout_packs_the_same_bits_at_every_size_and_offset) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const std::size_t count : {0, 1, 3, 4, 5, 31, 33, 64, 65, 129, 4095, 4097, 16385}) {
+      for (const unsigned per_mille : {0U, 10U, 300U, 1000U}) {
+        const Versions<T> at_0 = versions<T>(count, per_mille, 7);
+        Row<T> shadow = at_0.old;
+        const OwnDelta want = pack(at_0.fresh, shadow, {.block_elements = 16384});
+        CHECK(shadow == at_0.fresh);
+        const auto same = [&](const OwnDelta& made) {
+          return made.entries == want.entries && made.payload == want.payload &&
+                 made.digest == want.digest && made.base_digest == want.base_digest;
+        };
+        for (const Isa isa : isas()) {
+          const PackOptions options{.block_elements = 16384, .isa = isa, .threads = 2};
+          for (const std::size_t offset : {0, 1, 3}) {
+            // Buffers that end with the last element.
+            Row<T> fresh(offset + count);
+            Row<T> moved(offset + count);
+            std::ranges::copy(at_0.fresh, fresh.begin() + std::ptrdiff_t(offset));
+            std::ranges::copy(at_0.old, moved.begin() + std::ptrdiff_t(offset));
+            CHECK(same(pack<T>(row_of<const T>(fresh.data() + offset, count),
+                               row_of(moved.data() + offset, count), options)));
+            CHECK(std::equal(moved.begin() + std::ptrdiff_t(offset), moved.end(),
+                             fresh.begin() + std::ptrdiff_t(offset)));
+          }
+          if (count == 0) continue;
+          const Holed<T> fresh{at_0.fresh};
+          Holed<T> holed{at_0.old};
+          CHECK(same(pack<T>(fresh.box, holed.box, options)));
+          CHECK(holed.values() == at_0.fresh);
+          CHECK(holed.is_clean());
         }
       }
     }
-  }
+  });
 }
 
-TEST(apply_and_undo_are_exact) {
-  for (const std::size_t count : {1, 33, 16384, 70000}) {
-    for (const unsigned per_mille : {10U, 500U, 1000U}) {
-      const Versions made = versions(count, per_mille, 3);
-      Bits shadow = made.old;
-      const OwnDelta delta = pack(made.fresh, shadow);
-      Bits weights = made.old;
-      CHECK(delta_apply(weights, delta.view(), false).ok());
-      CHECK(weights == made.fresh);
-      CHECK(delta_apply(weights, delta.view(), true).ok());
-      CHECK(weights == made.old);
+TEST(apply_and_undo_are_exact_and_verified) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const std::size_t count : {1, 33, 16385, 70000}) {
+      for (const unsigned per_mille : {10U, 500U, 1000U}) {
+        const Versions<T> made = versions<T>(count, per_mille, 3);
+        Row<T> shadow = made.old;
+        const OwnDelta delta = pack(made.fresh, shadow);
+        const auto is_verified = [&](const Row<T>& weights, bool is_undone) {
+          return delta_verify(read(weights), delta.view(), delta.base_digest, delta.digest,
+                              is_undone)
+              .ok();
+        };
+        Row<T> weights = made.old;
+        CHECK(is_verified(weights, false));
+        CHECK(apply(weights, delta, false).ok());
+        CHECK(weights == made.fresh);
+        CHECK(is_verified(weights, true));
+        CHECK(apply(weights, delta, true).ok());
+        CHECK(weights == made.old);
+        Holed<T> holed{made.old};
+        CHECK(delta_apply(holed.box, delta.view(), {}).ok());
+        CHECK(holed.values() == made.fresh);
+        CHECK(holed.is_clean());
+      }
     }
-  }
+  });
+}
+
+TEST(a_merge_does_what_both_do) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const unsigned per_mille : {0U, 30U, 900U}) {
+      const Versions<T> one = versions<T>(20000, per_mille, 5);
+      const Versions<T> two = versions<T>(20000, 30, 6);
+      Row<T> last = one.fresh;
+      for (std::size_t i = 0; i < last.size(); ++i) {
+        last[i] = static_cast<T>(last[i] + two.fresh[i] - two.old[i]);
+      }
+      Row<T> shadow = one.old;
+      const OwnDelta first = pack(one.fresh, shadow);
+      const OwnDelta second = pack(last, shadow);
+      Row<T> base = one.old;
+      const OwnDelta both = pack(last, base);
+      auto merged = delta_merge(first.view(), second.view());
+      CHECK(merged.ok());
+      CHECK(std::ranges::equal(merged.value().entries.span(), both.entries));
+      CHECK(std::ranges::equal(merged.value().payload.span(), both.payload));
+    }
+  });
 }
 
 TEST(a_block_is_written_whole_and_nothing_behind_it) {
   constexpr std::uint32_t kGuard = 0xDEADBEEF;
-  for (const std::size_t count : {1, 10, 33, 1000, 65536}) {
-    for (const unsigned per_mille : {5U, 100U, 600U, 1000U}) {
-      const Versions made = versions(count, per_mille, 11);
-      Bits positions;
-      Bits fresh;
-      Bits old;
-      for (std::size_t i = 0; i < count; ++i) {
-        if (made.fresh[i] == made.old[i]) continue;
-        positions.push_back(static_cast<std::uint16_t>(i));
-        fresh.push_back(made.fresh[i]);
-        old.push_back(made.old[i]);
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const std::size_t count : {1, 10, 33, 1000, 65536}) {
+      for (const unsigned per_mille : {5U, 100U, 600U, 1000U}) {
+        const Versions<T> made = versions<T>(count, per_mille, 11);
+        Bits positions;
+        Row<T> differences;
+        for (std::size_t i = 0; i < count; ++i) {
+          if (made.fresh[i] == made.old[i]) continue;
+          positions.push_back(static_cast<std::uint16_t>(i));
+          differences.push_back(static_cast<T>(made.fresh[i] - made.old[i]));
+        }
+        auto scratch = EncodeScratch::create(count);
+        CHECK(scratch.ok());
+        const BlockChanges<T> block{.elements = static_cast<std::uint32_t>(count),
+                                    .changed = static_cast<std::uint32_t>(positions.size()),
+                                    .positions = positions.data(),
+                                    .differences = differences.data()};
+        std::array<std::vector<std::uint32_t>, 2> out;
+        Entry entry;
+        // Two poisons: a word that keeps its poison differs between them.
+        for (std::size_t i = 0; i < 2; ++i) {
+          out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
+          entry = encode_block(block, scratch.value(), out[i].data());
+          CHECK(entry.words <= raw_words(block.elements, kWidth<T>));
+        }
+        CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
+        CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
+                          [](std::uint32_t word) { return word == kGuard; }));
       }
-      Bits exceptions(positions.size() + 1);
-      const BlockChanges block{.elements = static_cast<std::uint32_t>(count),
-                               .changed = static_cast<std::uint32_t>(positions.size()),
-                               .positions = positions.data(),
-                               .fresh = fresh.data(),
-                               .old = old.data(),
-                               .exceptions = exceptions.data()};
-      std::array<std::vector<std::uint32_t>, 2> out;
-      Entry entry;
-      // Two poisons: a word that keeps its poison differs between them.
-      for (std::size_t i = 0; i < 2; ++i) {
-        out[i].assign(raw_words(block.elements) + 4, i == 0 ? kGuard : ~kGuard);
-        entry = encode_block(block, out[i].data());
-        CHECK(entry.words <= raw_words(block.elements));
-      }
-      CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
-      CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
-                        [](std::uint32_t word) { return word == kGuard; }));
     }
-  }
+  });
 }
 
 TEST(find_changed_writes_no_further_than_its_slack) {
   for (const Isa isa : isas()) {
     for (const std::size_t count : {1, 31, 32, 63, 64, 65, 200}) {
       for (const unsigned per_mille : {0U, 30U, 1000U}) {
-        const Versions made = versions(count, per_mille, 5);
+        const Versions<std::uint16_t> made = versions(count, per_mille, 5);
         Bits found(count + kFoundSlack);  // ASan guards its end
         const std::size_t changed =
             find_changed(isa, made.fresh.data(), made.old.data(), count, 100, found.data());
@@ -178,47 +287,53 @@ TEST(find_changed_writes_no_further_than_its_slack) {
 }
 
 // Applies a damaged delta: it must be refused and change nothing, or be undone exactly.
-void try_damaged(const OwnDelta& damaged, const Bits& base) {
-  Bits weights = base;
-  const Status status = delta_apply(weights, damaged.view(), false);
+template <typename T>
+void try_damaged(const OwnDelta& damaged, const Row<T>& base) {
+  Row<T> weights = base;
+  const Status status = apply(weights, damaged, false);
   if (!status.ok()) {
     CHECK_EQ(status.code(), Code::kCorrupt);
     CHECK(weights == base);
-    CHECK(!topk_unpack(damaged.view(), base).ok());
+    CHECK(!topk_unpack(damaged.view(), read(base)).ok());
+    CHECK(!delta_merge(damaged.view(), damaged.view()).ok());
     return;
   }
-  auto unpacked = topk_unpack(damaged.view(), base);
+  auto unpacked = topk_unpack(damaged.view(), read(base));
   CHECK(unpacked.ok());
   for (std::size_t i = 0; i < unpacked.value().positions.size(); ++i) {
     const auto position = static_cast<std::size_t>(unpacked.value().positions[i]);
     CHECK_EQ(weights[position], unpacked.value().values[i]);
   }
-  CHECK(delta_apply(weights, damaged.view(), true).ok());
+  CHECK(delta_merge(damaged.view(), damaged.view()).ok());
+  CHECK(apply(weights, damaged, true).ok());
   CHECK(weights == base);
 }
 
 TEST(every_flipped_bit_is_refused_or_harmless) {
-  for (const std::size_t count : {1, 2, 33, 300}) {
-    for (const unsigned per_mille : {20U, 200U, 900U}) {
-      const Versions made = versions(count, per_mille, 21);
-      Bits shadow = made.old;
-      const OwnDelta sound = pack(made.fresh, shadow);
-      for (std::size_t bit = 0; bit < 64 * sound.entries.size(); ++bit) {
-        OwnDelta damaged = sound;
-        damaged.entries[bit / 64] ^= std::uint64_t{1} << bit % 64;
-        try_damaged(damaged, made.old);
-      }
-      for (std::size_t bit = 0; bit < 32 * sound.payload.size(); ++bit) {
-        OwnDelta damaged = sound;
-        damaged.payload[bit / 32] ^= 1U << bit % 32;
-        try_damaged(damaged, made.old);
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    for (const std::size_t count : {1, 2, 33, 300}) {
+      for (const unsigned per_mille : {20U, 200U, 900U}) {
+        const Versions<T> made = versions<T>(count, per_mille, 21);
+        Row<T> shadow = made.old;
+        const OwnDelta sound = pack(made.fresh, shadow);
+        for (std::size_t bit = 0; bit < 64 * sound.entries.size(); ++bit) {
+          OwnDelta damaged = sound;
+          damaged.entries[bit / 64] ^= std::uint64_t{1} << bit % 64;
+          try_damaged(damaged, made.old);
+        }
+        for (std::size_t bit = 0; bit < 32 * sound.payload.size(); ++bit) {
+          OwnDelta damaged = sound;
+          damaged.payload[bit / 32] ^= 1U << bit % 32;
+          try_damaged(damaged, made.old);
+        }
       }
     }
-  }
+  });
 }
 
 TEST(cut_extended_and_shuffled_deltas_are_refused_or_harmless) {
-  const Versions made = versions(3 * 16384 + 77, 8, 23);
+  const Versions<std::uint16_t> made = versions(3 * 16384 + 77, 8, 23);
   Bits shadow = made.old;
   const OwnDelta sound = pack(made.fresh, shadow, {.block_elements = 16384});
   std::mt19937 random{29};
@@ -246,25 +361,33 @@ TEST(cut_extended_and_shuffled_deltas_are_refused_or_harmless) {
 }
 
 TEST(random_words_are_refused_or_harmless) {
-  std::mt19937 random{31};
-  const Bits base = versions(200, 0, 1).old;
-  int taken = 0;
-  for (int i = 0; i < 20'000; ++i) {
-    const std::uint32_t changed = 1 + static_cast<std::uint32_t>(random()) % 12;
-    const std::uint32_t exceptions = static_cast<std::uint32_t>(random()) % (changed + 1);
-    const Entry entry{.kind = Kind::kGap,
-                      .changed = changed,
-                      .exceptions = exceptions,
-                      .words = gap_words(200, changed, exceptions)};
-    OwnDelta made{200, kBlockElementsMax, {entry.encode()}, {}, {}};
-    // Few bits, so that the number of positions is sometimes right.
-    for (std::uint32_t w = 0; w < entry.words; ++w) {
-      made.payload.push_back(static_cast<std::uint32_t>(random() & random() & random()));
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    std::mt19937 random{31};
+    const Row<T> base = versions<T>(200, 0, 1).old;
+    int taken = 0;
+    for (int i = 0; i < 20'000; ++i) {
+      const std::uint32_t changed = 1 + static_cast<std::uint32_t>(random()) % 12;
+      const std::uint32_t listed = static_cast<std::uint32_t>(random()) % (changed + 1);
+      const Kind kind = random() % 2 == 0 ? Kind::kGap : Kind::kBitmap;
+      const std::uint32_t before = position_words(kind, 200, changed) + words_of_bits(changed);
+      const std::uint32_t bits = static_cast<std::uint32_t>(random()) % kWidth<T>;
+      const std::uint32_t large = listed == 0 ? 0 : static_cast<std::uint32_t>(random()) % 2;
+      const std::uint32_t rest = listed == 0 ? 0
+                                             : 1 + rank_words(changed, listed) +
+                                                   magnitude_words(listed, large, bits, kWidth<T>);
+      const Entry entry{.kind = kind, .changed = changed, .listed = listed, .words = before + rest};
+      OwnDelta made{200, kBlockElementsMax, kWidth<T>, {entry.encode()}, {}, {}, {}};
+      // Few bits, so that the number of positions is sometimes right.
+      for (std::uint32_t w = 0; w < entry.words; ++w) {
+        made.payload.push_back(static_cast<std::uint32_t>(random() & random() & random()));
+      }
+      if (rest != 0) made.payload[before] = bits | large << 8;
+      taken += check_delta(made.view()).ok() ? 1 : 0;
+      try_damaged(made, base);
     }
-    taken += check_delta(made.view()).ok() ? 1 : 0;
-    try_damaged(made, base);
-  }
-  CHECK(taken < 20'000);
+    CHECK(taken < 20'000);
+  });
 }
 
 TEST(elias_fano_goes_there_and_back) {
@@ -288,12 +411,12 @@ TEST(elias_fano_goes_there_and_back) {
 
 TEST(no_block_needs_more_words_than_its_entry_can_say) {
   constexpr std::uint32_t kFieldMax = (1U << 20) - 1;
-  static_assert(raw_words(kBlockElementsMax) <= kFieldMax && kBlockElementsMax <= kFieldMax);
+  static_assert(raw_words(kBlockElementsMax, 32) <= kFieldMax && kBlockElementsMax <= kFieldMax);
   const Entry entry{
-      .kind = Kind::kRaw, .changed = kFieldMax, .exceptions = kFieldMax, .words = kFieldMax};
+      .kind = Kind::kRaw, .changed = kFieldMax, .listed = kFieldMax, .words = kFieldMax};
   const Entry again = Entry::decode(entry.encode());
   CHECK_EQ(again.changed, kFieldMax);
-  CHECK_EQ(again.exceptions, kFieldMax);
+  CHECK_EQ(again.listed, kFieldMax);
   CHECK_EQ(again.words, kFieldMax);
   CHECK(again.kind == Kind::kRaw);
 }
@@ -309,9 +432,9 @@ TEST(sizes_beyond_32_bits_are_right) {
   static_assert(elements_of_block(k2To40 + 70000, k2To40, 65536) == 65536);
   const Bits bits = versions(8, 0, 1).old;
   for (const std::uint64_t first : {k2To31, k2To40, std::uint64_t{1} << 63}) {
-    auto whole = digest(bits, first, 9, Isa::kPortable);
-    auto low = digest(std::span{bits}.first(4), first, 9, Isa::kPortable);
-    auto high = digest(std::span{bits}.subspan(4), first + 4, 9, Isa::kPortable);
+    auto whole = digest(read(bits), {.first_index = first, .seed = 9});
+    auto low = digest(row_of(bits.data(), 4), {.first_index = first, .seed = 9});
+    auto high = digest(row_of(bits.data() + 4, 4), {.first_index = first + 4, .seed = 9});
     CHECK_EQ(whole.value().first, low.value().first + high.value().first);
     CHECK_EQ(whole.value().second, low.value().second + high.value().second);
   }
@@ -319,16 +442,48 @@ TEST(sizes_beyond_32_bits_are_right) {
 
 TEST(what_cannot_be_packed_is_refused_and_changes_nothing) {
   Bits memory(64, 5);
-  const std::span<std::uint16_t> all{memory};
-  CHECK_EQ(delta_pack(all.first(8), all.subspan(7, 8), {}).status().code(), Code::kInvalidArgument);
-  CHECK_EQ(delta_pack(all.first(8), all.subspan(8, 7), {}).status().code(), Code::kInvalidArgument);
-  CHECK_EQ(delta_pack(all.first(8), all.subspan(8, 8), {.block_elements = 100}).status().code(),
+  const auto part = [&](std::size_t first, std::size_t count) {
+    return row_of(memory.data() + first, count);
+  };
+  const auto code = [](const Box<std::uint16_t>& fresh, const Box<std::uint16_t>& shadow,
+                       const PackOptions& options) {
+    return delta_pack<std::uint16_t>(fresh, shadow, options).status().code();
+  };
+  CHECK_EQ(code(part(0, 8), part(7, 8), {}), Code::kInvalidArgument);
+  CHECK_EQ(code(part(0, 8), part(8, 7), {}), Code::kInvalidArgument);
+  CHECK_EQ(code(part(0, 8), part(8, 8), {.block_elements = 100}), Code::kInvalidArgument);
+  CHECK_EQ(code(part(0, 8), part(8, 8), {.threshold = 32769}), Code::kInvalidArgument);
+  CHECK_EQ(code(part(0, 8), part(8, 8), {.threshold = 32768}), Code::kOk);
+  CHECK_EQ(digest<std::uint16_t>(part(0, 8), {.first_index = 6}).status().code(),
            Code::kInvalidArgument);
-  CHECK_EQ(delta_pack(all.first(8), all.subspan(8, 8), {.threshold = 32769}).status().code(),
-           Code::kInvalidArgument);
-  CHECK(delta_pack(all.first(8), all.subspan(8, 8), {.threshold = 32768}).ok());
-  CHECK_EQ(digest(all, 6, 0, Isa::kPortable).status().code(), Code::kInvalidArgument);
   CHECK(memory == Bits(64, 5));
+}
+
+TEST(boxes_of_one_storage_are_refused_where_they_share_an_element) {
+  Bits memory(64, 5);
+  const auto every_third = [&](std::size_t first, std::uint64_t count) {
+    Shape shape;
+    CHECK(shape.append({count, 3}));
+    return Box<const std::uint16_t>{memory.data() + first, shape};
+  };
+  const auto share = [](const Box<const std::uint16_t>& one,
+                        const Box<const std::uint16_t>& other) {
+    return share_elements(one, other).value();
+  };
+  CHECK(!share(every_third(0, 20), every_third(1, 20)));
+  CHECK(share(every_third(0, 20), every_third(57, 2)));
+  CHECK(!share(every_third(0, 19), every_third(57, 2)));
+  CHECK(share(every_third(1, 20), row_of<const std::uint16_t>(memory.data() + 57, 2)));
+  CHECK(!share(every_third(1, 20), row_of<const std::uint16_t>(memory.data() + 56, 2)));
+  Shape expanded;
+  CHECK(expanded.append({4, 0}));
+  CHECK(expanded.may_overlap_itself());
+  Shape crossed;
+  CHECK(crossed.append({4, 3}) && crossed.append({4, 1}));
+  CHECK(crossed.may_overlap_itself());
+  Shape rows;
+  CHECK(rows.append({4, 5}) && rows.append({5, 1}));
+  CHECK(rows.is_row() && !rows.may_overlap_itself());
 }
 
 TEST(keys_follow_the_size_of_a_change) {

@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstdio>
-#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,12 +10,15 @@
 #include "check.h"
 #include "driver/fixture.h"
 #include "driver/stream.h"
+#include "transfer/device_box.h"
 
 using namespace rose;
 using namespace rose::driver;
 using namespace rose::test;
 using namespace rose::kernels;
+using transfer::device_box;
 using transfer::DeviceCodec;
+using transfer::DeviceShape;
 
 namespace {
 
@@ -40,9 +42,9 @@ struct Bench {
   std::unique_ptr<Stream> stream{Stream::create(device, Priority::kLowest).take()};
 
   Bench() {
-    for (const char* op : {"delta_pack", "delta_apply", "topk_unpack"}) {
-      for (const char* size : {"16ki", "64ki"}) declare(std::string{op} + "_" + size, sizes.at(op));
-    }
+    declare("delta_pack", sizeof(DeltaPackParams));
+    declare("delta_apply", sizeof(DeltaApplyParams));
+    declare("topk_unpack", sizeof(TopkUnpackParams));
     declare("topk_histogram", sizeof(TopkHistogramParams));
     declare("topk_threshold", sizeof(TopkThresholdParams));
     declare("digest", sizeof(DigestParams));
@@ -69,9 +71,6 @@ struct Bench {
     return text;
   }
 
-  const std::map<std::string, std::size_t> sizes{{"delta_pack", sizeof(DeltaPackParams)},
-                                                 {"delta_apply", sizeof(DeltaApplyParams)},
-                                                 {"topk_unpack", sizeof(TopkUnpackParams)}};
   std::size_t seen{0};
 };
 
@@ -80,11 +79,23 @@ T* at(std::uint64_t address) {
   return std::bit_cast<T*>(address);
 }
 
+// A row of 0x10001 elements.
+Box row_at(std::uint64_t address) { return device_box(at<u8>(address), DeviceShape::row(0x10001)); }
+// The same row as text: where it is, its first element, the sizes of three dimensions with what a
+// division takes, and four strides.
+std::string row_text(const std::string& address) {
+  return address + " 0x0 0x1 0x0 0x0 0x1 0x0 0x0 0x10001 0xffff0000ffff0001 0x10 0x0 0x0 0x0 0x1 ";
+}
+
 DeltaPackParams pack_params() {
-  return {.bits = at<u16>(0x1002),
-          .shadow = at<u16>(0x2002),
+  return {.bits = row_at(0x1002),
+          .shadow = row_at(0x2002),
+          .width = 16,
           .count = 65'537,
+          .block_elements = 65'536,
           .threshold = at<u32>(0x3004),
+          .ages = at<u8>(0x3301),
+          .age_limit = 0x33,
           .arena = at<u32>(0x4004),
           .arena_words = 0x55,
           .cursor = at<u64>(0x5008),
@@ -100,8 +111,10 @@ DeltaApplyParams apply_params() {
           .offsets = at<u64>(0x2008),
           .payload = at<u32>(0x3004),
           .payload_words = 0x44,
-          .weights = at<u16>(0x4002),
+          .weights = row_at(0x4002),
+          .width = 16,
           .count = 16'384,
+          .block_elements = 16'384,
           .bad_block = at<u64>(0x5008),
           .is_undo = 1};
 }
@@ -112,27 +125,39 @@ TopkUnpackParams unpack_params() {
           .first_outputs = at<u64>(0x3008),
           .payload = at<u32>(0x4004),
           .payload_words = 0x44,
-          .base = at<u16>(0x5002),
+          .base = row_at(0x5002),
+          .width = 16,
           .count = 16'385,
+          .block_elements = 16'384,
           .positions = at<std::int64_t>(0x6008),
-          .values = at<u16>(0x7002),
+          .values = at<u8>(0x7002),
           .output_count = 0x77,
           .bad_block = at<u64>(0x8008)};
 }
 
 TopkHistogramParams histogram_params() {
-  return {.bits = at<u16>(0x1002),
-          .shadow = at<u16>(0x2002),
+  return {.bits = row_at(0x1002),
+          .shadow = row_at(0x2002),
           .count = 4'097,
+          .ages = at<u8>(0x2201),
+          .age_limit = 0x22,
           .histogram = at<u64>(0x3008)};
 }
 
 DigestParams digest_params() {
-  return {.bits = at<u16>(0x1002),
+  return {.bits = row_at(0x1002),
+          .width = 16,
           .count = 2'049,
           .first_index = 8,
           .seed = 0x22,
           .sums = at<u64>(0x3008)};
+}
+
+// The same for blocks of the other size.
+template <typename Params>
+Params with_blocks_of(std::uint64_t block_elements, Params params) {
+  params.block_elements = block_elements;
+  return params;
 }
 
 // `launch` is refused, the sentence begins with `says`, and the driver heard nothing.
@@ -148,32 +173,35 @@ TEST(each_launch_says_grid_block_and_arguments) {
   {
     Bench bench;
     const CUstream stream = bench.stream->get();
-    CHECK(bench.codec->delta_pack(pack_params(), 65'536, stream).ok());
+    CHECK(bench.codec->delta_pack(pack_params(), stream).ok());
     CHECK_EQ(bench.launched(),
-             "delta_pack_64ki_kernel grid 2 1 1 block 512 1 1 shared 0 arguments 0x1002 0x2002 "
-             "0x10001 0x3004 0x4004 0x55 0x5008 0x6008 0x7008 0x8008 0xc 0x9999\n");
-    CHECK(bench.codec->delta_pack(pack_params(), 16'384, stream).ok());
-    CHECK(bench.launched().starts_with("delta_pack_16ki_kernel grid 5 1 1 block 128 1 1 "));
-    CHECK(bench.codec->delta_apply(apply_params(), 16'384, stream).ok());
+             "delta_pack_kernel grid 2 1 1 block 512 1 1 shared 0 arguments " + row_text("0x1002") +
+                 row_text("0x2002") +
+                 "0x10 0x10001 0x10000 0x3004 0x3301 0x33 0x4004 0x55 0x5008 0x6008 0x7008 0x8008 "
+                 "0xc 0x9999\n");
+    CHECK(bench.codec->delta_pack(with_blocks_of(16'384, pack_params()), stream).ok());
+    CHECK(bench.launched().starts_with("delta_pack_kernel grid 5 1 1 block 128 1 1 "));
+    CHECK(bench.codec->delta_apply(apply_params(), stream).ok());
     CHECK_EQ(bench.launched(),
-             "delta_apply_16ki_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
-             "0x3004 0x44 0x4002 0x4000 0x5008 0x1\n");
-    CHECK(bench.codec->delta_apply(apply_params(), 65'536, stream).ok());
-    CHECK(bench.launched().starts_with("delta_apply_64ki_kernel grid 1 1 1 block 512 1 1 "));
-    CHECK(bench.codec->topk_unpack(unpack_params(), 16'384, stream).ok());
+             "delta_apply_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
+             "0x3004 0x44 " +
+                 row_text("0x4002") + "0x10 0x4000 0x4000 0x5008 0x1\n");
+    CHECK(bench.codec->delta_apply(with_blocks_of(65'536, apply_params()), stream).ok());
+    CHECK(bench.launched().starts_with("delta_apply_kernel grid 1 1 1 block 512 1 1 "));
+    CHECK(bench.codec->topk_unpack(unpack_params(), stream).ok());
     CHECK_EQ(bench.launched(),
-             "topk_unpack_16ki_kernel grid 2 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
-             "0x3008 0x4004 0x44 0x5002 0x4001 0x6008 0x7002 0x77 0x8008\n");
-    CHECK(bench.codec->topk_unpack(unpack_params(), 65'536, stream).ok());
-    CHECK(bench.launched().starts_with("topk_unpack_64ki_kernel grid 1 1 1 block 512 1 1 "));
+             "topk_unpack_kernel grid 2 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
+             "0x3008 0x4004 0x44 " +
+                 row_text("0x5002") + "0x10 0x4001 0x4000 0x6008 0x7002 0x77 0x8008\n");
+    CHECK(bench.codec->topk_unpack(with_blocks_of(65'536, unpack_params()), stream).ok());
+    CHECK(bench.launched().starts_with("topk_unpack_kernel grid 1 1 1 block 512 1 1 "));
     CHECK(bench.codec->topk_histogram(histogram_params(), stream).ok());
     CHECK_EQ(bench.launched(),
-             "topk_histogram_kernel grid 2 1 1 block 512 1 1 shared 0 arguments 0x1002 0x2002 "
-             "0x1001 0x3008\n");
+             "topk_histogram_kernel grid 2 1 1 block 512 1 1 shared 0 arguments " +
+                 row_text("0x1002") + row_text("0x2002") + "0x1001 0x2201 0x22 0x3008\n");
     CHECK(bench.codec->digest(digest_params(), stream).ok());
-    CHECK_EQ(bench.launched(),
-             "digest_kernel grid 2 1 1 block 256 1 1 shared 0 arguments 0x1002 0x801 0x8 0x22 "
-             "0x3008\n");
+    CHECK_EQ(bench.launched(), "digest_kernel grid 2 1 1 block 256 1 1 shared 0 arguments " +
+                                   row_text("0x1002") + "0x10 0x801 0x8 0x22 0x3008\n");
     const TopkThresholdParams threshold{at<u64>(0x1008), 0x2222, at<u32>(0x3004)};
     CHECK(bench.codec->topk_threshold(threshold, stream).ok());
     CHECK_EQ(bench.launched(),
@@ -207,9 +235,9 @@ TEST(no_elements_is_no_launch) {
   {
     Bench bench;
     const CUstream stream = bench.stream->get();
-    CHECK(bench.codec->delta_pack({}, 16'384, stream).ok());
-    CHECK(bench.codec->delta_apply({}, 16'384, stream).ok());
-    CHECK(bench.codec->topk_unpack({}, 16'384, stream).ok());
+    CHECK(bench.codec->delta_pack({}, stream).ok());
+    CHECK(bench.codec->delta_apply({}, stream).ok());
+    CHECK(bench.codec->topk_unpack({}, stream).ok());
     CHECK(bench.codec->topk_histogram({}, stream).ok());
     CHECK(bench.codec->digest({}, stream).ok());
     CHECK_EQ(bench.launched(), "");
@@ -239,6 +267,34 @@ void check_address(Bench& bench, Params params, T* Params::* field, const std::s
       name + " is at " + place + ", which is no multiple of " + std::to_string(alignof(T)));
 }
 
+// The same for a box, whose elements have 16 bits; then dimensions and a first element that no
+// array has.
+template <typename Params, typename Launch>
+void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
+               const std::string& name, bool may_be_null, const Launch& launch) {
+  Params params = sound;
+  (params.*field).base = nullptr;
+  if (may_be_null) {
+    CHECK(launch(params).ok());
+    CHECK(!bench.launched().empty());
+  } else {
+    check_refused(bench, launch(params), name + " is null; give device memory");
+  }
+  (params.*field).base = (sound.*field).base + 1;
+  check_refused(bench, launch(params), name + " is at 0x");
+  params = sound;
+  for (kernels::Divisor& size : (params.*field).sizes) {
+    const kernels::Divisor held = size;
+    size.number = 0;
+    check_refused(bench, launch(params), name + " has a dimension of size 0");
+    size = held;
+  }
+  (params.*field).first = std::uint64_t{1} << 62;
+  check_refused(bench, launch(params), name + " begins at element 4611686018427387904");
+}
+
+#define CHECK_BOX(params, field, may_be_null) \
+  check_box(bench, params, &decltype(params)::field, #field, may_be_null, launch)
 #define CHECK_ADDRESS(params, field, may_be_null) \
   check_address(bench, params, &decltype(params)::field, #field, may_be_null, launch)
 
@@ -247,12 +303,10 @@ TEST(address_that_no_kernel_can_use_is_refused) {
     Bench bench;
     const CUstream stream = bench.stream->get();
     {
-      const auto launch = [&](const auto& one) {
-        return bench.codec->delta_pack(one, 16'384, stream);
-      };
+      const auto launch = [&](const auto& one) { return bench.codec->delta_pack(one, stream); };
       DeltaPackParams params = pack_params();
-      CHECK_ADDRESS(params, bits, false);
-      CHECK_ADDRESS(params, shadow, false);
+      CHECK_BOX(params, bits, false);
+      CHECK_BOX(params, shadow, true);
       CHECK_ADDRESS(params, threshold, true);
       CHECK_ADDRESS(params, arena, false);
       CHECK_ADDRESS(params, cursor, false);
@@ -263,41 +317,35 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_ADDRESS(params, arena, true);
     }
     {
-      const auto launch = [&](const auto& one) {
-        return bench.codec->delta_apply(one, 16'384, stream);
-      };
+      const auto launch = [&](const auto& one) { return bench.codec->delta_apply(one, stream); };
       DeltaApplyParams params = apply_params();
       CHECK_ADDRESS(params, entries, false);
       CHECK_ADDRESS(params, offsets, false);
       CHECK_ADDRESS(params, payload, false);
-      CHECK_ADDRESS(params, weights, false);
+      CHECK_BOX(params, weights, false);
       CHECK_ADDRESS(params, bad_block, false);
       params.payload_words = 0;
       CHECK_ADDRESS(params, payload, true);
     }
     {
-      const auto launch = [&](const auto& one) {
-        return bench.codec->topk_unpack(one, 16'384, stream);
-      };
+      const auto launch = [&](const auto& one) { return bench.codec->topk_unpack(one, stream); };
       TopkUnpackParams params = unpack_params();
       CHECK_ADDRESS(params, entries, false);
       CHECK_ADDRESS(params, offsets, false);
       CHECK_ADDRESS(params, first_outputs, false);
       CHECK_ADDRESS(params, payload, false);
-      CHECK_ADDRESS(params, base, false);
+      CHECK_BOX(params, base, false);
       CHECK_ADDRESS(params, positions, false);
-      CHECK_ADDRESS(params, values, false);
       CHECK_ADDRESS(params, bad_block, false);
       params.payload_words = 0;
       params.output_count = 0;
       CHECK_ADDRESS(params, payload, true);
       CHECK_ADDRESS(params, positions, true);
-      CHECK_ADDRESS(params, values, true);
     }
     {
       const auto launch = [&](const auto& one) { return bench.codec->topk_histogram(one, stream); };
-      CHECK_ADDRESS(histogram_params(), bits, false);
-      CHECK_ADDRESS(histogram_params(), shadow, false);
+      CHECK_BOX(histogram_params(), bits, false);
+      CHECK_BOX(histogram_params(), shadow, false);
       CHECK_ADDRESS(histogram_params(), histogram, false);
     }
     {
@@ -308,9 +356,59 @@ TEST(address_that_no_kernel_can_use_is_refused) {
     }
     {
       const auto launch = [&](const auto& one) { return bench.codec->digest(one, stream); };
-      CHECK_ADDRESS(digest_params(), bits, false);
+      CHECK_BOX(digest_params(), bits, false);
       CHECK_ADDRESS(digest_params(), sums, false);
     }
+  }
+  check_clean();
+}
+
+TEST(values_are_aligned_to_their_width) {
+  {
+    Bench bench;
+    const CUstream stream = bench.stream->get();
+    TopkUnpackParams params = unpack_params();
+    params.width = 32;
+    params.base.base = at<u8>(0x5004);
+    check_refused(bench, bench.codec->topk_unpack(params, stream),
+                  "values is at 0x7002, which is no multiple of 4");
+    params.values = nullptr;
+    check_refused(bench, bench.codec->topk_unpack(params, stream),
+                  "values is null; give device memory");
+    params.width = 8;
+    params.base.base = at<u8>(0x5001);
+    params.values = at<u8>(0x7001);
+    CHECK(bench.codec->topk_unpack(params, stream).ok());
+  }
+  check_clean();
+}
+
+TEST(width_that_the_format_does_not_know_is_refused) {
+  {
+    Bench bench;
+    const CUstream stream = bench.stream->get();
+    const auto with_width = [](auto params, std::uint64_t width) {
+      params.width = width;
+      return params;
+    };
+    for (const std::uint64_t width : {0, 4, 12, 64}) {
+      const std::string says =
+          "width is " + std::to_string(width) + "; elements have 8, 16 or 32 bits";
+      check_refused(bench, bench.codec->delta_pack(with_width(pack_params(), width), stream), says);
+      check_refused(bench, bench.codec->delta_apply(with_width(apply_params(), width), stream),
+                    says);
+      check_refused(bench, bench.codec->topk_unpack(with_width(unpack_params(), width), stream),
+                    says);
+      check_refused(bench, bench.codec->digest(with_width(digest_params(), width), stream), says);
+    }
+    DeltaPackParams bytes = with_width(pack_params(), 8);
+    bytes.first_index = 16;
+    const std::string says = "width is 8; thresholds and ages are for elements of 16 bits";
+    check_refused(bench, bench.codec->delta_pack(bytes, stream), says);
+    bytes.threshold = nullptr;
+    check_refused(bench, bench.codec->delta_pack(bytes, stream), says);
+    bytes.ages = nullptr;
+    CHECK(bench.codec->delta_pack(bytes, stream).ok());
   }
   check_clean();
 }
@@ -319,14 +417,14 @@ TEST(size_that_no_launch_takes_is_refused) {
   {
     Bench bench;
     const CUstream stream = bench.stream->get();
-    check_refused(bench, bench.codec->delta_pack(pack_params(), 4'096, stream),
+    check_refused(bench, bench.codec->delta_pack(with_blocks_of(4'096, pack_params()), stream),
                   "block_elements is 4096; delta blocks have 16384 or 65536 elements");
-    DeltaApplyParams apply = apply_params();
+    DeltaApplyParams apply = with_blocks_of(65'536, apply_params());
     apply.count = std::uint64_t{0x7FFF'FFFF} * 65'536;
-    CHECK(bench.codec->delta_apply(apply, 65'536, stream).ok());
-    CHECK(bench.launched().starts_with("delta_apply_64ki_kernel grid 2147483647 1 1 "));
+    CHECK(bench.codec->delta_apply(apply, stream).ok());
+    bench.launched();
     ++apply.count;
-    check_refused(bench, bench.codec->delta_apply(apply, 65'536, stream),
+    check_refused(bench, bench.codec->delta_apply(apply, stream),
                   "count is 140737488289793, which is 2147483648 delta blocks; one launch takes "
                   "2147483647");
     TopkHistogramParams histogram = histogram_params();
@@ -335,12 +433,49 @@ TEST(size_that_no_launch_takes_is_refused) {
                   "count is 18446744073709551615; one launch counts less than 2^62 elements");
     DeltaPackParams pack = pack_params();
     pack.first_index = 6;
-    check_refused(bench, bench.codec->delta_pack(pack, 16'384, stream), "first_index is 6;");
+    check_refused(bench, bench.codec->delta_pack(pack, stream), "first_index is 6;");
     DigestParams digest = digest_params();
     digest.first_index = 6;
     check_refused(bench, bench.codec->digest(digest, stream), "first_index is 6;");
+    digest.width = 8;
+    digest.first_index = 12;
+    check_refused(bench, bench.codec->digest(digest, stream),
+                  "first_index is 12; split tensors at multiples of 8 elements");
+    digest.width = 32;
+    digest.bits.base = at<u8>(0x1004);
+    digest.first_index = 6;
+    CHECK(bench.codec->digest(digest, stream).ok());
   }
   check_clean();
+}
+
+// What place_of() of the kernels makes of a divisor.
+static std::uint64_t quotient(std::uint64_t number, const Divisor& by) {
+  if (by.number == 1) return number;
+  return static_cast<std::uint64_t>(static_cast<unsigned __int128>(number) * by.magic >> 64) >>
+         by.shift;
+}
+
+TEST(divisors_divide_every_index_exactly) {
+  const std::uint64_t most = (std::uint64_t{1} << 63) - 1;
+  std::vector<std::uint64_t> numbers{1, 2, 3, 5, 7, 641, 65'537, most - 1, most};
+  for (unsigned bits = 2; bits < 63; ++bits) {
+    for (const int by : {-1, 0, 1}) {
+      numbers.push_back((std::uint64_t{1} << bits) + static_cast<std::uint64_t>(by));
+    }
+  }
+  for (const std::uint64_t number : numbers) {
+    const Divisor divisor = transfer::divisor_of(number);
+    for (const std::uint64_t times : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{3},
+                                      most / number - (number == 1 ? 0 : 1), most / number}) {
+      if (times > most / number) continue;
+      const std::uint64_t first = times * number;
+      for (const std::uint64_t index : {first, first + (number - 1) / 2, first + number - 1}) {
+        if (index >= first && index <= most) CHECK_EQ(quotient(index, divisor), index / number);
+      }
+      if (first != 0) CHECK_EQ(quotient(first - 1, divisor), times - 1);
+    }
+  }
 }
 
 TEST(launch_that_fails_is_the_drivers_answer) {
@@ -366,7 +501,7 @@ TEST(no_launch_allocates_or_waits) {
       return all;
     };
     const unsigned before = calls();
-    CHECK(bench.codec->delta_pack(pack_params(), 65'536, bench.stream->get()).ok());
+    CHECK(bench.codec->delta_pack(pack_params(), bench.stream->get()).ok());
     CHECK_EQ(calls() - before, 3);  // the context on, the launch, the context off
   }
   check_clean();
@@ -413,8 +548,8 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Five libraries, and nine kernels that are found and loaded; each under a context.
-  CHECK_EQ(failures, 2 * 5 + 3 * 9);
+  // Five libraries, and six kernels that are found and loaded; each under a context.
+  CHECK_EQ(failures, 2 * 5 + 3 * 6);
 }
 
 TEST_MAIN()

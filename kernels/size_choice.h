@@ -1,0 +1,97 @@
+// How a block's sizes are listed in the fewest words: whether those of all changes or only those
+// that are no step, and with how many bits. docs/protocol.md, "Deltas".
+#pragma once
+
+#include "block_scan.h"
+#include "gap_code.h"
+
+namespace rose::kernels {
+
+// A size is below 2^32, so a magnitude has 0 to 31 bits: one bin for each lane of a warp. Each bin
+// is there a few times, since most magnitudes have the same few lengths.
+constexpr u32 kLengths = kWarp;
+constexpr u32 kCopies = 8;
+
+// How many magnitudes have how many bits.
+struct LengthCounts {
+  u32 few[kLengths][kCopies];    // size - 2 of the changes that are no step
+  u32 every[kLengths][kCopies];  // size - 1 of the same; steps have the magnitude 0
+};
+
+// All threads of the CTA call it; a barrier must follow.
+ROSE_DEVICE void clear(LengthCounts& counts) {
+  for (u32 i = threadIdx.x; i < kLengths * kCopies; i += blockDim.x) {
+    counts.few[i / kCopies][i % kCopies] = 0;
+    counts.every[i / kCopies][i % kCopies] = 0;
+  }
+}
+
+// `size` is 2 or more.
+ROSE_DEVICE void count_size(LengthCounts& counts, u32 size) {
+  const u32 copy = threadIdx.x % kCopies;
+  atomicAdd(&counts.few[bit_length(size - 2)][copy], 1U);
+  atomicAdd(&counts.every[bit_length(size - 1)][copy], 1U);
+}
+
+// The words of the magnitudes and of what is large, their bits, and how many are large.
+struct Cheapest {
+  u32 words;
+  u32 magnitude_bits;
+  u32 large;
+};
+
+// One warp, a lane for each number of bits; the answer is lane 0's. `steps` more magnitudes are 0.
+ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count, u32 steps,
+                              u32 width) {
+  const u32 lane = threadIdx.x % kWarp;
+  u32 small = lane == 0 ? steps : 0;
+#pragma unroll
+  for (u32 i = 0; i < kCopies; ++i) small += lengths[lane][i];
+#pragma unroll
+  for (u32 step = 1; step < kWarp; step *= 2) {
+    const u32 other = __shfl_up_sync(kAllLanes, small, step);
+    if (lane >= step) small += other;
+  }
+  const u32 large = count - small;
+  u32 words = words_of(count * lane);
+  if (large != 0) words += elias_fano_words(count, large) + words_of(width * large);
+  if (lane >= width) words = ~0U;
+  // The fewest words, of equals the fewest bits. There are at most 65,536 large ones.
+  u64 least = static_cast<u64>(words) << 32 | lane << 20 | large;
+#pragma unroll
+  for (u32 step = kWarp / 2; step > 0; step /= 2) {
+    const u64 other = __shfl_down_sync(kAllLanes, least, step);
+    if (other < least) least = other;
+  }
+  return {static_cast<u32>(least >> 32), static_cast<u32>(least >> 20 & 0x1F),
+          static_cast<u32>(least & 0xFFFFF)};
+}
+
+struct BlockPlan {
+  Entry entry;
+  ChangeLayout layout;  // of a GAP or BITMAP block
+};
+
+// What a block becomes that has `changed` > 0 changes, of which `far` are no step.
+ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, const Cheapest& few,
+                              const Cheapest& every) {
+  u32 few_words = 0;
+  if (far != 0) few_words = 1 + few.words + elias_fano_words(changed, far);
+  const bool are_all = far == changed || 1 + every.words < few_words;
+  const Cheapest& chosen = are_all ? every : few;
+  const u32 listed = are_all ? changed : far;
+  const u32 list_words = are_all ? 1 + every.words : few_words;
+  const u32 raw = raw_words(elements, width);
+  const u32 gap = elias_fano_words(elements, changed);
+  const u32 bitmap = words_of(elements);
+  if (raw <= (gap < bitmap ? gap : bitmap) + words_of(changed) + list_words) {
+    return {{kRaw, changed, 0, raw}, {}};
+  }
+  const bool is_bitmap = bitmap < gap;
+  const ChangeCounts counts{elements, changed, listed, chosen.large, chosen.magnitude_bits,
+                            are_all};
+  const ChangeLayout layout = change_layout(0, counts, width, is_bitmap, kAtWords);
+  return {{is_bitmap ? kBitmap : kGap, changed, listed, layout.end / 32}, layout};
+}
+
+}  // namespace rose::kernels

@@ -1,0 +1,258 @@
+"""Tensors of a GPU from any library, on any stream: the codec's public functions on the device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import (
+    Application,
+    Delta,
+    delta_apply,
+    delta_pack,
+    digest,
+    distinct,
+    topk_pack,
+    topk_unpack,
+)
+
+pytestmark = pytest.mark.gpu
+
+DENSE: Final = 16_384
+COUNT: Final = 3 * DENSE + 5
+DTYPES: Final = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
+
+
+@pytest.fixture(autouse=True)
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def two_versions(rng: np.random.Generator, width: int, count: int = COUNT) -> tuple[Any, Any]:
+    """Return new and old bits on the host."""
+    old = rng.integers(0, 1 << width, count).astype(f"u{width // 8}")
+    new = old.copy()
+    at = rng.choice(count, count // 50, replace=False)
+    new[at] += rng.integers(1, 9, len(at)).astype(new.dtype)
+    return new, old
+
+
+def on_gpu(bits: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(bits.view(f"i{bits.itemsize}")).cuda()
+
+
+def on_host(tensor: Any) -> Any:
+    signed = tensor.cpu().numpy()
+    return signed.view(f"u{signed.itemsize}")
+
+
+def same(one: Delta, other: Delta) -> bool:
+    return one.to_bytes() == other.to_bytes()
+
+
+@contextmanager
+def nobody_waits() -> Iterator[None]:
+    """Let torch raise where this thread would wait for the device or a stream."""
+    import torch
+
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+# ---- dtypes and boxes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_packed_as_on_the_host(
+    torch: Any, rng: np.random.Generator, dtype: str
+) -> None:
+    kind = getattr(torch, dtype)
+    new, old = two_versions(rng, 8 * kind.itemsize)
+    fresh, shadow, held = (on_gpu(one).view(kind) for one in (new, old, old))
+    expected_shadow = old.copy()
+    expected = delta_pack(new, expected_shadow)
+    delta = delta_pack(fresh, shadow)
+    assert same(delta, expected)
+    assert on_host(shadow.view(torch.uint8)).tobytes() == new.tobytes()
+    delta_apply(held, delta, verify=True)
+    assert digest(held) == delta.digest
+    delta_apply(held, delta, undo=True, verify=True)
+    assert digest(held) == delta.base_digest
+    with pytest.raises(CorruptData):
+        delta_apply(held, delta, undo=True, verify=True)
+
+
+BOXES: Final[dict[str, Callable[[Any], Any]]] = {
+    "columns": lambda one: one[:, :, :, 3:17],
+    "rows": lambda one: one[1:3],
+    "inner": lambda one: one[1:, 2:8, 1:5, 1::3],
+    "turned": lambda one: one.permute(3, 1, 0, 2),
+    "turned box": lambda one: one.permute(2, 0, 3, 1)[1:4, :, 2:],
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_box_is_changed_where_it_lies(
+    torch: Any, rng: np.random.Generator, name: str, width: int
+) -> None:
+    shape = (4, 9, 31, 20)
+    new, old = two_versions(rng, width, int(np.prod(shape)))
+    view = BOXES[name]
+    whole, fresh = on_gpu(old).view(shape), on_gpu(new).view(shape)
+    row_new, row_old = (on_host(view(one).contiguous()).flatten() for one in (fresh, whole))
+    delta = delta_pack(view(fresh), view(whole), block_elements=DENSE)
+    assert same(delta, delta_pack(row_new, row_old.copy(), block_elements=DENSE))
+    expected = on_gpu(old).view(shape)
+    view(expected).copy_(view(fresh))
+    assert torch.equal(whole, expected)
+    delta_apply(view(whole), delta, undo=True)
+    assert torch.equal(whole, on_gpu(old).view(shape))
+    assert digest(view(whole)) == digest(row_old)
+
+
+def test_an_expanded_tensor_is_not_written_to(torch: Any) -> None:
+    row = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(InvalidArgument, match="shadow has elements that may share memory"):
+        delta_pack(torch.zeros(3, 8, dtype=torch.bfloat16, device="cuda"), row.expand(3, 8))
+
+
+def test_ties_are_found_on_the_device(torch: Any) -> None:
+    embed = torch.zeros(8, 4, device="cuda")
+    named = {"embed": embed, "head": embed.view(32), "norm": torch.zeros(4, device="cuda")}
+    assert distinct(named).ties == {"head": "embed"}
+    with pytest.raises(InvalidArgument, match="share memory and are not the same tensor"):
+        distinct({"embed": embed, "head": embed.t()})
+
+
+# ---- other libraries
+
+
+class CudaOnly:
+    """An array that offers `__cuda_array_interface__` and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("by", [lambda one: one, CudaOnly], ids=["dlpack", "cuda"])
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_arrays_of_cupy_are_changed_where_they_lie(
+    rng: np.random.Generator, by: Callable[[Any], Any], width: int
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    new, old = two_versions(rng, width)
+    fresh, shadow, held = cupy.asarray(new), cupy.asarray(old), cupy.asarray(old)
+    delta = delta_pack(by(fresh), by(shadow))
+    assert same(delta, delta_pack(new, old.copy()))
+    assert (shadow.get() == new).all()
+    delta_apply(by(held), delta)
+    assert digest(by(held)) == delta.digest
+    assert (held.get() == new).all()
+    delta_apply(by(held), delta, undo=True)
+    cupy.cuda.Device().synchronize()
+    assert (held.get() == old).all()
+
+
+def test_a_stream_of_cupy_is_passed_by_its_handle(rng: np.random.Generator) -> None:
+    cupy = pytest.importorskip("cupy")
+    new, old = two_versions(rng, 16)
+    delta = delta_pack(new, old.copy())
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        held = cupy.asarray(old)
+        delta_apply(held, delta, stream=stream.ptr)
+        after = held.get(stream=stream)
+    stream.synchronize()
+    assert (after == new).all()
+
+
+# ---- streams
+
+
+def test_an_apply_is_queued_and_nobody_waits(torch: Any, rng: np.random.Generator) -> None:
+    new, old = two_versions(rng, 16)
+    delta = delta_pack(new, old.copy())
+    stream = torch.cuda.Stream(priority=0)  # the lowest there is
+    held = on_gpu(old)
+    delta_apply(on_gpu(old), delta, stream=stream)  # kernels are loaded with the first
+    torch.cuda.synchronize()
+    with nobody_waits():
+        delta_apply(held, delta, stream=stream)
+    stream.synchronize()
+    assert (on_host(held) == new).all()
+
+
+def test_only_the_stream_that_was_given_is_waited_for(torch: Any, rng: np.random.Generator) -> None:
+    new, old = two_versions(rng, 16)
+    stream, busy = torch.cuda.Stream(), torch.cuda.Stream()
+    fresh, base = on_gpu(new), on_gpu(old)
+
+    def all_of_it() -> Delta:
+        shadow, held = (on_gpu_on(stream, old) for _ in range(2))
+        delta = delta_pack(fresh, shadow, stream=stream)
+        delta_apply(held, delta, stream=stream.cuda_stream, verify=True)
+        assert digest(held, stream=stream) == delta.digest
+        positions, _ = topk_unpack(delta, base, stream=stream)
+        assert len(positions) == delta.changed
+        assert topk_pack(fresh, shadow, budget=3, stream=stream).changed == 0
+        return delta
+
+    warm = all_of_it()  # kernels are loaded, and memory is taken, with the first
+    torch.cuda.synchronize()
+    ended = torch.cuda.Event()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(8_000_000_000)  # seconds: what follows takes milliseconds
+        ended.record()
+    delta = all_of_it()
+    assert not ended.query(), "something waited for a stream that it was not given"
+    ended.synchronize()
+    assert same(delta, warm)
+
+
+def on_gpu_on(stream: Any, bits: Any) -> Any:
+    import torch
+
+    with torch.cuda.stream(stream):
+        return on_gpu(bits)
+
+
+@pytest.mark.parametrize("wrong", ["main", 1.5])
+def test_what_is_no_stream_is_named(rng: np.random.Generator, wrong: Any) -> None:
+    new, old = two_versions(rng, 16)
+    with pytest.raises(InvalidArgument, match="stream is a"):
+        delta_pack(on_gpu(new), on_gpu(old), stream=wrong)
+
+
+# ---- slices
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_an_application_stops_and_goes_back_wherever_it_is(
+    torch: Any, rng: np.random.Generator, width: int
+) -> None:
+    new, old = two_versions(rng, width)
+    delta = delta_pack(new, old.copy(), block_elements=DENSE)
+    stream = torch.cuda.Stream(priority=0)  # the lowest there is
+    held = on_gpu(old)
+    torch.cuda.synchronize()
+    application = Application(held, delta, verify=True, stream=stream)
+    for blocks in range(1, 5):
+        assert application.step(0) == (blocks == 4)
+        expected = np.concatenate([new[: blocks * DENSE], old[blocks * DENSE :]])
+        stream.synchronize()
+        assert (on_host(held) == expected).all()
+    application.undo()
+    stream.synchronize()
+    assert (on_host(held) == old).all()
+    assert application.run(10_000)
+    assert digest(held, stream=stream) == delta.digest
