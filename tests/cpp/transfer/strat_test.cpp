@@ -174,9 +174,11 @@ void flipped_bits() {
 }
 
 template <typename T>
-void random_words() {
+void random_words(bool has_empty_classes) {
   std::mt19937 random{31};
-  const Block<T> block{300, 0, 3};
+  Block<T> block{300, 0, 3};
+  // All of class 0: what is said of another one cannot be.
+  if (has_empty_classes) std::ranges::fill(block.old, T{0});
   StratDecoder<T> decoder = decoder_for<T>(block.old.size(), best_isa());
   int taken = 0;
   for (int i = 0; i < 20'000; ++i) {
@@ -384,9 +386,11 @@ TEST(every_flipped_bit_and_every_cut_is_refused_or_says_another_thing_rightly) {
 }
 
 TEST(random_words_are_refused_or_say_something_rightly) {
-  random_words<std::uint8_t>();
-  random_words<std::uint16_t>();
-  random_words<std::uint32_t>();
+  for (const bool has_empty_classes : {false, true}) {
+    random_words<std::uint8_t>(has_empty_classes);
+    random_words<std::uint16_t>(has_empty_classes);
+    random_words<std::uint32_t>(has_empty_classes);
+  }
 }
 
 TEST(whole_deltas_come_back_whatever_the_number_of_threads) {
@@ -427,6 +431,24 @@ TEST(a_fault_names_its_block) {
   link.payload.back() ^= 0x8000'0000;
   auto back = strat_unpack<std::uint16_t>(link.view(), versions.old, options_for<std::uint16_t>(4));
   CHECK(back.status().message().starts_with("block 6 of the delta: "));
+}
+
+TEST(a_block_that_did_not_get_smaller_is_refused) {
+  const Block<std::uint16_t> block{1000, 10, 9};
+  StratOptions wasteful = options_for<std::uint16_t>();
+  wasteful.rule.all_mask = 0xFF;
+  wasteful.rule.magnitude_bits.fill(15);
+  const std::vector<std::uint32_t> words = encoded(block, best_isa(), false, wasteful.rule);
+  CHECK(!words.empty());
+  const std::vector<std::uint64_t> entries{Entry{.kind = Kind::kStrat,
+                                                 .changed = block.changes().changed,
+                                                 .listed = 0,
+                                                 .words = static_cast<std::uint32_t>(words.size())}
+                                               .encode()};
+  const DeltaView link{
+      .count = block.old.size(), .width = 16, .entries = entries, .payload = words};
+  auto back = strat_unpack<std::uint16_t>(link, block.old, wasteful);
+  CHECK(back.status().message().ends_with("it is STRAT where that is not smaller"));
 }
 
 TEST(what_cannot_be_recoded_is_refused) {
