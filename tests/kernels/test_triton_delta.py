@@ -159,6 +159,19 @@ def test_any_bits_come_back(child: Child, pairs: list[tuple[int, int]], width: i
     check_twins(child, new, old)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 9, 257])
+def test_changes_of_one_size_are_all_listed_with_the_bits_of_the_reference(
+    child: Child, size: int
+) -> None:
+    old = random_bits(90)
+    new = old.copy()
+    new[::9] += np.uint16(size)
+    new[1] += np.uint16(2)
+    check_twins(child, new, old)
+    new[1] = old[1]
+    check_twins(child, new, old)
+
+
 SPECIAL = [0x0000, 0x8000, 0x0001, 0x8001, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x7FFF]
 
 
