@@ -69,8 +69,8 @@ class Settings:
         runs: each from the pretrained weights, rounded to bf16 as a checkpoint is. It takes dozens
             of steps until the larger weights have drifted to where they round to another number;
             before that, steps are cheaper to send than they will be.
-        points: pairs of versions; above 0.5 % a version takes two steps of AdamW, as one does that
-            learns twice from its rollouts.
+        points: pairs of versions; above 0.5 % a version takes two or three steps of AdamW, as one
+            does that learns more than once from its rollouts.
         prompts: tasks of one step.
         samples: rollouts of each task, compared with each other.
         threads: of torch; sums are rounded by how they are split, so it is not the machine's.
@@ -82,7 +82,7 @@ class Settings:
     runs: tuple[Run, ...] = (Run(1e-6, 80, 11), Run(3e-6, 36, 3), Run(1e-5, 36, 3))
     points: tuple[Point, ...] = (
         Point("0.5pct", 0, 1),
-        Point("1pct", 0, 2),
+        Point("1pct", 0, 3),
         Point("2.3pct", 1, 2),
         Point("6pct", 2, 2),
     )
