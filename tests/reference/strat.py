@@ -68,6 +68,16 @@ def elias_fano_stream(universe: int, positions: list[int]) -> list[int]:
     return high + low
 
 
+def positions_stream(universe: int, ranks: list[int]) -> list[int]:
+    """The changed ones of a class: Elias-Fano, or a bitmap where that never takes more."""
+    if universe >= 2 * len(ranks):
+        return elias_fano_stream(universe, ranks)
+    bitmap = [0] * universe
+    for rank in ranks:
+        bitmap[rank] = 1
+    return bitmap
+
+
 def class_bits(
     universe: int, ranks: list[int], differences: list[int], *, c: int, rule: ClassRule, width: int
 ) -> tuple[list[int], list[int]]:
@@ -84,7 +94,7 @@ def class_bits(
         counts += gamma(len(listed) + 1)
     if listed:
         counts += gamma(len(large) + 1)
-    body = elias_fano_stream(universe, ranks) + [sign for sign, _ in moves]
+    body = positions_stream(universe, ranks) + [sign for sign, _ in moves]
     if listed and not is_all:
         body += elias_fano_stream(len(ranks), listed)
     body += fields([0 if one >> m else one for one in magnitudes], m)
@@ -145,7 +155,10 @@ def read_class(
     if not changed:
         return [], []
     is_all = bool(rule.all_mask >> c & 1)
-    ranks = stream.elias_fano(universe, changed)
+    if universe >= 2 * changed:
+        ranks = stream.elias_fano(universe, changed)
+    else:
+        ranks = [rank for rank, bit in enumerate(stream.bits(universe)) if bit]
     signs = stream.bits(changed)
     sizes = [1] * changed
     where = stream.elias_fano(changed, listed) if listed and not is_all else list(range(listed))
