@@ -27,6 +27,11 @@ struct StreamShape {
         bits{high + count * low} {}
 };
 
+// Where most of a class changes, a bitmap is shorter than Elias-Fano without plain bits.
+constexpr bool is_bitmap(std::uint32_t universe, std::uint32_t count) noexcept {
+  return universe < 2 * count;
+}
+
 // Appends fields without asking whether a word is full, which nobody could foresee: each time eight
 // bytes are written, those that are not full yet once more. So it needs room for the words of all
 // that is put, and kSlackWords more; the unused bits of the last word are 0.
@@ -66,6 +71,17 @@ class StreamWriter {
     if (shape.low == 0) return;
     const std::uint32_t mask = (1U << shape.low) - 1;
     for (std::uint32_t i = 0; i < count; ++i) put(numbers[i] & mask, shape.low);
+  }
+
+  // `count` >= 1 ascending numbers below `universe`, each as a bit that is set.
+  void put_bitmap(const std::uint16_t* numbers, std::uint32_t count,
+                  std::uint32_t universe) noexcept {
+    std::uint32_t next = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      put_unary(numbers[i] - next);
+      next = numbers[i] + 1U;
+    }
+    put_zeros(universe - next);
   }
 
  private:
@@ -146,6 +162,20 @@ class StreamReader {
     }
     at_ += shape.bits;
     return found == count && is_ascending;
+  }
+
+  // False where `universe` bits do not have `count` set.
+  bool take_bitmap(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
+    std::uint32_t found = 0;
+    for (std::uint32_t done = 0; done < universe; done += 32) {
+      std::uint32_t ahead = field(at_ + done, std::min(32U, universe - done));
+      for (; ahead != 0; ahead &= ahead - 1) {
+        if (found == count) return false;
+        out[found++] = static_cast<std::uint16_t>(done + std::countr_zero(ahead));
+      }
+    }
+    at_ += universe;
+    return found == count;
   }
 
  private:

@@ -19,11 +19,17 @@ struct ClassBody {
 
 using ClassBodies = std::array<ClassBody, kClasses>;
 
+// Bits of the section that tells which elements of a class change.
+constexpr std::uint32_t bits_of_ranks(const ClassBody& body) noexcept {
+  return is_bitmap(body.elements, body.changed) ? body.elements
+                                                : StreamShape{body.elements, body.changed}.bits;
+}
+
 // Bits of the sections of a class, with changed <= elements, listed <= changed, large <= listed.
 constexpr std::uint32_t bits_of_body(const ClassBody& body, bool is_all,
                                      std::uint32_t magnitude_bits, std::uint32_t width) noexcept {
   if (body.changed == 0) return 0;
-  std::uint32_t bits = StreamShape{body.elements, body.changed}.bits + body.changed;
+  std::uint32_t bits = bits_of_ranks(body) + body.changed;
   if (body.listed != 0 && !is_all) bits += StreamShape{body.changed, body.listed}.bits;
   bits += body.listed * magnitude_bits;
   if (body.large != 0) bits += StreamShape{body.listed, body.large}.bits + width * body.large;

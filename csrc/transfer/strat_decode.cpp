@@ -106,7 +106,11 @@ template <ElementBits T>
 auto StratDecoder<T>::read_body(StreamReader& stream, std::uint32_t of_class) noexcept -> Fault {
   const ClassBody& body = bodies_[of_class];
   if (body.changed == 0) return nullptr;
-  if (!stream.take_elias_fano(body.elements, body.changed, ranks_.data() + body.first)) {
+  std::uint16_t* const ranks = ranks_.data() + body.first;
+  const bool is_read = is_bitmap(body.elements, body.changed)
+                           ? stream.take_bitmap(body.elements, body.changed, ranks)
+                           : stream.take_elias_fano(body.elements, body.changed, ranks);
+  if (!is_read) {
     return "the ranks of a class do not ascend within it, or are not as many as it changes";
   }
   StreamReader signs = stream;

@@ -122,7 +122,12 @@ template <ElementBits T>
 void StratEncoder<T>::write_body(StreamWriter& stream, std::uint32_t of_class) noexcept {
   const ClassBody& body = bodies_[of_class];
   if (body.changed == 0) return;
-  stream.put_elias_fano(grouped_.data() + body.first, body.changed, body.elements);
+  const std::uint16_t* const ranks = grouped_.data() + body.first;
+  if (is_bitmap(body.elements, body.changed)) {
+    stream.put_bitmap(ranks, body.changed, body.elements);
+  } else {
+    stream.put_elias_fano(ranks, body.changed, body.elements);
+  }
   const T* const differences = differences_.data() + body.first;
   for (std::uint32_t i = 0; i < body.changed; ++i) stream.put(sign_of(differences[i]), 1);
   if (body.listed != 0) write_sizes(stream, of_class);

@@ -147,7 +147,8 @@ def _plain_bits(histogram: Histogram) -> float:
 def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
     """Positions, signs and the count of changes."""
     elements, changed = classes[..., 0], classes[..., _ALL].sum(-1)
-    bits: Numbers = _elias_fano_bits(elements, changed) + changed + _gamma_bits(changed, histogram)
+    ranks = np.minimum(_elias_fano_bits(elements, changed), elements)
+    bits: Numbers = ranks + changed + _gamma_bits(changed, histogram)
     return bits
 
 

@@ -225,7 +225,10 @@ def strats() -> list[dict[str, Any]]:
         old = rng.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
         by = rng.geometric(0.8, len(old)) * np.where(rng.random(len(old)) < 0.5, 1, -1)
         by[rng.random(len(old)) < 0.01] = 1 << (width - 2)
-        by[rng.random(len(old)) >= density] = 0
+        chance = np.full(len(old), density)
+        if width == 32:  # small weights change more often, as in training
+            chance[(old >> 23 & 0xFF) < 118] *= 30
+        by[rng.random(len(old)) >= chance] = 0
         old = old.astype(numbers(width))
         shadow = old.copy()
         delta = reference.pack(
