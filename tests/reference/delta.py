@@ -230,12 +230,13 @@ def sent(new: Bits, shadow: Bits, threshold: int, ages: Ages | None = None) -> n
 
 def topk_threshold(new: Bits, shadow: Bits, budget: int, ages: Ages | None = None) -> int:
     """The smallest threshold >= 1 with which at most `budget` elements are sent."""
-    threshold = 1
-    while (
-        threshold < NOTHING_SENT and np.count_nonzero(sent(new, shadow, threshold, ages)) > budget
-    ):
-        threshold += 1
-    return threshold
+    keys = change_key(new, shadow)
+    if ages is not None:
+        keys[ages.counts >= ages.limit] = NOTHING_SENT
+    keys = np.sort(keys[new != shadow])
+    thresholds = np.arange(1, NOTHING_SENT)
+    fits = len(keys) - np.searchsorted(keys, thresholds) <= budget
+    return int(thresholds[fits][0]) if fits.any() else NOTHING_SENT
 
 
 # ---- pack, apply, merge -------------------------------------------------------------------------
