@@ -204,7 +204,7 @@ def test_a_base_is_taken_on_trust() -> None:
     first, second = digest(old)
     delta = delta_pack(new, old.copy(), base_digest=(first, second ^ 1))
     assert delta.base_digest == (first, second ^ 1)
-    with pytest.raises(InvalidArgument, match="base_digest .* two numbers of 64 bits"):
+    with pytest.raises(InvalidArgument, match=r"base_digest .* two numbers of 64 bits"):
         delta_pack(new, old.copy(), base_digest=(-1, 0))
 
 
