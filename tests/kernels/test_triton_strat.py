@@ -108,6 +108,19 @@ def test_what_no_pack_writes_is_corrupt(child: Child, change: object) -> None:
     assert unpacked(child, old, *change(entry, words)) == 0  # type: ignore[operator]
 
 
+def test_a_block_that_takes_as_much_as_raw_is_corrupt(child: Child) -> None:
+    old, _ = versions(COUNT)
+    differences = np.ones(COUNT, np.uint16)
+    for bits, is_sound in ((4, True), (15, False)):
+        rule = ClassRule(7, 8, 116, 0xFF, (bits,) * 8)
+        words = strat.strat_block(old, differences, rule)
+        assert (len(words) < COUNT // 2) == is_sound
+        entry = reference.entry_of(reference.STRAT, COUNT, 0, len(words))
+        how = {"block_elements": BLOCK, "rule": rule}
+        *_, error = child.run(triton.strat, "unpack", old, ([entry], [0], words), **how)
+        assert error == (-1 if is_sound else 0)
+
+
 @pytest.mark.parametrize("at", [1, -1, 1 << 40])
 def test_a_block_outside_the_payload_is_corrupt(child: Child, at: int) -> None:
     assert unpacked(child, *link_of_one_block(), at=at) == 0
