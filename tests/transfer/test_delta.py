@@ -391,8 +391,9 @@ def test_damage_is_refused_or_can_be_undone(data: st.DataObject) -> None:
     new, base = changed(rng, 300, density=density, steps=0.7, width=width)
     delta = delta_pack(new, base.copy())
     words = [*delta.entries.view(np.uint32).tolist(), *delta.payload.tolist()]
-    for _ in range(data.draw(st.integers(1, 3))):
-        words[data.draw(st.integers(0, len(words) - 1))] ^= 1 << data.draw(st.integers(0, 31))
+    places = st.tuples(st.integers(0, len(words) - 1), st.integers(0, 31))
+    for word, bit in data.draw(st.sets(places, min_size=1, max_size=3)):
+        words[word] ^= 1 << bit
     entries = np.array(words[:2], np.uint32).view(np.uint64)
     damaged = with_words(delta, entries=entries, payload=words[2:])
     held = base.copy()
