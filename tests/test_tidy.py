@@ -63,7 +63,7 @@ FLOORS: Final = {
     **dict.fromkeys(("", *GROUND), 1),
     **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces", "environments"), 2),
     **dict.fromkeys(("executor", "scheduler", "transfer"), 3),
-    "engines": 4,
+    **dict.fromkeys(("checkpoints", "engines"), 4),
     "rl": 5,
     **dict.fromkeys((*TOP, "__main__"), 6),
 }

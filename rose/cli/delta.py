@@ -6,18 +6,18 @@ from typing import Final
 import click
 from rich.console import Console
 
+from rose.checkpoints.apply import apply_beside
+from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from rose.checkpoints.contents import Presence, pairs
+from rose.checkpoints.delta_file import DeltaFile
+from rose.checkpoints.identity import Identity, Standing, identify
+from rose.checkpoints.in_place import apply_in_place
+from rose.checkpoints.inspection import Inspection, inspect
+from rose.checkpoints.make import make_delta_file
 from rose.cli.delta_progress import progress
 from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
 from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.checkpoint import Checkpoint, open_checkpoint
-from rose.transfer.checkpoint_apply import apply_beside
-from rose.transfer.checkpoint_delta import Presence, pairs
-from rose.transfer.checkpoint_identity import Identity, Standing, identify
-from rose.transfer.checkpoint_in_place import apply_in_place
-from rose.transfer.checkpoint_make import make_delta_file
-from rose.transfer.delta_file import DeltaFile
-from rose.transfer.inspection import Inspection, inspect
 
 EXIT_NEITHER: Final = 1
 _PATH: Final = click.Path(path_type=Path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from rose.checkpoints.inspection import Inspection
 from rose.cli.delta_plots import draw_codecs, draw_density, draw_exponents, draw_steps
 from rose.cli.delta_report import (
     GIGABITS_PER_S,
@@ -15,7 +16,6 @@ from rose.cli.delta_report import (
     tensor_row,
     uncompared,
 )
-from rose.transfer.inspection import Inspection
 
 _TENSORS_OPEN = 24
 """A table of more tensors than this starts folded."""

@@ -10,6 +10,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.inspection import DENSE, GAP, STRAT, Inspection, TensorChange
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.tensor_kinds import KINDS
 from rose.cli.delta_report import BOUND_NAMES, CODEC_NAMES, step_unit
 from rose.cli.plot_style import (
     DEDICATED,
@@ -22,10 +26,6 @@ from rose.cli.plot_style import (
     as_svg,
     legend,
 )
-from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.inspection import DENSE, GAP, STRAT, Inspection, TensorChange
-from rose.transfer.stored_dtypes import STORED_DTYPES
-from rose.transfer.tensor_kinds import KINDS
 
 _KIND_COLOURS: Final = dict(
     zip(KINDS, (DEDICATED, SERVING, ROLLOUTS, LIMIT, WARNING, NOBODY), strict=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rose.transfer.checkpoint_delta import Advance
+from rose.checkpoints.contents import Advance
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.segment import Segments
 from rich.table import Table
 
-from rose.cli.report_numbers import number
-from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.inspection import (
+from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.inspection import (
     COORDINATES,
     DENSE,
     GAP,
@@ -22,7 +21,8 @@ from rose.transfer.inspection import (
     Inspection,
     TensorChange,
 )
-from rose.transfer.tensor_kinds import KINDS
+from rose.checkpoints.tensor_kinds import KINDS
+from rose.cli.report_numbers import number
 
 GIGABITS_PER_S: Final = (1, 10, 25, 100)
 CODEC_NAMES: Final = {

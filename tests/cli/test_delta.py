@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
+from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.inspection import inspect
 from rose.cli.delta_plots import bias_of, draw_density, draw_exponents
 from rose.cli.delta_progress import progress
 from rose.cli.delta_report import density, seconds, seconds_text, size_text
 from rose.cli.main import main
-from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.checkpoint import open_checkpoint
-from rose.transfer.inspection import inspect
-from tests.transfer.checkpoints import bits, stepped, write_folder, write_safetensors
+from tests.checkpoints.made import bits, stepped, write_folder, write_safetensors
 
 CUT_OFF = (
     "Of its tiles that change, 3 are the base's and 1 the target's; 0 of all are of neither: "

@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rose.transfer.safetensors_file import Units
-from rose.transfer.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.safetensors_file import Units
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
 
 Counts = npt.NDArray[np.int64]
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, cut
-from rose.transfer.checkpoint_apply import base_of, wrong_tensor
-from rose.transfer.checkpoint_delta import Advance, Presence, TensorDelta
+from rose.checkpoints.apply import base_of, wrong_tensor
+from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.checkpoints.contents import Advance, Presence, TensorDelta
+from rose.checkpoints.delta_file import DeltaFile
+from rose.checkpoints.delta_index import units_of
 from rose.transfer.codec import digest
-from rose.transfer.delta_file import DeltaFile
-from rose.transfer.delta_index import units_of
 
 
 class Standing(Enum):

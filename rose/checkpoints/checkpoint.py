@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rose.checkpoints.safetensors_file import SafetensorsFile, Units, is_safetensors
+from rose.checkpoints.safetensors_header import StoredTensor
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.safetensors_file import SafetensorsFile, Units, is_safetensors
-from rose.transfer.safetensors_header import StoredTensor
 
 TILE_UNITS: Final = 1 << 24
 """What is looked at in one go, 64 MiB at most; a few arrays of it are all the memory that is used.

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rose.transfer.safetensors_file import Units
+from rose.checkpoints.safetensors_file import Units
 
 INDEX_BYTES: Final = 4
 _GAP_MAX: Final = 65_535

@@ -6,17 +6,17 @@ from typing import Final
 
 import numpy as np
 
+from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.checkpoint import TILE_UNITS, Checkpoint, count_units
+from rose.checkpoints.contents import Advance, Pair, Presence, pairs
+from rose.checkpoints.other_codecs import coordinate_bytes, gap_xor_bytes, zstandard_compressor
+from rose.checkpoints.safetensors_file import Units
+from rose.checkpoints.tensor_kinds import kind_of, layer_of
 from rose.errors import InvalidArgument
-from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.checkpoint import TILE_UNITS, Checkpoint, count_units
-from rose.transfer.checkpoint_delta import Advance, Pair, Presence, pairs
 from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import delta_pack
 from rose.transfer.delta import Delta
-from rose.transfer.other_codecs import coordinate_bytes, gap_xor_bytes, zstandard_compressor
-from rose.transfer.safetensors_file import Units
 from rose.transfer.strat import strat_pack
-from rose.transfer.tensor_kinds import kind_of, layer_of
 
 DENSE: Final = "dense"
 COORDINATES: Final = "coordinates"

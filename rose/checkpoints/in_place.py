@@ -7,13 +7,13 @@ from typing import Final
 
 from typing_extensions import Self
 
+from rose.checkpoints.apply import base_of, check_tensors, rebuilt
+from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.checkpoints.contents import Advance, Layout, TensorDelta, layout_of
+from rose.checkpoints.delta_file import DeltaFile
+from rose.checkpoints.delta_index import units_of
+from rose.checkpoints.safetensors_file import SafetensorsFile, Units
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, cut
-from rose.transfer.checkpoint_apply import base_of, check_tensors, rebuilt
-from rose.transfer.checkpoint_delta import Advance, Layout, TensorDelta, layout_of
-from rose.transfer.delta_file import DeltaFile
-from rose.transfer.delta_index import units_of
-from rose.transfer.safetensors_file import SafetensorsFile, Units
 
 _Tile = tuple[TensorDelta, CheckpointTensor, int, int, int]
 """A tensor, where it is, and a tile of it: its number, its first unit, its units."""

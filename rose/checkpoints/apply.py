@@ -8,16 +8,16 @@ from typing import Final
 
 import numpy as np
 
+from rose.checkpoints.atomic_file import beside
+from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.checkpoints.contents import Advance, FileLayout, TensorDelta, key_of
+from rose.checkpoints.delta_file import DeltaFile
+from rose.checkpoints.delta_index import units_of
+from rose.checkpoints.safetensors_file import Units, is_safetensors
+from rose.checkpoints.safetensors_header import LENGTH_BYTES
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.atomic_file import beside
-from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, cut
-from rose.transfer.checkpoint_delta import Advance, FileLayout, TensorDelta, key_of
 from rose.transfer.codec import delta_apply, digest
-from rose.transfer.delta_file import DeltaFile
-from rose.transfer.delta_index import units_of
-from rose.transfer.safetensors_file import Units, is_safetensors
-from rose.transfer.safetensors_header import LENGTH_BYTES
-from rose.transfer.stored_dtypes import STORED_DTYPES
 
 COPIED_BYTES_MAX: Final = 64 << 20
 """A file beside the tensors that is larger is hardly a configuration."""

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
+from rose.checkpoints.checkpoint import TILE_UNITS
+from rose.checkpoints.contents import FORMAT, Layout, TensorDelta
+from rose.checkpoints.delta_body import DeltaBody
+from rose.checkpoints.delta_index import field, read_layout, read_tensors, units_of
+from rose.checkpoints.make import BODY_AT, CRC, HEADER, MAGIC
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.checkpoint import TILE_UNITS
-from rose.transfer.checkpoint_delta import FORMAT, Layout, TensorDelta
-from rose.transfer.checkpoint_make import BODY_AT, CRC, HEADER, MAGIC
 from rose.transfer.delta import Delta
-from rose.transfer.delta_body import DeltaBody
-from rose.transfer.delta_index import field, read_layout, read_tensors, units_of
-from rose.transfer.stored_dtypes import STORED_DTYPES
 
 _INDEX_BYTES_MAX: Final = 1 << 28
 

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rose.transfer.atomic_file import beside
-from rose.transfer.checkpoint import TILE_UNITS, Checkpoint
-from rose.transfer.checkpoint_delta import (
+from rose.checkpoints.atomic_file import beside
+from rose.checkpoints.checkpoint import TILE_UNITS, Checkpoint
+from rose.checkpoints.contents import (
     FORMAT,
     Advance,
     Layout,
@@ -20,9 +20,9 @@ from rose.transfer.checkpoint_delta import (
     layout_of,
     pairs,
 )
+from rose.checkpoints.safetensors_file import Units
 from rose.transfer.codec import delta_pack
 from rose.transfer.digests import Digest
-from rose.transfer.safetensors_file import Units
 
 MAGIC: Final = b"ROSECKD1"
 # magic, version, zero, bytes of the body, bytes of the index, SHA-256 of the index, zero

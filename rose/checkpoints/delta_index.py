@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rose.errors import CorruptData
-from rose.transfer.checkpoint_delta import (
+from rose.checkpoints.contents import (
     FileLayout,
     Key,
     Layout,
@@ -16,10 +15,11 @@ from rose.transfer.checkpoint_delta import (
     TensorTile,
     key_of,
 )
-from rose.transfer.delta_body import DeltaBody
+from rose.checkpoints.delta_body import DeltaBody
+from rose.checkpoints.safetensors_header import HEADER_BYTES_MAX, read_header
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.errors import CorruptData
 from rose.transfer.digests import Digest
-from rose.transfer.safetensors_header import HEADER_BYTES_MAX, read_header
-from rose.transfer.stored_dtypes import STORED_DTYPES
 from rose.units import ceil_div
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")

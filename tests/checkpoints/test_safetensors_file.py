@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rose.checkpoints.safetensors_file import SafetensorsFile
+from rose.checkpoints.safetensors_header import HEADER_BYTES_MAX, read_header
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.safetensors_file import SafetensorsFile
-from rose.transfer.safetensors_header import HEADER_BYTES_MAX, read_header
-from rose.transfer.stored_dtypes import STORED_DTYPES
-from tests.transfer.checkpoints import bits, file_bytes, header_of, write_safetensors
+from tests.checkpoints.made import bits, file_bytes, header_of, write_safetensors
 
 peer = pytest.importorskip("safetensors")
 

@@ -7,10 +7,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from rose.transfer.checkpoint import Checkpoint, CheckpointTensor, count_units, cut
+from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, count_units, cut
+from rose.checkpoints.safetensors_file import Units
+from rose.checkpoints.safetensors_header import StoredTensor
 from rose.transfer.digests import Digest
-from rose.transfer.safetensors_file import Units
-from rose.transfer.safetensors_header import StoredTensor
 
 FORMAT: Final = 1
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.checkpoints.change_counts import ChangeCounts
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.inspection import GAP, GAP_XOR_ZSTD, STRAT, Inspection, inspect
+from rose.checkpoints.other_codecs import coordinate_bytes, gap_xor_bytes
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import InvalidArgument
 from rose.transfer import delta_pack
-from rose.transfer.change_counts import ChangeCounts
-from rose.transfer.checkpoint import open_checkpoint
-from rose.transfer.inspection import GAP, GAP_XOR_ZSTD, STRAT, Inspection, inspect
-from rose.transfer.other_codecs import coordinate_bytes, gap_xor_bytes
-from rose.transfer.stored_dtypes import STORED_DTYPES
-from tests.transfer.checkpoints import (
+from tests.checkpoints.made import (
     Content,
     bits,
     sparse_safetensors,
@@ -215,8 +215,8 @@ def test_shards_may_be_cut_otherwise(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from rose.transfer.checkpoint import open_checkpoint
-from rose.transfer.inspection import inspect
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.inspection import inspect
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
 old, new = (open_checkpoint(Path(path)) for path in sys.argv[1:])

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rose.checkpoints.checkpoint import cut, open_checkpoint
+from rose.checkpoints.tensor_kinds import kind_of, layer_of
 from rose.errors import CorruptData, InvalidArgument, RoseError
-from rose.transfer.checkpoint import cut, open_checkpoint
-from rose.transfer.tensor_kinds import kind_of, layer_of
-from tests.transfer.checkpoints import write_folder, write_safetensors
+from tests.checkpoints.made import write_folder, write_safetensors
 
 ROW = ("BF16", np.arange(6, dtype=np.uint16))
 OTHER = ("F32", np.arange(4, dtype=np.uint32).reshape(2, 2))

@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rose.checkpoints.apply import Beside, apply_beside
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.contents import Presence, TensorDelta
+from rose.checkpoints.delta_file import DeltaFile
+from rose.checkpoints.identity import Identity, Standing, identify
+from rose.checkpoints.in_place import apply_in_place
+from rose.checkpoints.make import BODY_AT, CRC, HEADER, make_delta_file
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer import Delta, delta_pack
-from rose.transfer.checkpoint import open_checkpoint
-from rose.transfer.checkpoint_apply import Beside, apply_beside
-from rose.transfer.checkpoint_delta import Presence, TensorDelta
-from rose.transfer.checkpoint_identity import Identity, Standing, identify
-from rose.transfer.checkpoint_in_place import apply_in_place
-from rose.transfer.checkpoint_make import BODY_AT, CRC, HEADER, make_delta_file
-from rose.transfer.delta_file import DeltaFile
-from tests.transfer.checkpoints import (
+from tests.checkpoints.made import (
     Content,
     bits,
     sparse_safetensors,
@@ -130,7 +130,7 @@ def test_folders_come_out_with_their_index_and_their_configuration(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new, file = folders
-    monkeypatch.setattr("rose.transfer.checkpoint_apply.COPIED_BYTES_MAX", 9)
+    monkeypatch.setattr("rose.checkpoints.apply.COPIED_BYTES_MAX", 9)
     (old / "config.json").write_text("{}")
     (old / "pytorch_model.bin").write_bytes(bytes(10))
     (old / "runs").mkdir()
@@ -439,7 +439,7 @@ def test_delta_that_does_something_else_is_refused(
         wrong = delta_pack(new ^ new.dtype.type(1), shadow, **options)
         return replace(wrong, digest=right.digest) if right.changed else right
 
-    monkeypatch.setattr("rose.transfer.checkpoint_make.delta_pack", pack)
+    monkeypatch.setattr("rose.checkpoints.make.delta_pack", pack)
     made(old, new, file)
     before = content_of(old)
     with pytest.raises(CorruptData, match="does not become what it says"):
@@ -594,12 +594,12 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from rose.transfer import Delta, delta_pack
-from rose.transfer.checkpoint import open_checkpoint
-from rose.transfer.checkpoint_apply import apply_beside
-from rose.transfer.checkpoint_identity import identify
-from rose.transfer.checkpoint_in_place import apply_in_place
-from rose.transfer.checkpoint_make import make_delta_file
-from rose.transfer.delta_file import DeltaFile
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.apply import apply_beside
+from rose.checkpoints.identity import identify
+from rose.checkpoints.in_place import apply_in_place
+from rose.checkpoints.make import make_delta_file
+from rose.checkpoints.delta_file import DeltaFile
 def quiet(_):
     pass
 def peak():

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
+from rose.checkpoints.stored_dtypes import STORED_DTYPES, StoredDtype
 from rose.errors import CorruptData
-from rose.transfer.stored_dtypes import STORED_DTYPES, StoredDtype
 
 HEADER_BYTES_MAX: Final = 100_000_000
 """What the safetensors package reads at most."""

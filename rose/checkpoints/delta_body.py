@@ -4,8 +4,8 @@ import hashlib
 import re
 from typing import Any, BinaryIO, Final
 
+from rose.checkpoints.contents import Piece
 from rose.errors import CorruptData, Unavailable
-from rose.transfer.checkpoint_delta import Piece
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.safetensors_header import (
+from rose.checkpoints.safetensors_header import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
     StoredTensor,
     read_header,
 )
+from rose.errors import CorruptData, InvalidArgument
 
 Units = npt.NDArray[Any]
 """A row of uint8, uint16 or uint32."""
