@@ -27,9 +27,9 @@ struct StreamShape {
         bits{high + count * low} {}
 };
 
-// Where most of a class changes, a bitmap is shorter than Elias-Fano without plain bits.
+// Where a class changes as often as that, a bitmap is shorter than Elias-Fano.
 constexpr bool is_bitmap(std::uint32_t universe, std::uint32_t count) noexcept {
-  return universe < 2 * count;
+  return universe < 4 * count;
 }
 
 // Appends fields without asking whether a word is full, which nobody could foresee: each time eight

@@ -70,7 +70,7 @@ def elias_fano_stream(universe: int, positions: list[int]) -> list[int]:
 
 def positions_stream(universe: int, ranks: list[int]) -> list[int]:
     """The changed ones of a class: Elias-Fano, or a bitmap where that never takes more."""
-    if universe >= 2 * len(ranks):
+    if universe >= 4 * len(ranks):
         return elias_fano_stream(universe, ranks)
     bitmap = [0] * universe
     for rank in ranks:
@@ -155,7 +155,7 @@ def read_class(
     if not changed:
         return [], []
     is_all = bool(rule.all_mask >> c & 1)
-    if universe >= 2 * changed:
+    if universe >= 4 * changed:
         ranks = stream.elias_fano(universe, changed)
     else:
         ranks = [rank for rank, bit in enumerate(stream.bits(universe)) if bit]
