@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 
+from tests.kernels.links import BLOCK, RULE, Link, bitmap_link
 from tests.kernels.on_cpu import BINS, KernelsOnCpu
 from tests.reference import delta as reference
 from tests.reference import strat
@@ -240,16 +241,6 @@ def fast_threshold(new: Bits, old: Bits, budget: int, ages: Ages) -> int:
 # ---- STRAT ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Link:
-    """A delta, what it was made from, and what crosses a link in its place."""
-
-    old: Bits
-    delta: Delta
-    rule: strat.ClassRule
-    link: Delta
-
-
 @cache
 def link_of(width: int, count: int, density: float) -> Link:
     """Weights as training has them; the first quarter changes by anything and stays as it is."""
@@ -273,9 +264,8 @@ LINKS = [
 ]
 
 
-def link_agrees(kernels: KernelsOnCpu, width: int, count: int, density: float) -> None:
+def link_agrees(kernels: KernelsOnCpu, one: Link) -> None:
     """A delta is recoded as the reference does it, and its STRAT blocks are read again."""
-    one = link_of(width, count, density)
     packed = kernels.strat_pack(one.delta, one.old, one.rule)
     assert packed.entries == one.link.entries
     assert packed.payload() == one.link.payload
@@ -324,6 +314,16 @@ def corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
     assert bad == len(link.entries) - 1
 
 
+def bitmap_without_its_count_is_found(kernels: KernelsOnCpu) -> None:
+    """Of a class's bitmap each bit may be set, but as many as the class has changes."""
+    for flips, error in (((), None), ((0, 39), None), ((0,), 0), ((39,), 0), ((0, 1, 39), 0)):
+        old, link = bitmap_link(*flips)
+        differences, bad = kernels.strat_unpack(link, old, RULE)
+        assert bad == error, flips
+        changed = set(range(30)) ^ set(flips)
+        assert bad == 0 or set(np.flatnonzero(differences).tolist()) == changed
+
+
 def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
     """A flipped bit is found, or gives differences that the reference reads there too."""
     one = link_of(16, 4 * 16_384 + 777, 0.02)
@@ -349,7 +349,6 @@ def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
 
 # The middle one of three blocks, of which the first and the last are sound.
 BROKEN_BLOCK = 1
-BLOCK = 16_384
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tests.kernels.cases import (
     ages_agree,
     answer,
     apply_agrees,
+    bitmap_without_its_count_is_found,
     box_agrees,
     corrupt_link_is_found,
     corruption_changes_nothing,
@@ -36,6 +37,7 @@ from tests.kernels.cases import (
     strat_corruptions,
     unpack_agrees,
 )
+from tests.kernels.links import dense_link
 from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
@@ -258,7 +260,16 @@ def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
 def test_delta_crosses_a_link(
     kernels: KernelsOnCpu, width: int, count: int, density: float
 ) -> None:
-    link_agrees(kernels, width, count, density)
+    link_agrees(kernels, link_of(width, count, density))
+
+
+@pytest.mark.parametrize("count", [65, 2 * 16_384 + 777])
+def test_class_that_changes_mostly_crosses_as_a_bitmap(kernels: KernelsOnCpu, count: int) -> None:
+    link_agrees(kernels, dense_link(count))
+
+
+def test_bitmap_of_a_class_has_as_many_bits_as_changes(kernels: KernelsOnCpu) -> None:
+    bitmap_without_its_count_is_found(kernels)
 
 
 @pytest.mark.parametrize(
