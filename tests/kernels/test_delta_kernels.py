@@ -27,6 +27,7 @@ from tests.kernels.cases import (
     cut_delta_is_found,
     cut_deltas,
     digest_agrees,
+    fast_threshold,
     flipped_link_is_no_other_delta,
     histogram_agrees,
     link_agrees,
@@ -229,6 +230,13 @@ def test_pack_without_an_arena_measures_and_moves_nothing(
     assert packed.digest == reference.digest(want.old, seed=3)
 
 
+@pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
+def test_threshold_found_by_halving_is_the_reference(budget: int) -> None:
+    want = answer(SPECIAL)
+    threshold = reference.topk_threshold(want.new, want.old, budget)
+    assert fast_threshold(want.new, want.old, budget) == threshold
+
+
 @pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
 @pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
 def test_threshold_is_the_reference_and_pack_keeps_to_it(
@@ -236,7 +244,7 @@ def test_threshold_is_the_reference_and_pack_keeps_to_it(
 ) -> None:
     want = answer(case)
     threshold = kernels.threshold(kernels.histogram(want.new, want.old), budget=budget)
-    assert threshold == reference.topk_threshold(want.new, want.old, budget)
+    assert threshold == fast_threshold(want.new, want.old, budget)
     pack_agrees(kernels, case, threshold=threshold)
 
 
