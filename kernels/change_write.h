@@ -44,6 +44,7 @@ class EliasFanoWriter {
   BitWriter low_;
 };
 
+// A bitmap is a section without low bits, in which number p is bit p whatever comes before it.
 template <typename Source>
 ROSE_DEVICE void put_positions(const Source& source, const ChangeLayout& layout,
                                const BitWindow& window, u32 changes) {
@@ -53,7 +54,8 @@ ROSE_DEVICE void put_positions(const Source& source, const ChangeLayout& layout,
     const u32 word = threadIdx.x * kWordsOfThread + i;
 #pragma unroll 1
     for (u32 rest = source.sent(word); rest != 0; rest &= rest - 1) {
-      positions.put(window, changes, source.number(word, first_bit(rest)));
+      const u32 before = layout.is_bitmap ? 0 : changes;
+      positions.put(window, before, source.number(word, first_bit(rest)));
       ++changes;
     }
   }
@@ -150,11 +152,10 @@ ROSE_DEVICE u32 count_large(const Source& source, const ChangeLayout& layout) {
   return large;
 }
 
-// Everything but a block's shape and bitmap.
+// What follows the positions, but for a block's shape.
 template <typename Source>
 ROSE_DEVICE void put_changes(const Source& source, const ChangeLayout& layout,
                              const BitWindow& window, const Before& before) {
-  if (!layout.is_bitmap) put_positions(source, layout, window, before.changes);
   put_signs(source, layout, window, before.changes);
   if (layout.counts.listed != 0) put_listed(source, layout, window, before);
   if (layout.counts.large != 0) put_large(source, layout, window, before);

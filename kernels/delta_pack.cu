@@ -243,6 +243,7 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
     __syncthreads();  // the window is zero, bits can be set
     const BitWindow window{shared.window, first, kWindow};
     put_block_words(shared, layout, window);
+    if (!layout.is_bitmap) put_positions(source, layout, window, before.changes);
     put_changes(source, layout, window, before);
     // Every bit is set, the window can be copied; the old bits were read, the shadow can move.
     __syncthreads();

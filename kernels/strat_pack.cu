@@ -139,7 +139,7 @@ ROSE_DEVICE void make_layouts(const StratPackParams& params, const StratBlock& b
     for (u32 c = 0; c < kClasses; ++c) {
       const ChangeCounts counts = shared.layouts[c].counts;
       if (counts.changed == 0) continue;
-      shared.layouts[c] = change_layout(at, counts, block.width, false, kAtBits);
+      shared.layouts[c] = class_layout(at, counts, block.width);
       at = shared.layouts[c].end;
     }
     shared.words = words_of(at);
@@ -183,6 +183,7 @@ ROSE_DEVICE void write_strat(const StratPackParams& params, const StratBlock& bl
     ClassSource source = source_of(params, block, shared, c);
     const ClassCounts before = scan_class(count_class(source, params.rule), shared.scan).before;
     source.members_before = before.members;
+    put_positions(source, shared.layouts[c], window, before.changed);
     put_changes(source, shared.layouts[c], window, {before.changed, before.listed, before.large});
   }
 }

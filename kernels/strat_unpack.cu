@@ -98,7 +98,7 @@ ROSE_DEVICE bool read_classes(const StratUnpackParams& params, const StratBlock&
   for (u32 c = 0; c < kClasses; ++c) {
     const ChangeCounts counts = shared.layouts[c].counts;
     if (counts.changed == 0) continue;
-    shared.layouts[c] = change_layout(at, counts, block.width, false, kAtBits);
+    shared.layouts[c] = class_layout(at, counts, block.width);
     at = shared.layouts[c].end;
   }
   return words_of(at) == entry.words && is_tail_clear(payload, 0, at);

@@ -13,6 +13,7 @@ from rose.kernels.class_code import (
     CLASSES,
     STRAT,
     gamma_bits,
+    is_in_bitmap,
     layout_of_class,
     of_class,
     put_gamma,
@@ -76,7 +77,8 @@ def write_class(
         is_sent = difference != 0
         sent = is_sent.to(tl.int32)
         rank = rank_base + tl.cumsum(sent, 0) - sent
-        set_position(section, start, lows_at, rank, lane, low, is_sent)
+        ones_before = tl.where(is_in_bitmap(members, changed), 0, rank)
+        set_position(section, start, lows_at, ones_before, lane, low, is_sent)
         is_down = difference < 0
         set_field(section, signs_at, rank, 1, is_down.to(tl.int32), is_down)
         beyond = beyond_one(difference)

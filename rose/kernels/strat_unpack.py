@@ -14,14 +14,16 @@ from rose.kernels.blocks import PackedBlocks
 from rose.kernels.class_code import (
     CLASSES,
     STRAT,
+    is_in_bitmap,
     layout_of_class,
     of_class,
+    position_bits,
     rule_of,
     take_gamma,
 )
 from rose.kernels.classes import ClassRule, class_order, packed_widths
 from rose.kernels.delta_pack import delta_pack
-from rose.kernels.gap_code import high_bits, words
+from rose.kernels.gap_code import words
 from rose.kernels.tile import LAUNCH, TILE, store_bits
 
 
@@ -77,12 +79,12 @@ def read_class(
     sections = layout_of_class(start, members, changed, listed, m, large, is_all, width)
     least = tl.where(is_all > 0, 1, 2)
     has_ranks = is_all == 0
-    never = has_ranks & (is_all > 0)
+    is_bitmap = is_in_bitmap(members, changed)
     is_good = are_sections_sound(
         section,
         start,
         sections,
-        never,
+        is_bitmap,
         members,
         changed,
         listed,
@@ -100,7 +102,7 @@ def read_class(
             sections,
             marks,
             large_marks,
-            never,
+            is_bitmap,
             members,
             changed,
             listed,
@@ -113,7 +115,7 @@ def read_class(
         rank_base = 0
         listed_base = 0
         large_base = 0
-        for at in range(0, high_bits(members, changed), TILE):
+        for at in range(0, position_bits(members, changed), TILE):
             is_set, _, position, is_down, is_listed, is_large, _, magnitude = changes_at(
                 section,
                 start,
@@ -122,7 +124,7 @@ def read_class(
                 large_marks,
                 at,
                 (rank_base, listed_base, large_base),
-                never,
+                is_bitmap,
                 members,
                 changed,
                 listed,

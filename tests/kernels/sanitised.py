@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.kernels import cases, quantise_cases
+from tests.kernels.links import dense_link
 from tests.kernels.on_cpu import KernelsOnCpu, Order
 from tests.kernels.quantise_on_cpu import QuantiseOnCpu
 
@@ -30,7 +31,8 @@ def run_boxes_and_links(kernels: KernelsOnCpu) -> None:
     for box in cases.BOXES:
         cases.box_agrees(kernels, box, 32)
     for link in cases.LINKS:
-        cases.link_agrees(kernels, *link)
+        cases.link_agrees(kernels, cases.link_of(*link))
+    cases.link_agrees(kernels, dense_link(16_384 + 777))
 
 
 def run_corruptions(kernels: KernelsOnCpu) -> None:
@@ -41,6 +43,7 @@ def run_corruptions(kernels: KernelsOnCpu) -> None:
         cases.cut_delta_is_found(kernels, delta)
     for _, corrupt in cases.strat_corruptions():
         cases.corrupt_link_is_found(kernels, corrupt)
+    cases.bitmap_without_its_count_is_found(kernels)
     for seed in range(8):
         cases.flipped_link_is_no_other_delta(kernels, seed)
 

@@ -18,6 +18,7 @@ from tests.kernels.cases import (
     ages_agree,
     answer,
     apply_agrees,
+    bitmap_without_its_count_is_found,
     box_agrees,
     corrupt_link_is_found,
     corruption_changes_nothing,
@@ -26,6 +27,7 @@ from tests.kernels.cases import (
     cut_delta_is_found,
     cut_deltas,
     digest_agrees,
+    fast_threshold,
     flipped_link_is_no_other_delta,
     histogram_agrees,
     link_agrees,
@@ -36,6 +38,7 @@ from tests.kernels.cases import (
     strat_corruptions,
     unpack_agrees,
 )
+from tests.kernels.links import dense_link
 from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
@@ -227,6 +230,13 @@ def test_pack_without_an_arena_measures_and_moves_nothing(
     assert packed.digest == reference.digest(want.old, seed=3)
 
 
+@pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
+def test_threshold_found_by_halving_is_the_reference(budget: int) -> None:
+    want = answer(SPECIAL)
+    threshold = reference.topk_threshold(want.new, want.old, budget)
+    assert fast_threshold(want.new, want.old, budget) == threshold
+
+
 @pytest.mark.parametrize("case", [TOPK, SPECIAL], ids=["random", "special"])
 @pytest.mark.parametrize("budget", [0, 1, 500, 1 << 40])
 def test_threshold_is_the_reference_and_pack_keeps_to_it(
@@ -234,7 +244,7 @@ def test_threshold_is_the_reference_and_pack_keeps_to_it(
 ) -> None:
     want = answer(case)
     threshold = kernels.threshold(kernels.histogram(want.new, want.old), budget=budget)
-    assert threshold == reference.topk_threshold(want.new, want.old, budget)
+    assert threshold == fast_threshold(want.new, want.old, budget)
     pack_agrees(kernels, case, threshold=threshold)
 
 
@@ -258,7 +268,16 @@ def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
 def test_delta_crosses_a_link(
     kernels: KernelsOnCpu, width: int, count: int, density: float
 ) -> None:
-    link_agrees(kernels, width, count, density)
+    link_agrees(kernels, link_of(width, count, density))
+
+
+@pytest.mark.parametrize("count", [65, 2 * 16_384 + 777])
+def test_class_that_changes_mostly_crosses_as_a_bitmap(kernels: KernelsOnCpu, count: int) -> None:
+    link_agrees(kernels, dense_link(count))
+
+
+def test_bitmap_of_a_class_has_as_many_bits_as_changes(kernels: KernelsOnCpu) -> None:
+    bitmap_without_its_count_is_found(kernels)
 
 
 @pytest.mark.parametrize(

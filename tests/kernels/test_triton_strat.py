@@ -8,12 +8,12 @@ import pytest
 
 from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import Bits, Child, Table
+from tests.kernels.links import BLOCK, RULE, bitmap_link, dense_link
 from tests.reference import delta as reference
 from tests.reference import strat
 from tests.reference.delta import Delta
 from tests.reference.strat import ClassRule
 
-BLOCK = 16_384
 COUNT = 500
 RULES = {
     8: ClassRule(3, 4, 5, 0b1, (3, 2, 2, 2, 1, 1, 0, 0)),
@@ -70,6 +70,30 @@ def test_the_base_may_be_a_box_and_programs_take_several_blocks(child: Child) ->
     how = {"block_elements": BLOCK, "rule": RULES[16], "shape": (4, (2 * BLOCK + 300) // 4)}
     unpacked = child.run(triton.strat, "unpack", old, table_of(link), programs=1, **how)
     assert unpacked == (delta.entries, delta.payload, -1)
+
+
+def test_class_that_changes_mostly_crosses_as_a_bitmap(child: Child) -> None:
+    one = dense_link(3_001)
+    how = {"block_elements": BLOCK, "rule": one.rule}
+    packed = child.run(triton.strat, "pack", one.old, table_of(one.delta), **how)
+    assert packed == (one.link.entries, one.link.payload, -1)
+    unpacked = child.run(triton.strat, "unpack", one.old, table_of(one.link), **how)
+    assert unpacked == (one.delta.entries, one.delta.payload, -1)
+
+
+@pytest.mark.parametrize(
+    ("flips", "wanted"), [((), -1), ((0, 39), -1), ((0,), 0), ((39,), 0), ((0, 1, 39), 0)]
+)
+def test_bitmap_of_a_class_has_as_many_bits_as_changes(
+    child: Child, flips: tuple[int, ...], wanted: int
+) -> None:
+    old, link = bitmap_link(*flips)
+    how = {"block_elements": BLOCK, "rule": RULE}
+    entries, payload, error = child.run(triton.strat, "unpack", old, table_of(link), **how)
+    assert error == wanted
+    if error == -1:
+        delta = strat.strat_unpack(link, old, RULE)
+        assert (entries, payload) == (delta.entries, delta.payload)
 
 
 def link_of_one_block() -> tuple[Bits, int, list[int]]:

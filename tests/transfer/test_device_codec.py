@@ -1,17 +1,50 @@
 """The device codec from Python, over the fake driver: every argument arrives where it belongs."""
 
+from itertools import chain
+from typing import Any
+
 import pytest
 
 from rose._core import CudaDevice, CudaStream, DeviceCodec, embedded_kernels
 from rose.errors import InvalidArgument, Unavailable
 from tests.fake_driver import Fake, in_child
 
+
+def divisor(number: int) -> list[int]:
+    """A size as kernels/box.h has it; by 1 nothing is divided."""
+    if number == 1:
+        return [1, 0, 0]
+    shift = (number - 1).bit_length() - 1
+    return [number, -(-(1 << (64 + shift)) // number), shift]
+
+
+def box(
+    base: int,
+    *sizes: int,
+    strides: tuple[int, ...] = (0, 0, 0, 1),
+    first: int = 0,
+) -> list[int]:
+    """A box as kernels take it; `sizes` are those of the last of its three inner dimensions."""
+    inner = [1] * (3 - len(sizes)) + list(sizes)
+    return [base, first, *chain.from_iterable(map(divisor, inner)), *strides]
+
+
+BOX = (5, 6, 7, 1000, 100, 10, 1)  # the inner sizes, and the strides
+RULE = (7, 8, 116, 3, 0x0001_0202_0202_0003)
+
+
+def box_of_arguments(base: int, first: int = 0) -> list[int]:
+    return box(base, *BOX[:3], strides=BOX[3:], first=first)
+
+
 # Each call with its arguments, and what its kernel is launched with after the stream.
-CALLS = {
+CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
     "delta_pack": (
+        "delta_pack",
         {
             "bits": 0x1002,
             "shadow": 0x2002,
+            "width": 16,
             "count": 0x10001,
             "block_elements": 65_536,
             "arena": 0x3004,
@@ -20,29 +53,89 @@ CALLS = {
             "entries": 0x6008,
             "offsets": 0x7008,
             "threshold": 0x8004,
+            "ages": 0xA001,
+            "age_limit": 0x77,
             "digest": 0x9008,
             "first_index": 12,
             "seed": 0x99,
         },
-        "delta_pack_64ki_kernel grid 2 1 1 block 512 1 1",
-        "0x1002 0x2002 0x10001 0x8004 0x3004 0x44 0x5008 0x6008 0x7008 0x9008 0xc 0x99",
+        "delta_pack_kernel grid 2 1 1 block 512 1 1",
+        [
+            *box(0x1002, 0x10001),
+            *box(0x2002, 0x10001),
+            *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
+            *(0x9008, 12, 0x99),
+        ],
+    ),
+    "delta_pack_of_boxes": (
+        "delta_pack",
+        {
+            "bits": 0x1001,
+            "shadow": 0x2001,
+            "width": 8,
+            "count": 0x4001,
+            "block_elements": 16_384,
+            "arena": 0x3004,
+            "arena_words": 0x44,
+            "cursor": 0x5008,
+            "entries": 0x6008,
+            "offsets": 0x7008,
+            "bits_box": BOX,
+            "shadow_box": (1, 1, 9, 0, 0, 0, 2),
+        },
+        "delta_pack_kernel grid 2 1 1 block 128 1 1",
+        [
+            *box_of_arguments(0x1001),
+            *box(0x2001, 9, strides=(0, 0, 0, 2)),
+            *(8, 0x4001, 16_384, 0, 0, 255, 0x3004, 0x44, 0x5008, 0x6008, 0x7008, 0, 0, 0),
+        ],
     ),
     "delta_apply": (
+        "delta_apply",
+        {
+            "entries": 0x1008,
+            "offsets": 0x2008,
+            "payload": 0x3004,
+            "payload_words": 0x44,
+            "weights": 0x5004,
+            "width": 32,
+            "count": 0x4001,
+            "block_elements": 16_384,
+            "bad_block": 0x6008,
+            "first": 0x8000,
+            "undo": True,
+        },
+        "delta_apply_kernel grid 2 1 1 block 128 1 1",
+        [
+            *(0x1008, 0x2008, 0x3004, 0x44),
+            *box(0x5004, 0xC001, first=0x8000),
+            *(32, 0x4001, 16_384, 0x6008, 1),
+        ],
+    ),
+    "delta_apply_to_a_box": (
+        "delta_apply",
         {
             "entries": 0x1008,
             "offsets": 0x2008,
             "payload": 0x3004,
             "payload_words": 0x44,
             "weights": 0x5002,
+            "width": 16,
             "count": 0x4001,
             "block_elements": 16_384,
             "bad_block": 0x6008,
-            "undo": True,
+            "weights_box": BOX,
+            "first": 0x8000,
         },
-        "delta_apply_16ki_kernel grid 2 1 1 block 128 1 1",
-        "0x1008 0x2008 0x3004 0x44 0x5002 0x4001 0x6008 0x1",
+        "delta_apply_kernel grid 2 1 1 block 128 1 1",
+        [
+            *(0x1008, 0x2008, 0x3004, 0x44),
+            *box_of_arguments(0x5002, first=0x8000),
+            *(16, 0x4001, 16_384, 0x6008, 0),
+        ],
     ),
     "topk_unpack": (
+        "topk_unpack",
         {
             "entries": 0x1008,
             "offsets": 0x2008,
@@ -50,30 +143,103 @@ CALLS = {
             "payload": 0x4004,
             "payload_words": 0x55,
             "base": 0x6002,
+            "width": 16,
             "count": 0x4000,
             "block_elements": 16_384,
             "positions": 0x7008,
             "values": 0x8002,
             "output_count": 0x99,
             "bad_block": 0xA008,
+            "base_box": BOX,
         },
-        "topk_unpack_16ki_kernel grid 1 1 1 block 128 1 1",
-        "0x1008 0x2008 0x3008 0x4004 0x55 0x6002 0x4000 0x7008 0x8002 0x99 0xa008",
+        "topk_unpack_kernel grid 1 1 1 block 128 1 1",
+        [
+            *(0x1008, 0x2008, 0x3008, 0x4004, 0x55),
+            *box_of_arguments(0x6002),
+            *(16, 0x4000, 16_384, 0x7008, 0x8002, 0x99, 0xA008),
+        ],
     ),
     "topk_histogram": (
-        {"bits": 0x1002, "shadow": 0x2002, "count": 0x33, "histogram": 0x4008},
+        "topk_histogram",
+        {
+            "bits": 0x1002,
+            "shadow": 0x2002,
+            "count": 0x33,
+            "histogram": 0x4008,
+            "bits_box": BOX,
+            "ages": 0x5001,
+            "age_limit": 9,
+        },
         "topk_histogram_kernel grid 1 1 1 block 512 1 1",
-        "0x1002 0x2002 0x33 0x4008",
+        [*box_of_arguments(0x1002), *box(0x2002, 0x33), *(0x33, 0x5001, 9, 0x4008)],
     ),
     "topk_threshold": (
+        "topk_threshold",
         {"histogram": 0x1008, "budget": 0x22, "threshold": 0x3004},
         "topk_threshold_kernel grid 1 1 1 block 1024 1 1",
-        "0x1008 0x22 0x3004",
+        [0x1008, 0x22, 0x3004],
     ),
     "digest": (
-        {"bits": 0x1002, "count": 0x22, "sums": 0x3008, "first_index": 4, "seed": 0x55},
+        "digest",
+        {
+            "bits": 0x1001,
+            "width": 8,
+            "count": 0x22,
+            "sums": 0x3008,
+            "bits_box": BOX,
+            "first_index": 8,
+            "seed": 0x55,
+        },
         "digest_kernel grid 1 1 1 block 256 1 1",
-        "0x1002 0x22 0x4 0x55 0x3008",
+        [*box_of_arguments(0x1001), *(8, 0x22, 8, 0x55, 0x3008)],
+    ),
+    "strat_pack": (
+        "strat_pack",
+        {
+            "entries": 0x1008,
+            "offsets": 0x2008,
+            "payload": 0x3004,
+            "base": 0x4002,
+            "differences": 0x5002,
+            "width": 16,
+            "count": 0x4001,
+            "block_elements": 16_384,
+            "rule": RULE,
+            "arena": 0x6004,
+            "arena_words": 0x77,
+            "cursor": 0x8008,
+            "link_entries": 0x9008,
+            "link_offsets": 0xA008,
+        },
+        "strat_pack_kernel grid 2 1 1 block 128 1 1",
+        [
+            *(0x1008, 0x2008, 0x3004),
+            *box(0x4002, 0x4001),
+            *(0x5002, 16, 0x4001, 16_384, *RULE, 0x6004, 0x77, 0x8008, 0x9008, 0xA008),
+        ],
+    ),
+    "strat_unpack": (
+        "strat_unpack",
+        {
+            "entries": 0x1008,
+            "offsets": 0x2008,
+            "payload": 0x3004,
+            "payload_words": 0x44,
+            "base": 0x5002,
+            "differences": 0x6002,
+            "width": 16,
+            "count": 0x10001,
+            "block_elements": 65_536,
+            "rule": RULE,
+            "bad_block": 0x7008,
+            "base_box": BOX,
+        },
+        "strat_unpack_kernel grid 2 1 1 block 512 1 1",
+        [
+            *(0x1008, 0x2008, 0x3004, 0x44),
+            *box_of_arguments(0x5002),
+            *(0x6002, 16, 0x10001, 65_536, *RULE, 0x7008),
+        ],
     ),
 }
 
@@ -90,17 +256,18 @@ def create_codec(device: CudaDevice) -> DeviceCodec | None:
 @pytest.mark.parametrize("name", CALLS)
 @in_child()
 def test_arguments_arrive_where_they_belong(fake: Fake, name: str) -> None:
-    arguments, launched, values = CALLS[name]
+    call, arguments, launched, values = CALLS[name]
     device = CudaDevice.open(0)
     codec = create_codec(device)
     if codec is None:
         return
     stream = CudaStream.create(device, highest=False)
     kernel = launched.split()[0]
-    fake.arguments(kernel, [8 * len(values.split())])
-    getattr(codec, name)(**arguments, stream=stream.handle)
+    fake.arguments(kernel, [8 * len(values)])
+    getattr(codec, call)(**arguments, stream=stream.handle)
     (line,) = fake.kernels()
-    assert line == f"{launched} shared 0 stream {stream.handle:#x} arguments {values}"
+    words = " ".join(f"{value:#x}" for value in values)
+    assert line == f"{launched} shared 0 stream {stream.handle:#x} arguments {words}"
 
 
 @in_child()
@@ -109,5 +276,5 @@ def test_refusal_is_an_invalid_argument(fake: Fake) -> None:
     if codec is None:
         return
     with pytest.raises(InvalidArgument, match="bits is null"):
-        codec.digest(bits=0, count=1, sums=8, stream=0)
+        codec.digest(bits=0, width=16, count=1, sums=8, stream=0)
     assert fake.kernels() == []
