@@ -56,10 +56,10 @@ ROSE_HD inline ChangeCounts class_counts(const StratRule& rule, u32 c, u32 unive
   return {universe, changed, listed, large, magnitude_bits_of(rule, c), is_all_listed(rule, c)};
 }
 
-// The sections of a class that changes, from bit `at` of the stream on. Where most of it changes a
-// bitmap never takes more than Elias-Fano.
+// The sections of a class that changes, from bit `at` of the stream on. Where more than a
+// quarter of it changes, a bitmap is shorter than Elias-Fano.
 ROSE_HD inline ChangeLayout class_layout(u32 at, const ChangeCounts& counts, u32 width) {
-  const bool is_bitmap = counts.universe < 2 * counts.changed;
+  const bool is_bitmap = counts.universe < 4 * counts.changed;
   return change_layout(at, counts, width, is_bitmap, kAtBits);
 }
 

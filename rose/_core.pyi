@@ -2,7 +2,7 @@
 import enum
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, final
+from typing import Any, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -519,8 +519,9 @@ def delta_merge(
 # A class rule: shift, exponent_bits, origin, all_mask, magnitude_bits of each of eight classes.
 HISTOGRAM_COLUMNS: int
 
+@overload
 def strat_pack(
-    weights: npt.NDArray[Any],
+    weights: npt.NDArray[np.uint8],
     delta: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
@@ -528,8 +529,47 @@ def strat_pack(
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+@overload
+def strat_pack(
+    weights: npt.NDArray[np.uint16],
+    delta: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    is_after: bool = False,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+@overload
+def strat_pack(
+    weights: npt.NDArray[np.uint32],
+    delta: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    is_after: bool = False,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+@overload
 def strat_unpack(
-    base: npt.NDArray[Any],
+    base: npt.NDArray[np.uint8],
+    link: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+@overload
+def strat_unpack(
+    base: npt.NDArray[np.uint16],
+    link: Any,
+    rule: tuple[int, int, int, int, Sequence[int]],
+    *,
+    threads: int = 1,
+    isa: str | None = None,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
+@overload
+def strat_unpack(
+    base: npt.NDArray[np.uint32],
     link: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
@@ -552,9 +592,28 @@ def link_pack(
     npt.NDArray[np.uint64],
     npt.NDArray[np.uint32],
 ]: ...
+@overload
 def add_to_histogram(
-    new: npt.NDArray[Any],
-    shadow: npt.NDArray[Any],
+    new: npt.NDArray[np.uint8],
+    shadow: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.uint64],
+    *,
+    shift: int,
+    exponent_bits: int,
+) -> None: ...
+@overload
+def add_to_histogram(
+    new: npt.NDArray[np.uint16],
+    shadow: npt.NDArray[np.uint16],
+    rows: npt.NDArray[np.uint64],
+    *,
+    shift: int,
+    exponent_bits: int,
+) -> None: ...
+@overload
+def add_to_histogram(
+    new: npt.NDArray[np.uint32],
+    shadow: npt.NDArray[np.uint32],
     rows: npt.NDArray[np.uint64],
     *,
     shift: int,

@@ -81,38 +81,36 @@ std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found)
           ? find_changed<T>(options_->isa, tile.fresh, tile.shadow, tile.elements, tile.base, found)
           : find_and_add<T>(options_->isa, tile.fresh, tile.shadow, tile.elements / kInWord,
                             tile.base, tile.first / kInWord, found, digest_));
-  add_touched(tile, found, count);
-  take(tile, count);
+  take_words(tile, count);
   return count;
 }
 
-// Adds what the tile moves the digest by: over the words that are touched, or, where those are
-// many, over all of them in one go.
+// Takes what a tile of whole words changes, and adds what that moves the digest by: over the words
+// that are touched, or, where those are many, over all of them in one go.
 template <ElementBits T>
-void ChangesFinder<T>::add_touched(const Tile& tile, const std::uint16_t* found,
-                                   std::uint32_t count) noexcept {
+void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
+  if (versions_.is_kept) return take(tile, count);
   if (count > tile.elements / kManyInWord) {
     add_all(tile, tile.shadow, moved_, -1);
     add_all(tile, tile.fresh, moved_, 1);
-    return;
+    return take(tile, count);
   }
-  constexpr std::size_t kRoom = kTile / kManyInWord + 1;
+  note_differences(tile, count);
+  constexpr std::size_t kRoom = kTile / kManyInWord;
   std::array<std::uint16_t, kRoom> places;
   std::array<std::uint64_t, kRoom> now;
   std::array<std::uint64_t, kRoom> old;
-  std::size_t touched = 0;
-  // A word is written again for each of its changes, and counted once.
-  std::uint32_t last = ~0U;
+  const std::uint16_t* const found = room_.positions() + changed_;
+  // A whole word moves with the first of its changes, so the others find nothing to add.
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t word = (found[i] - tile.base) / kInWord;
-    touched += word != last && i != 0 ? 1 : 0;
-    last = word;
-    places[touched] = static_cast<std::uint16_t>(word);
-    std::memcpy(&now[touched], tile.fresh + word * kInWord, sizeof(std::uint64_t));
-    std::memcpy(&old[touched], tile.shadow + word * kInWord, sizeof(std::uint64_t));
+    T* const at = tile.shadow + word * kInWord;
+    places[i] = static_cast<std::uint16_t>(word);
+    std::memcpy(&now[i], tile.fresh + word * kInWord, sizeof(std::uint64_t));
+    std::memcpy(&old[i], at, sizeof(std::uint64_t));
+    std::memcpy(at, &now[i], sizeof(std::uint64_t));
   }
-  touched += count != 0 ? 1 : 0;
-  add_moved(options_->isa, {now.data(), old.data(), places.data(), touched}, tile.first / kInWord,
+  add_moved(options_->isa, {now.data(), old.data(), places.data(), count}, tile.first / kInWord,
             moved_);
 }
 
@@ -169,16 +167,23 @@ std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found
   return kept;
 }
 
-// Notes the differences at the last `count` positions found, and moves the tile's shadow.
+// Notes the differences at the last `count` positions found.
 template <ElementBits T>
-void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
+void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) noexcept {
   const std::uint16_t* const found = room_.positions() + changed_;
   T* const differences = room_.differences() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;
     differences[i] = static_cast<T>(tile.fresh[at] - tile.shadow[at]);
   }
+}
+
+// Does so, and moves the tile's shadow.
+template <ElementBits T>
+void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
+  note_differences(tile, count);
   if (versions_.is_kept && versions_.shadow.is_row()) return;
+  const std::uint16_t* const found = room_.positions() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;
     tile.shadow[at] = tile.fresh[at];

@@ -57,7 +57,8 @@ class ChangesFinder {
   bool has_ages() const noexcept { return options_->ages.counts.data != nullptr; }
   std::uint32_t find_all(const Tile& tile, std::uint16_t* found) noexcept;
   void add_all(const Tile& tile, const T* elements, Digest& to, int sign) const noexcept;
-  void add_touched(const Tile& tile, const std::uint16_t* found, std::uint32_t count) noexcept;
+  void take_words(const Tile& tile, std::uint32_t count) noexcept;
+  void note_differences(const Tile& tile, std::uint32_t count) noexcept;
   std::uint32_t find_some(const Tile& tile, std::uint16_t* found) noexcept;
   std::uint32_t keep_sent(const Tile& tile, std::uint16_t* found, std::uint32_t count) noexcept;
   void take(const Tile& tile, std::uint32_t count) noexcept;

@@ -69,7 +69,8 @@ class BitSetter {
   void set(std::uint32_t bit) noexcept {
     // Held beside the memory, so that no bit waits for the one before to be stored.
     const std::uint32_t word = bit / 32;
-    held_ = (word == word_ ? held_ : 0U) | 1U << bit % 32;
+    // A mask, because a branch on whether the word is another one would often guess wrong.
+    held_ = (held_ & (0U - static_cast<std::uint32_t>(word == word_))) | 1U << bit % 32;
     word_ = word;
     out_[word] = held_;
   }

@@ -28,14 +28,20 @@ def rule_of(widths: tl.tensor, all_mask: tl.tensor) -> tuple[tl.tensor, ...]:
 
 @triton.jit
 def is_in_bitmap(members: tl.tensor, changed: tl.tensor) -> tl.tensor:
-    """Say whether a bitmap has the positions of a class. Where it does, `low_bits` is 0."""
-    return members < 2 * changed
+    """Say whether a bitmap has the positions of a class, which is shorter then."""
+    return members < 4 * changed
 
 
 @triton.jit
 def position_bits(members: tl.tensor, changed: tl.tensor) -> tl.tensor:
     """Return the bits of the bitmap, or of the high section; `changed` is at least 1."""
     return tl.where(is_in_bitmap(members, changed), members, high_bits(members, changed))
+
+
+@triton.jit
+def position_low_bits(members: tl.tensor, changed: tl.tensor) -> tl.tensor:
+    """Return the bits of a position that are stored plainly; `changed` is at least 1."""
+    return tl.where(is_in_bitmap(members, changed), 0, low_bits(members, changed))
 
 
 @triton.jit
@@ -57,7 +63,7 @@ def layout_of_class(
     n = tl.maximum(members, 1)
     has_ranks = (listed > 0) & (is_all == 0)
     lows_at = start + tl.where(changed > 0, position_bits(n, k), 0)
-    signs_at = lows_at + changed * low_bits(n, k)
+    signs_at = lows_at + changed * position_low_bits(n, k)
     ranks_at = signs_at + changed
     rank_lows_at = ranks_at + tl.where(has_ranks, high_bits(k, e), 0)
     magnitudes_at = rank_lows_at + tl.where(has_ranks, listed * low_bits(k, e), 0)

@@ -16,6 +16,7 @@ from rose.kernels.class_code import (
     is_in_bitmap,
     layout_of_class,
     of_class,
+    position_low_bits,
     put_gamma,
     rule_of,
 )
@@ -65,7 +66,7 @@ def write_class(
     _, _, _, _, _, _, _, large_lows_at, large_at, _ = layout_of_class(
         start, members, changed, listed, m, large, is_all, width
     )
-    low = low_bits(members, changed)
+    low = position_low_bits(members, changed)
     rank_low = low_bits(changed, tl.maximum(listed, 1))
     large_low = low_bits(tl.maximum(listed, 1), tl.maximum(large, 1))
     rank_base = 0
