@@ -4,7 +4,7 @@ The same functions as the Triton twins of this room, with the same results. They
 current stream, and nothing waits for the device.
 """
 
-from typing import Any, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -13,41 +13,11 @@ from rose.errors import InvalidArgument
 from rose.kernels import operands
 from rose.kernels.blocks import PackedBlocks, UnpackedChanges
 from rose.kernels.box import box_of
+from rose.kernels.classes import ClassRule
 
 # Of the histogram of top-k: a key each, and what is due.
-_BINS = (1 << 15) + 1
-
-
-_STRAT = 4
-
-
-class ClassRule(Protocol):
-    """How a link finds the class of an element; `rose.transfer` has them."""
-
-    @property
-    def shift(self) -> int:
-        """Bits below the exponent."""
-        ...
-
-    @property
-    def exponent_bits(self) -> int:
-        """Bits of the exponent that count."""
-        ...
-
-    @property
-    def origin(self) -> int:
-        """The exponent of class 0."""
-        ...
-
-    @property
-    def all_mask(self) -> int:
-        """Bit c: all changes of class c are listed."""
-        ...
-
-    @property
-    def magnitude_bits(self) -> tuple[int, ...]:
-        """Of each class."""
-        ...
+_BINS: Final = (1 << 15) + 1
+_STRAT: Final = 4  # the kind of an entry
 
 
 class EmbeddedCodec:
