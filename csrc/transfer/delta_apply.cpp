@@ -15,11 +15,11 @@ namespace {
 template <ElementBits T>
 void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
-  const T sign = is_undone ? static_cast<T>(0U - 1U) : T{1};
   for (std::uint32_t i = 0; i < block.elements; ++i) {
     T difference = 0;
     std::memcpy(&difference, bytes + sizeof(T) * i, sizeof(T));
-    weights[i] = static_cast<T>(weights[i] + difference * sign);
+    const T by = is_undone ? static_cast<T>(0U - difference) : difference;
+    weights[i] = static_cast<T>(weights[i] + by);
   }
 }
 

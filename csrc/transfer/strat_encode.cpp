@@ -49,8 +49,8 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
     const T old = is_after ? static_cast<T>(found - changes.differences[i]) : found;
     const std::uint32_t c = rule_.class_of(old);
     classes_[i] = static_cast<std::uint8_t>(c);
-    if (!is_after || rule_.class_of(found) == c) continue;
-    // The planes say what it becomes; all others are what they were.
+    // The planes say what it is now. They follow in any case: whoever writes to the weights
+    // meanwhile gets a link that says something else, and never one that is no link.
     ClassPlanes& group = planes_[position / kGroupElements];
     const std::uint32_t lane = position % kGroupElements;
     for (std::uint32_t plane = 0; plane < 3; ++plane) {

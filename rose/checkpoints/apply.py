@@ -29,7 +29,8 @@ class Beside:
 
     Args:
         copied: their names.
-        left: names of those that are too large to be configuration, and of folders.
+        left: names of those that are too large to be configuration, of folders, and of tensors
+            that no index names.
     """
 
     copied: tuple[str, ...]
@@ -157,12 +158,15 @@ def rebuilt(
 def _copy_others(base: Checkpoint, folder: Path) -> Beside:
     """Copy what makes a folder of tensors a model: configuration, tokenizer."""
     copied, left = [], []
-    index = None if base.index is None else base.index[0]
+    of_base = {file.path.name for file in base.files}
+    if base.index is not None:
+        of_base.add(base.index[0])
     others = sorted(base.path.iterdir()) if base.is_folder else []
     for one in others:
-        if is_safetensors(one) or one.name == index:
-            continue
-        if one.is_file() and one.stat().st_size <= COPIED_BYTES_MAX:
+        if one.name in of_base or (folder / one.name).exists():
+            continue  # a file of the other version keeps its name, whatever the base calls so
+        is_small = one.is_file() and one.stat().st_size <= COPIED_BYTES_MAX
+        if is_small and not is_safetensors(one):
             shutil.copyfile(one, folder / one.name)
             copied.append(one.name)
         else:

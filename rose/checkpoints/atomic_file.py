@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all."""
 
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,15 +19,14 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     """
     partial: Path | None = None
     try:
+        # Made as anybody makes them, so that the permissions are those that the user asks for.
+        place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         if is_folder:
-            partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+            place.mkdir()
         else:
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            os.close(descriptor)
-            partial = Path(name)
+            place.touch(exist_ok=False)
+        partial = place
         yield partial
-        # Both are made private; what appears has the permissions of any other.
-        partial.chmod(0o755 if is_folder else 0o644)
         for one in partial.iterdir() if is_folder else (partial,):
             _write_through(one)
         partial.replace(path)

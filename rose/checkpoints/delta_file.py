@@ -16,6 +16,7 @@ from rose.checkpoints.delta_index import field, read_layout, read_tensors, units
 from rose.checkpoints.make import BODY_AT, CRC, HEADER, MAGIC
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.codec import delta_check
 from rose.transfer.delta import Delta
 
 _INDEX_BYTES_MAX: Final = 1 << 28
@@ -90,6 +91,7 @@ class DeltaFile:
         where = f"{self.path} cannot be used: the delta of {tensor.name!r}, tile {number}"
         try:
             delta = Delta.from_bytes(self._body.read(tile.frame))
+            delta_check(delta)
         except CorruptData as error:
             raise CorruptData(f"{where}: {error}") from None
         width = 8 * STORED_DTYPES[tensor.dtype].unit_bytes

@@ -1,6 +1,7 @@
 """What the index of a delta file says, believed only once it was looked at."""
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,11 @@ def read_tensors(
         CorruptData: the entries are not sound, or not of these tensors.
     """
     tensors = tuple(_tensor(entry, body, tile_units) for entry in entries)
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.tied_to is not None and tensor.tied_to not in names:
+            raise CorruptData(f"its tensor {tensor.name!r} is tied to one that is not before it")
+        names.add(tensor.name)
     for layout, other in ((old, Presence.NEW), (new, Presence.OLD)):
         said = sorted(tensor.key for tensor in tensors if tensor.presence is not other)
         if said != sorted(_keys(layout)):
@@ -87,7 +93,13 @@ def _file_layout(entry: Any, body: DeltaBody) -> FileLayout:
 
 def _file_name(entry: Any) -> str:
     name: str = field(entry, "name", str)
-    if Path(name).name != name or name in {"", ".", ".."} or "\0" in name:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        is_text = False
+    else:
+        is_text = True
+    if not is_text or Path(name).name != name or name in {"", ".", ".."} or "\0" in name:
         raise CorruptData(f"it has a file of the name {name!r}, which is no name of a file")
     return name
 

@@ -1,8 +1,9 @@
 """Apply a delta file to the very files of a checkpoint; on failure they get their bits back."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from typing_extensions import Self
@@ -13,7 +14,7 @@ from rose.checkpoints.contents import Advance, Layout, TensorDelta, layout_of
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.delta_index import units_of
 from rose.checkpoints.safetensors_file import SafetensorsFile, Units
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument, RoseError, Unavailable
 
 _Tile = tuple[TensorDelta, CheckpointTensor, int, int, int]
 """A tensor, where it is, and a tile of it: its number, its first unit, its units."""
@@ -132,17 +133,30 @@ class _InPlace:
 
     def _take_back(self) -> None:
         """Restore the tile that was being written, then undo the others."""
-        try:
-            if self._torn is not None:
-                self._write(*self._torn)
-            for tile in reversed(self._changed):
-                tensor, base, number, *_ = tile
-                self._write(tile, rebuilt(self._delta, tensor, number, base, undo=not self._undo))
-        except OSError as error:
+        failures: list[str] = []
+        if self._torn is not None:
+            self._try(failures, partial(self._write, *self._torn))
+        for tile in reversed(self._changed):
+            if self._torn is None or tile is not self._torn[0]:
+                self._try(failures, partial(self._restore, tile))
+        if failures:
             raise Unavailable(
                 f"a write to {self._path} failed, and so did taking back what was written "
-                f"({error.strerror or error}): it is neither version now"
-            ) from error
+                f"({failures[0]}): it is neither version now"
+            )
+
+    def _try(self, failures: list[str], restore: Callable[[], None]) -> None:
+        """Restore a tile; where that fails, the others are restored all the same."""
+        try:
+            restore()
+        except OSError as error:
+            failures.append(error.strerror or str(error))
+        except RoseError as error:  # the delta file cannot be read any more, or the tile changed
+            failures.append(str(error))
+
+    def _restore(self, tile: _Tile) -> None:
+        tensor, base, number, *_ = tile
+        self._write(tile, rebuilt(self._delta, tensor, number, base, undo=not self._undo))
 
     def _write(self, tile: _Tile, units: Units) -> None:
         _, base, _, first, _ = tile

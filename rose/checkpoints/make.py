@@ -21,6 +21,7 @@ from rose.checkpoints.contents import (
     pairs,
 )
 from rose.checkpoints.safetensors_file import Units
+from rose.errors import InvalidArgument
 from rose.transfer.codec import delta_pack
 from rose.transfer.digests import Digest
 
@@ -52,8 +53,10 @@ def make_delta_file(
         What the file says about each tensor.
 
     Raises:
-        InvalidArgument: the file cannot be written.
+        InvalidArgument: there is something at `path`, or the file cannot be written.
     """
+    if path.exists():
+        raise InvalidArgument(f"{path} is there already; name a file that is not")
     with beside(path) as partial, partial.open("wb") as file:
         file.write(bytes(BODY_AT))
         body = _Body(file)

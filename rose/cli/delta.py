@@ -113,7 +113,7 @@ def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # 
 
     With -o it is written beside BASE, and appears whole or not at all; small files that are no
     tensors, like config.json, are copied from BASE. With --in-place the files of BASE are changed,
-    and changed back on any failure. A wrong base is refused before a byte is written.
+    and changed back on any failure. A wrong base is refused, and nothing of it is left.
     """
     _apply(base, file, out, in_place=in_place, undo=False)
 

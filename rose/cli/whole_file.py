@@ -1,7 +1,6 @@
 """Write a file whole or not at all."""
 
-import os
-import tempfile
+import secrets
 from pathlib import Path
 
 
@@ -11,12 +10,10 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: the directory cannot be written, or `path` is one; nothing is left behind.
     """
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with beside.open("xb") as file:  # with the permissions that the user asks for
             file.write(data)
-        # mkstemp makes the file private; a report has the permissions of any other new file.
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
+        beside.replace(path)
     finally:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.transfer.backend import backend_of
 from rose.transfer.delta import Delta
 from rose.transfer.tensor import bits_of
@@ -57,7 +57,9 @@ class Application:
         self._backend = backend_of(tensor, stream)
         self._is_stopped = stop.is_set if isinstance(stop, Event) else stop or (lambda: False)
         self._applied = 0
+        self._is_torn = False
         self._move(range(0), undo=False, verify=verify)
+        self._is_torn = False
         self._ends = np.cumsum(_moved_bytes(delta))
 
     @property
@@ -80,6 +82,7 @@ class Application:
 
         Raises:
             InvalidArgument: the budget is below 0.
+            Unavailable: an earlier slice was interrupted.
         """
         if budget_bytes < 0:
             raise InvalidArgument(f"budget_bytes {budget_bytes} must not be negative")
@@ -90,7 +93,7 @@ class Application:
         last = int(np.searchsorted(self._ends, before + budget_bytes, side="right"))
         last = max(last, first + 1)
         self._move(range(first, last), undo=False)
-        self._applied = last
+        self._applied, self._is_torn = last, False
         return self.is_done
 
     def run(self, budget_bytes: int) -> bool:
@@ -103,10 +106,23 @@ class Application:
     def undo(self) -> None:
         """Take back exactly what is applied, be it all, a part or nothing; then it can go on."""
         self._move(range(self._applied), undo=True)
-        self._applied = 0
+        self._applied, self._is_torn = 0, False
 
     def _move(self, blocks: range, *, undo: bool, verify: bool = False) -> None:
-        self._backend.delta_apply(self._bits, self._delta, undo=undo, blocks=blocks, verify=verify)
+        """Apply blocks or take them back; until the caller has noted it, it is torn."""
+        if self._is_torn:
+            raise Unavailable(
+                "an interrupt came while a slice was applied, and nobody knows whether it is: "
+                "compare the digest of the weights with those of the delta"
+            )
+        self._is_torn = True
+        try:
+            self._backend.delta_apply(
+                self._bits, self._delta, undo=undo, blocks=blocks, verify=verify
+            )
+        except RoseError:
+            self._is_torn = False  # it changed nothing
+            raise
 
 
 def _moved_bytes(delta: Delta) -> npt.NDArray[np.int64]:

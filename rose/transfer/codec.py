@@ -80,7 +80,8 @@ def delta_apply(
         delta: what to add to them.
         undo: take it back, which gives the same bits back whatever they were.
         verify: refuse weights that are not the version the delta was made from, or, to undo it, the
-            one it makes. That is proven for the words that it touches; the others are not read.
+            one it makes. On a CPU that is proven for the words that it touches, and the others are
+            not read; on a GPU all are.
         stream: of a GPU.
 
     Raises:
@@ -151,7 +152,8 @@ def topk_pack(
     Args:
         new: the fresh weights, bf16 or its bits.
         shadow: what the receiver is known to hold; written in place.
-        budget: elements to send; changes of one size are sent together or not at all.
+        budget: elements to send; changes of one size are sent together or not at all. What is too
+            small to tell from none, as among subnormals, is sent when it is due only.
         budget_bytes: of table and payload. One of the two budgets is given.
         ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
             was left unsent; moved on in place. None where that does not matter.

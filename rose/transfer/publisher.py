@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.class_rule import class_rule
 from rose.transfer.codec import delta_apply, delta_pack, digest
 from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
@@ -60,6 +60,7 @@ class Publisher:
                 f"incarnation {incarnation} and first_version {first_version} must not be negative"
             )
         self._tiles = Tiles.of(len(weights), tile_elements)
+        self._is_sound = True  # the shadow is the newest version
         self._block_elements = block_elements
         self._is_strat = link == "strat"
         self._log = log
@@ -90,21 +91,29 @@ class Publisher:
         Raises:
             InvalidArgument: it is another row than the one to begin with.
             OutOfMemory: there is no room for it, here or in the log.
-            Unavailable: the log is closed.
-                After any error the version, the shadow and the log are as before.
+            Unavailable: the log is closed, or an earlier call was interrupted.
+                After any error the version, the shadow and the log are as before. Where they may
+                not be, as after an interrupt, nothing is published or seeded any more.
         """
         _check_row(new)
         if len(new) != self._tiles.count:
             raise InvalidArgument(f"{len(new)} elements are published as {self._tiles.count}")
         with self._lock:
+            self._check_sound()
             deltas: dict[int, Delta] = {}
-            before = self._version
+            # Until it is known to be: an interrupt may come between a change and what notes it.
+            self._is_sound = False
             try:
-                return self._publish(new, deltas)
-            finally:
-                if self._version == before:  # whatever it was that failed
-                    for tile, delta in deltas.items():
-                        delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
+                manifest = self._publish(new, deltas)
+            except Exception:
+                for tile, delta in deltas.items():
+                    delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
+                self._is_sound = all(
+                    self._digest_of(tile) == self._digests[tile.index] for tile in self._tiles
+                )
+                raise
+            self._is_sound = True
+            return manifest
 
     def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
         rule = class_rule(new, self._shadow) if self._is_strat else None
@@ -112,7 +121,8 @@ class Publisher:
         for tile in self._tiles:
             delta, link = self._pack_both(new[tile.where], self._shadow[tile.where], rule)
             if delta.changed:
-                deltas[tile.index], frames[tile.index] = delta, link.to_bytes()
+                deltas[tile.index] = delta
+                frames[tile.index] = link.to_bytes()
         parts = {tile: self._digest_of(self._tiles[tile]) for tile in deltas}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
         manifest = self._manifest(
@@ -127,8 +137,13 @@ class Publisher:
         return manifest
 
     def seed(self) -> tuple[Manifest, dict[int, bytes]]:
-        """Return the newest version whole, as deltas from zeros, and its frames by tile."""
+        """Return the newest version whole, as deltas from zeros, and its frames by tile.
+
+        Raises:
+            Unavailable: a call that published was interrupted.
+        """
         with self._lock:
+            self._check_sound()
             deltas = {
                 tile.index: self._pack(self._shadow[tile.where], np.zeros(tile.count, np.uint16))
                 for tile in self._tiles
@@ -136,6 +151,13 @@ class Publisher:
             frames = {tile: delta.to_bytes() for tile, delta in deltas.items()}
             chunks = (_chunk(tile, deltas[tile], frame) for tile, frame in frames.items())
             return self._manifest(self._version, None, self._digests.total, chunks), frames
+
+    def _check_sound(self) -> None:
+        if not self._is_sound:
+            raise Unavailable(
+                "publishing was interrupted, so the shadow may be no version: begin another "
+                "incarnation"
+            )
 
     def _pack(self, new: Bits, shadow: Bits) -> Delta:
         return delta_pack(new, shadow, block_elements=self._block_elements)

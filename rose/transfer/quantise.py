@@ -15,7 +15,7 @@ import numpy as np
 
 from rose import _core
 from rose.config import read_environment
-from rose.errors import InvalidArgument, RoseError
+from rose.errors import InvalidArgument
 from rose.transfer.backend import lowered_isa
 from rose.transfer.codec import delta_apply, delta_pack
 from rose.transfer.delta import BLOCK_ELEMENTS, Delta
@@ -164,7 +164,7 @@ def quantise_pack(
     scales = delta_pack(fresh.scales, shadow.scales)
     try:
         codes = delta_pack(fresh.codes, shadow.codes, block_elements=block_elements)
-    except RoseError:
+    except BaseException:
         delta_apply(shadow.scales, scales, undo=True)
         raise
     return codes, scales

@@ -20,6 +20,7 @@ from rose.transfer.tensor import CPU, TensorBits, bits_of, check_pair
 
 _KIND: Final = np.uint64(15)
 _STRAT: Final = np.uint64(4)
+_THREADS_MAX: Final = 64
 
 
 def strat_pack(
@@ -88,6 +89,8 @@ def link_pack(
     """
     one, other = bits_of("new", new), bits_of("shadow", shadow, is_written=True)
     check_pair(one, other)
+    if not 1 <= threads <= _THREADS_MAX:
+        raise InvalidArgument(f"threads {threads}: choose 1 to {_THREADS_MAX}")
     if one.device != CPU:
         raise InvalidArgument(f"new is on {one.device}: use delta_pack and strat_pack there")
     if (fault := rule.fault(one.width)) is not None:

@@ -136,7 +136,8 @@ def test_folders_come_out_with_their_index_and_their_configuration(
     (old / "runs").mkdir()
     (old / "unused.safetensors").write_bytes(b"not of the index")
     out = old.parent / "out"
-    assert applied(old, file, out) == Beside(("config.json",), ("pytorch_model.bin", "runs"))
+    left = ("pytorch_model.bin", "runs", "unused.safetensors")
+    assert applied(old, file, out) == Beside(("config.json",), left)
     assert content_of(out) == {**content_of(new), "config.json": b"{}"}
     assert out.stat().st_mode & 0o777 == 0o755
     assert not [one for one in old.parent.iterdir() if one.name.startswith(".")]
@@ -208,8 +209,9 @@ def test_tied_tensors_take_their_room_once(tmp_path: Path) -> None:
             write_safetensors(tmp_path / side, dict.fromkeys(names, ("BF16", row)))
             for side, row in (("old", old), ("new", new))
         ]
-        made(*sides, tmp_path / "x")
-        with DeltaFile(tmp_path / "x") as delta:
+        path = tmp_path / f"{len(names)}.delta"
+        made(*sides, path)
+        with DeltaFile(path) as delta:
             frames = {tile.frame for one in delta.tensors for tile in one.tiles}
         sizes.append(sum(frame.nbytes for frame in frames if frame is not None))
     assert sizes[0] == sizes[1] > 0
@@ -440,6 +442,7 @@ def test_delta_that_does_something_else_is_refused(
         return replace(wrong, digest=right.digest) if right.changed else right
 
     monkeypatch.setattr("rose.checkpoints.make.delta_pack", pack)
+    file.unlink()
     made(old, new, file)
     before = content_of(old)
     with pytest.raises(CorruptData, match="does not become what it says"):
@@ -630,3 +633,69 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     assert standing == "TARGET"
     # Each checkpoint is 256 MiB; a tile is 32 MiB.
     assert int(grown) >> 10 < 220
+
+
+def test_tensors_in_a_file_of_any_name_are_those_of_the_other_version(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, seed in ((old, 1), (new, 2)):
+        row = bits(np.random.default_rng(seed), 16, 100)
+        write_folder(folder, {"weights.st": {"w": ("BF16", row)}})
+    (old / "config.json").write_text("{}")
+    made(old, new, tmp_path / "x.delta")
+    beside = applied(old, tmp_path / "x.delta", tmp_path / "out")
+    assert beside == Beside(("config.json",), ())
+    assert content_of(tmp_path / "out") == {**content_of(new), "config.json": b"{}"}
+
+
+def test_a_delta_file_is_never_written_over_anything(pair: tuple[Path, Path, Path]) -> None:
+    old, new, file = pair
+    before = content_of(old)
+    for taken in (old, new, file):
+        with pytest.raises(InvalidArgument, match="is there already"):
+            made(old, new, taken)
+    assert content_of(old) == before
+
+
+def test_in_place_restores_the_other_tiles_when_one_cannot_be_restored(
+    pair: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _, file = pair
+    before = content_of(old)
+    real_frame, real_pwrite, writes, frames = DeltaFile.frame, os.pwrite, [0], [0]
+
+    def pwrite(*arguments: Any) -> int:
+        writes[0] += 1
+        if writes[0] == 6:
+            raise OSError(28, "No space left on device")
+        return real_pwrite(*arguments)
+
+    def frame(delta: DeltaFile, tensor: TensorDelta, number: int) -> Delta | None:
+        if writes[0] >= 6:
+            frames[0] += 1
+            if frames[0] == 1:
+                raise Unavailable("cannot read the delta file: Stale file handle")
+        return real_frame(delta, tensor, number)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(DeltaFile, "frame", frame)
+    with pytest.raises(Unavailable, match=r"Stale file handle\): it is neither version now"):
+        applied_in_place(old, file)
+    monkeypatch.undo()
+    identity = identified(old, file)
+    assert identity.target_tiles == 1
+    assert identity.other_tiles == 0
+    assert content_of(old) != before
+
+
+def test_permissions_are_those_that_the_user_asks_for(
+    pair: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    old, new, file = pair
+    mask = os.umask(0o077)
+    try:
+        made(old, new, tmp_path / "private.delta")
+        applied(old, file, tmp_path / "private.safetensors")
+    finally:
+        os.umask(mask)
+    for name in ("private.delta", "private.safetensors"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600

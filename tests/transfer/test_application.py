@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.errors import CorruptData, InvalidArgument
+from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer import Application, Delta, delta_apply, delta_pack
 from rose.transfer import application as subject
+from rose.transfer.backend import HostBackend
 from tests.reference import delta as reference
 from tests.vectors.delta_v2 import changed
 
@@ -267,3 +268,22 @@ def test_an_application_is_what_delta_apply_does() -> None:
     delta_apply(one, delta)
     assert Application(other, delta).run(1000)
     assert one.tolist() == other.tolist() == new.tolist()
+
+
+def test_after_an_interrupt_nobody_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    new, old = versions(16)
+    weights = old.copy()
+    application = Application(weights, packed(new, old))
+    real = HostBackend.delta_apply
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HostBackend, "delta_apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        application.step(0)
+    monkeypatch.undo()
+    for call in (lambda: application.step(0), application.undo):
+        with pytest.raises(Unavailable, match="nobody knows whether it is"):
+            call()

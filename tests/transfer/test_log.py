@@ -8,6 +8,7 @@ import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec import digest
+from rose.transfer.delta import Delta
 from rose.transfer.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.manifest import Chunk, Manifest
 from rose.transfer.publisher import Publisher
@@ -265,3 +266,39 @@ def test_statistics_add_up() -> None:
     assert (total.versions, total.answers, total.matched) == (1, 3, 2)
     assert (total.sent_bytes, total.dense_bytes) == (row.sent_bytes, row.dense_bytes)
     assert log.receivers()["b"].is_match is False
+
+
+def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = VersionLog()
+    publisher = publisher_of(log)
+    real, calls = Delta.to_bytes, [0]
+
+    def to_bytes(delta: Delta) -> bytes:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise MemoryError
+        return real(delta)
+
+    bits = weights(2)
+    monkeypatch.setattr(Delta, "to_bytes", to_bytes)
+    with pytest.raises(MemoryError):
+        publisher.publish(bits)
+    monkeypatch.undo()
+    assert len(publisher.publish(bits).chunks) == len(TILES)
+
+
+def test_an_interrupt_ends_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = VersionLog()
+    publisher = publisher_of(log)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(weights(2))
+    monkeypatch.undo()
+    with pytest.raises(Unavailable, match="was interrupted"):
+        publisher.publish(weights(2))
+    with pytest.raises(Unavailable, match="was interrupted"):
+        publisher.seed()

@@ -1,5 +1,6 @@
 """Deltas of quantised weights: of 8-bit codes and 32-bit scales, and nothing moves by halves."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -94,4 +95,23 @@ def test_a_block_size_that_no_delta_has_moves_nothing() -> None:
     before = held(shadow)
     with pytest.raises(InvalidArgument, match="block_elements 5"):
         quantise_pack(new, shadow, block_elements=5)
+    assert held(shadow) == before
+
+
+def test_an_interrupt_leaves_codes_and_scales_of_one_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = two_versions(4, lr=1.0)
+    shadow = quantise(old, to="fp8")
+    before, calls = held(shadow), [0]
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise KeyboardInterrupt
+        return delta_pack(*arguments, **named)
+
+    monkeypatch.setattr(import_module("rose.transfer.quantise"), "delta_pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantise_pack(new, shadow)
     assert held(shadow) == before
