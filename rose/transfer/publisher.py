@@ -105,15 +105,18 @@ class Publisher:
             self._is_sound = False
             try:
                 manifest = self._publish(new, deltas)
-            except Exception:
-                for tile, delta in deltas.items():
-                    delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
-                self._is_sound = all(
-                    self._digest_of(tile) == self._digests[tile.index] for tile in self._tiles
-                )
-                raise
-            self._is_sound = True
+                self._is_sound = True
+            finally:
+                if not self._is_sound:  # whatever it was that failed
+                    self._take_back(deltas)
             return manifest
+
+    def _take_back(self, deltas: dict[int, Delta]) -> None:
+        for tile, delta in deltas.items():
+            delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
+        self._is_sound = all(
+            self._digest_of(tile) == self._digests[tile.index] for tile in self._tiles
+        )
 
     def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
         rule = class_rule(new, self._shadow) if self._is_strat else None

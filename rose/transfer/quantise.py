@@ -162,11 +162,13 @@ def quantise_pack(
             f"{tuple(shadow.codes.shape)}: make them equal"
         )
     scales = delta_pack(fresh.scales, shadow.scales)
+    is_whole = False
     try:
         codes = delta_pack(fresh.codes, shadow.codes, block_elements=block_elements)
-    except BaseException:
-        delta_apply(shadow.scales, scales, undo=True)
-        raise
+        is_whole = True
+    finally:
+        if not is_whole:  # an interrupt, too, leaves codes and scales of one version
+            delta_apply(shadow.scales, scales, undo=True)
     return codes, scales
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.codec import digest
+from rose.transfer.codec import delta_pack, digest
 from rose.transfer.delta import Delta
 from rose.transfer.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.manifest import Chunk, Manifest
@@ -287,14 +288,30 @@ def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPa
     assert len(publisher.publish(bits).chunks) == len(TILES)
 
 
-def test_an_interrupt_ends_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     log = VersionLog()
     publisher = publisher_of(log)
+    before = publisher.seed()
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(log, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(weights(2))
+    monkeypatch.undo()
+    assert publisher.seed() == before
+    assert len(publisher.publish(weights(2)).chunks) == len(TILES)
+
+
+def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = publisher_of(VersionLog())
+
+    def interrupted(new: object, shadow: object, **options: Any) -> None:
+        delta_pack(new, shadow, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rose.transfer.publisher.delta_pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(weights(2))
     monkeypatch.undo()
