@@ -94,11 +94,12 @@ ROSE_AVX512 inline void add_avx512(__m512i words, SumsAvx512& sums) noexcept {
 
 // _mm512_reduce_add_epi64 of g++ 12 adds signed numbers, and these overflow.
 ROSE_AVX512 inline std::uint64_t total_avx512(__m512i sums) noexcept {
-  std::uint64_t lanes[8];
-  _mm512_storeu_si512(lanes, sums);
-  std::uint64_t total = 0;
-  for (const std::uint64_t lane : lanes) total += lane;
-  return total;
+  const __m256i four =
+      _mm256_add_epi64(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+  const __m128i two =
+      _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(two)) +
+         static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
 }
 
 ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& digest) noexcept {

@@ -48,7 +48,7 @@ struct Block {
     std::mt19937 random{seed};
     const ClassRule rule = rule_for<T>();
     for (std::size_t i = 0; i < count; ++i) {
-      const unsigned above = random() % 9;
+      const auto above = static_cast<unsigned>(random() % 9);
       const auto exponent = static_cast<T>((rule.origin + above) << rule.shift);
       old.push_back(static_cast<T>((random() & ((1U << rule.shift) - 1)) + exponent));
       T by = 0;
@@ -184,9 +184,10 @@ void random_words(bool has_empty_classes) {
   for (int i = 0; i < 20'000; ++i) {
     std::vector<std::uint32_t> words(random() % 20);
     // Many bits that are 1 make small counts, which are sometimes right.
-    for (std::uint32_t& word : words) word = random() | (i % 2 != 0 ? random() : 0);
-    if (i % 4 == 0 && !words.empty()) words.back() &= random() % 64;
-    refuse_or_same(decoder, words, block, 1 + random() % 8, taken);
+    for (std::uint32_t& word : words)
+      word = static_cast<std::uint32_t>(random() | (i % 2 != 0 ? random() : 0));
+    if (i % 4 == 0 && !words.empty()) words.back() &= static_cast<std::uint32_t>(random() % 64);
+    refuse_or_same(decoder, words, block, 1 + static_cast<std::uint32_t>(random() % 8), taken);
   }
   CHECK(taken < 20'000);
 }
