@@ -48,7 +48,7 @@ def test_damaged_frames_with_right_checksums_change_nothing(
 @pytest.mark.timeout(600)
 def test_fuzzing_for_a_while_finds_nothing(repo: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: pip install rose[fuzz]")
+        pytest.skip("atheris is not installed: pip install rose-rl[fuzz]")
     for i, frame in enumerate(frames()):
         (tmp_path / str(i)).write_bytes(b"\xff" + frame)
     done = subprocess.run(
