@@ -184,6 +184,15 @@ Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
   return map_.generation(slab);
 }
 
+Status BlockAllocator::audit_slab(SlabId slab, SlabUse use,
+                                  std::uint32_t generation) const noexcept {
+  const std::string name = "slab " + std::to_string(slab);
+  ROSE_CHECK(map_.use(slab) == use, name + " is not to its allocator what it is to the arbiter");
+  ROSE_CHECK(use == SlabUse::kAbsent || map_.generation(slab) == generation,
+             name + " has two generations");
+  return {};
+}
+
 Status BlockAllocator::audit() const noexcept {
   ROSE_TRY(map_.audit());
   for (const auto& [ticket, blocks] : tickets_) {

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "memory/block_map.h"
+#include "memory/slab_holder.h"
 
 namespace rose::memory {
 
@@ -37,7 +38,7 @@ class SlabWatcher {
 //
 // Thread rule: any thread; public methods take the arbiter's mutex. A method that frees or unpins
 // may, inside the call, hand a revoked slab over.
-class BlockAllocator {
+class BlockAllocator final : public SlabHolder {
  public:
   BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher& watcher) noexcept;
   BlockAllocator(const BlockAllocator&) = delete;
@@ -71,14 +72,19 @@ class BlockAllocator {
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
  private:
-  // The arbiter opens and closes slabs, and counts, while it holds the lock itself.
-  friend class Arbiter;
-  const BlockMap& map() const noexcept { return map_; }
-  void add_slab(SlabId slab, std::uint32_t generation) noexcept { map_.add(slab, generation); }
-  Status close_slab(SlabId slab) noexcept;
-  void quarantine_slab(SlabId slab) noexcept { map_.quarantine(slab); }
-  void remove_slab(SlabId slab) noexcept { map_.remove(slab); }
-  Status audit() const noexcept;
+  // For the arbiter alone, which holds the lock.
+  void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
+    map_.add(slab, generation);
+  }
+  Status close_slab(SlabId slab) noexcept override;
+  void quarantine_slab(SlabId slab) noexcept override { map_.quarantine(slab); }
+  void remove_slab(SlabId slab) noexcept override { map_.remove(slab); }
+  SlabLoad load(SlabId slab) const noexcept override {
+    return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
+  }
+  BlockTotals totals() const noexcept override { return {map_.free_blocks(), map_.used_blocks()}; }
+  Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
+  Status audit() const noexcept override;
 
   struct PinnedSlab {
     SlabId slab;
