@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import Self
 
@@ -18,6 +18,7 @@ from rose._core import (
     HostGate,
     LatencyModel,
     MoveLog,
+    Process,
     QuantumRefusal,
     ServingState,
 )
@@ -35,7 +36,14 @@ from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.units import MIB, ceil_div
 
+if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+    from rose.executor.attached import AttachedDevice
+    from rose.executor.listener import Listener
+    from rose.executor.messages import Hello
+    from rose.executor.tenancy import Tenancy
+
 _SERVING: Final = 0
+_BORROWER: Final = 1  # its header slab
 _TENANTS: Final = 2
 _REASONS: Final = {
     QuantumRefusal.NO_HEARTBEAT: Reason.NO_HEARTBEAT,
@@ -71,6 +79,7 @@ class CoServing:
         self._clock = clock
         self._serving: ServingLane | None = None
         self._rollout: RolloutLane | None = None
+        self._listener: Listener | None = None
         self._creditor: Creditor | None = None
         self._is_closed = False
         self.safety = Safety(self._give_back)
@@ -228,6 +237,7 @@ class CoServing:
             )
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
+        self._serving_kv = kv
         self._keeper = Keeper(self._tend, every_ms=policy.tend_every_ms)
         return self._serving
 
@@ -246,29 +256,16 @@ class CoServing:
             Unavailable: rose has failed on this device and given everything back, or the gate's
                 self-test cannot be run on this GPU.
         """
-        if self._is_closed:
-            raise InvalidArgument("this device is closed: open another")
-        if self._serving is None or self._slab_bytes is None:
-            raise InvalidArgument("add the serving engine before the borrower")
-        if self._rollout is not None:
-            raise InvalidArgument("this device has a borrower already: one per device")
-        if self.safety.cause is not None:
-            raise Unavailable(f"this device lends no more: {self.gave_back}")
-        suited = choose_slab_bytes(self._serving.kv.geometry, geometry)
-        if self._slab_bytes % suited and geometry.waste(self._slab_bytes) > self._policy.waste_max:
-            raise InvalidArgument(
-                f"slabs of {self._slab_bytes / MIB:g} MiB waste "
-                f"{geometry.waste(self._slab_bytes):.0%} of the borrower's memory: "
-                f"open the device with slab_bytes={suited}"
-            )
+        slab_bytes = self._check_borrower()
+        self._check_geometry(geometry)
         gate = self._borrower_gate()
         partition = self._arbiter.add_partition(
-            "rollout", reserve_slabs=0, limit_slabs=limit_bytes // self._slab_bytes
+            "rollout", reserve_slabs=0, limit_slabs=limit_bytes // slab_bytes
         )
         lane = RolloutLane(
-            kv=KVSpace(self._arbiter, partition, geometry, header_index=partition),
+            kv=KVSpace(self._arbiter, partition, geometry, header_index=_BORROWER),
             gate=gate,
-            lender=self._lender,
+            loans=self._lender,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke or _begin_at_once,
             why_refused=self._why_refused,
@@ -278,13 +275,97 @@ class CoServing:
         self._lender.lend_to(
             Borrower(
                 partition=partition,
-                kv=lane.kv,
+                geometry=geometry,
                 gate=self._gate,
                 # The engine sets these two later, so they are looked up at each call.
                 on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
                 on_room=lambda: lane.on_room(),  # noqa: PLW0108
+                is_alive=lambda: not self._gate.is_in_step(),
             )
         )
+        self._begin_lending()
+        return lane
+
+    def listen(self, path: str | Path) -> "Listener":
+        """Let a borrower of another process attach at a Unix socket; from now on the device lends.
+
+        One at a time; when it is gone, another one may come. It calls `CoServing.attach`.
+
+        Args:
+            path: of the socket, which only this user can reach.
+
+        Raises:
+            InvalidArgument: before `serving`, called twice, or after `rollout`.
+            Unavailable: no socket can be made there, or rose has failed on this device.
+        """
+        from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
+
+        self._check_borrower()
+        self._listener = Listener(
+            path,
+            admit=self._admit,
+            why_refused=lambda: self._why_refused().name,
+            share_ledger=self._arbiter.share_ledger,
+        )
+        self._begin_lending()
+        return self._listener
+
+    @staticmethod
+    def attach(path: str | Path) -> "AttachedDevice":
+        """Reach a device that serves in another process, which called `listen`.
+
+        Raises:
+            Unavailable: nobody listens at `path`.
+        """
+        from rose.executor.attached import AttachedDevice  # noqa: PLC0415 (an extra)
+
+        return AttachedDevice.connect(path)
+
+    def _admit(self, hello: "Hello", process: Process) -> "Tenancy":
+        """Make a borrower of another process a tenant, or raise why not."""
+        from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
+
+        self._check_geometry(hello.geometry)
+        if self.safety.cause is not None:
+            raise Unavailable(f"this device lends no more: {self.gave_back}")
+        tenancy = Tenancy.begin(
+            hello,
+            process,
+            arbiter=self._arbiter,
+            gate=self._gate,
+            lender=self._lender,
+            policy=self._policy,
+            clock=self._clock,
+            header_index=_BORROWER,
+            device="cpu" if self._gpu is None else f"cuda:{self._gpu.device.ordinal}",
+        )
+        self._lender.lend_to(tenancy.borrower(hello.geometry))
+        return tenancy
+
+    def _check_borrower(self) -> int:
+        """Raise why there can be no borrower; the bytes of a slab otherwise."""
+        if self._is_closed:
+            raise InvalidArgument("this device is closed: open another")
+        if self._serving is None or self._slab_bytes is None:
+            raise InvalidArgument("add the serving engine before the borrower")
+        if self._rollout is not None or self._listener is not None:
+            raise InvalidArgument("this device has a borrower already: one per device")
+        if self.safety.cause is not None:
+            raise Unavailable(f"this device lends no more: {self.gave_back}")
+        return self._slab_bytes
+
+    def _check_geometry(self, geometry: KVGeometry) -> None:
+        """Raise when the device's slabs do not suit a borrower's geometry."""
+        slab_bytes = self._arbiter.slab_bytes
+        suited = choose_slab_bytes(self._serving_kv.geometry, geometry)
+        if slab_bytes % suited and geometry.waste(slab_bytes) > self._policy.waste_max:
+            raise InvalidArgument(
+                f"slabs of {slab_bytes / MIB:g} MiB waste {geometry.waste(slab_bytes):.0%} of the "
+                f"borrower's memory: open the device with slab_bytes={suited}"
+            )
+
+    def _begin_lending(self) -> None:
+        """Start who grants credit and who minds deadlines."""
         context = float(self._limits.request_tokens)
         self._creditor = Creditor(
             self._gate,
@@ -302,7 +383,6 @@ class CoServing:
         self._state.beat()
         self._creditor.start()
         self._keeper.start()
-        return lane
 
     def _borrower_gate(self) -> BorrowerGate:
         """Choose the gate: on a CPU the host's, on a GPU the first whose self-test passes."""
@@ -376,6 +456,8 @@ class CoServing:
         self._keeper.stop()
         if self.safety.cause is None:
             self._stop_lending()
+        if self._listener is not None:
+            self._listener.close()
         self._log.close()
 
     def __enter__(self) -> Self:

@@ -22,8 +22,8 @@ from rose._core import (
     largest_grant,
 )
 from rose.events import Reason, Refusal
-from rose.executor.revocation import Cause, Revocation
-from rose.memory import KVSpace
+from rose.executor.revocation import Cause, Demand, Revocation
+from rose.memory import KVGeometry, KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS, ceil_div
 
@@ -43,7 +43,7 @@ _REASONS: Final = {
 }
 _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 
-OnRevoke = Callable[[Revocation], None]
+OnRevoke = Callable[[Demand], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,23 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Borrower:
-    """The other side of the loans."""
+    """The other side of the loans.
+
+    Args:
+        partition: its own.
+        geometry: of its KV.
+        gate: where it stops.
+        on_revoke: called in serving's thread when slabs are wanted.
+        on_room: called when slabs came free.
+        is_alive: whether its loans are renewed although it does not ask at a gate.
+    """
 
     partition: int
-    kv: KVSpace
+    geometry: KVGeometry
     gate: HostGate
-    on_revoke: OnRevoke
+    on_revoke: Callable[[Revocation], None]
     on_room: Callable[[], None]
+    is_alive: Callable[[], bool]
 
 
 class Lender:
@@ -139,6 +149,13 @@ class Lender:
     def lend_to(self, borrower: Borrower) -> None:
         """Begin to lend."""
         self._borrower = borrower
+
+    def forget_borrower(self) -> None:
+        """Note that the borrower is gone, and with it all its loans; another one may come."""
+        self._borrower = None
+        with self._lock:
+            self._leases.clear()
+        self._collect()
 
     # ---- what serving could need ----------------------------------------------------------------
 
@@ -278,7 +295,7 @@ class Lender:
         wait_ms = self.retry_after_ms()
         if wait_ms > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=wait_ms)
-        wanted = ceil_div(blocks, borrower.kv.geometry.blocks_per_slab(self._arbiter.slab_bytes))
+        wanted = ceil_div(blocks, borrower.geometry.blocks_per_slab(self._arbiter.slab_bytes))
         for _ in range(_TRIES):
             snapshot = self._arbiter.snapshot()
             terms = self._terms(snapshot, slabs=0)
@@ -344,8 +361,12 @@ class Lender:
         if self._borrower is None:
             return 0
         partitions = self._arbiter.snapshot().partitions
-        lendable = self._arbiter.slab_count - partitions[self._serving].reserve_slabs
-        return int(min(partitions[self._borrower.partition].limit_slabs, lendable))
+        return min(int(partitions[self._borrower.partition].limit_slabs), self.lendable_slabs())
+
+    def lendable_slabs(self) -> int:
+        """What serving's reserve leaves of the pool."""
+        serving = self._arbiter.snapshot().partitions[self._serving]
+        return int(self._arbiter.slab_count - serving.reserve_slabs)
 
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
@@ -359,9 +380,10 @@ class Lender:
         """Mind the deadlines: late slabs are fenced, leases past their TTL revoked.
 
         A borrower of this process that is in no step cannot be stuck in one: idle or paused, it
-        keeps its leases. Within a step it must show at its gates that it lives.
+        keeps its leases. Within a step it must show at its gates that it lives. One of another
+        process stamps its mailbox.
         """
-        if self._borrower is not None and not self._borrower.gate.is_in_step():
+        if self._borrower is not None and self._borrower.is_alive():
             self.renew()
         grace_ns = int(self._policy.revoke_ms * NS_PER_MS)
         for revocation_id in self._arbiter.expire(grace_ns=grace_ns):

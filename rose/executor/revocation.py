@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
-from rose._core import Arbiter, Clock
+from rose._core import Arbiter, Attachment, Clock
 from rose.units import NS_PER_MS, NS_PER_S
 
 
@@ -14,6 +15,45 @@ class Cause(Enum):
     PRESSURE = "serving needs them, or soon could"
     EXPIRED = "the lease was not renewed"
     CLOSING = "the device stops lending"
+
+
+class Demand(Protocol):
+    """What a borrower's engine sees of a revocation, wherever the arbiter is."""
+
+    @property
+    def slabs(self) -> int:
+        """How many are wanted."""
+        ...
+
+    def begin(self, preferred: Sequence[int]) -> None:
+        """Let it take effect, with the slabs the engine would rather part with first."""
+        ...
+
+    def remaining_s(self) -> float:
+        """Seconds to the deadline, at least 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDemand:
+    """A revocation that the arbiter of another process has begun.
+
+    Args:
+        slabs: that are closed and still hold blocks or pins.
+        deadline_ns: on the device's clock.
+        attachment: to the device.
+    """
+
+    slabs: int
+    deadline_ns: int
+    attachment: Attachment
+
+    def begin(self, preferred: Sequence[int]) -> None:
+        """Do nothing: it has begun, and the ranks in the mailbox said what to take first."""
+
+    def remaining_s(self) -> float:
+        """Seconds to the deadline, at least 0."""
+        return max(0.0, (self.deadline_ns - self.attachment.now_ns()) / NS_PER_S)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from rose._core import Verdict
 from rose.compute import BorrowerGate
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.lender import Lender, OnRevoke
+from rose.executor.lender import OnRevoke
+from rose.executor.loans import Loans
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
@@ -59,7 +60,7 @@ class RolloutLane:
         *,
         kv: KVSpace,
         gate: BorrowerGate,
-        lender: Lender,
+        loans: Loans,
         reporting: Reporting,
         on_revoke: OnRevoke,
         why_refused: Callable[[], Reason],
@@ -74,7 +75,7 @@ class RolloutLane:
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
         self._gate = gate
-        self._lender = lender
+        self._loans = loans
         self._reporting = reporting
         self._why_refused = why_refused
 
@@ -144,14 +145,14 @@ class RolloutLane:
 
     def _is_late(self) -> bool:
         """Whether a step is refused because slabs are overdue; empty them, then ask again."""
-        if self._lender.is_closed:
+        if self._loans.is_closed:
             return False
         with self._reporting:
-            return self._lender.is_late()
+            return self._loans.is_late()
 
     def _renew(self) -> None:
         with self._reporting:
-            self._lender.renew()
+            self._loans.renew()
 
     def end_step(self) -> None:
         """End the step; called by the quantum."""
@@ -159,12 +160,17 @@ class RolloutLane:
         self._gate.leave()
         self._gate.end_step()
         with self._reporting:
-            self._lender.step_ended()
+            self._loans.step_ended()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step runs, or waits at a gate within it."""
+        return self.step_thread != 0
 
     @property
     def is_closed(self) -> bool:
         """Whether the device lends no more: it was closed, or rose gave back."""
-        return self._lender.is_closed
+        return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class RolloutLane:
         if missing <= 0:
             return None
         with self._reporting:
-            answer = self._lender.grow(missing)
+            answer = self._loans.grow(missing)
         if isinstance(answer, Refusal):
             return answer
         if self.kv.allocator.free_blocks < blocks:
@@ -199,7 +205,7 @@ class RolloutLane:
             return refusal
         reservation = self.kv.allocator.reserve(blocks)
         if reservation is None:
-            return Refusal(Reason.POOL_EMPTY, retry_after_ms=self._lender.retry_after_ms())
+            return Refusal(Reason.POOL_EMPTY, retry_after_ms=self._loans.retry_after_ms())
         return Ticket(self.kv.allocator, reservation)
 
     def pin(self, blocks: Iterable[int]) -> int:
@@ -212,16 +218,16 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
-        return self._lender.lent_slabs()
+        return self._loans.lent_slabs()
 
     def slabs_max(self) -> int:
         """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
-        return self._lender.slabs_max()
+        return self._loans.slabs_max()
 
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""
-        return self._lender.retry_after_ms()
+        return self._loans.retry_after_ms()
 
     def leaving(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
-        return self._lender.leaving_slabs()
+        return self._loans.leaving_slabs()

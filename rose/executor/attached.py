@@ -1,0 +1,175 @@
+"""A device whose serving engine is in another process: what a borrower there attaches to."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Self
+
+from rose._core import Attachment, HostGate
+from rose.compute import BorrowerGate, Gpu, device_ordinal
+from rose.config import read_environment
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.executor.attached_loans import AttachedLoans
+from rose.executor.channel import Channel, close_all
+from rose.executor.lender import OnRevoke
+from rose.executor.messages import Hello, Rejected, Welcome
+from rose.executor.rollout import RolloutLane
+from rose.executor.safety import Reporting, Safety
+from rose.executor.watcher import Watcher
+from rose.memory import KVGeometry, KVSpace
+
+_CONNECT_S: Final = 5.0
+# A device may have to lay out the books of a large pool first.
+_WELCOME_S: Final = 30.0
+
+
+class AttachedDevice:
+    """A borrower's end of a device that another process serves on.
+
+    Its life: `CoServing.attach` → `rollout` → … → `close`. When serving's process ends, or takes
+    everything back, the lane says so and `gave_back` why.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        """Use `CoServing.attach`."""
+        self._channel = channel
+        self._parts = ExitStack()
+        self._loans: AttachedLoans | None = None
+        self._lane: RolloutLane | None = None
+        self._is_closed = False
+        self.safety = Safety(self._give_back)
+
+    @classmethod
+    def connect(cls, path: str | Path) -> "AttachedDevice":
+        """Reach the device that listens at `path`.
+
+        Raises:
+            Unavailable: nobody listens there.
+        """
+        return cls(Channel.connect(path, timeout_s=_CONNECT_S))
+
+    def rollout(
+        self, geometry: KVGeometry, *, limit_bytes: int, on_revoke: OnRevoke | None = None
+    ) -> RolloutLane:
+        """Borrow; as `CoServing.rollout`.
+
+        Raises:
+            InvalidArgument: called twice, or a geometry or a limit that the device does not take.
+            Unavailable: the device lends to somebody else, or no more.
+        """
+        if self._is_closed:
+            raise InvalidArgument("this device is closed: attach again")
+        if self._lane is not None:
+            raise InvalidArgument("this device has a borrower already: one per device")
+        welcome, descriptors = self._ask(Hello(geometry, limit_bytes))
+        with ExitStack() as undo:
+            undo.callback(close_all, descriptors)
+            named = _by_name(welcome, descriptors)
+            gpu = _open_gpu(welcome.device)
+            attachment = Attachment.create(
+                pool_fds=named["pool"],
+                pool_sizes=list(welcome.object_bytes),
+                ledger_fd=named["ledger"][0],
+                mailbox_fd=named["mailbox"][0],
+                to_arbiter_fd=named["to_arbiter"][0],
+                to_tenant_fd=named["to_tenant"][0],
+                socket_fd=self._channel.fileno(),
+                device=gpu.device if gpu else None,
+            )
+            host_gate = HostGate.attach(named["gate"][0])
+            kv = KVSpace(
+                attachment, welcome.partition, geometry, header_index=welcome.header_index
+            )
+        loans = AttachedLoans(attachment, self._channel, welcome, kv, host_gate)
+        lane = RolloutLane(
+            kv=kv,
+            gate=_borrower_gate(gpu, host_gate, window=welcome.gate_window),
+            loans=loans,
+            reporting=Reporting(self.safety),
+            on_revoke=on_revoke or (lambda demand: demand.begin(())),
+            why_refused=loans.why_refused,
+            stream=gpu.rollout.handle if gpu else None,
+        )
+        watcher = Watcher(attachment, lane, loans, self.safety)
+        self._parts.callback(attachment.close)
+        self._parts.callback(watcher.close)
+        self._loans, self._lane = loans, lane
+        watcher.start()
+        return lane
+
+    def _ask(self, hello: Hello) -> tuple[Welcome, list[int]]:
+        self._channel.send(hello)
+        answer, descriptors = self._channel.receive(timeout_s=_WELCOME_S)
+        match answer:
+            case Welcome(descriptors=names) if len(names) == len(descriptors):
+                return answer, descriptors
+            case Rejected(sentence=sentence, is_final=is_final):
+                close_all(descriptors)
+                raise (InvalidArgument if is_final else Unavailable)(sentence)
+        close_all(descriptors)
+        raise CorruptData("a device that answers a hello with something else")
+
+    @property
+    def gave_back(self) -> str | None:
+        """Why nothing is lent any more; None while all is well."""
+        if self.safety.cause is not None:
+            return f"{type(self.safety.cause).__name__}: {self.safety.cause}"
+        return self._loans.closed_because if self._loans else None
+
+    def _give_back(self, _cause: BaseException) -> None:
+        """Something failed here: borrow no more; what is idle goes home, the rest when freed."""
+        if self._loans is not None:
+            self._loans.close("rose failed in the borrower's process")
+
+    def close(self) -> None:
+        """Give everything back that is idle, and hang up. Idempotent.
+
+        Stop the engine first: what it still holds counts as late until the process ends.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._loans is not None:
+            self._loans.close("this device was closed")
+        self._parts.close()
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Use the device in a `with` block."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Close the device."""
+        self.close()
+
+
+def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
+    named: dict[str, list[int]] = {
+        name: [] for name in ("pool", "ledger", "mailbox", "to_arbiter", "to_tenant", "gate")
+    }
+    for name, descriptor in zip(welcome.descriptors, descriptors, strict=True):
+        named.setdefault(name, []).append(descriptor)
+    missing = [name for name, found in named.items() if not found]
+    if missing:
+        raise CorruptData(f"a device that welcomes a borrower without its {missing[0]}")
+    return named
+
+
+def _open_gpu(device: str) -> Gpu | None:
+    ordinal = device_ordinal(device)
+    return None if ordinal is None else Gpu.open(ordinal)
+
+
+def _borrower_gate(gpu: Gpu | None, gate: HostGate, *, window: int) -> BorrowerGate:
+    """Choose as `CoServing` does: on a CPU the host's, on a GPU the first that passes its test."""
+    if gpu is None:
+        return gate
+    choice = gpu.probe(max_connections=read_environment().cuda_max_connections).choice
+    return gpu.borrower_gate(gate, choice.kind, window=window)

@@ -1,0 +1,134 @@
+"""A connection between a device and a tenant: whole messages, with descriptors, in time."""
+
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import Self
+
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.executor.messages import (
+    DESCRIPTORS_MAX,
+    MESSAGE_BYTES_MAX,
+    Answer,
+    Question,
+    decode,
+    encode,
+)
+
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_PATH_BYTES_MAX: Final = 107  # sun_path, without its zero
+
+
+class Channel:
+    """Owns one end of a Unix socket that keeps messages apart. One thread at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Own `end`, a SOCK_SEQPACKET socket."""
+        self._end = end
+
+    @classmethod
+    def connect(cls, path: str | Path, *, timeout_s: float) -> "Channel":
+        """Reach the device that listens at `path`.
+
+        Raises:
+            Unavailable: nobody listens there.
+            InvalidArgument: the path is too long for a socket.
+        """
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            end.settimeout(timeout_s)
+            end.connect(check_path(path))
+        except OSError as error:
+            end.close()
+            why = error.strerror or "it took too long"
+            raise Unavailable(f"no device can be reached at {path}: {why}") from error
+        except InvalidArgument:
+            end.close()
+            raise
+        return cls(end)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._end.fileno()
+
+    def peer(self) -> tuple[int, int]:
+        """Return process and user at the other end, as the kernel knows them."""
+        option = self._end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(option)
+        return pid, uid
+
+    def send(self, message: Question | Answer, descriptors: Sequence[int] = ()) -> None:
+        """Send a message; the descriptors stay the caller's.
+
+        Raises:
+            Unavailable: the other end is gone, or takes nothing.
+        """
+        try:
+            socket.send_fds(self._end, [encode(message)], list(descriptors))
+        except OSError as error:
+            raise Unavailable("the other end of the connection is gone") from error
+
+    def receive(self, *, timeout_s: float | None) -> tuple[Question | Answer, list[int]]:
+        """Return the next message and the descriptors it brought, which are the caller's to close.
+
+        Raises:
+            DeadlineExceeded: none came in time.
+            Unavailable: the other end is gone.
+            CorruptData: what came is no message.
+        """
+        self._end.settimeout(timeout_s)
+        try:
+            payload, descriptors, flags, _ = socket.recv_fds(
+                self._end, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            )
+        except TimeoutError as error:
+            raise DeadlineExceeded("the other end of the connection says nothing") from error
+        except OSError as error:
+            raise Unavailable("the other end of the connection is gone") from error
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise CorruptData("a message with more bytes or descriptors than any of rose has")
+            if not payload:
+                raise Unavailable("the other end closed the connection")
+            return decode(payload), descriptors
+        except (CorruptData, Unavailable):
+            close_all(descriptors)
+            raise
+
+    def close(self) -> None:
+        """Hang up: whoever waits at either end hears of it."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def __enter__(self) -> Self:
+        """Use it in a `with` block."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Hang up."""
+        self.close()
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that nobody needs."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def check_path(path: str | Path) -> str:
+    """Return `path` if a socket can have it as its name.
+
+    Raises:
+        InvalidArgument: it is too long.
+    """
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise InvalidArgument(
+            f"the path '{path}' is too long for a socket: {_PATH_BYTES_MAX} bytes are possible"
+        )
+    return str(path)

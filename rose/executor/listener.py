@@ -1,0 +1,193 @@
+"""Where borrowers of other processes attach to a device."""
+
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from rose._core import Process
+from rose.errors import DeadlineExceeded, RoseError, Unavailable
+from rose.executor.channel import Channel, check_path
+from rose.executor.messages import (
+    FORMAT,
+    AskGrow,
+    AskLedger,
+    AskReason,
+    Hello,
+    Ledger,
+    Refused,
+    Rejected,
+)
+from rose.executor.tenancy import Tenancy
+
+# Whoever connects has its question ready.
+_PATIENCE_S: Final = 2.0
+
+Admit = Callable[[Hello, Process], Tenancy]
+
+
+class Listener:
+    """A thread that answers at a Unix socket: one borrower at a time, and whoever only looks.
+
+    Who connects must be of the same user as this process: the kernel says who it is. Nothing here
+    is on the way of a revocation.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        admit: Admit,
+        why_refused: Callable[[], str],
+        share_ledger: Callable[[], int],
+    ) -> None:
+        """Listen at `path`, which must not exist.
+
+        Args:
+            path: of the socket; only this user can reach it.
+            admit: makes a tenancy, or raises why not.
+            why_refused: names the reason for which the gate stays closed.
+            share_ledger: gives a descriptor of the ledger, which is then closed here.
+
+        Raises:
+            InvalidArgument: the path is too long.
+            Unavailable: there is something at that path, or no socket can be made there.
+        """
+        self.path = check_path(path)
+        self._admit = admit
+        self._why_refused = why_refused
+        self._share_ledger = share_ledger
+        self._tenancy: Tenancy | None = None
+        self._channel: Channel | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Whoever is quick finds a socket that it may not use yet.
+            self._server.bind(self.path)
+            os.chmod(self.path, 0o600)
+            self._server.listen()
+        except OSError as error:
+            self._server.close()
+            raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
+        self._wake, self._stop = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ, self._meet)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="rose-listener", daemon=True)
+        self._thread.start()
+
+    @property
+    def tenancy(self) -> Tenancy | None:
+        """The borrower that is attached now."""
+        return self._tenancy
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    return
+                key.data()
+
+    # ---- whoever comes --------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        end, _ = self._server.accept()
+        channel = Channel(end)
+        try:
+            if not self._is_kept(channel):
+                channel.close()
+        except (RoseError, OSError):  # It went away, or is no program of rose: its own loss.
+            channel.close()
+
+    def _is_kept(self, channel: Channel) -> bool:
+        """Answer the first question; True when the connection stays."""
+        _, uid = channel.peer()
+        if uid != os.geteuid():
+            channel.send(Rejected(f"user {uid} may not attach to a device of another", True))
+            return False
+        question, strays = channel.receive(timeout_s=_PATIENCE_S)
+        for stray in strays:
+            os.close(stray)
+        match question:
+            case AskLedger():
+                self._show(channel)
+            case Hello(format=number) if number != FORMAT:
+                channel.send(Rejected(f"messages of format {number}; this device has {FORMAT}", True))
+            case Hello() if self._tenancy is not None:
+                channel.send(Rejected("this device has a borrower already: one per device", False))
+            case Hello():
+                return self._admit_tenant(question, channel)
+            case _:
+                channel.send(Rejected("a borrower says hello first", True))
+        return False
+
+    def _show(self, channel: Channel) -> None:
+        ledger = self._share_ledger()
+        try:
+            channel.send(Ledger(os.getpid()), [ledger])
+        finally:
+            os.close(ledger)
+
+    def _admit_tenant(self, hello: Hello, channel: Channel) -> bool:
+        try:
+            tenancy = self._admit(hello, Process.of_peer(channel.fileno()))
+        except RoseError as error:
+            channel.send(Rejected(str(error), not isinstance(error, Unavailable)))
+            return False
+        self._tenancy, self._channel = tenancy, channel
+        self._selector.register(channel, selectors.EVENT_READ, self._answer)
+        try:
+            channel.send(tenancy.welcome, tenancy.descriptors)
+        except Unavailable:
+            self._part()
+        return True
+
+    # ---- the tenant -----------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        channel, tenancy = self._channel, self._tenancy
+        if channel is None or tenancy is None:
+            return
+        try:
+            question, strays = channel.receive(timeout_s=_PATIENCE_S)
+            for stray in strays:
+                os.close(stray)
+            match question:
+                case AskGrow(blocks=blocks):
+                    channel.send(tenancy.grow(blocks))
+                case AskReason():
+                    channel.send(Refused(self._why_refused(), 0.0))
+                case _:
+                    self._part()
+        except DeadlineExceeded:
+            return
+        except (RoseError, OSError):
+            self._part()
+
+    def _part(self) -> None:
+        """Say good-bye to the tenant, whoever hung up."""
+        channel, tenancy = self._channel, self._tenancy
+        self._channel = self._tenancy = None
+        if channel is not None:
+            self._selector.unregister(channel)
+            channel.close()
+        if tenancy is not None:
+            tenancy.end()
+
+    def close(self) -> None:
+        """Hang up, remove the socket, and join the thread. Idempotent."""
+        if self._stop < 0:
+            return
+        os.close(self._stop)  # The other end of the pipe becomes readable.
+        self._stop = -1
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._part()
+        self._selector.close()
+        self._server.close()
+        os.close(self._wake)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)

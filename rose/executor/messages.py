@@ -1,0 +1,154 @@
+"""What a device and a tenant of another process say to each other before and between loans.
+
+Everything that has to be quick is shared memory instead: see the ledger and the mailbox in
+`docs/protocol.md`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from rose.errors import CorruptData
+from rose.memory import KVGeometry
+
+FORMAT: Final = 1
+# Longer than any message: a grant names its slabs, seven bytes each.
+MESSAGE_BYTES_MAX: Final = 1 << 20
+# The kernel passes at most 253 descriptors at once; 140 GiB in pieces of 1 GiB are 140.
+DESCRIPTORS_MAX: Final = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A tenant asks to borrow.
+
+    Args:
+        geometry: of its KV.
+        limit_bytes: the most it may borrow.
+        format: of these messages; a device answers its own only.
+    """
+
+    geometry: KVGeometry
+    limit_bytes: int
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """It may. The descriptors come with it, in the order of `descriptors`.
+
+    Args:
+        device: "cpu" or "cuda:<n>".
+        partition: the tenant's.
+        header_index: the header slab that is its own.
+        object_bytes: of each memory object of the pool, in order.
+        slabs_max: the most it could ever hold.
+        gate_window: segments that may wait in the stream of a GPU.
+        lease_ttl_ms: a loan that is not renewed for so long is taken back.
+        descriptors: how each descriptor is called.
+    """
+
+    device: str
+    partition: int
+    header_index: int
+    object_bytes: tuple[int, ...]
+    slabs_max: int
+    gate_window: int
+    lease_ttl_ms: float
+    descriptors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """It may not.
+
+    Args:
+        sentence: why.
+        is_final: asking again as it is would be of no use.
+    """
+
+    sentence: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskGrow:
+    """The tenant asks for slabs that hold `blocks` more blocks."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The slabs are its own until they are taken back; its mailbox says so too."""
+
+    lease_id: int
+    lease_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No, or not now: a `rose.events.Refusal`, its reason by name."""
+
+    reason: str
+    retry_after_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskReason:
+    """The tenant asks why the gate stays closed; the answer is `Refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskLedger:
+    """Somebody wants to look, and to borrow nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The descriptor of the ledger comes with it.
+
+    Args:
+        pid: of serving's process.
+    """
+
+    pid: int
+
+
+Question = Hello | AskGrow | AskReason | AskLedger
+Answer = Welcome | Rejected | Granted | Refused | Ledger
+
+_KINDS: Final[dict[str, type]] = {
+    kind.__name__: kind
+    for kind in (
+        Hello,
+        AskGrow,
+        AskReason,
+        AskLedger,
+        Welcome,
+        Rejected,
+        Granted,
+        Refused,
+        Ledger,
+    )
+}
+
+
+def encode(message: Question | Answer) -> bytes:
+    """Return the bytes of a message: its kind, and its fields in order."""
+    return msgspec.msgpack.encode((type(message).__name__, message))
+
+
+def decode(payload: bytes) -> Question | Answer:
+    """Return the message.
+
+    Raises:
+        CorruptData: these bytes are no message.
+    """
+    try:
+        kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
+        message: Question | Answer = msgspec.msgpack.decode(body, type=_KINDS[kind])
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise CorruptData(f"no message of rose: {error}") from error
+    return message

@@ -1,0 +1,160 @@
+"""A borrower of another process, as serving's process sees it."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from rose._core import Arbiter, Clock, HostGate, PoolShare, Process, Tenant
+from rose.events import Refusal
+from rose.executor.lender import Borrower, Lender
+from rose.executor.messages import Granted, Hello, Refused, Welcome
+from rose.executor.revocation import Revocation
+from rose.memory import KVGeometry
+from rose.slo import Policy
+from rose.units import NS_PER_MS
+
+_NAME: Final = "rollout"
+# Part of a lease's TTL within which a living tenant stamps its mailbox several times.
+_FRESH_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """One tenant from its admission to its end.
+
+    Its life: `begin` → `grow`, `revoke`, … → `end`, when it hung up or its process is gone. Its
+    slabs come home by shared words and by its death, whatever becomes of this object.
+
+    Args:
+        tenant: its process, mailbox and bells.
+        welcome: what it is told.
+        descriptors: what comes with that, in order; `owners` own them.
+        owners: closed with the tenancy.
+        arbiter: of the device.
+        gate: where it stops.
+        lender: who lends.
+        is_fresh: whether a stamp of this age, in nanoseconds, shows that it lives.
+        clock: of the device.
+    """
+
+    tenant: Tenant
+    welcome: Welcome
+    descriptors: tuple[int, ...]
+    owners: ExitStack
+    arbiter: Arbiter
+    gate: HostGate
+    lender: Lender
+    is_fresh: Callable[[int], bool]
+    clock: Clock
+
+    @classmethod
+    def begin(
+        cls,
+        hello: Hello,
+        process: Process,
+        *,
+        arbiter: Arbiter,
+        gate: HostGate,
+        lender: Lender,
+        policy: Policy,
+        clock: Clock,
+        header_index: int,
+        device: str,
+    ) -> "Tenancy":
+        """Make whoever said `hello` a tenant.
+
+        Args:
+            hello: what it wants.
+            process: who it is.
+            arbiter: of the device.
+            gate: where it is to stop.
+            lender: who lends.
+            policy: the knobs.
+            clock: of the device.
+            header_index: the header slab that is a borrower's own.
+            device: "cpu" or "cuda:<n>".
+
+        Raises:
+            Unavailable: slabs of the tenant before it are not back yet.
+        """
+        limit_slabs = hello.limit_bytes // arbiter.slab_bytes
+        partition = arbiter.reopen_partition(_NAME, reserve_slabs=0, limit_slabs=limit_slabs)
+        with ExitStack() as owners:
+            tenant = arbiter.add_tenant(partition, process, kill_late=True)
+            owners.callback(tenant.close)
+            pool: PoolShare = arbiter.share_pool()
+            owners.callback(pool.close)
+            ledger = arbiter.share_ledger()
+            owners.callback(os.close, ledger)
+            named = [
+                *(("pool", fd) for fd in pool.fds),
+                ("ledger", ledger),
+                ("mailbox", tenant.mailbox_fd),
+                ("to_arbiter", tenant.to_arbiter_fd),
+                ("to_tenant", tenant.to_tenant_fd),
+                ("gate", gate.fileno()),
+            ]
+            ttl_ns = policy.lease_ttl_ms * NS_PER_MS
+            return cls(
+                tenant=tenant,
+                welcome=Welcome(
+                    device=device,
+                    partition=partition,
+                    header_index=header_index,
+                    object_bytes=tuple(pool.sizes),
+                    slabs_max=min(limit_slabs, lender.lendable_slabs()),
+                    gate_window=policy.gate_window,
+                    lease_ttl_ms=policy.lease_ttl_ms,
+                    descriptors=tuple(name for name, _ in named),
+                ),
+                descriptors=tuple(descriptor for _, descriptor in named),
+                owners=owners.pop_all(),
+                arbiter=arbiter,
+                gate=gate,
+                lender=lender,
+                is_fresh=lambda age_ns: age_ns <= _FRESH_SHARE * ttl_ns,
+                clock=clock,
+            )
+
+    def borrower(self, geometry: KVGeometry) -> Borrower:
+        """Return what the lender is to know of it."""
+        return Borrower(
+            partition=self.welcome.partition,
+            geometry=geometry,
+            gate=self.gate,
+            on_revoke=self.revoke,
+            on_room=self.tenant.ring,
+            is_alive=self.is_alive,
+        )
+
+    def grow(self, blocks: int) -> Granted | Refused:
+        """Lend it slabs, under a certificate."""
+        match self.lender.grow(blocks):
+            case Refusal(reason=reason, retry_after_ms=retry_ms):
+                return Refused(reason.name, retry_ms)
+            case lease:
+                return Granted(lease.lease_id, lease.lease_epoch)
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Begin at once: idle slabs change hands in this call, the others when it has read this."""
+        revocation.begin(())
+        self.tenant.ring()
+
+    def is_alive(self) -> bool:
+        """Whether it has stamped its mailbox lately; a frozen process does not."""
+        return self.tenant.is_alive and self.is_fresh(
+            self.clock.now_ns() - self.tenant.heartbeat_ns
+        )
+
+    def end(self) -> None:
+        """Take everything back: it hung up, or its process is gone.
+
+        What it still uses is late at once; a process that is late is killed.
+        """
+        self.arbiter.drop_partition(self.welcome.partition)
+        self.lender.forget_borrower()
+        if not self.tenant.is_alive:
+            self.gate.bury_borrower()
+        self.owners.close()

@@ -1,0 +1,62 @@
+"""The thread of a borrower's process that hears when slabs are wanted back."""
+
+import threading
+from typing import Final
+
+from rose._core import Attachment, News
+from rose.executor.attached_loans import AttachedLoans
+from rose.executor.revocation import RemoteDemand
+from rose.executor.rollout import RolloutLane
+from rose.executor.safety import Safety
+
+# It looks this often when no bell rings: often enough to keep leases alive.
+_LOOK_MS: Final = 50.0
+
+
+class Watcher:
+    """Waits at the bell of a mailbox, and tells the engine.
+
+    It also stamps the mailbox while no step runs: a borrower that is idle keeps its loans, one
+    whose process is frozen does not. Within a step the stamp comes from the step's own gates.
+    """
+
+    def __init__(
+        self, attachment: Attachment, lane: RolloutLane, loans: AttachedLoans, safety: Safety
+    ) -> None:
+        """Prepare the thread."""
+        self._attachment = attachment
+        self._lane = lane
+        self._loans = loans
+        self._safety = safety
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rose-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and not self._loans.is_closed:
+            with self._safety:
+                news = self._attachment.news(timeout_ms=_LOOK_MS)
+                if news.is_arbiter_gone:
+                    self._loans.end("serving's process is gone, or lends no more")
+                    self._lane.on_room()  # An engine that waits for memory looks up, and hears it.
+                    return
+                if not self._lane.is_in_step:
+                    self._loans.renew()
+                self._tell(news)
+
+    def _tell(self, news: News) -> None:
+        if news.closed:
+            note = self._attachment.revocation()
+            deadline_ns = note.deadline_ns if note else self._attachment.now_ns()
+            self._lane.on_revoke(RemoteDemand(len(news.closed), deadline_ns, self._attachment))
+        elif news.has_rung:
+            self._lane.on_room()
+
+    def close(self) -> None:
+        """Stop and join the thread. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
