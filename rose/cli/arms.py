@@ -1,6 +1,7 @@
 """The four arms of the demo: the same traffic without rollouts, with rollouts, and under rose."""
 
 import copy
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,8 @@ import numpy as np
 
 from rose.cli.circle_load import CircleLoad
 from rose.cli.record import ARMS, CircleRecord, Revocation, WindowRecord
-from rose.cli.workload import OpenLoop, RolloutFeeder, RolloutLoad
+from rose.cli.remote_rollouts import RemoteRollouts
+from rose.cli.workload import OpenLoop, RolloutLoad
 from rose.clock import Clock
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import (
@@ -28,6 +30,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Cause, CoServing
 from rose.memory import KVGeometry, choose_slab_bytes
 from rose.rl.circle_settings import CircleSettings
+from rose.rl.feeder import RolloutFeeder
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import MS_PER_S, NS_PER_S
@@ -35,6 +38,19 @@ from rose.units import MS_PER_S, NS_PER_S
 # Requests of the calibration, drawn from the whole trace and sent all at once: the device's
 # capacity is what it makes of them.
 _CALIBRATION_REQUESTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """A borrower in a process of its own.
+
+    Args:
+        socket: where it attaches.
+        model: what it loads: a preset or a folder.
+    """
+
+    socket: Path
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,7 @@ class BenchSettings:
         seed: of prompts.
         circle: of what the arm `rose` rolls out; None for generations of a fixed length there too.
         tool_wait_s: `(trajectory, turn)` to how long its tool takes.
+        remote: of a borrower in a process of its own; None for one in this process.
     """
 
     device: str
@@ -74,6 +91,7 @@ class BenchSettings:
     seed: int
     circle: CircleSettings | None
     tool_wait_s: Callable[[int, int], float]
+    remote: RemoteSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +165,6 @@ class Bench:
             step_tokens=plain.max_batch_tokens,
             request_tokens=settings.request_tokens,
         )
-        self.rollout_lane = device.rollout(rollout_kv, limit_bytes=settings.pool_bytes)
         stock_serving = stock_engine(
             serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
         )
@@ -159,14 +176,25 @@ class Bench:
             cache_blocks=settings.pool_bytes // rollout_kv.block_bytes,
         )
         rose_serving = serving_engine(serving_model, self.serving_lane, plain)
+        self._serving = dict.fromkeys(ARMS, stock_serving) | {"rose": rose_serving}
+        self._circle: CircleLoad | None = None
+        self._segment_ms: list[float] = []
+        self._blocked_ms: list[float] = []
+        self._engines = [stock_serving, rose_serving, stock_rollout]
+        self._loads: dict[str, RolloutLoad] = {
+            "share_all": self._feeder(stock_rollout, rollout_model)
+        }
+        if settings.remote is not None:
+            device.listen(settings.remote.socket)
+            self._loads["rose"] = _remote_rollouts(settings.remote, settings, borrower)
+            return
         rose_rollout = rollout_engine(
             rollout_model,
-            self.rollout_lane,
+            device.rollout(rollout_kv, limit_bytes=settings.pool_bytes),
             borrower,
             layers_per_segment=settings.layers_per_segment,
         )
-        self._serving = dict.fromkeys(ARMS, stock_serving) | {"rose": rose_serving}
-        self._circle: CircleLoad | None = None
+        self._engines.append(rose_rollout)
         if settings.circle is not None and weights is not None:
             self._circle = CircleLoad(
                 rose_rollout,
@@ -176,13 +204,7 @@ class Bench:
                 seats=settings.rollouts,
                 clock=clock,
             )
-        self._loads: dict[str, RolloutLoad] = {
-            "share_all": self._feeder(stock_rollout, rollout_model),
-            "rose": self._circle or self._feeder(rose_rollout, rollout_model),
-        }
-        self._segment_ms: list[float] = []
-        self._blocked_ms: list[float] = []
-        self._engines = [stock_serving, rose_serving, stock_rollout, rose_rollout]
+        self._loads["rose"] = self._circle or self._feeder(rose_rollout, rollout_model)
 
     def _feeder(self, engine: Engine, model: Model) -> RolloutFeeder:
         return RolloutFeeder(
@@ -239,8 +261,8 @@ class Bench:
             record = self._window(trace, arm=arm, window=window)
         if arm == "rose":
             record = replace(record, rollout_busy_s=self._note_felt(is_measured=window >= 0))
-        if load.failures or load.engine.error is not None:
-            raise Unavailable(f"rollouts of arm {arm} failed: {load.failures or load.engine.error}")
+        if load.failures:
+            raise Unavailable(f"rollouts of arm {arm} failed: {'; '.join(load.failures)}")
         return record
 
     def _note_felt(self, *, is_measured: bool) -> float:
@@ -322,6 +344,28 @@ class Bench:
                 stack.callback(engine.stop)
             for load in self._loads.values():
                 stack.callback(load.stop)
+
+
+def _remote_rollouts(
+    remote: RemoteSettings, settings: BenchSettings, config: EngineConfig
+) -> RemoteRollouts:
+    """Say how the borrower's process builds the engine that this one would have built."""
+    line = json.dumps(
+        {
+            "socket": str(remote.socket),
+            "model": remote.model,
+            "seed": settings.seed,
+            "cores": sorted(settings.cores),
+            "limit_bytes": settings.pool_bytes,
+            "max_batch_tokens": config.max_batch_tokens,
+            "spare_share": config.spare_share,
+            "layers_per_segment": settings.layers_per_segment,
+            "rollouts": settings.rollouts,
+            "prompt_tokens": settings.rollout_prompt_tokens,
+            "output_tokens": settings.rollout_output_tokens,
+        }
+    )
+    return RemoteRollouts(line)
 
 
 def choose_cores(count: int) -> frozenset[int]:

@@ -53,7 +53,7 @@ class CircleLoad:
         seats: int,
         clock: Clock,
     ) -> None:
-        self.engine = engine
+        self._engine = engine
         self.circle = Circle(settings, wait_s=wait_s, clock=clock)
         self._weights = weights
         self._seats = seats
@@ -69,13 +69,13 @@ class CircleLoad:
     @property
     def failures(self) -> list[str]:
         """What ended the circle, if anything did."""
-        failure = self.circle.failure()
-        return [] if failure is None else [failure]
+        found = (self.circle.failure(), self._engine.error)
+        return [str(one) for one in found if one is not None]
 
     def start(self) -> None:
         """Start the programs and the engine; the borrowed worker waits for `resume`."""
         self.circle.start()
-        self.engine.start()
+        self._engine.start()
         self.circle.add_borrowed(self._worker, self._weights, seats=self._seats, share=_SHARE)
         self._began_s = self.circle.history.now_s()
 
@@ -91,7 +91,7 @@ class CircleLoad:
         """
         self._worker.revoke()
         waited_s = 0.0
-        while self.circle.history.is_granted and self.engine.is_running:
+        while self.circle.history.is_granted and self._engine.is_running:
             if waited_s > _REVOKED_S:
                 raise DeadlineExceeded("the borrowed worker does not give its turns back")
             self._clock.sleep(_LOOK_S)

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from rose._core import CudaDriver
-from rose.cli.arms import BenchSettings, choose_cores
+from rose.cli.arms import BenchSettings, RemoteSettings, choose_cores
 from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.record import RunRecord
@@ -95,6 +95,13 @@ def _run(experiment: Experiment, console: Console) -> RunRecord:
 @click.option("--layers-per-segment", default=0.5, show_default=True, help="Between two gates.")
 @click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
 @click.option("--cores", default=1, show_default=True, help="Cores that are the device (cpu).")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="2: rollouts, --synthetic ones, have a process of their own.",
+)
 @click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and weights.")
 @click.option(
     "--out", "out_dir", default="rose-demo", show_default=True, help="Folder of the report."
@@ -120,6 +127,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     layers_per_segment: float,
     device: str,
     cores: int,
+    processes: int,
     seed: int,
     out_dir: str,
 ) -> int:
@@ -135,6 +143,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         reserve_mib=reserve_mib,
         layers_per_segment=layers_per_segment,
     )
+    if processes > 1 and not synthetic:
+        raise InvalidArgument("--processes 2 runs rollouts of a fixed length: add --synthetic")
     out = Path(out_dir)
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
@@ -191,15 +201,18 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             "layers_per_segment": layers_per_segment,
             "device": device,
             "cores": sorted(bench.cores),
+            "processes": processes,
         },
         command=shlex.join(["rose", *sys.argv[1:]]),
     )
-    # On a GPU the borrower alone runs: the other worker has no device there.
-    if synthetic or ordinal is not None:
-        record = _run(experiment, console)
-    else:
+    if not synthetic and ordinal is None:
         check_policy(rollout_model, policy_model)
-        with tempfile.TemporaryDirectory(prefix="rose-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rose-demo-") as folder:
+        if processes > 1:
+            remote = RemoteSettings(Path(folder) / "device.sock", rollout_model)
+            experiment = replace(experiment, bench=replace(bench, remote=remote))
+        # On a GPU the borrower alone runs: the other worker has no device there.
+        elif not synthetic and ordinal is None:
             circle = circle_settings(
                 model=rollout_model,
                 seed=seed,
@@ -210,7 +223,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 seats=rollouts,
             )
             experiment = replace(experiment, bench=replace(bench, circle=circle))
-            record = _run(experiment, console)
+        record = _run(experiment, console)
     write_report(record, out)
     print_table(summarise(record), console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)

@@ -79,9 +79,7 @@ class AttachedDevice:
                 device=gpu.device if gpu else None,
             )
             host_gate = HostGate.attach(named["gate"][0])
-            kv = KVSpace(
-                attachment, welcome.partition, geometry, header_index=welcome.header_index
-            )
+            kv = KVSpace(attachment, welcome.partition, geometry, header_index=welcome.header_index)
         loans = AttachedLoans(attachment, self._channel, welcome, kv, host_gate)
         lane = RolloutLane(
             kv=kv,

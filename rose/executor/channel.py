@@ -91,11 +91,7 @@ class Channel:
         except OSError as error:
             raise Unavailable("the other end of the connection is gone") from error
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise CorruptData("a message with more bytes or descriptors than any of rose has")
-            if not payload:
-                raise Unavailable("the other end closed the connection")
-            return decode(payload), descriptors
+            return _checked(payload, flags), descriptors
         except (CorruptData, Unavailable):
             close_all(descriptors)
             raise
@@ -113,6 +109,14 @@ class Channel:
     def __exit__(self, *exc_info: object) -> None:
         """Hang up."""
         self.close()
+
+
+def _checked(payload: bytes, flags: int) -> Question | Answer:
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise CorruptData("a message with more bytes or descriptors than any of rose has")
+    if not payload:
+        raise Unavailable("the other end closed the connection")
+    return decode(payload)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -1,11 +1,11 @@
 """Where borrowers of other processes attach to a device."""
 
+import errno
 import os
 import selectors
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,31 @@ _PATIENCE_S: Final = 2.0
 Admit = Callable[[Hello, Process], Tenancy]
 
 
+def _listen(path: Path) -> socket.socket:
+    """Listen at `path`; a socket that a dead process left there is replaced."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        try:
+            server.bind(str(path))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_abandoned(path):
+                raise
+            path.unlink()
+            server.bind(str(path))
+        # Until `listen` nobody can connect, so nobody is early.
+        path.chmod(0o600)
+        server.listen()
+    except OSError as error:
+        server.close()
+        raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
+    return server
+
+
+def _is_abandoned(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        return caller.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
 class Listener:
     """A thread that answers at a Unix socket: one borrower at a time, and whoever only looks.
 
@@ -45,7 +70,7 @@ class Listener:
         why_refused: Callable[[], str],
         share_ledger: Callable[[], int],
     ) -> None:
-        """Listen at `path`, which must not exist.
+        """Listen at `path`.
 
         Args:
             path: of the socket; only this user can reach it.
@@ -55,7 +80,7 @@ class Listener:
 
         Raises:
             InvalidArgument: the path is too long.
-            Unavailable: there is something at that path, or no socket can be made there.
+            Unavailable: somebody listens at that path, or no socket can be made there.
         """
         self.path = check_path(path)
         self._admit = admit
@@ -63,15 +88,7 @@ class Listener:
         self._share_ledger = share_ledger
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            # Whoever is quick finds a socket that it may not use yet.
-            self._server.bind(self.path)
-            os.chmod(self.path, 0o600)
-            self._server.listen()
-        except OSError as error:
-            self._server.close()
-            raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
+        self._server = _listen(Path(self.path))
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, self._meet)
@@ -115,7 +132,9 @@ class Listener:
             case AskLedger():
                 self._show(channel)
             case Hello(format=number) if number != FORMAT:
-                channel.send(Rejected(f"messages of format {number}; this device has {FORMAT}", True))
+                channel.send(
+                    Rejected(f"messages of format {number}; this device has {FORMAT}", True)
+                )
             case Hello() if self._tenancy is not None:
                 channel.send(Rejected("this device has a borrower already: one per device", False))
             case Hello():
@@ -189,5 +208,4 @@ class Listener:
         self._selector.close()
         self._server.close()
         os.close(self._wake)
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
+        Path(self.path).unlink(missing_ok=True)
