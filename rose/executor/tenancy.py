@@ -82,7 +82,9 @@ class Tenancy:
         limit_slabs = hello.limit_bytes // arbiter.slab_bytes
         partition = arbiter.reopen_partition(_NAME, reserve_slabs=0, limit_slabs=limit_slabs)
         with ExitStack() as owners:
-            tenant = arbiter.add_tenant(partition, process, kill_late=True)
+            # A borrower in serving's own process, as in a test, is never to be killed.
+            is_foreign = process.pid != os.getpid()
+            tenant = arbiter.add_tenant(partition, process, kill_late=is_foreign)
             owners.callback(tenant.close)
             pool: PoolShare = arbiter.share_pool()
             owners.callback(pool.close)

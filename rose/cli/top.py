@@ -1,0 +1,209 @@
+"""`rose top SOCKET`: partitions, loans and pins of a device, live, read from its ledger."""
+
+import json
+import os
+import select
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rose._core import LedgerView, SlabState
+from rose.clock import BootClock, Clock
+from rose.errors import CorruptData, Unavailable
+from rose.executor.channel import Channel, close_all
+from rose.executor.messages import AskLedger, Ledger, Rejected
+from rose.units import MIB, NS_PER_MS
+
+_PATIENCE_S: Final = 5.0
+_STRIP_CELLS: Final = 96
+# How a slab shows in the strip: by state, in the order in which a cell of several is named.
+_MARKS: Final = {
+    SlabState.QUARANTINED: ("!", "bold red"),
+    SlabState.REVOKING: ("<", "yellow"),
+    SlabState.GRANTED: ("r", "magenta"),
+    SlabState.OWNED: ("S", "green"),
+    SlabState.UNOWNED: (".", "dim"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """One partition at one moment. Slabs, but for `leases` and blocks."""
+
+    name: str
+    held: int
+    reserve: int
+    limit: int
+    lent: int
+    revoking: int
+    late: int
+    leases: int
+    blocks_used: int
+    blocks_free: int
+    deadline_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A device at one moment.
+
+    Args:
+        pid: of serving's process.
+        epoch: changes of ownership so far.
+        age_ms: since the last one.
+        slab_bytes: of each slab.
+        free: slabs that nobody has.
+        partitions: serving first.
+        strip: one mark for each slab, in order.
+    """
+
+    pid: int
+    epoch: int
+    age_ms: float
+    slab_bytes: int
+    free: int
+    partitions: tuple[PartitionRow, ...]
+    strip: str
+
+
+def read_moment(ledger: LedgerView, *, pid: int, clock: Clock) -> Moment:
+    """Read what the ledger shows.
+
+    Raises:
+        CorruptData: its records contradict each other.
+        Unavailable: its writer stopped in the middle of a change.
+    """
+    ledger.audit()
+    records, now_ns = ledger.records(), clock.now_ns()
+    states = Counter((record.owner, record.state) for record in records)
+    rows = [
+        PartitionRow(
+            name=one.name,
+            held=one.held,
+            reserve=one.reserve_slabs,
+            limit=one.limit_slabs,
+            lent=states[one.id, SlabState.GRANTED],
+            revoking=states[one.id, SlabState.REVOKING],
+            late=one.quarantined,
+            leases=one.leases,
+            blocks_used=one.used_blocks,
+            blocks_free=one.free_blocks,
+            deadline_ms=(one.revocation.deadline_ns - now_ns) / NS_PER_MS
+            if one.revocation is not None and one.revocation.pending
+            else None,
+        )
+        for one in ledger.partitions()
+        if one.is_live or one.quarantined
+    ]
+    return Moment(
+        pid=pid,
+        epoch=ledger.epoch(),
+        age_ms=(now_ns - ledger.updated_ns) / NS_PER_MS,
+        slab_bytes=ledger.slab_bytes,
+        free=sum(record.state == SlabState.UNOWNED for record in records),
+        partitions=tuple(rows),
+        strip="".join(_MARKS[record.state][0] for record in records),
+    )
+
+
+def _strip(marks: str) -> Text:
+    """Draw the pool in one line; a cell of several slabs shows what matters most."""
+    per_cell = -(-len(marks) // _STRIP_CELLS)
+    text = Text()
+    for start in range(0, len(marks), per_cell):
+        cell = marks[start : start + per_cell]
+        mark, style = next(shown for shown in _MARKS.values() if shown[0] in cell)
+        text.append(mark, style=style)
+    return text
+
+
+def draw(moment: Moment) -> Group:
+    """Return the table and the strip."""
+    gib = moment.slab_bytes / (1 << 30)
+    table = Table(
+        title=f"device of process {moment.pid}: {len(moment.strip)} slabs of "
+        f"{moment.slab_bytes / MIB:g} MiB, {moment.free} free; change {moment.epoch}, "
+        f"{moment.age_ms:.0f} ms ago"
+    )
+    table.add_column("partition")
+    names = ("slabs", "GiB", "reserve", "limit", "lent", "revoking", "late", "leases")
+    for name in (*names, "blocks used", "blocks free", "deadline ms"):
+        table.add_column(name, justify="right")
+    for row in moment.partitions:
+        numbers = (row.held, f"{row.held * gib:.2f}", row.reserve, row.limit, row.lent)
+        further = (row.revoking, row.late, row.leases, row.blocks_used, row.blocks_free)
+        deadline = "-" if row.deadline_ms is None else f"{row.deadline_ms:.1f}"
+        table.add_row(row.name, *map(str, (*numbers, *further)), deadline)
+    legend = Text("S serving's  r lent  < revoking  ! late  . free", style="dim")
+    return Group(table, _strip(moment.strip), legend)
+
+
+def _open(socket_path: str) -> tuple[LedgerView, int]:
+    with Channel.connect(socket_path, timeout_s=_PATIENCE_S) as channel:
+        channel.send(AskLedger())
+        answer, descriptors = channel.receive(timeout_s=_PATIENCE_S)
+    try:
+        match answer:
+            case Ledger(pid=pid) if len(descriptors) == 1:
+                return LedgerView.open(descriptors[0]), pid
+            case Rejected(sentence=sentence):
+                raise Unavailable(sentence)
+        raise CorruptData(f"what listens at {socket_path} is no device of rose")
+    finally:
+        close_all(descriptors)
+
+
+@click.command()
+@click.argument("socket_path", metavar="SOCKET")
+@click.option("--once", is_flag=True, help="Show one moment and end.")
+@click.option("--json", "as_json", is_flag=True, help="One moment, as JSON.")
+@click.option("--every-ms", default=250, show_default=True, type=click.IntRange(min=10))
+def top(
+    socket_path: str,
+    once: bool,  # noqa: FBT001 (a flag of the command line)
+    as_json: bool,  # noqa: FBT001 (a flag of the command line)
+    every_ms: int,
+) -> None:
+    """Show who has which slab of the device that listens at SOCKET.
+
+    It only looks: the ledger cannot be written by anybody but its arbiter.
+    """
+    ledger, pid = _open(socket_path)
+    clock = BootClock()
+
+    def look() -> Moment:
+        return read_moment(ledger, pid=pid, clock=clock)
+
+    console = Console(highlight=False)
+    if as_json:
+        click.echo(json.dumps(asdict(look())))
+    elif once or not console.is_terminal:
+        console.print(draw(look()))
+    else:
+        _follow(look, console, clock, every_s=every_ms / 1e3, pid=pid)
+
+
+def _follow(
+    look: Callable[[], Moment], console: Console, clock: Clock, *, every_s: float, pid: int
+) -> None:
+    """Draw again and again until an interrupt, or until the device's process ends."""
+    died = os.pidfd_open(pid)
+    try:
+        with suppress(KeyboardInterrupt), Live(draw(look()), console=console) as live:
+            while _is_alive(died):
+                clock.sleep(every_s)
+                live.update(draw(look()))
+    finally:
+        os.close(died)
+
+
+def _is_alive(pidfd: int) -> bool:
+    return not select.select([pidfd], [], [], 0)[0]

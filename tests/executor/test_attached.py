@@ -1,0 +1,272 @@
+"""A borrower in a process of its own, on the real core."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rose.errors import InvalidArgument, Unavailable
+from rose.executor import CoServing
+from rose.executor.channel import Channel
+from rose.executor.messages import AskLedger, Ledger, encode
+from tests.executor.conftest import (
+    LONG_S,
+    ROLLOUT_KV,
+    SERVING_KV,
+    SLAB,
+    SLABS,
+    Rig,
+    wait_for,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "limit_bytes": SLABS * SLAB,
+    "block_tokens": ROLLOUT_KV.block_tokens,
+    "bytes_per_token": ROLLOUT_KV.bytes_per_token,
+}
+BLOCKS_PER_SLAB = 8
+
+
+class Child:
+    """The program of `tenant_program.py`; every wait for it has a deadline."""
+
+    def __init__(self, path: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.executor.tenant_program", path, json.dumps(SETTINGS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        self.answer()
+
+    def answer(self):
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(LONG_S), "the borrower's process says nothing"
+        line = self.process.stdout.readline()
+        assert line, "the borrower's process ended"
+        return json.loads(line)
+
+    def do(self, command: str, *arguments):
+        self.say(command, *arguments)
+        return self.answer()
+
+    def say(self, command: str, *arguments) -> None:
+        self.process.stdin.write(json.dumps([command, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class RemoteRig(Rig):
+    """A device that listens, and the processes that attached."""
+
+    def __init__(self, folder: Path, **knobs) -> None:
+        super().__init__(folder / "log", lends=False, **knobs)
+        self.path = str(folder / "device.sock")
+        self.listener = self.device.listen(self.path)
+        self.children: list[Child] = []
+
+    def attach(self) -> Child:
+        wait_for(lambda: self.listener.tenancy is None)
+        self.children.append(Child(self.path))
+        return self.children[-1]
+
+    def slabs(self) -> tuple[int, int]:
+        """Slabs: the borrower's, quarantined."""
+        now = self.device.arbiter.snapshot()
+        return (now.partitions[1].held if len(now.partitions) > 1 else 0), now.quarantined
+
+    def close(self) -> None:
+        for child in self.children:
+            child.end()
+        wait_for(lambda: self.listener.tenancy is None)
+        super().close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RemoteRig]:
+    made = RemoteRig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_borrower_of_another_process_gets_blocks_under_certificates(rig: RemoteRig) -> None:
+    child = rig.attach()
+    assert child.do("borrow", 3 * BLOCKS_PER_SLAB) == 3 * BLOCKS_PER_SLAB
+    assert rig.slabs() == (3, 0)
+    child.do("fill", 7)
+    seven = int((rig.device.arbiter.pool_view() == 7).sum())
+    assert seven == 3 * BLOCKS_PER_SLAB * ROLLOUT_KV.block_bytes
+
+
+def test_idle_slabs_come_home_from_a_process_that_is_stopped(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", 8 * BLOCKS_PER_SLAB)
+    child.do("give")
+    child.send(signal.SIGSTOP)
+    held = rig.slabs()[0]
+    assert held >= 8
+    everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+    assert rig.serving.ensure(everything)
+    assert rig.slabs() == (0, 0)
+    child.send(signal.SIGCONT)
+    wait_for(lambda: child.do("state")["free"] == 0)
+    assert child.process.poll() is None
+
+
+def test_blocks_in_use_come_home_when_the_borrower_is_told(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", 8 * BLOCKS_PER_SLAB)
+    everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+    assert rig.serving.ensure(everything)
+    assert rig.slabs() == (0, 0)
+    state = child.do("state")
+    assert state["held"] == 0
+    assert state["demands"] >= 1
+
+
+def test_a_step_that_pins_what_serving_needs_is_aborted_in_its_process(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", 8 * BLOCKS_PER_SLAB)
+    assert child.do("begin_step")
+    rig.serving.arrived("urgent", prompt_tokens=16)
+    child.do("go_on")
+    everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+    assert rig.serving.ensure(everything)
+    assert child.do("end_step") == "aborted"
+    rig.serving.finished("urgent")
+    assert rig.slabs() == (0, 0)
+
+
+def test_a_borrower_that_ignores_a_deadline_is_killed(tmp_path: Path) -> None:
+    made = RemoteRig(tmp_path, revoke_ms=200.0)
+    try:
+        child = made.attach()
+        child.do("disobey")
+        child.do("borrow", 8 * BLOCKS_PER_SLAB)
+        everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+        assert made.serving.ensure(everything) or made.serving.ensure(everything)
+        assert child.process.wait(LONG_S) == -signal.SIGKILL
+        wait_for(lambda: made.slabs() == (0, 0))
+        assert made.device.gave_back is None
+        assert made.attach().do("state")["gave_back"] is None  # A successor may come.
+    finally:
+        made.close()
+
+
+def test_a_borrower_that_is_killed_in_a_step_holds_nobody_up(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", 8 * BLOCKS_PER_SLAB)
+    assert child.do("begin_step")
+    child.send(signal.SIGKILL)
+    wait_for(lambda: rig.slabs() == (0, 0))
+    wait_for(lambda: not rig.device.gate.is_running())
+    successor = rig.attach()
+    assert successor.do("borrow", BLOCKS_PER_SLAB) == BLOCKS_PER_SLAB
+    assert successor.do("begin_step")
+
+
+def test_a_frozen_borrower_loses_its_leases(tmp_path: Path) -> None:
+    made = RemoteRig(tmp_path, lease_ttl_ms=300.0, revoke_ms=200.0)
+    try:
+        child = made.attach()
+        child.do("borrow", 4 * BLOCKS_PER_SLAB)
+        time.sleep(0.6)
+        assert made.slabs()[0] >= 4  # Idle, and alive.
+        child.send(signal.SIGSTOP)
+        assert child.process.wait(LONG_S) == -signal.SIGKILL
+        wait_for(lambda: made.slabs() == (0, 0))
+    finally:
+        made.close()
+
+
+def test_one_borrower_at_a_time(rig: RemoteRig) -> None:
+    rig.attach()
+    with CoServing.attach(rig.path) as other, pytest.raises(Unavailable, match="already"):
+        other.rollout(ROLLOUT_KV, limit_bytes=SLAB)
+
+
+def test_a_geometry_that_wastes_slabs_is_refused_over_there_too(rig: RemoteRig) -> None:
+    wasteful = type(ROLLOUT_KV)(layers=1, block_tokens=1, bytes_per_token=SLAB // 2 + 64)
+    with CoServing.attach(rig.path) as other, pytest.raises(InvalidArgument, match="waste"):
+        other.rollout(wasteful, limit_bytes=SLAB)
+    assert rig.listener.tenancy is None
+
+
+def test_noise_at_the_socket_changes_nothing(rig: RemoteRig) -> None:
+    for noise in (b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", encode(Ledger(1)), os.urandom(64)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.connect(rig.path)
+            caller.send(noise)
+    assert rig.attach().do("borrow", 1) == 1
+
+
+def test_nothing_leaks_from_many_tenants(rig: RemoteRig) -> None:
+    def attach_once() -> None:
+        wait_for(lambda: rig.listener.tenancy is None)
+        with CoServing.attach(rig.path) as device:
+            lane = device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+            wait_for(lambda: lane.ensure(1))
+
+    attach_once()
+    wait_for(lambda: rig.listener.tenancy is None)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        attach_once()
+    wait_for(lambda: rig.listener.tenancy is None)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert rig.slabs() == (0, 0)
+
+
+def test_the_ledger_can_be_looked_at(rig: RemoteRig) -> None:
+    with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
+        channel.send(AskLedger())
+        answer, descriptors = channel.receive(timeout_s=LONG_S)
+    assert answer == Ledger(os.getpid())
+    assert len(descriptors) == 1
+    os.close(descriptors[0])
+
+
+def test_when_serving_closes_the_device_the_borrower_hears_it(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", BLOCKS_PER_SLAB)
+    assert child.do("begin_step")
+    child.do("go_on")
+    rig.device.close()
+    assert "closed" in child.do("end_step") or child.do("state")["is_closed"]
+    wait_for(lambda: child.do("state")["is_closed"])
+
+
+def test_a_socket_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "device.sock"
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    left.bind(str(path))
+    left.close()
+    made = RemoteRig(tmp_path)
+    made.close()
+    assert not path.exists()
+
+
+def test_nobody_listens_twice_at_one_place(rig: RemoteRig, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    other = Rig(second / "log", lends=False)
+    with pytest.raises(Unavailable, match="in use"):
+        other.device.listen(rig.path)
+    other.close()
