@@ -14,7 +14,9 @@ BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books,
 
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
-  return map_.take(static_cast<std::int64_t>(out.size()), out.data());
+  const bool is_taken = map_.take(static_cast<std::int64_t>(out.size()), out.data());
+  look_at_level();
+  return is_taken;
 }
 
 Status BlockAllocator::free(std::span<const BlockId> blocks) noexcept {
@@ -60,6 +62,7 @@ std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   if (n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   map_.take(n, blocks.data());
+  look_at_level();
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;

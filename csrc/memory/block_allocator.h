@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -16,10 +17,12 @@ namespace rose::memory {
 using TicketId = std::uint64_t;
 using PinId = std::uint64_t;
 
-// Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left.
+// Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left, and
+// that fewer blocks are free than the low-water mark says.
 class SlabWatcher {
  public:
   virtual Status on_slab_idle(SlabId slab) noexcept = 0;
+  virtual void on_low_water() noexcept {}
 
  protected:
   ~SlabWatcher() = default;
@@ -75,6 +78,7 @@ class BlockAllocator {
   friend class Arbiter;
   const BlockMap& map() const noexcept { return map_; }
   void add_slab(SlabId slab, std::uint32_t generation) noexcept { map_.add(slab, generation); }
+  void set_low_water(std::int64_t free_blocks) noexcept { low_water_ = free_blocks; }
   Status close_slab(SlabId slab) noexcept;
   void quarantine_slab(SlabId slab) noexcept { map_.quarantine(slab); }
   void remove_slab(SlabId slab) noexcept { map_.remove(slab); }
@@ -85,6 +89,10 @@ class BlockAllocator {
     std::uint32_t generation;
   };
 
+  // Called wherever blocks were taken.
+  void look_at_level() noexcept {
+    if (map_.free_blocks() < low_water_) watcher_.on_low_water();
+  }
   Status give(std::span<const BlockId> blocks) noexcept;
   Status report_if_idle(SlabId slab) noexcept;
   PinId keep_pin(std::vector<PinnedSlab> slabs) noexcept;
@@ -92,6 +100,7 @@ class BlockAllocator {
   std::mutex& books_;  // guards all of the below; it is the arbiter's
   SlabWatcher& watcher_;
   BlockMap map_;
+  std::int64_t low_water_{std::numeric_limits<std::int64_t>::min()};
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
   std::uint64_t next_id_{1};
