@@ -31,17 +31,18 @@ class Keeper:
         self._tend = tend
         self._bell = bell
         self._every_ns = int(every_ms * NS_PER_MS)
+        self._heard = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rose-keeper", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; it hears every ring from now on."""
+        self._heard = self._bell.listen(0, timeout_ns=0)
         self._thread.start()
 
     def _run(self) -> None:
-        heard = self._bell.listen(0, timeout_ns=0)
         while not self._stop.is_set():
-            heard = self._bell.listen(heard, timeout_ns=self._every_ns)
+            self._heard = self._bell.listen(self._heard, timeout_ns=self._every_ns)
             if not self._stop.is_set():
                 self._tend()
 
