@@ -120,6 +120,7 @@ void bind_enums(py::module_& m) {
       .value("POOL_EMPTY", GrantRefusal::kPoolEmpty)
       .value("OVER_LIMIT", GrantRefusal::kOverLimit)
       .value("FLOOR", GrantRefusal::kFloor)
+      .value("STALE_SUPPLY", GrantRefusal::kStaleSupply)
       .finalize();
   py::native_enum<RenewAnswer>(m, "RenewAnswer", "enum.Enum")
       .value("RENEWED", RenewAnswer::kRenewed)
@@ -230,13 +231,16 @@ void bind_arbiter(py::module_& m) {
       .def_property_readonly("epoch", &Self::epoch)
       .def(
           "grant",
-          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns, std::uint64_t epoch) {
-            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, epoch));
+          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns, std::uint64_t epoch,
+             std::optional<std::pair<PartitionId, std::int64_t>> counted_on) {
+            std::optional<memory::CountedOn> certified;
+            if (counted_on.has_value()) certified = {counted_on->first, counted_on->second};
+            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, epoch, certified));
             return answer.refusal.has_value() ? py::cast(*answer.refusal)
                                               : py::cast(std::move(answer.grant));
           },
           py::arg("partition"), py::arg("n"), py::kw_only(), py::arg("ttl_ns"),
-          py::arg("expected_epoch"))
+          py::arg("expected_epoch"), py::arg("counted_on") = py::none())
       .def(
           "renew",
           [](Self& a, memory::LeaseId id, std::uint64_t lease_epoch, Nanoseconds ttl_ns) {
@@ -277,6 +281,23 @@ void bind_arbiter(py::module_& m) {
       .def(
           "prove_completion", [](Self& a, PartitionId id) { return take(a.prove_completion(id)); },
           py::arg("partition"))
+      .def(
+          "watch",
+          [](Self& a, PartitionId id, std::int64_t demand_blocks, std::int32_t blocks_per_slab,
+             std::int64_t taking) {
+            return take(a.watch(id, demand_blocks, blocks_per_slab, taking));
+          },
+          py::arg("partition"), py::kw_only(), py::arg("demand_blocks"), py::arg("blocks_per_slab"),
+          py::arg("taking") = 0)
+      .def(
+          "is_short",
+          [](const Self& a, PartitionId id, std::int64_t taking) {
+            return take(a.is_short(id, taking));
+          },
+          py::arg("partition"), py::kw_only(), py::arg("taking") = 0)
+      .def("listen", &Self::listen, py::arg("heard"), py::kw_only(), py::arg("timeout_ns"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("ring", &Self::ring)
       .def("snapshot", &Self::snapshot)
       .def("check_invariants", [](const Self& a) { check(a.check_invariants()); });
 }

@@ -11,6 +11,7 @@ void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
+void bind_admission(pybind11::module_& module);
 void bind_moves(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
@@ -31,6 +32,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_compute(module);
   rose::bind::bind_stream_gate(module);
   rose::bind::bind_creditor(module);
+  rose::bind::bind_admission(module);
   rose::bind::bind_moves(module);
   rose::bind::bind_transfer(module);
   rose::bind::bind_strat(module);

@@ -6,19 +6,15 @@
 #include <array>
 #include <cmath>
 #include <memory>
-#include <optional>
 
 #include "bind/clock.h"
 #include "bind/status.h"
-#include "slo/admission.h"
 #include "slo/certificate_log.h"
 #include "slo/latency_model.h"
 
 namespace rose::bind {
 
 namespace py = pybind11;
-using slo::AdmissionBalance;
-using slo::AdmissionTerms;
 using slo::CertificateLog;
 using slo::Features;
 using slo::Forecast;
@@ -39,13 +35,13 @@ std::shared_ptr<LatencyModel> create_model(const std::array<double, 5>& prior_ms
                                     .window = window}));
 }
 
-std::shared_ptr<CertificateLog> create_log(const std::string& path, double ttft_ms, double tpot_ms,
-                                           double epsilon, double signal_ms, double blocking_ms,
-                                           double heartbeat_ttl_ms, std::uint32_t max_segments,
-                                           std::uint32_t slabs, std::uint32_t partitions,
-                                           std::uint32_t blocks_per_slab,
-                                           std::shared_ptr<Clock> clock) {
-  for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms}) {
+std::shared_ptr<CertificateLog> create_log(
+    const std::string& path, double ttft_ms, double tpot_ms, double epsilon, double signal_ms,
+    double blocking_ms, double heartbeat_ttl_ms, std::uint32_t max_segments, std::uint32_t slabs,
+    std::uint32_t partitions, std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
+    std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
+    double revoke_ms, std::shared_ptr<Clock> clock) {
+  for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms}) {
     if (!(std::isfinite(ms) && ms >= 0)) {
       raise(Status::invalid_argument("targets and bounds of the log must be finite and >= 0"));
     }
@@ -61,7 +57,12 @@ std::shared_ptr<CertificateLog> create_log(const std::string& path, double ttft_
                               .max_segments = max_segments,
                               .slabs = slabs,
                               .partitions = partitions,
-                              .blocks_per_slab = blocks_per_slab},
+                              .blocks_per_slab = blocks_per_slab,
+                              .block_tokens = block_tokens,
+                              .max_request_tokens = max_request_tokens,
+                              .max_batch_tokens = max_batch_tokens,
+                              .burst_requests = burst_requests,
+                              .revoke_ms = revoke_ms},
                              clock_or_boot(std::move(clock))));
 }
 
@@ -79,34 +80,6 @@ bool append_revoke_begun(CertificateLog& log, std::uint64_t lease_id, std::int64
                          std::uint32_t slabs) {
   return log.append(slo::RevokeBegun{
       .lease_id = lease_id, .deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
-}
-
-AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std::uint32_t slabs,
-                            std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
-                            std::uint32_t free_serving_blocks, std::uint32_t unowned_slabs,
-                            std::uint32_t revocable_blocks, double horizon_ms,
-                            std::uint32_t running_requests, double decode_tokens_per_s,
-                            double prefill_tokens_per_s, std::uint32_t max_request_tokens,
-                            std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
-                            std::uint32_t burst_request_tokens) {
-  const AdmissionTerms terms{.epoch = epoch,
-                             .to_partition = to_partition,
-                             .slabs = slabs,
-                             .blocks_per_slab = blocks_per_slab,
-                             .block_tokens = block_tokens,
-                             .free_serving_blocks = free_serving_blocks,
-                             .unowned_slabs = unowned_slabs,
-                             .revocable_blocks = revocable_blocks,
-                             .horizon_ms = horizon_ms,
-                             .running_requests = running_requests,
-                             .decode_tokens_per_s = decode_tokens_per_s,
-                             .prefill_tokens_per_s = prefill_tokens_per_s,
-                             .max_request_tokens = max_request_tokens,
-                             .max_batch_tokens = max_batch_tokens,
-                             .burst_requests = burst_requests,
-                             .burst_request_tokens = burst_request_tokens};
-  check(slo::check(terms));
-  return terms;
 }
 
 void bind_latency(py::module_& module) {
@@ -158,7 +131,9 @@ void bind_log(py::module_& module) {
       .def(py::init(&create_log), py::arg("path"), py::kw_only(), py::arg("ttft_ms"),
            py::arg("tpot_ms"), py::arg("epsilon"), py::arg("signal_ms"), py::arg("blocking_ms"),
            py::arg("heartbeat_ttl_ms"), py::arg("max_segments"), py::arg("slabs"),
-           py::arg("partitions"), py::arg("blocks_per_slab"), py::arg("clock") = py::none())
+           py::arg("partitions"), py::arg("blocks_per_slab"), py::arg("block_tokens") = 0,
+           py::arg("max_request_tokens") = 0, py::arg("max_batch_tokens") = 0,
+           py::arg("burst_requests") = 0, py::arg("revoke_ms") = 0.0, py::arg("clock") = py::none())
       .def("append_move", &CertificateLog::append_move, py::kw_only(), py::arg("from_partition"),
            py::arg("to_partition"), py::arg("slabs"), py::arg("lease_id"), py::arg("epoch"),
            py::arg("move_kind"))
@@ -190,42 +165,11 @@ void bind_log(py::module_& module) {
       .def_property_readonly("is_healthy", &CertificateLog::is_healthy);
 }
 
-void bind_admission(py::module_& module) {
-  py::class_<AdmissionTerms>(module, "AdmissionTerms")
-      .def(py::init(&create_terms), py::kw_only(), py::arg("epoch"), py::arg("to_partition"),
-           py::arg("slabs"), py::arg("blocks_per_slab"), py::arg("block_tokens"),
-           py::arg("free_serving_blocks"), py::arg("unowned_slabs"), py::arg("revocable_blocks"),
-           py::arg("horizon_ms"), py::arg("running_requests"), py::arg("decode_tokens_per_s"),
-           py::arg("prefill_tokens_per_s"), py::arg("max_request_tokens"),
-           py::arg("max_batch_tokens"), py::arg("burst_requests"), py::arg("burst_request_tokens"))
-      .def_readwrite("slabs", &AdmissionTerms::slabs)
-      .def_readonly("epoch", &AdmissionTerms::epoch)
-      .def_readonly("unowned_slabs", &AdmissionTerms::unowned_slabs);
-
-  py::class_<AdmissionBalance>(module, "AdmissionBalance")
-      .def_readonly("growth_blocks", &AdmissionBalance::growth_blocks)
-      .def_readonly("request_blocks", &AdmissionBalance::request_blocks)
-      .def_readonly("burst_blocks", &AdmissionBalance::burst_blocks)
-      .def_readonly("demand_blocks", &AdmissionBalance::demand_blocks)
-      .def_readonly("supply_blocks", &AdmissionBalance::supply_blocks)
-      .def_readonly("slack_blocks", &AdmissionBalance::slack_blocks);
-
-  module.def("admission_balance", &slo::balance, py::arg("terms"));
-  module.def("largest_grant", &slo::largest_grant, py::arg("terms"));
-  module.def(
-      "admission_certificate",
-      [](const AdmissionTerms& terms, const std::shared_ptr<CertificateLog>& log) {
-        return take(slo::admission_certificate(terms, log.get()));
-      },
-      py::arg("terms"), py::kw_only(), py::arg("log"));
-}
-
 }  // namespace
 
 void bind_slo(py::module_& module) {
   bind_latency(module);
   bind_log(module);
-  bind_admission(module);
 }
 
 }  // namespace rose::bind

@@ -74,6 +74,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   }
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
+  watches_.emplace_back();
   return id;
 }
 
@@ -152,15 +153,20 @@ std::uint64_t Arbiter::epoch() const noexcept {
 }
 
 Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
-                                   std::uint64_t expected_epoch) noexcept {
+                                   std::uint64_t expected_epoch,
+                                   std::optional<CountedOn> counted_on) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
   if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
+  if (counted_on.has_value()) ROSE_TRY(check_known(counted_on->partition));
   if (expected_epoch != epoch_) return GrantAnswer{{}, GrantRefusal::kStaleEpoch};
   if (n > partition(id).headroom()) return GrantAnswer{{}, GrantRefusal::kOverLimit};
   if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
   if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kFloor};
+  if (counted_on.has_value() && !is_covered(*counted_on, n)) {
+    return GrantAnswer{{}, GrantRefusal::kStaleSupply};
+  }
 
   // The epoch from this move on: no other lease can have the same.
   Grant grant{next_lease_++, epoch_ + 1, {}};
@@ -228,6 +234,7 @@ Status Arbiter::hand_out(SlabId slab, SlabState to, Hold hold) noexcept {
 
 void Arbiter::announce(Move move) noexcept {
   move.epoch = ++epoch_;
+  for (const Partition& one : partitions_) arm(one.id);
   if (observer_ != nullptr) observer_->on_move(move);
 }
 

@@ -29,7 +29,18 @@ struct Grant {
   std::uint64_t lease_epoch{0};
   std::vector<SlabId> slabs;
 };
-enum class GrantRefusal : std::uint8_t { kStaleEpoch, kPoolEmpty, kOverLimit, kFloor };
+enum class GrantRefusal : std::uint8_t {
+  kStaleEpoch,
+  kPoolEmpty,
+  kOverLimit,
+  kFloor,
+  kStaleSupply,  // somebody took blocks, or could need more of them, since the terms were read
+};
+// What a grant was reckoned with: that `partition` has so many free blocks.
+struct CountedOn {
+  PartitionId partition{kNobody};
+  std::int64_t free_blocks{0};
+};
 // The loan, or why there is none.
 struct GrantAnswer {
   Grant grant;  // empty when refused
@@ -152,11 +163,12 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n or a refusal. Refused as stale when a slab has changed hands since `expected_epoch`.
-  // Blocks that tenants take in slabs they own do not move the epoch: whoever reckons with free
-  // blocks looks again after the grant.
+  // All n or a refusal. Refused as stale when a slab has changed hands since `expected_epoch`; with
+  // `counted_on` also when that tenant has fewer free blocks now, for blocks that it takes in slabs
+  // of its own do not move the epoch, or when it would be short after the grant (see watch()).
   Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
-                            std::uint64_t expected_epoch) noexcept;
+                            std::uint64_t expected_epoch,
+                            std::optional<CountedOn> counted_on = std::nullopt) noexcept;
   // The lease lasts `ttl_ns` from now.
   Result<RenewAnswer> renew(LeaseId lease_id, std::uint64_t lease_epoch,
                             Nanoseconds ttl_ns) noexcept;
@@ -185,6 +197,24 @@ class Arbiter final : private SlabWatcher {
   // its quarantined slabs are usable again. Returns how many.
   Result<std::int32_t> prove_completion(PartitionId partition) noexcept;
 
+  // ---- what a tenant could need (watch.cpp)
+
+  // From now on `partition`, of whose blocks a slab holds `blocks_per_slab`, could need
+  // `demand_blocks` before a loan is back; 0 ends it. It is short while anything is lent and its
+  // supply, its free blocks and those of unowned slabs, is less than that. Returns whether it is,
+  // or will be once it has taken `taking` blocks.
+  //
+  // The bell rings, once for each call of watch(), inside the first allocation that leaves it short
+  // or finds it so: each allocation compares one number with the free blocks it leaves.
+  Result<bool> watch(PartitionId partition, std::int64_t demand_blocks,
+                     std::int32_t blocks_per_slab, std::int64_t taking) noexcept;
+  // The same question with the demand that was said last; the bell is left alone.
+  Result<bool> is_short(PartitionId partition, std::int64_t taking) const noexcept;
+  // Sleeps until the bell has rung since it had rung `heard` times, or for `timeout_ns` of real
+  // time. Returns how often it has rung.
+  std::uint32_t listen(std::uint32_t heard, Nanoseconds timeout_ns) noexcept;
+  void ring() noexcept;
+
   // ---- numbers
 
   Snapshot snapshot() const noexcept;
@@ -207,6 +237,11 @@ class Arbiter final : private SlabWatcher {
     PartitionId taker;
     Nanoseconds deadline_ns;
     RevocationProgress progress;
+  };
+
+  struct Watch {
+    std::int64_t demand_blocks{0};  // 0: nobody asked
+    std::int32_t blocks_per_slab{0};
   };
 
   // A lent slab with blocks or pins; the smallest is revoked first.
@@ -233,6 +268,11 @@ class Arbiter final : private SlabWatcher {
 
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
+  void on_low_water() noexcept override;
+  // The free blocks below which a tenant is short, with `unowned` slabs unowned.
+  std::int64_t low_water(PartitionId id, std::int32_t unowned) const noexcept;
+  void arm(PartitionId id) noexcept;
+  bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
   Status check_known(PartitionId partition) const noexcept;
   Status check_live(PartitionId partition) const noexcept;
   Partition& partition(PartitionId id) noexcept {
@@ -274,6 +314,7 @@ class Arbiter final : private SlabWatcher {
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
   std::vector<std::unique_ptr<SlabHolder>> holders_;  // by partition; null until added
+  std::vector<Watch> watches_;                        // by partition
   std::map<LeaseId, Lease> leases_;                   // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
@@ -286,6 +327,9 @@ class Arbiter final : private SlabWatcher {
 
   // Moves on when a slab of a revocation came home or was lost; waiters sleep on it.
   std::atomic<std::uint32_t> changes_{0};
+  // How often the bell has rung, and how many sleep on that word.
+  std::atomic<std::uint32_t> rung_{0};
+  std::atomic<std::uint32_t> listeners_{0};
 };
 
 }  // namespace rose::memory

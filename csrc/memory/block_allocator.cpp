@@ -98,7 +98,9 @@ Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcep
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
   if (!hear_news().ok()) return false;
-  return take(static_cast<std::int64_t>(out.size()), out.data());
+  const bool is_taken = take(static_cast<std::int64_t>(out.size()), out.data());
+  look_at_level();
+  return is_taken;
 }
 
 bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
@@ -149,6 +151,7 @@ std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   if (!take(n, blocks.data())) return std::nullopt;
+  look_at_level();
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -19,10 +20,12 @@ namespace rose::memory {
 using TicketId = std::uint64_t;
 using PinId = std::uint64_t;
 
-// Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left.
+// Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left, and
+// that fewer blocks are free than the low-water mark says.
 class SlabWatcher {
  public:
   virtual Status on_slab_idle(SlabId slab) noexcept = 0;
+  virtual void on_low_water() noexcept {}
 
  protected:
   ~SlabWatcher() = default;
@@ -93,6 +96,7 @@ class BlockAllocator final : public SlabHolder {
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
     map_.add(slab, generation);
   }
+  void set_low_water(std::int64_t free_blocks) noexcept override { low_water_ = free_blocks; }
   Status close_slab(SlabId slab) noexcept override;
   void quarantine_slab(SlabId slab) noexcept override { map_.quarantine(slab); }
   void remove_slab(SlabId slab) noexcept override {
@@ -117,6 +121,10 @@ class BlockAllocator final : public SlabHolder {
   Status settle(SlabId slab) noexcept;
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
+  // Called wherever blocks were taken.
+  void look_at_level() noexcept {
+    if (watcher_ != nullptr && map_.free_blocks() < low_water_) watcher_->on_low_water();
+  }
   Status give(std::span<const BlockId> blocks) noexcept;
   Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
   Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
@@ -126,6 +134,7 @@ class BlockAllocator final : public SlabHolder {
   SlabDoor* const door_{nullptr};  // exactly one of the two is there
   BlockMap map_;
   BitSet entered_;  // slabs that we are through the door of: those that are not idle
+  std::int64_t low_water_{std::numeric_limits<std::int64_t>::min()};
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
   std::uint64_t next_id_{1};

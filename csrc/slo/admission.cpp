@@ -8,9 +8,10 @@ namespace rose::slo {
 
 namespace {
 
-// Rates and horizons beyond this are mistakes; below it token counts fit 64 bits easily.
-constexpr double kRateMax = 1e9;
+// Rates and horizons beyond this are mistakes; below it every sum stays under 2^62.
+constexpr double kRateMax = 1e8;
 constexpr double kHorizonMaxMs = 1e7;
+constexpr std::uint32_t kRequestsMax = 1'000'000;
 // More slabs than any machine has; products of two such counts stay far from 2^63.
 constexpr std::uint32_t kSlabsMax = 1U << 24;
 
@@ -22,8 +23,13 @@ std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) noexcept {
   return (value + by - 1) / by;
 }
 
-std::uint64_t tokens_within(double horizon_ms, double tokens_per_s) noexcept {
-  return static_cast<std::uint64_t>(std::floor(horizon_ms * tokens_per_s / 1000.0));
+std::uint64_t count_within(double horizon_ms, double per_s) noexcept {
+  return static_cast<std::uint64_t>(std::floor(horizon_ms * per_s / 1000.0));
+}
+
+// Requests within T besides the largest one.
+std::uint64_t arrivals(const AdmissionTerms& terms) noexcept {
+  return terms.burst_requests + count_within(terms.horizon_ms, terms.arrivals_per_s);
 }
 
 // supply without the slabs that are not owned.
@@ -44,28 +50,30 @@ Status check(const AdmissionTerms& terms) noexcept {
     return Status::invalid_argument("horizon_ms must lie in 0..1e7");
   }
   if (!is_within(terms.decode_tokens_per_s, kRateMax) ||
-      !is_within(terms.prefill_tokens_per_s, kRateMax)) {
-    return Status::invalid_argument("tokens per second must lie in 0..1e9");
+      !is_within(terms.prefill_tokens_per_s, kRateMax) ||
+      !is_within(terms.arrivals_per_s, kRateMax)) {
+    return Status::invalid_argument("tokens and arrivals per second must lie in 0..1e8");
   }
   if (terms.unowned_slabs > kSlabsMax || terms.blocks_per_slab > kSlabsMax) {
     return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216");
   }
-  if (terms.running_requests > 1'000'000 || terms.burst_requests > 1'000'000) {
-    return Status::invalid_argument("running_requests and burst_requests must be <= 1000000");
+  if (terms.running_requests > kRequestsMax || arrivals(terms) > kRequestsMax) {
+    return Status::invalid_argument("running requests and arrivals within T must be <= 1000000");
   }
   return {};
 }
 
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept {
-  const std::uint64_t growth = 1 + tokens_within(terms.horizon_ms, terms.decode_tokens_per_s);
-  const std::uint64_t prefill =
-      terms.max_batch_tokens + tokens_within(terms.horizon_ms, terms.prefill_tokens_per_s);
-  const std::uint64_t request = std::min<std::uint64_t>(terms.max_request_tokens, prefill);
+  const std::uint64_t block = terms.block_tokens;
+  const std::uint64_t first = 1 + count_within(terms.horizon_ms, terms.decode_tokens_per_s);
+  const std::uint64_t further = arrivals(terms);
+  const std::uint64_t prompts = std::min<std::uint64_t>(
+      (1 + further) * terms.max_request_tokens,
+      terms.max_batch_tokens + count_within(terms.horizon_ms, terms.prefill_tokens_per_s));
   AdmissionBalance out;
-  out.growth_blocks = terms.running_requests * ceil_div(growth, terms.block_tokens);
-  out.request_blocks = ceil_div(request, terms.block_tokens);
-  out.burst_blocks = std::uint64_t{terms.burst_requests} *
-                     ceil_div(terms.burst_request_tokens, terms.block_tokens);
+  out.growth_blocks = terms.running_requests * ceil_div(first, block);
+  out.request_blocks = ceil_div(prompts + first, block);
+  out.burst_blocks = further * ceil_div(first + block - 1, block);
   out.demand_blocks = out.growth_blocks + out.request_blocks + out.burst_blocks;
   const std::uint64_t left_slabs =
       terms.slabs <= terms.unowned_slabs ? terms.unowned_slabs - terms.slabs : 0;
@@ -83,8 +91,8 @@ std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept {
   return kept >= terms.unowned_slabs ? 0 : terms.unowned_slabs - static_cast<std::uint32_t>(kept);
 }
 
-Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTerms& terms,
-                                                              CertificateLog* log) noexcept {
+Result<std::optional<AdmissionBalance>> admission_certificate(
+    const AdmissionTerms& terms, CertificateLog* log, const ServingState* serving) noexcept {
   ROSE_TRY(check(terms));
   const AdmissionBalance sums = balance(terms);
   if (terms.slabs == 0 || terms.slabs > terms.unowned_slabs || sums.slack_blocks < 0 ||
@@ -96,6 +104,7 @@ Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTer
       .horizon_ms = terms.horizon_ms,
       .decode_tokens_per_s = terms.decode_tokens_per_s,
       .prefill_tokens_per_s = terms.prefill_tokens_per_s,
+      .arrivals_per_s = terms.arrivals_per_s,
       .slack_blocks = sums.slack_blocks,
       .slabs = terms.slabs,
       .blocks_per_slab = terms.blocks_per_slab,
@@ -107,12 +116,13 @@ Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTer
       .max_request_tokens = terms.max_request_tokens,
       .max_batch_tokens = terms.max_batch_tokens,
       .burst_requests = terms.burst_requests,
-      .burst_request_tokens = terms.burst_request_tokens,
       .demand_blocks = static_cast<std::uint32_t>(sums.demand_blocks),
       .to_partition = terms.to_partition,
-      .zero = 0,
   };
-  if (log != nullptr && !log->append(record)) return std::optional<AdmissionBalance>{};
+  if (log == nullptr) return std::optional<AdmissionBalance>{sums};
+  CertificateLog::Section section{*log};
+  const bool is_overtaken = serving != nullptr && serving->pending() > terms.running_requests;
+  if (is_overtaken || !section.append(record)) return std::optional<AdmissionBalance>{};
   return std::optional<AdmissionBalance>{sums};
 }
 

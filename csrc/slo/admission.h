@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "slo/certificate_log.h"
+#include "slo/quantum.h"
 
 namespace rose::slo {
 
@@ -23,17 +24,17 @@ struct AdmissionTerms {
   std::uint32_t running_requests{0};
   double decode_tokens_per_s{0};        // of one request, at most
   double prefill_tokens_per_s{0};       // of the engine, at most
+  double arrivals_per_s{0};             // the rate of the arrivals' token bucket
   std::uint32_t max_request_tokens{0};  // the largest prompt that is accepted
   std::uint32_t max_batch_tokens{0};    // what one step may prefill at once
-  std::uint32_t burst_requests{0};      // that may arrive within T besides the largest one
-  std::uint32_t burst_request_tokens{0};
+  std::uint32_t burst_requests{0};      // the bucket's depth, the largest request not counted
 };
 
 // free_serving + (unowned - n) * blocks_per_slab + revocable = supply >= demand.
 struct AdmissionBalance {
   std::uint64_t growth_blocks{0};   // the running requests' next tokens
-  std::uint64_t request_blocks{0};  // the largest next request
-  std::uint64_t burst_blocks{0};
+  std::uint64_t request_blocks{0};  // all prompts there is time for, as one, and its first tokens
+  std::uint64_t burst_blocks{0};    // what it costs that they are several
   std::uint64_t demand_blocks{0};
   std::uint64_t supply_blocks{0};
   std::int64_t slack_blocks{0};  // supply - demand
@@ -44,17 +45,25 @@ Status check(const AdmissionTerms& terms) noexcept;
 
 // Pure. `terms` have passed check().
 //
-// Within T a request that runs finishes at most 1 + floor(T * rate) tokens (one step may be about
-// to end), and new tokens g need at most ceil(g / block_tokens) new blocks wherever they start. A
-// new request can have stored no more than one step's batch and what prefills within T.
+// Within T, with `b` tokens in a block:
+//   A running request finishes at most g = 1 + floor(T * decode rate) tokens (one step may be about
+//   to end); wherever they start, they need at most ceil(g / b) new blocks.
+//   a = burst + floor(T * arrival rate) requests arrive besides the largest one. They all share the
+//   engine, so of their prompts and the largest's no more is stored than
+//   P = min((1 + a) * largest prompt, one step's batch + floor(T * prefill rate)) tokens.
+//   Each of the 1 + a stores at most g tokens behind its prompt, and may leave a block begun: in
+//   all no more than ceil((P + g) / b) + a * ceil((g + b - 1) / b) blocks, however P is split.
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 
 // The most slabs that may be granted with all else as in `terms`; `terms.slabs` is not looked at.
 std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 
 // The certificate for granting `terms.slabs`, or nothing: a refusal. With a log the certificate is
-// recorded before it is returned, and without a record there is none.
+// recorded before it is returned, and without a record there is none. With `serving` it is refused
+// too when more requests are pending than the terms say: looked at under the log's decision mutex,
+// so the log never shows an admission that forgot an arrival recorded before it.
 Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTerms& terms,
-                                                              CertificateLog* log) noexcept;
+                                                              CertificateLog* log,
+                                                              const ServingState* serving) noexcept;
 
 }  // namespace rose::slo

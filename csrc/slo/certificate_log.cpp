@@ -82,7 +82,7 @@ CertificateLog::~CertificateLog() { (void)close(); }
 void CertificateLog::put_header() noexcept {
   std::array<std::byte, kRecordBytes> record{};
   std::memcpy(record.data(), "ROSELOG1", 8);
-  put_at(record.data(), 8, std::uint32_t{1});
+  put_at(record.data(), 8, std::uint32_t{2});
   put_at(record.data(), 12, static_cast<std::uint32_t>(kRecordBytes));
   put_at(record.data(), 16, header_.ttft_ms);
   put_at(record.data(), 24, header_.tpot_ms);
@@ -95,6 +95,11 @@ void CertificateLog::put_header() noexcept {
   put_at(record.data(), 76, header_.slabs);
   put_at(record.data(), 80, header_.partitions);
   put_at(record.data(), 84, header_.blocks_per_slab);
+  put_at(record.data(), 88, header_.block_tokens);
+  put_at(record.data(), 92, header_.max_request_tokens);
+  put_at(record.data(), 96, header_.max_batch_tokens);
+  put_at(record.data(), 100, header_.burst_requests);
+  put_at(record.data(), 104, header_.revoke_ms);
   const std::scoped_lock lock{mutex_};
   last_time_ns_ = header_.started_ns;
   crc_ = crc32(record.data(), kCrcAt, 0);

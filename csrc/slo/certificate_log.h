@@ -4,7 +4,7 @@
 //
 //   header   offset  type     field
 //                 0  char[8]  magic "ROSELOG1"
-//                 8  u32      version, 1
+//                 8  u32      version, 2
 //                12  u32      record_bytes, 128
 //                16  f64      ttft_ms, tpot_ms          the user's targets
 //                32  f64      epsilon                   error rate the latency model is asked for
@@ -13,7 +13,10 @@
 //                56  i64      heartbeat_ttl_ns
 //                64  i64      started_ns                CLOCK_BOOTTIME, as all times below
 //                72  u32      max_segments, slabs, partitions, blocks_per_slab
-//                88  zeros
+//                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
+//                             burst_requests, the fewest; 0 where it is not said, and below
+//               104  f64      revoke_ms                the longest a revocation may take
+//               112  zeros
 //               124  u32      crc32 of bytes 0..123
 //
 //   record   offset  type     field
@@ -32,11 +35,11 @@
 //    4 QUANTUM       f64 segment_upper_ms, quantum_ms, signal_ms, step_upper_ms, chunk_upper_ms,
 //                    ttft_ms, blocking_ms; i64 heartbeat_age_ns; u32 segments, outstanding, passed,
 //                    close_epoch, pending
-//    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s;
-//                    i64 slack_blocks; u32 slabs, blocks_per_slab, block_tokens,
+//    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
+//                    arrivals_per_s; i64 slack_blocks; u32 slabs, blocks_per_slab, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
-//                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
-//                    demand_blocks, to_partition
+//                    max_request_tokens, max_batch_tokens, burst_requests, demand_blocks,
+//                    to_partition; what they mean: docs/certificates.md
 //    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
 //    7 REVOKE_BEGUN  u64 lease_id; i64 deadline_ns; u32 slabs
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
@@ -87,6 +90,12 @@ struct LogHeader {
   std::uint32_t slabs{0};
   std::uint32_t partitions{0};
   std::uint32_t blocks_per_slab{0};
+  // What every admission of this log reckons with; 0 where it is not said.
+  std::uint32_t block_tokens{0};
+  std::uint32_t max_request_tokens{0};
+  std::uint32_t max_batch_tokens{0};
+  std::uint32_t burst_requests{0};
+  double revoke_ms{0};
 };
 
 struct Start {
@@ -128,6 +137,7 @@ struct Admission {
   double horizon_ms;
   double decode_tokens_per_s;
   double prefill_tokens_per_s;
+  double arrivals_per_s;
   std::int64_t slack_blocks;
   std::uint32_t slabs;
   std::uint32_t blocks_per_slab;
@@ -139,10 +149,8 @@ struct Admission {
   std::uint32_t max_request_tokens;
   std::uint32_t max_batch_tokens;
   std::uint32_t burst_requests;
-  std::uint32_t burst_request_tokens;
   std::uint32_t demand_blocks;
   std::uint32_t to_partition;
-  std::uint32_t zero;
 };
 
 // `from` and `to` are partitions, or -1 for the unowned slabs and -2 for quarantine.

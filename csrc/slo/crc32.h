@@ -4,28 +4,48 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace rose::slo {
 
 namespace crc32_detail {
 
-inline constexpr std::array<std::uint32_t, 256> kTable = [] {
-  std::array<std::uint32_t, 256> table{};
+// kTables[k][x] is what byte x does to the checksum once k more bytes have followed it, so eight
+// bytes are taken at once: a record's checksum is the dearest part of appending it.
+inline constexpr std::size_t kAtOnce = 8;
+inline constexpr std::array<std::array<std::uint32_t, 256>, kAtOnce> kTables = [] {
+  std::array<std::array<std::uint32_t, 256>, kAtOnce> tables{};
   for (std::uint32_t i = 0; i < 256; ++i) {
     std::uint32_t crc = i;
     for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320U : 0U);
-    table[i] = crc;
+    tables[0][i] = crc;
   }
-  return table;
+  for (std::size_t k = 1; k < kAtOnce; ++k) {
+    for (std::size_t i = 0; i < 256; ++i) {
+      const std::uint32_t before = tables[k - 1][i];
+      tables[k][i] = (before >> 8) ^ tables[0][before & 0xFF];
+    }
+  }
+  return tables;
 }();
 
 }  // namespace crc32_detail
 
 inline std::uint32_t crc32(const std::byte* bytes, std::size_t count, std::uint32_t crc) noexcept {
+  using crc32_detail::kAtOnce;
+  using crc32_detail::kTables;
   crc = ~crc;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t index = (crc ^ std::to_integer<std::uint32_t>(bytes[i])) & 0xFF;
-    crc = (crc >> 8) ^ crc32_detail::kTable[index];
+  for (; count >= kAtOnce; bytes += kAtOnce, count -= kAtOnce) {
+    std::array<std::uint32_t, 2> words;
+    std::memcpy(words.data(), bytes, sizeof words);
+    words[0] ^= crc;
+    crc = 0;
+    for (std::size_t i = 0; i < kAtOnce; ++i) {
+      crc ^= kTables[kAtOnce - 1 - i][(words[i / 4] >> (8 * (i % 4))) & 0xFF];
+    }
+  }
+  for (; count > 0; ++bytes, --count) {
+    crc = (crc >> 8) ^ kTables[0][(crc ^ std::to_integer<std::uint32_t>(*bytes)) & 0xFF];
   }
   return ~crc;
 }

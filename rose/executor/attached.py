@@ -86,7 +86,7 @@ class AttachedDevice:
             gate=_borrower_gate(gpu, host_gate, window=welcome.gate_window),
             loans=loans,
             reporting=Reporting(self.safety),
-            on_revoke=on_revoke or (lambda demand: demand.begin(())),
+            on_revoke=on_revoke or (lambda notice: notice.begin(())),
             why_refused=loans.why_refused,
             stream=gpu.rollout.handle if gpu else None,
         )

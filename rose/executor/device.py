@@ -18,7 +18,6 @@ from rose._core import (
     HostGate,
     LatencyModel,
     MoveLog,
-    Process,
     QuantumRefusal,
     ServingState,
 )
@@ -26,8 +25,9 @@ from rose.compute import BorrowerGate, Gpu, device_ordinal
 from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
+from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
-from rose.executor.lender import Borrower, Lender, OnRevoke, ServingLimits
+from rose.executor.lender import Borrower, Lender, OnRevoke
 from rose.executor.revocation import Revocation
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
@@ -37,6 +37,7 @@ from rose.slo import SLO, Policy
 from rose.units import MIB, ceil_div
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+    from rose._core import Process
     from rose.executor.attached import AttachedDevice
     from rose.executor.listener import Listener
     from rose.executor.messages import Hello
@@ -131,7 +132,7 @@ class CoServing:
         geometry: KVGeometry,
         *,
         slo: SLO,
-        reserve_bytes: int,
+        reserve_bytes: int | None = None,
         step_tokens: int = 8192,
         request_tokens: int = 32768,
     ) -> ServingLane:
@@ -140,7 +141,10 @@ class CoServing:
         Args:
             geometry: of its KV.
             slo: its targets.
-            reserve_bytes: what it can always have, rounded up to slabs.
+            reserve_bytes: what it can always have, whatever the borrower does, rounded up to slabs.
+                None: what it could need within T while idle, by the priors. Certificates keep what
+                it could need by what was measured since, whatever the reserve, also 0: as free
+                blocks or unowned slabs, besides what is in use.
             step_tokens: most tokens of one engine step.
             request_tokens: longest prompt it accepts.
 
@@ -159,6 +163,14 @@ class CoServing:
                 f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
                 f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
             )
+        limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
+        model = _latency_model(policy)
+        demand = Demand(
+            geometry=geometry, slab_bytes=slab_bytes, limits=limits, model=model, policy=policy
+        )
+        if reserve_bytes is None:
+            wanted = ceil_div(demand.blocks(running=0), demand.blocks_per_slab)
+            reserve_bytes = min(wanted, slabs) * slab_bytes
         reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
         if not 0 <= reserve_slabs <= slabs:
             raise InvalidArgument(
@@ -183,6 +195,11 @@ class CoServing:
             slabs=slabs,
             partitions=_TENANTS,
             blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
+            block_tokens=geometry.block_tokens,
+            max_request_tokens=request_tokens,
+            max_batch_tokens=step_tokens,
+            burst_requests=policy.burst_requests,
+            revoke_ms=policy.revoke_ms,
             clock=self._clock,
         )
         with ExitStack() as undo:
@@ -203,22 +220,13 @@ class CoServing:
             arbiter.take(partition, reserve_slabs)
             self._gate = HostGate(clock=self._clock)
             self._state = ServingState(log, gate=self._gate)
-            self._model = LatencyModel(
-                prior_ms=policy.latency_prior_ms,
-                epsilon=policy.epsilon,
-                forgetting=policy.forgetting,
-                adaptation=policy.adaptation,
-                cold_margin=policy.cold_margin,
-                window=policy.residual_window,
-            )
-            self._limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
+            self._model, self._limits = model, limits
             self._lender = Lender(
                 arbiter=arbiter,
                 serving=partition,
                 serving_kv=kv,
-                running=lambda: int(self._state.pending),
-                limits=self._limits,
-                model=self._model,
+                state=self._state,
+                demand=demand,
                 log=log,
                 policy=policy,
                 clock=self._clock,
@@ -227,7 +235,8 @@ class CoServing:
                 kv=kv,
                 gate=self._gate,
                 state=self._state,
-                model=self._model,
+                model=model,
+                demand=demand,
                 log=log,
                 lender=self._lender,
                 safety=self.safety,
@@ -238,7 +247,7 @@ class CoServing:
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
         self._serving_kv = kv
-        self._keeper = Keeper(self._tend, every_ms=policy.tend_every_ms)
+        self._keeper = Keeper(self._tend, arbiter, every_ms=policy.tend_every_ms)
         return self._serving
 
     def rollout(
@@ -321,7 +330,7 @@ class CoServing:
 
         return AttachedDevice.connect(path)
 
-    def _admit(self, hello: "Hello", process: Process) -> "Tenancy":
+    def _admit(self, hello: "Hello", process: "Process") -> "Tenancy":
         """Make a borrower of another process a tenant, or raise why not."""
         from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
 
@@ -472,6 +481,17 @@ class CoServing:
     ) -> None:
         """Close the device."""
         self.close()
+
+
+def _latency_model(policy: Policy) -> LatencyModel:
+    return LatencyModel(
+        prior_ms=policy.latency_prior_ms,
+        epsilon=policy.epsilon,
+        forgetting=policy.forgetting,
+        adaptation=policy.adaptation,
+        cold_margin=policy.cold_margin,
+        window=policy.residual_window,
+    )
 
 
 def _begin_at_once(revocation: Revocation) -> None:

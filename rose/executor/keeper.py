@@ -2,34 +2,53 @@
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.units import NS_PER_MS
+
+
+class Bell(Protocol):
+    """What wakes the keeper before its time: the arbiter rings it when serving is short."""
+
+    def listen(self, heard: int, *, timeout_ns: int) -> int:
+        """Sleep until it has rung since `heard`; return how often it has."""
+        ...
+
+    def ring(self) -> None:
+        """Wake who listens."""
+        ...
 
 
 class Keeper:
-    """Calls `tend` every few milliseconds until it is stopped.
+    """Calls `tend` every few milliseconds, and when the bell rings, until it is stopped.
 
     A Python thread on purpose: when the host process is frozen, or cannot get the interpreter,
     the heartbeat stops, and with it all fresh credit.
     """
 
-    def __init__(self, tend: Callable[[], None], *, every_ms: float) -> None:
+    def __init__(self, tend: Callable[[], None], bell: Bell, *, every_ms: float) -> None:
         """Prepare the thread; `tend` must not raise."""
         self._tend = tend
-        self._every_s = every_ms * NS_PER_MS / NS_PER_S
+        self._bell = bell
+        self._every_ns = int(every_ms * NS_PER_MS)
+        self._heard = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rose-keeper", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; it hears every ring from now on."""
+        self._heard = self._bell.listen(0, timeout_ns=0)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            self._tend()
+        while not self._stop.is_set():
+            self._heard = self._bell.listen(self._heard, timeout_ns=self._every_ns)
+            if not self._stop.is_set():
+                self._tend()
 
     def stop(self) -> None:
         """Stop and join the thread."""
         self._stop.set()
+        self._bell.ring()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()

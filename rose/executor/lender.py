@@ -14,36 +14,34 @@ from rose._core import (
     Grant,
     GrantRefusal,
     HostGate,
-    LatencyModel,
     RenewAnswer,
+    ServingState,
     Snapshot,
     admission_balance,
     admission_certificate,
     largest_grant,
 )
 from rose.events import Reason, Refusal
-from rose.executor.revocation import Cause, Demand, Revocation
+from rose.executor.demand import Demand
+from rose.executor.revocation import Cause, Notice, Revocation
 from rose.memory import KVGeometry, KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS, ceil_div
 
-# A grant whose epoch was overtaken is computed again; so often, then the answer is "later".
+# A grant that was overtaken is computed again; so often, then the answer is "later".
 _TRIES: Final = 4
 # Settled revocations are kept for reports.
 _HISTORY: Final = 4096
 
-_MS_PER_S: Final = 1e3
-# The certificate wants the most serving can do, the model knows the mean: steps of the same shape
-# vary by less than this factor.
-_SPEED_MARGIN: Final = 2.0
 _REASONS: Final = {
     GrantRefusal.POOL_EMPTY: Reason.POOL_EMPTY,
     GrantRefusal.OVER_LIMIT: Reason.OVER_LIMIT,
     GrantRefusal.FLOOR: Reason.RESERVE_AT_RISK,
 }
+_OVERTAKEN: Final = (GrantRefusal.STALE_EPOCH, GrantRefusal.STALE_SUPPLY)
 _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 
-OnRevoke = Callable[[Demand], None]
+OnRevoke = Callable[[Notice], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +50,6 @@ class Lease:
 
     lease_id: int
     lease_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """The most serving can ask for at once.
-
-    Args:
-        step_tokens: of one engine step; all prefills of a step share it.
-        request_tokens: of one prompt.
-    """
-
-    step_tokens: int
-    request_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +76,12 @@ class Borrower:
 class Lender:
     """The memory policy of one device; the arbiter holds the books.
 
-    Serving calls `reclaim`, `recheck` and `offer_surplus`; the borrower `grow`, `renew` and
-    `step_ended`; the keeper `tend`. Any thread: what is not the arbiter's is under `_lock`, which
-    is never held while slabs are waited for or the borrower is called.
+    Serving calls `reclaim`, `foresee`, `recheck`, `load_changed` and `offer_surplus`; the borrower
+    `grow`, `renew` and `step_ended`; the keeper `tend`. Any thread: what is not the arbiter's is
+    under `_lock`, which is never held while slabs are waited for or the borrower is called.
+
+    While slabs are on loan the arbiter watches what serving could need, D(T): a grant that would
+    leave less is refused in the arbiter, and an allocation that leaves less rings the keeper.
     """
 
     def __init__(
@@ -102,9 +90,8 @@ class Lender:
         arbiter: Arbiter,
         serving: int,
         serving_kv: KVSpace,
-        running: Callable[[], int],
-        limits: ServingLimits,
-        model: LatencyModel,
+        state: ServingState,
+        demand: Demand,
         log: CertificateLog,
         policy: Policy,
         clock: Clock,
@@ -115,9 +102,8 @@ class Lender:
             arbiter: of the device.
             serving: serving's partition.
             serving_kv: its view.
-            running: how many serving requests there are.
-            limits: what one step and one request of serving can be.
-            model: of serving's steps.
+            state: how many serving requests there are.
+            demand: what serving could need.
             log: where certificates go.
             policy: the knobs.
             clock: of the device.
@@ -125,13 +111,12 @@ class Lender:
         self._arbiter = arbiter
         self._serving = serving
         self._kv = serving_kv
-        self._running = running
-        self._limits = limits
-        self._model = model
+        self._state = state
+        self._demand = demand
         self._log = log
         self._policy = policy
         self._clock = clock
-        self._blocks_per_slab = serving_kv.geometry.blocks_per_slab(arbiter.slab_bytes)
+        self._blocks_per_slab = demand.blocks_per_slab
         self._borrower: Borrower | None = None
         self._lock = threading.Lock()  # Guards all below.
         self._leases: list[Lease] = []
@@ -149,6 +134,7 @@ class Lender:
     def lend_to(self, borrower: Borrower) -> None:
         """Begin to lend."""
         self._borrower = borrower
+        self.load_changed()
 
     def forget_borrower(self) -> None:
         """Note that the borrower is gone, and with it all its loans; another one may come."""
@@ -160,35 +146,37 @@ class Lender:
     # ---- what serving could need ----------------------------------------------------------------
 
     def _terms(self, snapshot: Snapshot, *, slabs: int) -> AdmissionTerms:
-        """Say what is known for a grant of `slabs`; blocks are serving's, whole ones.
-
-        No loan counts as revocable: a slab that no step pins now can be pinned before serving asks.
-        """
-        step_ms = self._model.forecast(
-            decode_sequences=1, context_tokens=0, prefill_tokens=0
-        ).predicted_ms
-        chunk_ms = self._model.forecast(
-            decode_sequences=0, context_tokens=0, prefill_tokens=self._limits.step_tokens
-        ).predicted_ms
-        return AdmissionTerms(
+        """Say what is known for a grant of `slabs`."""
+        return self._demand.terms(
+            running=self._state.pending,
             epoch=snapshot.epoch,
             to_partition=self._borrower.partition if self._borrower else 0,
             slabs=slabs,
-            blocks_per_slab=self._blocks_per_slab,
-            block_tokens=self._kv.geometry.block_tokens,
-            free_serving_blocks=snapshot.partitions[self._serving].free_blocks,
+            free_blocks=snapshot.partitions[self._serving].free_blocks,
             unowned_slabs=snapshot.unowned,
-            revocable_blocks=0,
-            horizon_ms=self._policy.revoke_ms,
-            running_requests=self._running(),
-            decode_tokens_per_s=_SPEED_MARGIN * _MS_PER_S / step_ms,
-            prefill_tokens_per_s=_SPEED_MARGIN * self._limits.step_tokens * _MS_PER_S / chunk_ms,
-            # Prompts that wait together share the engine's steps, so they count as one.
-            max_request_tokens=self._limits.request_tokens * (1 + self._policy.burst_requests),
-            max_batch_tokens=self._limits.step_tokens,
-            burst_requests=self._policy.burst_requests,
-            burst_request_tokens=self._kv.geometry.block_tokens,
         )
+
+    @property
+    def demand_blocks(self) -> int:
+        """D(T) now: what serving could need before a loan is back, in its blocks."""
+        return self._demand.blocks(running=self._state.pending)
+
+    def _is_short(self, taking: int = 0) -> bool:
+        """Tell the arbiter what serving could need; whether there will be less than that."""
+        return self._arbiter.watch(
+            self._serving,
+            demand_blocks=0 if self._is_closed else self.demand_blocks,
+            blocks_per_slab=self._blocks_per_slab,
+            taking=taking,
+        )
+
+    def load_changed(self) -> None:
+        """Note that serving has another number of requests; the keeper is rung if it is short.
+
+        Not here: this is the way of an arriving request, and a borrower may take until T.
+        """
+        if self._borrower is not None and self._is_short():
+            self._arbiter.ring()
 
     # ---- serving's side -------------------------------------------------------------------------
 
@@ -226,15 +214,30 @@ class Lender:
             is_enough()  # What came home for nobody is there to be taken.
         self._collect()
 
-    def recheck(self) -> None:
-        """Begin to take slabs back before serving's supply falls under what it could need."""
+    def foresee(self, blocks: int) -> None:
+        """Begin to take slabs back if serving's taking `blocks` blocks now would leave it short.
+
+        One comparison in the core, as long as it would not.
+        """
+        if self._arbiter.is_short(self._serving, taking=blocks):
+            self.recheck(taking=blocks)
+
+    def recheck(self, *, taking: int = 0) -> None:
+        """Begin to take slabs back before serving's supply falls under what it could need.
+
+        Args:
+            taking: blocks that serving is about to take.
+        """
+        if self._borrower is None or not self._is_short(taking):
+            return
+        # Behind the watch: an allocation from here on rings.
         snapshot = self._arbiter.snapshot()
-        lent = snapshot.partitions[self._borrower.partition] if self._borrower else None
-        if lent is None or lent.held == 0:
+        lent = snapshot.partitions[self._borrower.partition]
+        if lent.held == lent.in_revocation:
             return
         balance = admission_balance(self._terms(snapshot, slabs=0))
         coming = lent.in_revocation * self._blocks_per_slab
-        missing = -balance.slack_blocks - coming
+        missing = taking - balance.slack_blocks - coming
         if missing > 0:
             self._revoke(ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs)
 
@@ -287,7 +290,8 @@ class Lender:
     def grow(self, blocks: int) -> Lease | Refusal:
         """Lend the borrower slabs for up to `blocks` more blocks, under a certificate.
 
-        A grant counts only when no slab changed hands since its terms were read.
+        A grant counts only when no slab changed hands since its terms were read, and serving has
+        no fewer free blocks, and no more requests, than they say.
         """
         borrower = self._borrower
         if borrower is None or self.is_closed:
@@ -300,8 +304,10 @@ class Lender:
             snapshot = self._arbiter.snapshot()
             terms = self._terms(snapshot, slabs=0)
             terms.slabs = min(wanted, largest_grant(terms))
-            if terms.slabs == 0 or admission_certificate(terms, log=self._log) is None:
+            if terms.slabs == 0:
                 return Refusal(Reason.RESERVE_AT_RISK)
+            if admission_certificate(terms, log=self._log, serving=self._state) is None:
+                continue
             with self._lock:
                 if self._is_closed:  # Or a grant could slip in behind the last revocation.
                     return Refusal(Reason.CLOSED)
@@ -310,12 +316,13 @@ class Lender:
                     terms.slabs,
                     ttl_ns=int(self._policy.lease_ttl_ms * NS_PER_MS),
                     expected_epoch=snapshot.epoch,
+                    counted_on=(self._serving, terms.free_serving_blocks),
                 )
                 if isinstance(answer, Grant):
                     lease = Lease(answer.lease_id, answer.lease_epoch)
                     self._leases.append(lease)
                     return lease
-            if answer != GrantRefusal.STALE_EPOCH:
+            if answer not in _OVERTAKEN:
                 return Refusal(_REASONS[answer])
         return Refusal(Reason.RESERVE_AT_RISK)
 
@@ -379,6 +386,7 @@ class Lender:
     def tend(self) -> None:
         """Mind the deadlines: late slabs are fenced, leases past their TTL revoked.
 
+        And check again what serving could need: it was rung for, or the machine has changed.
         A borrower of this process that is in no step cannot be stuck in one: idle or paused, it
         keeps its leases. Within a step it must show at its gates that it lives. One of another
         process stamps its mailbox.
@@ -392,6 +400,7 @@ class Lender:
                 revocation = self._revocation(slabs=0, cause=Cause.EXPIRED)
                 self._open.append(revocation.adopt(revocation_id))
         self._collect()
+        self.recheck()
 
     def _collect(self) -> None:
         """Move settled revocations into the history; past their deadline they settle by fencing."""

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rose._core import Arbiter, Attachment, Clock
+from rose._core import Arbiter, Clock
 from rose.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from rose._core import Attachment
 
 
 class Cause(Enum):
@@ -17,7 +20,7 @@ class Cause(Enum):
     CLOSING = "the device stops lending"
 
 
-class Demand(Protocol):
+class Notice(Protocol):
     """What a borrower's engine sees of a revocation, wherever the arbiter is."""
 
     @property
@@ -35,7 +38,7 @@ class Demand(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteDemand:
+class RemoteNotice:
     """A revocation that the arbiter of another process has begun.
 
     Args:
@@ -46,7 +49,7 @@ class RemoteDemand:
 
     slabs: int
     deadline_ns: int
-    attachment: Attachment
+    attachment: "Attachment"
 
     def begin(self, preferred: Sequence[int]) -> None:
         """Do nothing: it has begun, and the ranks in the mailbox said what to take first."""

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from rose._core import CertificateLog, Clock, HostGate, LatencyModel, ServingState
 from rose.errors import check
 from rose.events import Reason, Refusal
+from rose.executor.demand import Demand
 from rose.executor.lender import Lender
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
@@ -80,6 +81,7 @@ class ServingLane:
         gate: HostGate,
         state: ServingState,
         model: LatencyModel,
+        demand: Demand,
         log: CertificateLog,
         lender: Lender,
         safety: Safety,
@@ -97,6 +99,7 @@ class ServingLane:
         self._gate = gate
         self._state = state
         self._model = model
+        self._demand = demand
         self._log = log
         self._lender = lender
         self._safety = safety
@@ -116,6 +119,9 @@ class ServingLane:
             if request_id not in self._live:
                 self._live.add(request_id)
                 self._state.arrived(tokens=prompt_tokens)
+                if request_id != _STEP:
+                    self._demand.arrived(self._clock.now_ns())
+                self._lender.load_changed()
 
     def emitted(self, request_id: str) -> None:
         """Say that a token of the request went out: serving's host is alive.
@@ -136,6 +142,7 @@ class ServingLane:
             if request_id in self._live:
                 self._live.discard(request_id)
                 check(self._state.finished(), "serving has fewer requests than live ids")
+                self._lender.load_changed()
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -171,6 +178,12 @@ class ServingLane:
             }
             forecast = self._model.observe(actual_ms, **features)
             self._log.append_step(forecast, actual_ms=actual_ms, **features)
+            self._demand.step_ended(
+                forecast,
+                actual_ms,
+                decode_sequences=batch.decode_sequences,
+                prefill_tokens=batch.prefill_tokens,
+            )
             self._lender.recheck()
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -183,19 +196,28 @@ class ServingLane:
                 self._lender.reclaim(missing)
         return bool(self.kv.allocator.free_blocks >= blocks)
 
+    def alloc(self, blocks: int) -> list[int] | None:
+        """Take `blocks` free blocks; None, and nothing taken, when fewer are free.
+
+        Where that leaves less than what could come, slabs are on their way back before it is done.
+        An engine that calls its allocator itself is watched too: then the keeper is rung inside
+        the allocation, and asks for them.
+        """
+        with self._safety:
+            self._lender.foresee(blocks)
+        return self.kv.allocator.alloc(blocks)
+
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
         blocks = self.kv.geometry.blocks_for(max(tokens, 0))
-        reservation = self.kv.allocator.reserve(blocks) if self.ensure(blocks) else None
+        if not self.ensure(blocks):
+            return Refusal(Reason.POOL_EMPTY)
+        with self._safety:
+            self._lender.foresee(blocks)
+        reservation = self.kv.allocator.reserve(blocks)
         if reservation is None:
             return Refusal(Reason.POOL_EMPTY)
-        self.recheck()
         return Ticket(self.kv.allocator, reservation)
-
-    def recheck(self) -> None:
-        """Make sure of memory for what could come; call it when blocks were taken."""
-        with self._safety:
-            self._lender.recheck()
 
     def settle(self) -> None:
         """Offer slabs that serving does not need now; call it when blocks were freed."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from rose._core import Attachment, News
 from rose.executor.attached_loans import AttachedLoans
-from rose.executor.revocation import RemoteDemand
+from rose.executor.revocation import RemoteNotice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Safety
 
@@ -51,7 +51,7 @@ class Watcher:
         if news.closed:
             note = self._attachment.revocation()
             deadline_ns = note.deadline_ns if note else self._attachment.now_ns()
-            self._lane.on_revoke(RemoteDemand(len(news.closed), deadline_ns, self._attachment))
+            self._lane.on_revoke(RemoteNotice(len(news.closed), deadline_ns, self._attachment))
         elif news.has_rung:
             self._lane.on_room()
 

@@ -1,7 +1,7 @@
 """Reading a certificate log: the byte layout, restated, and the checks that find damage.
 
 Written a second time on purpose: nothing here is shared with the C++ code that writes logs. The
-layout as tables: `docs/protocol.md`.
+layout as tables: `docs/protocol.md`; what certificates mean: `docs/certificates.md`.
 """
 
 import zlib
@@ -14,7 +14,7 @@ import numpy as np
 from rose.errors import CorruptData, InvalidArgument
 
 _MAGIC: Final = b"ROSELOG1"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SIZE: Final = 128
 _PAYLOAD_AT: Final = 24
 _PAYLOAD_SIZE: Final = 96
@@ -36,6 +36,11 @@ _HEADER: Final = np.dtype(
         ("slabs", "<u4"),
         ("partitions", "<u4"),
         ("blocks_per_slab", "<u4"),
+        ("block_tokens", "<u4"),
+        ("max_request_tokens", "<u4"),
+        ("max_batch_tokens", "<u4"),
+        ("burst_requests", "<u4"),
+        ("revoke_ms", "<f8"),
     ]
 )
 _NAMES: Final = (
@@ -74,6 +79,7 @@ _FIELDS: Final[dict[str, list[tuple[str, str]]]] = {
         ("horizon_ms", "<f8"),
         ("decode_tokens_per_s", "<f8"),
         ("prefill_tokens_per_s", "<f8"),
+        ("arrivals_per_s", "<f8"),
         ("slack_blocks", "<i8"),
         ("slabs", "<u4"),
         ("blocks_per_slab", "<u4"),
@@ -85,7 +91,6 @@ _FIELDS: Final[dict[str, list[tuple[str, str]]]] = {
         ("max_request_tokens", "<u4"),
         ("max_batch_tokens", "<u4"),
         ("burst_requests", "<u4"),
-        ("burst_request_tokens", "<u4"),
         ("demand_blocks", "<u4"),
         ("to_partition", "<u4"),
     ],

@@ -1,7 +1,7 @@
 """An independent second opinion on a certificate log.
 
 Nothing here is shared with the code that writes logs: the sums are done again from the terms, and
-what the state was is replayed from the records alone.
+what the state was is replayed from the records alone. Each check is one of `docs/certificates.md`.
 """
 
 from collections import Counter
@@ -11,15 +11,25 @@ from typing import Any, Final
 
 from rose.errors import CorruptData
 from rose.slo.log_file import read_log
-from rose.units import ceil_div
+from rose.units import NS_PER_MS, ceil_div
 
 _NOBODY: Final = -1
 _QUARANTINE: Final = -2
+_SERVING: Final = 0
 _WRAP: Final = 1 << 32
 _ADMISSION_RANGES: Final = (
     ("horizon_ms", 1e7),
-    ("decode_tokens_per_s", 1e9),
-    ("prefill_tokens_per_s", 1e9),
+    ("decode_tokens_per_s", 1e8),
+    ("prefill_tokens_per_s", 1e8),
+    ("arrivals_per_s", 1e8),
+)
+# Fields of an ADMISSION and of the header that say the same; a 0 in the header says nothing.
+_SAID_TWICE: Final = (
+    ("blocks_per_slab", "blocks_per_slab"),
+    ("block_tokens", "block_tokens"),
+    ("max_request_tokens", "max_request_tokens"),
+    ("max_batch_tokens", "max_batch_tokens"),
+    ("horizon_ms", "revoke_ms"),
 )
 
 
@@ -119,9 +129,28 @@ class _Replay:
         kept = (unowned - lent) * record["blocks_per_slab"]
         supply = record["free_serving_blocks"] + kept + record["revocable_blocks"]
         return _broken(
+            *(
+                (
+                    self.header[there] in (0, record[here]),
+                    f"{here} differs from the header's {self.header[there]}",
+                )
+                for here, there in _SAID_TWICE
+            ),
             (
-                record["blocks_per_slab"] == self.header["blocks_per_slab"],
-                f"blocks_per_slab differs from the header's {self.header['blocks_per_slab']}",
+                record["burst_requests"] >= self.header["burst_requests"],
+                f"burst_requests is under the header's {self.header['burst_requests']}",
+            ),
+            (
+                _SERVING < record["to_partition"] < self.header["partitions"],
+                f"partition {record['to_partition']} is no borrower",
+            ),
+            (
+                record["running_requests"] >= self.pending,
+                f"knows of {record['running_requests']} requests, {self.pending} were running",
+            ),
+            (
+                record["revocable_blocks"] == 0,
+                f"counts on {record['revocable_blocks']} blocks that are still lent",
             ),
             (
                 1 <= lent <= unowned <= slabs,
@@ -162,8 +191,24 @@ class _Replay:
             admitted = ", ".join(f"{one['slabs']} to {one['to_partition']}" for one in timely)
             return [f"lends {wanted[1]} slabs to {wanted[0]}, admitted were {admitted}"]
         claimed, there = exact[-1]["unowned_slabs"], self.held[_NOBODY]
-        return (
-            [f"admitted with {claimed} unowned slabs, {there} existed"] if claimed > there else []
+        free, own = exact[-1]["free_serving_blocks"], self.held[_SERVING]
+        return _broken(
+            (claimed == there, f"admitted with {claimed} unowned slabs, {there} existed"),
+            (
+                free <= own * self.header["blocks_per_slab"],
+                f"admitted with {free} free blocks, serving had {own} slabs",
+            ),
+        )
+
+    def revoke_begun(self, record: dict[str, Any]) -> list[str]:
+        """A certificate reckons with slabs that are back, or given up, within T."""
+        left_ms = (record["deadline_ns"] - record["time_ns"]) / NS_PER_MS
+        allowed_ms = self.header["revoke_ms"]
+        return _broken(
+            (
+                allowed_ms == 0 or left_ms <= allowed_ms,
+                f"the deadline is in {left_ms} ms, {allowed_ms} are allowed",
+            )
         )
 
     def step(self, record: dict[str, Any]) -> list[str]:
@@ -184,14 +229,16 @@ def _broken(*claims: tuple[bool, str]) -> list[str]:
 
 def _demand_blocks(record: dict[str, Any]) -> int:
     """Return what serving can take within the horizon, from the terms of an ADMISSION."""
-    per_block = record["block_tokens"]
-    decoded = int(record["horizon_ms"] * record["decode_tokens_per_s"] / 1000.0)
-    prefilled = int(record["horizon_ms"] * record["prefill_tokens_per_s"] / 1000.0)
-    largest = min(record["max_request_tokens"], record["max_batch_tokens"] + prefilled)
+    per_block, horizon_ms = record["block_tokens"], record["horizon_ms"]
+    first = 1 + int(horizon_ms * record["decode_tokens_per_s"] / 1000.0)
+    prefilled = int(horizon_ms * record["prefill_tokens_per_s"] / 1000.0)
+    further = record["burst_requests"] + int(horizon_ms * record["arrivals_per_s"] / 1000.0)
+    asked = (1 + further) * record["max_request_tokens"]
+    prompts = min(asked, record["max_batch_tokens"] + prefilled)
     return int(
-        record["running_requests"] * ceil_div(decoded + 1, per_block)
-        + ceil_div(largest, per_block)
-        + record["burst_requests"] * ceil_div(record["burst_request_tokens"], per_block)
+        record["running_requests"] * ceil_div(first, per_block)
+        + ceil_div(prompts + first, per_block)
+        + further * ceil_div(first + per_block - 1, per_block)
     )
 
 
@@ -237,11 +284,13 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         "QUANTUM": replay.quantum,
         "ADMISSION": replay.admission,
         "MOVE": replay.move,
+        "REVOKE_BEGUN": replay.revoke_begun,
         "STEP": replay.step,
     }
     granted = verified = 0
     for number, record in enumerate(records, start=1):
-        wrong = rules[record.kind](record.fields) if record.kind in rules else []
+        fields = {**record.fields, "time_ns": record.time_ns}
+        wrong = rules[record.kind](fields) if record.kind in rules else []
         violations += [f"record {number}: {record.kind}: {one}" for one in wrong]
         if record.kind in ("QUANTUM", "ADMISSION"):
             granted += 1

@@ -38,7 +38,15 @@ def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> N
 class Rig:
     """A device with both lanes, and what a borrower's engine would remember."""
 
-    def __init__(self, log_path: Path, *, lends: bool = True, reserve_slabs: int = 2, **knobs):
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        lends: bool = True,
+        reserve_slabs: int | None = 2,
+        limit_slabs: int = SLABS,
+        **knobs,
+    ):
         self.log_path = log_path
         self.device = CoServing.open(
             "cpu",
@@ -50,16 +58,20 @@ class Rig:
         self.serving = self.device.serving(
             SERVING_KV,
             slo=SLO(ttft_ms=20_000, tpot_ms=1000),
-            reserve_bytes=reserve_slabs * SLAB,
+            reserve_bytes=None if reserve_slabs is None else reserve_slabs * SLAB,
             step_tokens=32,
             request_tokens=64,
         )
         self.revocations: list[Revocation] = []
         if lends:
-            self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+            self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=limit_slabs * SLAB)
             self.rollout.on_revoke = self.on_revoke
         self.held: list[int] = []  # the borrower's blocks that no step pins
         self.threads: list[threading.Thread] = []
+
+    def stop_keeper(self) -> None:
+        """From here on nothing is looked after but by the calls of a test."""
+        self.device._keeper.stop()
 
     def on_revoke(self, revocation: Revocation) -> None:
         """Begin, then free whatever lies in a slab that is leaving."""

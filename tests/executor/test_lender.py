@@ -1,8 +1,14 @@
 """Slabs between serving and the borrower: certified when they go, in time when they come back."""
 
 import threading
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rose.executor import Lease, Reason, Refusal, StepBatch
 from rose.executor import lender as lender_module
@@ -50,6 +56,7 @@ def test_every_grant_has_a_certificate_that_verifies(open_rig) -> None:
 @pytest.mark.parametrize("running", [0, 1, 3])
 def test_largest_request_fits_right_after_any_grant(open_rig, running: int) -> None:
     rig = open_rig(regrow_after_ms=0, revoke_ms=100.0)
+    rig.stop_keeper()  # what is taken all at once below would ring it
     for name in range(running):
         rig.serving.arrived(str(name), prompt_tokens=8)
     used = rig.serving.kv.allocator.alloc(running)
@@ -87,32 +94,111 @@ def test_reserve_is_there_whatever_is_lent(open_rig) -> None:
     assert rig.revocations == []
 
 
-def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> None:
-    rig = open_rig()
+def overtake(monkeypatch, *, before=lambda: None, after=lambda: None) -> list:
+    """Let something happen around the first certificate; returns the terms of all."""
     stock = lender_module.admission_certificate
     seen = []
 
-    def overtaken(wanted, *, log):
-        # Serving takes a slab between the certificate and the grant, once.
-        if not seen:
-            rig.device.arbiter.take(0, 9)
-        seen.append((wanted.epoch, wanted.slabs))
-        return stock(wanted, log=log)
+    def certificate(wanted, *, log, serving):
+        seen.append(
+            (wanted.epoch, wanted.slabs, wanted.free_serving_blocks, wanted.running_requests)
+        )
+        is_first = len(seen) == 1
+        if is_first:
+            before()
+        answer = stock(wanted, log=log, serving=serving)
+        if is_first:
+            after()
+        return answer
 
-    monkeypatch.setattr(lender_module, "admission_certificate", overtaken)
+    monkeypatch.setattr(lender_module, "admission_certificate", certificate)
+    return seen
+
+
+def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    seen = overtake(monkeypatch, after=lambda: rig.device.arbiter.take(0, 9))
     assert isinstance(rig.device.lender.grow(10_000), Lease)
-    (first, lent_first), (second, lent) = seen
+    (first, lent_first, *_), (second, lent, *_) = seen
     assert second > first
     assert lent < lent_first
     assert rig.counts()[1] == lent
+
+
+def test_grant_is_computed_again_when_serving_took_blocks_in_slabs_of_its_own(
+    open_rig, monkeypatch
+) -> None:
+    rig = open_rig()
+    seen = overtake(monkeypatch, after=lambda: rig.serving.kv.allocator.alloc(3))
+    assert isinstance(rig.device.lender.grow(8), Lease)
+    (epoch, _, free, _), (same_epoch, _, free_then, _) = seen
+    assert (same_epoch, free_then) == (epoch, free - 3)
+
+
+def test_grant_is_computed_again_when_serving_gave_blocks_back_only_if_it_must(
+    open_rig, monkeypatch
+) -> None:
+    rig = open_rig()
+    taken = rig.serving.kv.allocator.alloc(3)
+    seen = overtake(monkeypatch, after=lambda: rig.serving.kv.allocator.free(taken))
+    assert isinstance(rig.device.lender.grow(8), Lease)
+    assert len(seen) == 1
+
+
+def test_certificate_that_forgot_an_arrival_is_computed_again(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    arrive = lambda: rig.serving.arrived("a", prompt_tokens=8)  # noqa: E731
+    seen = overtake(monkeypatch, before=arrive)
+    assert isinstance(rig.device.lender.grow(8), Lease)
+    assert [running for *_, running in seen] == [0, 1]
+    rig.serving.finished("a")
+
+
+def test_grant_that_an_arrival_made_too_large_is_computed_again(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    rig.stop_keeper()
+    # The largest grant would leave nothing over: one more request and it would leave too little.
+    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    rig.serving.kv.allocator.alloc(slack % 4)
+    seen = overtake(monkeypatch, after=lambda: rig.serving.arrived("a", prompt_tokens=8))
+    assert isinstance(rig.device.lender.grow(10_000), Lease)
+    (_, lent_first, *_, nobody), (_, lent, *_, one) = seen
+    assert (nobody, one, lent) == (0, 1, lent_first - 1)
+    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    rig.serving.finished("a")
+
+
+def test_admitters_that_race_leave_serving_what_it_could_need(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=0)
+    rig.stop_keeper()  # so nothing is taken back
+    start = threading.Barrier(5)
+    leases: list[Lease] = []
+
+    def admit() -> None:
+        start.wait(LONG_S)
+        for _ in range(30):
+            answer = rig.device.lender.grow(8)
+            if isinstance(answer, Lease):
+                leases.append(answer)
+
+    threads = [rig.start(admit) for _ in range(4)]
+    start.wait(LONG_S)
+    taken = [rig.serving.kv.allocator.alloc(1) for _ in range(4)]
+    for thread in threads:
+        thread.join(LONG_S)
+    # One after the other, as if there were but one: all that may be lent is, and no more. What
+    # serving took in the meantime may have left it short by just that.
+    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    assert -len(taken) <= slack < 4
+    assert len({lease.lease_id for lease in leases}) == len(leases) == rig.counts()[1] > 0
 
 
 def test_no_grant_slips_in_behind_the_close(open_rig, monkeypatch) -> None:
     rig = open_rig()
     stock = lender_module.admission_certificate
 
-    def closed_meanwhile(wanted, *, log):
-        answer = stock(wanted, log=log)
+    def closed_meanwhile(wanted, *, log, serving):
+        answer = stock(wanted, log=log, serving=serving)
         rig.device.lender.close()
         return answer
 
@@ -124,17 +210,57 @@ def test_no_grant_slips_in_behind_the_close(open_rig, monkeypatch) -> None:
 
 
 def test_limit_holds_against_the_borrower(open_rig) -> None:
-    rig = open_rig()
     # Raised by the ceiling, not by a certificate: the pool has room.
-    small = rig.device.arbiter.add_partition("small", reserve_slabs=0, limit_slabs=1)
-    borrower = rig.device.lender._borrower
-    rig.device.lender._borrower = type(borrower)(
-        small, borrower.kv, borrower.gate, borrower.on_revoke, borrower.on_room
-    )
+    rig = open_rig(limit_slabs=1)
     answer = rig.device.lender.grow(16)
     assert isinstance(answer, Refusal)
     assert answer.reason is Reason.OVER_LIMIT
-    rig.device.lender._borrower = borrower
+
+
+def test_reserve_that_nobody_named_is_what_the_priors_say_serving_could_need(open_rig) -> None:
+    rig = open_rig(reserve_slabs=None)
+    demand = rig.device.lender.demand_blocks
+    assert rig.counts()[0] == -(-demand // 4) > 2
+    rig.device.lender.grow(10_000)
+    assert rig.serving.ensure(demand)
+    assert rig.revocations == []
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.floats(0.05, 2000.0), st.integers(0, 8), st.integers(0, 32)), max_size=150
+    ),
+    gaps_ms=st.lists(st.integers(0, 300), max_size=40),
+    running=st.integers(0, 3),
+    wanted=st.integers(1, 200),
+)
+@settings(max_examples=40)
+def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_grant(
+    steps, gaps_ms, running, wanted
+) -> None:
+    with TemporaryDirectory() as folder:
+        rig = Rig(Path(folder) / "log", reserve_slabs=0, revoke_ms=20.0)
+        rig.stop_keeper()
+        demand = rig.device.lender._demand
+        for actual_ms, decoding, prefilled in steps:
+            forecast = rig.serving._model.observe(
+                actual_ms, decode_sequences=decoding, context_tokens=0, prefill_tokens=prefilled
+            )
+            demand.step_ended(
+                forecast, actual_ms, decode_sequences=decoding, prefill_tokens=prefilled
+            )
+        for at_ms in accumulate(gaps_ms):
+            demand.arrived(at_ms * 1_000_000)
+        for name in range(running):
+            rig.serving.arrived(str(name), prompt_tokens=8)
+        if isinstance(rig.device.lender.grow(wanted), Lease):
+            needed = demand_blocks(rig)
+            assert rig.serving.ensure(needed)
+            assert rig.serving.kv.allocator.alloc(needed)
+            assert rig.revocations == []
+        for name in range(running):
+            rig.serving.finished(str(name))
+        rig.close()
 
 
 # ---- the certificate is checked again ------------------------------------------------------------
@@ -165,17 +291,95 @@ def test_supply_is_rechecked_and_slabs_are_taken_back_before_it_falls_under_dema
     rig.serving.finished("a")
 
 
-def test_reserving_serving_blocks_rechecks_too(open_rig) -> None:
-    rig = open_rig()
+def slack_when_asked(rig: Rig) -> list[int]:
+    """Keep what serving has beyond what it could need, as it was when slabs were asked for."""
+    seen: list[int] = []
+
+    def on_revoke(revocation) -> None:
+        seen.append(lender_module.admission_balance(terms(rig)).slack_blocks)
+        rig.on_revoke(revocation)
+
+    rig.rollout.on_revoke = on_revoke
+    return seen
+
+
+def test_every_allocation_of_the_lane_asks_for_slabs_before_it_leaves_too_little(open_rig) -> None:
+    rig = open_rig(regrow_after_ms=0)
+    rig.stop_keeper()
     rig.device.lender.grow(10_000)
+    seen = slack_when_asked(rig)
+    lent = rig.counts()[1]
+    for _ in range(40):  # between two steps: nobody but the allocation looks
+        assert rig.serving.alloc(1)
+        assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    assert len(seen) > 3
+    assert min(seen) >= 0
+    assert rig.counts()[1] < lent
+
+
+def test_reserving_serving_blocks_asks_for_slabs_first(open_rig) -> None:
+    rig = open_rig()
+    rig.stop_keeper()
+    rig.device.lender.grow(10_000)
+    seen = slack_when_asked(rig)
     ticket = rig.serving.reserve(64)
-    assert rig.revocations != []
+    assert len(seen) == 1
+    assert seen[0] >= 0
     assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
     ticket.cancel()
 
 
+@pytest.mark.parametrize("way", ["alloc", "alloc_into", "reserve"])
+def test_allocation_behind_the_back_of_the_lane_rings_the_keeper(open_rig, way: str) -> None:
+    rig = open_rig(tend_every_ms=1e6)
+    rig.device.lender.grow(10_000)
+    allocator = rig.serving.kv.allocator
+    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    allocator.alloc(slack)
+    assert not threading.Event().wait(0.02)
+    assert rig.revocations == []  # as much as it could need is left
+    {
+        "alloc": lambda: allocator.alloc(1),
+        "alloc_into": lambda: allocator.alloc_into(np.zeros(1, np.int32)),
+        "reserve": lambda: allocator.reserve(1),
+    }[way]()
+    wait_for(lambda: lender_module.admission_balance(terms(rig)).slack_blocks >= 0)
+    assert rig.revocations != []
+
+
+def test_arrivals_that_leave_serving_short_ring_the_keeper(open_rig) -> None:
+    rig = open_rig(tend_every_ms=1e6)
+    rig.device.lender.grow(10_000)
+    for name in range(6):
+        rig.serving.arrived(str(name), prompt_tokens=8)
+    wait_for(lambda: lender_module.admission_balance(terms(rig)).slack_blocks >= 0)
+    assert rig.revocations != []
+    for name in range(6):
+        rig.serving.finished(str(name))
+
+
+def test_nobody_is_rung_for_when_nothing_is_lent(open_rig) -> None:
+    rig = open_rig(tend_every_ms=1e6)
+    rung = rig.device.arbiter.listen(0, timeout_ns=0)
+    assert rig.serving.ensure(64)
+    rig.serving.kv.allocator.alloc(64)
+    assert rig.device.arbiter.listen(rung, timeout_ns=0) == rung
+    assert rig.device.lender.demand_blocks > 0
+
+
+def test_bell_rings_once_until_somebody_has_looked(open_rig) -> None:
+    rig = open_rig(tend_every_ms=1e6)
+    rig.stop_keeper()
+    rig.device.lender.grow(10_000)
+    rung = rig.device.arbiter.listen(0, timeout_ns=0)
+    for _ in range(5):
+        rig.serving.kv.allocator.alloc(1)
+    assert rig.device.arbiter.listen(rung, timeout_ns=0) == rung + 1
+
+
 def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
     rig = open_rig()
+    rig.stop_keeper()
     rig.device.lender.grow(10_000)
     rig.held = rig.rollout.kv.allocator.alloc(rig.rollout.kv.allocator.free_blocks)
     pin = rig.rollout.pin(rig.held)  # no slab can leave before the step ends

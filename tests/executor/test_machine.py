@@ -66,6 +66,7 @@ class ExecutorMachine(RuleBasedStateMachine):
             heartbeat_ttl_ms=1e6,
             lease_ttl_ms=1e6,
         )
+        self.rig.stop_keeper()  # nor does it when it is rung
         self.rig.rollout.on_revoke = self.on_revoke
         self.serving = Tenant(self.rig.serving.kv, 0)
         self.rollout = Tenant(self.rig.rollout.kv, 1)
@@ -105,7 +106,27 @@ class ExecutorMachine(RuleBasedStateMachine):
         with self.rig.serving.step(StepBatch(1, 8, 8)):
             assert not self.rig.device.gate.is_running()
             if self.rig.serving.ensure(blocks):
-                self.serving.take(self.rig.serving.kv.allocator.alloc(blocks))
+                self.serving.take(self.rig.serving.alloc(blocks))
+                self.serving_has_enough_or_all_is_coming()
+
+    @rule(blocks=st.integers(0, 5))
+    def serve_between_steps(self, blocks: int) -> None:
+        self.rig.device._tend()
+        taken = self.rig.serving.alloc(blocks)
+        if taken is not None:
+            self.serving.take(taken)
+        self.serving_has_enough_or_all_is_coming()
+
+    def serving_has_enough_or_all_is_coming(self) -> None:
+        """What serving could need is there, or on its way, or nothing is lent any more."""
+        rig = self.rig
+        now = rig.device.arbiter.snapshot()
+        serving, rollout = now.partitions
+        blocks_per_slab = rig.serving.kv.blocks_per_slab
+        there = serving.free_blocks + now.unowned * blocks_per_slab
+        coming = rollout.in_revocation * blocks_per_slab
+        is_all = rollout.held == rollout.in_revocation
+        assert is_all or there + coming >= rig.device.lender.demand_blocks
 
     @rule(tokens=st.integers(1, 200), part=st.floats(0, 1))
     def serving_ticket(self, tokens: int, part: float) -> None:

@@ -40,9 +40,11 @@ def whole_life(rig: Rig) -> None:
     serving.arrived("x", prompt_tokens=8)
     with serving.step(StepBatch(1, 8, 8)):
         ticket = serving.reserve(16)
+        blocks = serving.alloc(1)
     serving.emitted("x")
     if not isinstance(ticket, Refusal):
         ticket.cancel()
+    serving.kv.allocator.free(blocks or [])
     serving.ensure(ALL_BLOCKS)
     serving.finished("x")
     serving.settle()
@@ -65,7 +67,14 @@ PLACES = [
     ("lender", "_arbiter", "revoke"),
     ("lender", "_arbiter", "give_back"),
     ("lender", "_log", "append_revoke_begun"),
-    ("lender", "_model", "forecast"),
+    ("lender", "_arbiter", "watch"),
+    ("lender", "_arbiter", "is_short"),
+    ("lender", "_demand", "blocks"),
+    ("serving", "_demand", "arrived"),
+    ("serving", "_demand", "step_ended"),
+    ("serving", "_lender", "foresee"),
+    ("serving", "_lender", "load_changed"),
+    ("demand", "_model", "forecast"),
     ("device", "_state", "beat"),
     ("lender", "_arbiter", "expire"),
 ]
@@ -73,7 +82,13 @@ PLACES = [
 
 def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owner, part, name = place
-    owners = {"serving": rig.serving, "lender": rig.device.lender, "device": rig.device}
+    lender = rig.device.lender
+    owners = {
+        "serving": rig.serving,
+        "lender": lender,
+        "demand": lender._demand,
+        "device": rig.device,
+    }
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
         stock, planted = rig.rollout.on_revoke, Failing(rig.device.arbiter, name, times=times)
@@ -119,7 +134,13 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
     wait_for(lambda: getattr(rig.rollout.try_step(), "reason", None) is Reason.CLOSED)
     # The audit at the end reads the books through the real parts.
     owner, part, _ = place
-    owners = {"serving": rig.serving, "lender": rig.device.lender, "device": rig.device}
+    lender = rig.device.lender
+    owners = {
+        "serving": rig.serving,
+        "lender": lender,
+        "demand": lender._demand,
+        "device": rig.device,
+    }
     if isinstance(getattr(owners[owner], part), Failing):
         setattr(owners[owner], part, getattr(owners[owner], part)._part)
 

@@ -47,6 +47,21 @@ def events_within(horizon_ms: int, per_s: int) -> int:
     return count
 
 
+def prompts_within(
+    horizon_ms: int,
+    *,
+    prefill_tokens_per_s: int,
+    arrivals_per_s: int,
+    max_request_tokens: int,
+    max_batch_tokens: int,
+    burst_requests: int,
+) -> tuple[int, int]:
+    """Return how many requests can arrive within the horizon, and the prompt tokens of all."""
+    requests = 1 + burst_requests + events_within(horizon_ms, arrivals_per_s) - 1
+    prefilled = events_within(horizon_ms, prefill_tokens_per_s) - 1
+    return requests, min(requests * max_request_tokens, max_batch_tokens + prefilled)
+
+
 def worst_horizon_fits(
     memory: ServingMemory,
     *,
@@ -54,27 +69,19 @@ def worst_horizon_fits(
     horizon_ms: int,
     stored: Sequence[int],
     decode_tokens_per_s: int,
-    prefill_tokens_per_s: int,
-    max_request_tokens: int,
-    max_batch_tokens: int,
-    burst_requests: int,
-    burst_request_tokens: int,
+    prompts: Sequence[int],
 ) -> bool:
-    """Let everything that can happen within the horizon happen, and say whether memory sufficed.
+    """Let everything happen within the horizon, and say whether memory sufficed.
 
     Args:
         memory: serving's, right after the grant.
         stored: tokens that each running request holds already.
+        prompts: of the requests that arrive; each is prefilled at once and then decodes as well.
     """
     decoded = events_within(horizon_ms, decode_tokens_per_s)
-    prefilled = events_within(horizon_ms, prefill_tokens_per_s) - 1
-    largest = min(max_request_tokens, max_batch_tokens + prefilled)
-    arrivals = [largest] + [burst_request_tokens] * burst_requests
-    growth = all(
-        store(memory, stored=one, new=decoded, block_tokens=block_tokens) for one in stored
-    )
-    return growth and all(
-        store(memory, stored=0, new=one, block_tokens=block_tokens) for one in arrivals
+    requests = [(one, decoded) for one in stored] + [(0, one + decoded) for one in prompts]
+    return all(
+        store(memory, stored=held, new=new, block_tokens=block_tokens) for held, new in requests
     )
 
 

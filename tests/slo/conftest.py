@@ -33,6 +33,11 @@ def write_log(path: Path) -> None:
         slabs=10,
         partitions=2,
         blocks_per_slab=8,
+        block_tokens=16,
+        max_request_tokens=256,
+        max_batch_tokens=128,
+        burst_requests=1,
+        revoke_ms=50,
         clock=clock,
     )
     model = LatencyModel(
@@ -72,6 +77,7 @@ def write_log(path: Path) -> None:
         state.finished()
         state.beat()
     creditor.stop()
+    state.arrived(tokens=64)
     terms = AdmissionTerms(
         epoch=2,
         to_partition=1,
@@ -85,14 +91,16 @@ def write_log(path: Path) -> None:
         running_requests=1,
         decode_tokens_per_s=100,
         prefill_tokens_per_s=1000,
+        arrivals_per_s=20,
         max_request_tokens=256,
         max_batch_tokens=128,
         burst_requests=1,
-        burst_request_tokens=64,
     )
-    assert admission_certificate(terms, log=log) is not None
+    assert admission_certificate(terms, log=log, serving=state) is not None
+    state.finished()
     log.append_move(from_partition=-1, to_partition=1, slabs=3, lease_id=1, epoch=3, move_kind=2)
-    log.append_revoke_begun(lease_id=1, deadline_ns=10**9, slabs=2)
+    deadline_ns = clock.now_ns() + 50_000_000
+    log.append_revoke_begun(lease_id=1, deadline_ns=deadline_ns, slabs=2)
     log.append_move(from_partition=1, to_partition=0, slabs=2, lease_id=1, epoch=4, move_kind=3)
     log.append_move(from_partition=1, to_partition=-2, slabs=1, lease_id=1, epoch=5, move_kind=4)
     log.append_move(from_partition=-2, to_partition=-1, slabs=1, lease_id=1, epoch=6, move_kind=5)

@@ -1,12 +1,24 @@
 """A certificate means that what it counts on fits, and a refusal that it might not."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rose._core import AdmissionTerms, admission_balance, admission_certificate, largest_grant
+from rose._core import (
+    AdmissionTerms,
+    CertificateLog,
+    ServingState,
+    admission_balance,
+    admission_certificate,
+    largest_grant,
+)
 from rose.errors import InvalidArgument
-from tests.reference.slo import ServingMemory, worst_horizon_fits
+from tests.reference.slo import (
+    ServingMemory,
+    events_within,
+    prompts_within,
+    worst_horizon_fits,
+)
 
 KNOWN = st.fixed_dictionaries(
     {
@@ -22,12 +34,13 @@ RATES = st.fixed_dictionaries(
         "horizon_ms": st.integers(0, 60),
         "decode_tokens_per_s": st.integers(0, 400),
         "prefill_tokens_per_s": st.integers(0, 3000),
+        "arrivals_per_s": st.integers(0, 40),
         "max_request_tokens": st.integers(0, 200),
         "max_batch_tokens": st.integers(0, 128),
         "burst_requests": st.integers(0, 2),
-        "burst_request_tokens": st.integers(0, 70),
     }
 )
+ALONE = RATES.map(lambda rates: {**rates, "arrivals_per_s": 0, "burst_requests": 0})
 
 
 def terms_of(known, rates, *, slabs: int, running: int) -> AdmissionTerms:
@@ -36,33 +49,79 @@ def terms_of(known, rates, *, slabs: int, running: int) -> AdmissionTerms:
     )
 
 
-def fits(known, rates, *, slabs: int, stored) -> bool:
+def arriving(rates) -> tuple[int, int]:
+    return prompts_within(
+        **{name: value for name, value in rates.items() if name != "decode_tokens_per_s"}
+    )
+
+
+def fits(known, rates, *, slabs: int, stored, prompts) -> bool:
     memory = ServingMemory(
         blocks_per_slab=known["blocks_per_slab"],
         free=known["free_serving_blocks"],
         unowned_slabs=known["unowned_slabs"] - slabs,
         revocable=known["revocable_blocks"],
     )
-    return worst_horizon_fits(memory, block_tokens=known["block_tokens"], stored=stored, **rates)
+    return worst_horizon_fits(
+        memory,
+        block_tokens=known["block_tokens"],
+        stored=stored,
+        horizon_ms=rates["horizon_ms"],
+        decode_tokens_per_s=rates["decode_tokens_per_s"],
+        prompts=prompts,
+    )
+
+
+def split(data, total: int, parts: int, at_most: int) -> list[int]:
+    """Draw prompts that make up `total` tokens, each of `at_most` at most."""
+    out = []
+    for left in range(parts - 1, -1, -1):
+        least = max(0, total - left * at_most)
+        out.append(data.draw(st.integers(least, min(at_most, total))))
+        total -= out[-1]
+    return out
 
 
 @given(known=KNOWN, rates=RATES, data=st.data())
 def test_after_a_certified_grant_the_worst_that_can_come_fits(known, rates, data) -> None:
     stored = data.draw(st.lists(st.integers(0, 100), max_size=4))
-    slabs = data.draw(st.integers(1, known["unowned_slabs"] + 1))
+    # About as many slabs as may be granted: further off, nothing could go wrong.
+    most = largest_grant(terms_of(known, rates, slabs=0, running=len(stored)))
+    slabs = data.draw(st.integers(max(1, most - 1), most + 1))
     terms = terms_of(known, rates, slabs=slabs, running=len(stored))
+    requests, tokens = arriving(rates)
+    prompts = split(data, tokens, requests, rates["max_request_tokens"])
     if admission_certificate(terms, log=None) is not None:
-        assert fits(known, rates, slabs=slabs, stored=stored)
+        assert fits(known, rates, slabs=slabs, stored=stored, prompts=prompts)
+
+
+@given(known=KNOWN, rates=ALONE, running=st.integers(0, 4))
+def test_a_refused_grant_could_have_left_serving_short(known, rates, running) -> None:
+    most = largest_grant(terms_of(known, rates, slabs=0, running=running))
+    stored = [0] * running  # each next token starts a block
+    _, tokens = arriving(rates)
+    if most < known["unowned_slabs"]:
+        assert not fits(known, rates, slabs=most + 1, stored=stored, prompts=[tokens])
+    if most > 0:
+        assert fits(known, rates, slabs=most, stored=stored, prompts=[tokens])
 
 
 @given(known=KNOWN, rates=RATES, running=st.integers(0, 4))
-def test_a_refused_grant_could_have_left_serving_short(known, rates, running) -> None:
-    most = largest_grant(terms_of(known, rates, slabs=0, running=running))
-    full_blocks = [0] * running  # each next token starts a block
-    if most < known["unowned_slabs"]:
-        assert not fits(known, rates, slabs=most + 1, stored=full_blocks)
-    if most > 0:
-        assert fits(known, rates, slabs=most, stored=full_blocks)
+def test_a_further_arrival_is_reckoned_with_a_block_too_many_at_most(known, rates, running) -> None:
+    terms = terms_of(known, rates, slabs=0, running=running)
+    requests, tokens = arriving(rates)
+    # All but the last are as long as leaves a block just begun behind their first tokens.
+    block, most = known["block_tokens"], rates["max_request_tokens"]
+    first = events_within(rates["horizon_ms"], rates["decode_tokens_per_s"])
+    begun = min((1 - first) % block, most)
+    prompts = [begun] * (requests - 1)
+    assume(0 <= tokens - sum(prompts) <= most)
+    assume(begun == (1 - first) % block)
+    prompts.append(tokens - sum(prompts))
+    needed = sum(-(-(one + first) // block) for one in prompts)
+    balance = admission_balance(terms)
+    reckoned = balance.request_blocks + balance.burst_blocks
+    assert needed <= reckoned <= needed + requests - 1
 
 
 @given(known=KNOWN, rates=RATES, running=st.integers(0, 4))
@@ -74,7 +133,16 @@ def test_the_balance_adds_up(known, rates, running) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"block_tokens": 0}, {"horizon_ms": -1.0}, {"decode_tokens_per_s": float("nan")}]
+    "wrong",
+    [
+        {"block_tokens": 0},
+        {"horizon_ms": -1.0},
+        {"decode_tokens_per_s": float("nan")},
+        {"prefill_tokens_per_s": 2e8},
+        {"arrivals_per_s": -1.0},
+        {"arrivals_per_s": 1e8},  # more than a million within T
+        {"burst_requests": 1_000_001},
+    ],
 )
 def test_terms_without_a_meaning_are_invalid(wrong) -> None:
     good = {
@@ -90,11 +158,51 @@ def test_terms_without_a_meaning_are_invalid(wrong) -> None:
         "running_requests": 0,
         "decode_tokens_per_s": 100.0,
         "prefill_tokens_per_s": 100.0,
+        "arrivals_per_s": 0.0,
         "max_request_tokens": 10,
         "max_batch_tokens": 10,
         "burst_requests": 0,
-        "burst_request_tokens": 0,
     }
     AdmissionTerms(**good)
     with pytest.raises(InvalidArgument):
         AdmissionTerms(**{**good, **wrong})
+
+
+def test_a_certificate_that_forgot_an_arrival_is_refused_and_not_recorded() -> None:
+    log = CertificateLog(
+        "",
+        ttft_ms=1,
+        tpot_ms=1,
+        epsilon=0.1,
+        signal_ms=0,
+        blocking_ms=1,
+        heartbeat_ttl_ms=1,
+        max_segments=1,
+        slabs=1,
+        partitions=2,
+        blocks_per_slab=1,
+    )
+    serving = ServingState(log)
+    known = {
+        "blocks_per_slab": 4,
+        "block_tokens": 16,
+        "free_serving_blocks": 40,
+        "unowned_slabs": 4,
+        "revocable_blocks": 0,
+    }
+    rates = {
+        "horizon_ms": 1,
+        "decode_tokens_per_s": 1,
+        "prefill_tokens_per_s": 1,
+        "arrivals_per_s": 1,
+        "max_request_tokens": 1,
+        "max_batch_tokens": 1,
+        "burst_requests": 1,
+    }
+    terms = terms_of(known, rates, slabs=1, running=1)
+    serving.arrived(tokens=1)
+    assert admission_certificate(terms, log=log, serving=serving) is not None
+    records = log.records
+    serving.arrived(tokens=1)
+    assert admission_certificate(terms, log=log, serving=serving) is None
+    assert log.records == records + 1  # the arrival's

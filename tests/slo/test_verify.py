@@ -13,7 +13,8 @@ from rose.slo.verify import verify_log
 from tests.reference.slo import RECORD, reseal
 
 KINDS = "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END".split()
-ARRIVED, QUANTUM, ADMISSION, MOVE, STEP = 2, 4, 5, 6, 8
+ARRIVED, QUANTUM, ADMISSION, MOVE, REVOKE_BEGUN, STEP = 2, 4, 5, 6, 7, 8
+SLACK = 39  # blocks that the log's one admission leaves: 32 + 3 * 8 for a demand of 17
 
 
 def split(path: Path) -> list[bytes]:
@@ -153,22 +154,38 @@ def test_more_segments_than_were_credited_are_a_violation(log_path: Path) -> Non
     assert any("5 segments started on a credit of 4" in one for one in forge(log_path, records))
 
 
+# Every field of an ADMISSION, by its offset: one that is forged alone is found.
 @pytest.mark.parametrize(
     ("offset", "form", "value", "says"),
     [
-        (32, "d", 5000.0, "demand_blocks is not"),
-        (32, "d", float("nan"), "out of range"),
-        (56, "q", 7, "slack_blocks is not"),
-        (64, "I", 7, "7 of 6 unowned"),
-        (68, "I", 80, "blocks_per_slab differs"),
-        (72, "I", 0, "size 0"),
-        (76, "I", 0, "slack_blocks is not"),
-        (80, "I", 9, "admitted with 9 unowned slabs"),
-        (88, "I", 90, "blocks are left for a demand"),
-        (108, "I", 1, "demand_blocks is not"),
-        (112, "I", 0, "admitted were 3 to 0"),
         (24, "Q", 1, "without an admission"),
-        (64, "I", 2, "admitted were 2 to 1"),
+        (32, "d", 5000.0, "horizon_ms differs"),
+        (32, "d", float("nan"), "out of range"),
+        (40, "d", 300.0, "demand_blocks is not"),
+        (40, "d", -1.0, "out of range"),
+        (48, "d", 2000.0, "demand_blocks is not"),
+        (48, "d", 2e8, "out of range"),
+        (56, "d", 0.0, "demand_blocks is not"),
+        (56, "d", float("inf"), "out of range"),
+        (64, "q", 7, "slack_blocks is not"),
+        (72, "I", 7, "7 of 6 unowned"),
+        (72, "I", 2, "admitted were 2 to 1"),
+        (76, "I", 80, "blocks_per_slab differs"),
+        (80, "I", 0, "size 0"),
+        (80, "I", 32, "block_tokens differs"),
+        (84, "I", 0, "slack_blocks is not"),
+        (88, "I", 9, "admitted with 9 unowned slabs"),
+        (88, "I", 5, "admitted with 5 unowned slabs"),
+        (92, "I", 1, "still lent"),
+        (96, "I", 0, "knows of 0 requests, 1 were running"),
+        (96, "I", 90, "blocks are left for a demand"),
+        (100, "I", 1, "max_request_tokens differs"),
+        (104, "I", 64, "max_batch_tokens differs"),
+        (108, "I", 0, "burst_requests is under"),
+        (108, "I", 2, "demand_blocks is not"),
+        (112, "I", 1, "demand_blocks is not"),
+        (116, "I", 0, "partition 0 is no borrower"),
+        (116, "I", 2, "partition 2 is no borrower"),
     ],
 )
 def test_a_forged_admission_is_a_violation(log_path: Path, offset, form, value, says) -> None:
@@ -176,6 +193,30 @@ def test_a_forged_admission_is_a_violation(log_path: Path, offset, form, value, 
     at = first(records, ADMISSION)
     records[at] = put(records[at], offset, form, value)
     assert any(says in one for one in forge(log_path, records))
+
+
+def test_free_blocks_that_serving_had_no_slabs_for_are_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, ADMISSION)
+    # The sums are right again: 8 blocks more are free, and 8 more are left over.
+    records[at] = put(put(records[at], 84, "I", 40), 64, "q", SLACK + 8)
+    assert any("40 free blocks, serving had 4 slabs" in one for one in forge(log_path, records))
+
+
+def test_a_header_that_says_nothing_of_serving_is_not_held_against_an_admission(
+    log_path: Path,
+) -> None:
+    records = split(log_path)
+    records[0] = put(records[0], 88, "IIIId", 0, 0, 0, 0, 0.0)
+    assert forge(log_path, records) == []
+
+
+def test_a_revocation_that_may_take_longer_than_t_is_a_violation(log_path: Path) -> None:
+    records = split(log_path)
+    at = first(records, REVOKE_BEGUN)
+    late_ns = struct.unpack_from("<q", records[at], 32)[0] + 1_000_000
+    records[at] = put(records[at], 32, "q", late_ns)
+    assert any("the deadline is in 51.0 ms" in one for one in forge(log_path, records))
 
 
 def test_a_loan_without_an_admission_is_a_violation(log_path: Path) -> None:
@@ -220,9 +261,7 @@ def test_coverage_is_the_share_of_steps_within_their_estimate(log_path: Path) ->
 def test_two_borrowers_may_be_admitted_in_one_epoch_and_one_gets_it(log_path: Path) -> None:
     records = split(log_path)
     at = first(records, ADMISSION)
-    other = put(
-        put(records[at], 64, "I", 2), 56, "q", 8 + struct.unpack_from("<q", records[at], 56)[0]
-    )
+    other = put(put(records[at], 72, "I", 2), 64, "q", SLACK + 8)
     assert forge(log_path, [*records[: at + 1], other, *records[at + 1 :]]) == []
 
 

@@ -1,0 +1,131 @@
+"""What serving could need before a loan is back: the terms of every certificate."""
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from rose._core import AdmissionTerms, Forecast, LatencyModel, admission_balance
+from rose.memory import KVGeometry
+from rose.slo import Policy
+from rose.slo.arrivals import ArrivalEnvelope
+from rose.slo.rates import ServingRates
+
+# The certificate wants the most serving can do, the prior knows the mean: until steps were
+# measured, steps of the same shape are taken to vary by less than this factor.
+_COLD_MARGIN: Final = 2.0
+# A million requests within T are a mistake of the clock; the core refuses such terms.
+_ARRIVALS_MAX: Final = 1e5
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """The most serving can ask for at once.
+
+    Args:
+        step_tokens: of one engine step; all prefills of a step share it.
+        request_tokens: of one prompt.
+    """
+
+    step_tokens: int
+    request_tokens: int
+
+
+class Demand:
+    """D(T) of a serving engine, from what was measured of it. Any thread."""
+
+    def __init__(
+        self,
+        *,
+        geometry: KVGeometry,
+        slab_bytes: int,
+        limits: ServingLimits,
+        model: LatencyModel,
+        policy: Policy,
+    ) -> None:
+        """Start with the priors.
+
+        Args:
+            geometry: of serving's KV; all sums are in its whole blocks.
+            slab_bytes: the unit of ownership.
+            limits: what one step and one request of serving can be.
+            model: of serving's steps.
+            policy: the knobs.
+        """
+        self.blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
+        self._block_tokens = geometry.block_tokens
+        self._limits = limits
+        self._model = model
+        self._policy = policy
+        self._lock = threading.Lock()  # Guards what was measured.
+        self._rates = ServingRates(
+            epsilon=policy.epsilon, window=policy.residual_window, cold_margin=_COLD_MARGIN
+        )
+        self._arrivals = ArrivalEnvelope(window=policy.residual_window)
+
+    def arrived(self, now_ns: int) -> None:
+        """Learn from a request's arrival."""
+        with self._lock:
+            self._arrivals.arrived(now_ns)
+
+    def step_ended(
+        self, forecast: Forecast, actual_ms: float, *, decode_sequences: int, prefill_tokens: int
+    ) -> None:
+        """Learn from a serving step and what was forecast for it."""
+        with self._lock:
+            self._rates.step_ended(
+                actual_ms=actual_ms,
+                predicted_ms=forecast.predicted_ms,
+                decode_sequences=decode_sequences,
+                prefill_tokens=prefill_tokens,
+            )
+
+    def terms(
+        self,
+        *,
+        running: int,
+        epoch: int = 0,
+        to_partition: int = 0,
+        slabs: int = 0,
+        free_blocks: int = 0,
+        unowned_slabs: int = 0,
+    ) -> AdmissionTerms:
+        """Say what is known for a grant of `slabs`; blocks are serving's, whole ones.
+
+        No loan counts as revocable: a slab that no step pins now can be pinned before serving asks,
+        and one on its way back has a block in use or a pin, or it would be back. No prefix counts
+        as cached: which request comes next is not known.
+        """
+        step_ms = self._model.forecast(
+            decode_sequences=1, context_tokens=0, prefill_tokens=0
+        ).predicted_ms
+        chunk_ms = self._model.forecast(
+            decode_sequences=0, context_tokens=0, prefill_tokens=self._limits.step_tokens
+        ).predicted_ms
+        with self._lock:
+            rates = self._rates.bounds(
+                step_ms=step_ms, chunk_ms=chunk_ms, chunk_tokens=self._limits.step_tokens
+            )
+            burst, arrivals_per_s = self._arrivals.burst, self._arrivals.rate_per_s
+        return AdmissionTerms(
+            epoch=epoch,
+            to_partition=to_partition,
+            slabs=slabs,
+            blocks_per_slab=self.blocks_per_slab,
+            block_tokens=self._block_tokens,
+            free_serving_blocks=free_blocks,
+            unowned_slabs=unowned_slabs,
+            revocable_blocks=0,
+            horizon_ms=self._policy.revoke_ms,
+            running_requests=running,
+            decode_tokens_per_s=rates.decode_tokens_per_s,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            arrivals_per_s=min(arrivals_per_s, _ARRIVALS_MAX),
+            max_request_tokens=self._limits.request_tokens,
+            max_batch_tokens=self._limits.step_tokens,
+            burst_requests=max(self._policy.burst_requests, math.ceil(burst)),
+        )
+
+    def blocks(self, *, running: int) -> int:
+        """Return D(T) with `running` requests, in serving's blocks."""
+        return admission_balance(self.terms(running=running)).demand_blocks
