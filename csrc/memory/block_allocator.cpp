@@ -6,15 +6,110 @@
 
 namespace rose::memory {
 
+namespace {
+
+Status not_ours_to_pin(SlabId slab) noexcept {
+  return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours to pin");
+}
+
+}  // namespace
+
 BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books,
                                SlabWatcher& watcher) noexcept
-    : books_{books}, watcher_{watcher}, map_{grid} {}
+    : books_{books},
+      watcher_{&watcher},
+      map_{grid},
+      entered_{static_cast<std::size_t>(grid.shape().slab_count)} {}
+
+BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabDoor& door) noexcept
+    : books_{books},
+      door_{&door},
+      map_{grid},
+      entered_{static_cast<std::size_t>(grid.shape().slab_count)} {}
+
+// ---- the door
+
+// False, and the slab forgotten, when it has left since we last used it.
+bool BlockAllocator::enter(SlabId slab) noexcept {
+  const auto index = static_cast<std::size_t>(slab);
+  if (door_ == nullptr || entered_.test(index)) return true;
+  if (door_->enter(slab, map_.generation(slab))) {
+    entered_.set(index);
+    return true;
+  }
+  map_.remove(slab);
+  return false;
+}
+
+// Call it when a slab may have become idle; nothing happens when it has not.
+Status BlockAllocator::settle(SlabId slab) noexcept {
+  const SlabUse use = map_.use(slab);
+  if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
+  if (door_ == nullptr) return use == SlabUse::kOpen ? Status{} : watcher_->on_slab_idle(slab);
+  const auto index = static_cast<std::size_t>(slab);
+  if (!entered_.test(index)) return {};
+  entered_.clear(index);
+  if (!door_->leave(slab, map_.generation(slab))) map_.remove(slab);
+  return {};
+}
+
+Status BlockAllocator::hear_news() noexcept {
+  return door_ != nullptr && door_->has_news() ? reconcile_slabs() : Status{};
+}
+
+Status BlockAllocator::reconcile() noexcept {
+  const std::lock_guard lock{books_};
+  return door_ != nullptr ? reconcile_slabs() : Status{};
+}
+
+Status BlockAllocator::reconcile_slabs() noexcept {
+  for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
+    if (!map_.has_slab(slab) || door_->is_open(slab, map_.generation(slab))) continue;
+    if (!entered_.test(static_cast<std::size_t>(slab))) {
+      map_.remove(slab);
+    } else if (map_.use(slab) == SlabUse::kOpen) {
+      ROSE_TRY(close_slab(slab));
+      ROSE_TRY(settle(slab));
+    }
+  }
+  return {};
+}
+
+Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcept {
+  const std::lock_guard lock{books_};
+  const std::string name = "slab " + std::to_string(slab);
+  if (slab < 0 || slab >= grid().shape().slab_count) {
+    return Status::invalid_argument("no " + name + " to admit");
+  }
+  if (map_.has_slab(slab)) {
+    if (map_.generation(slab) == generation) return {};
+    if (!map_.is_idle(slab)) {
+      return Status::invalid_argument(name + " is still in use at generation " +
+                                      std::to_string(map_.generation(slab)));
+    }
+    map_.remove(slab);
+  }
+  map_.add(slab, generation);
+  return {};
+}
 
 // ---- blocks
 
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
-  return map_.take(static_cast<std::int64_t>(out.size()), out.data());
+  if (!hear_news().ok()) return false;
+  return take(static_cast<std::int64_t>(out.size()), out.data());
+}
+
+bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
+  std::int64_t taken = 0;
+  while (n - taken <= map_.free_blocks()) {
+    if (taken == n) return true;
+    const SlabId slab = map_.fullest();
+    if (enter(slab)) taken += map_.take_from(slab, n - taken, out + taken);
+  }
+  static_cast<void>(give({out, static_cast<std::size_t>(taken)}));
+  return false;
 }
 
 Status BlockAllocator::free(std::span<const BlockId> blocks) noexcept {
@@ -41,25 +136,19 @@ Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
   for (const BlockId block : blocks) {
     const SlabId slab = grid().slab_at(block);
     if (slab == last) continue;
-    ROSE_TRY(report_if_idle(slab));
+    ROSE_TRY(settle(slab));
     last = slab;
   }
   return {};
-}
-
-Status BlockAllocator::report_if_idle(SlabId slab) noexcept {
-  const SlabUse use = map_.use(slab);
-  const bool is_leaving = use == SlabUse::kClosed || use == SlabUse::kQuarantined;
-  return is_leaving && map_.is_idle(slab) ? watcher_.on_slab_idle(slab) : Status{};
 }
 
 // ---- tickets
 
 std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   const std::lock_guard lock{books_};
-  if (n > map_.free_blocks()) return std::nullopt;
+  if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
-  map_.take(n, blocks.data());
+  if (!take(n, blocks.data())) return std::nullopt;
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;
@@ -106,6 +195,7 @@ Status BlockAllocator::close_slab(SlabId slab) noexcept {
 
 Result<PinId> BlockAllocator::pin_blocks(std::span<const BlockId> blocks) noexcept {
   const std::lock_guard lock{books_};
+  ROSE_TRY(hear_news());
   std::vector<PinnedSlab> slabs;
   for (const BlockId block : blocks) {
     ROSE_TRY(map_.check_in_use(block));
@@ -118,25 +208,38 @@ Result<PinId> BlockAllocator::pin_blocks(std::span<const BlockId> blocks) noexce
 
 Result<PinId> BlockAllocator::pin_slabs(std::span<const SlabId> slabs) noexcept {
   const std::lock_guard lock{books_};
+  ROSE_TRY(hear_news());
   std::vector<PinnedSlab> pinned;
   for (const SlabId slab : slabs) {
-    if (!map_.has_slab(slab)) {
-      return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours to pin");
-    }
+    if (!map_.has_slab(slab)) return not_ours_to_pin(slab);
     pinned.push_back({slab, map_.generation(slab)});
   }
   return keep_pin(std::move(pinned));
 }
 
 // One hold for each slab, however many of its blocks were named.
-PinId BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
+Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);
   slabs.erase(repeated.begin(), repeated.end());
-  for (const PinnedSlab& one : slabs) map_.pin(one.slab);
+  for (std::size_t done = 0; done < slabs.size(); ++done) {
+    if (enter(slabs[done].slab)) {
+      map_.pin(slabs[done].slab);
+      continue;
+    }
+    ROSE_TRY(drop_pins({slabs.data(), done}));
+    return not_ours_to_pin(slabs[done].slab);
+  }
   const PinId pin = next_id_++;
   pins_.emplace(pin, std::move(slabs));
   return pin;
+}
+
+Status BlockAllocator::drop_pins(std::span<const PinnedSlab> slabs) noexcept {
+  for (const PinnedSlab& one : slabs) {
+    if (map_.unpin(one.slab, one.generation)) ROSE_TRY(settle(one.slab));
+  }
+  return {};
 }
 
 Status BlockAllocator::unpin(PinId pin) noexcept {
@@ -147,11 +250,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
   }
   const std::vector<PinnedSlab> slabs = std::move(found->second);
   pins_.erase(found);
-  for (const PinnedSlab& one : slabs) {
-    map_.unpin(one.slab, one.generation);
-    ROSE_TRY(report_if_idle(one.slab));
-  }
-  return {};
+  return drop_pins(slabs);
 }
 
 // ---- numbers
@@ -210,6 +309,10 @@ Status BlockAllocator::audit() const noexcept {
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
     ROSE_CHECK(!map_.has_slab(slab) || map_.pins(slab) == held[slab],
                "slab " + std::to_string(slab) + " has another number of pins than is held");
+    const bool should_be_in = door_ != nullptr && map_.has_slab(slab) && !map_.is_idle(slab);
+    ROSE_CHECK(
+        entered_.test(static_cast<std::size_t>(slab)) == should_be_in,
+        "slab " + std::to_string(slab) + " is used without having been entered, or not left");
   }
   return {};
 }

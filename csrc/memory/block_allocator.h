@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "memory/bit_set.h"
 #include "memory/block_map.h"
+#include "memory/slab_door.h"
 #include "memory/slab_holder.h"
 
 namespace rose::memory {
@@ -36,11 +38,17 @@ class SlabWatcher {
 // A pin holds whole slabs for a step, from its preparation to its completion: a pinned slab never
 // changes owner, even when all its blocks were freed.
 //
-// Thread rule: any thread; public methods take the arbiter's mutex. A method that frees or unpins
-// may, inside the call, hand a revoked slab over.
+// The arbiter is in this process and hears of idle slabs through a SlabWatcher, or it is in another
+// one and the slabs are used through a SlabDoor. Then an idle slab may leave at any moment:
+// whatever needs a slab that is not entered yet does without it when the door says that it has
+// left.
+//
+// Thread rule: any thread; public methods take `books`, the mutex of the arbiter or of the tenant.
+// A method that frees or unpins may, inside the call, hand a revoked slab over.
 class BlockAllocator final : public SlabHolder {
  public:
   BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher& watcher) noexcept;
+  BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabDoor& door) noexcept;
   BlockAllocator(const BlockAllocator&) = delete;
   BlockAllocator& operator=(const BlockAllocator&) = delete;
 
@@ -71,6 +79,15 @@ class BlockAllocator final : public SlabHolder {
   Result<std::uint32_t> generation(SlabId slab) const noexcept;
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
+  // ---- with a door
+
+  // The arbiter has granted us a slab. Once more at the same generation changes nothing;
+  // InvalidArgument when there is no such slab or an earlier life of it is still in use.
+  Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
+  // Looks at every slab of ours: what is closed gives no new blocks from here on, what has left is
+  // forgotten. alloc(), reserve() and the pins do this by themselves when the door has news.
+  Status reconcile() noexcept;
+
  private:
   // For the arbiter alone, which holds the lock.
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
@@ -78,7 +95,10 @@ class BlockAllocator final : public SlabHolder {
   }
   Status close_slab(SlabId slab) noexcept override;
   void quarantine_slab(SlabId slab) noexcept override { map_.quarantine(slab); }
-  void remove_slab(SlabId slab) noexcept override { map_.remove(slab); }
+  void remove_slab(SlabId slab) noexcept override {
+    entered_.clear(static_cast<std::size_t>(slab));
+    map_.remove(slab);
+  }
   SlabLoad load(SlabId slab) const noexcept override {
     return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
   }
@@ -91,13 +111,21 @@ class BlockAllocator final : public SlabHolder {
     std::uint32_t generation;
   };
 
+  // All n or none.
+  bool take(std::int64_t n, BlockId* out) noexcept;
+  bool enter(SlabId slab) noexcept;
+  Status settle(SlabId slab) noexcept;
+  Status hear_news() noexcept;
+  Status reconcile_slabs() noexcept;
   Status give(std::span<const BlockId> blocks) noexcept;
-  Status report_if_idle(SlabId slab) noexcept;
-  PinId keep_pin(std::vector<PinnedSlab> slabs) noexcept;
+  Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
+  Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
 
-  std::mutex& books_;  // guards all of the below; it is the arbiter's
-  SlabWatcher& watcher_;
+  std::mutex& books_;  // guards all of the below
+  SlabWatcher* const watcher_{nullptr};
+  SlabDoor* const door_{nullptr};  // exactly one of the two is there
   BlockMap map_;
+  BitSet entered_;  // slabs that we are through the door of: those that are not idle
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
   std::uint64_t next_id_{1};

@@ -71,18 +71,17 @@ void BlockMap::remove(SlabId slab) noexcept {
 
 // ---- blocks
 
-bool BlockMap::take(std::int64_t n, BlockId* out) noexcept {
-  if (n > free_) return false;
-  while (n > 0) {
-    const SlabId fullest = buckets_[filled_buckets_.find(1)];
-    const auto part = static_cast<std::int32_t>(std::min<std::int64_t>(n, entry(fullest).free()));
-    unlink(fullest);
-    take_bits(fullest, part, out);
-    link(fullest);
-    out += part;
-    n -= part;
-  }
-  return true;
+SlabId BlockMap::fullest() const noexcept {
+  const std::size_t least = filled_buckets_.find(1);
+  return least == filled_buckets_.size() ? kNoSlab : buckets_[least];
+}
+
+std::int32_t BlockMap::take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept {
+  const auto part = static_cast<std::int32_t>(std::min<std::int64_t>(n, entry(slab).free()));
+  unlink(slab);
+  take_bits(slab, part, out);
+  link(slab);
+  return part;
 }
 
 void BlockMap::take_bits(SlabId slab, std::int32_t n, BlockId* out) noexcept {
@@ -166,9 +165,11 @@ void BlockMap::give_counts(SlabId slab, std::int32_t n) noexcept {
   link(slab);
 }
 
-void BlockMap::unpin(SlabId slab, std::uint32_t generation) noexcept {
+bool BlockMap::unpin(SlabId slab, std::uint32_t generation) noexcept {
   Entry& at = entry(slab);
-  if (at.use != SlabUse::kAbsent && at.generation == generation) --at.pins;
+  if (at.use == SlabUse::kAbsent || at.generation != generation) return false;
+  --at.pins;
+  return true;
 }
 
 // ---- buckets

@@ -45,17 +45,20 @@ class BlockMap {
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   void remove(SlabId slab) noexcept;
 
-  // Writes n ids to `out`, from the fullest open slabs first so that whole slabs stay empty. False,
-  // and nothing taken, when fewer are free.
-  bool take(std::int64_t n, BlockId* out) noexcept;
+  // The open slab with the fewest free blocks, but one at least; kNoSlab when none is free. Whoever
+  // takes from it first keeps whole slabs empty.
+  SlabId fullest() const noexcept;
+  // Writes up to n free ids of an open slab to `out`; returns how many.
+  std::int32_t take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept;
   // InvalidArgument for an id that is out of range, stale (its slab is not ours) or not in use.
   Status check_in_use(BlockId block) const noexcept;
   // Takes all ids back, or on the error of check_in_use() or a repeated id, none.
   Status give(std::span<const BlockId> blocks) noexcept;
 
-  // A hold on a slab that is present; unpin() of an earlier generation changes nothing.
+  // A hold on a slab that is present; unpin() of an earlier generation changes nothing and is
+  // false.
   void pin(SlabId slab) noexcept { ++entry(slab).pins; }
-  void unpin(SlabId slab, std::uint32_t generation) noexcept;
+  bool unpin(SlabId slab, std::uint32_t generation) noexcept;
 
   // Recounts everything.
   Status audit() const noexcept;
