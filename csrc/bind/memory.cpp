@@ -15,11 +15,9 @@
 #include <vector>
 
 #include "bind/clock.h"
+#include "bind/pool.h"
 #include "bind/status.h"
 #include "memory/arbiter.h"
-#include "memory/cuda_vmm.h"
-#include "memory/faulty.h"
-#include "memory/host_memfd.h"
 #include "memory/ledger.h"
 
 namespace rose::bind {
@@ -28,10 +26,8 @@ namespace py = pybind11;
 using driver::Device;
 using memory::Arbiter;
 using memory::Candidate;
-using memory::CudaVmm;
 using memory::Grant;
 using memory::GrantRefusal;
-using memory::HostMemfd;
 using memory::LedgerView;
 using memory::MoveObserver;
 using memory::PartitionId;
@@ -57,23 +53,9 @@ struct ArbiterParts {
   std::shared_ptr<MoveObserver> observer;
 };
 
-Result<std::unique_ptr<memory::PageBackend>> create_backend(const ArbiterParts& parts) {
-  std::unique_ptr<memory::PageBackend> backend = std::make_unique<HostMemfd>();
-  if (parts.device != nullptr) {
-    Result<std::unique_ptr<CudaVmm>> made = CudaVmm::create(parts.device);
-    if (!made.ok()) return made.status();
-    backend = made.take();
-  }
-  if (parts.fail_backend_call > 0) {
-    auto plan = std::make_shared<memory::FaultPlan>();
-    plan->fail_call = parts.fail_backend_call;
-    backend = std::make_unique<memory::FaultyBackend>(std::move(backend), std::move(plan));
-  }
-  return backend;
-}
-
 Result<std::unique_ptr<Arbiter>> make_arbiter(ArbiterParts parts) {
-  Result<std::unique_ptr<memory::PageBackend>> backend = create_backend(parts);
+  Result<std::unique_ptr<memory::PageBackend>> backend =
+      create_backend(parts.device, parts.fail_backend_call);
   if (!backend.ok()) return backend.status();
   Result<Pool> pool = Pool::create(backend.take(), parts.shape, parts.object_bytes_max);
   if (!pool.ok()) return pool.status();
@@ -97,17 +79,6 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
     return make_arbiter(std::move(parts));
   };
   return take(make());
-}
-
-// The base keeps the arbiter, and with it the mapping, as long as any view is alive.
-py::array_t<std::uint8_t> pool_view(const py::object& self) {
-  const auto& pool = self.cast<const Arbiter&>().pool();
-  if (!pool.is_on_host()) {
-    raise(Status::invalid_argument(
-        "the pool is in device memory, which the host cannot view: use pool_address"));
-  }
-  return py::array_t<std::uint8_t>{static_cast<py::ssize_t>(pool.size_bytes()),
-                                   reinterpret_cast<const std::uint8_t*>(pool.data()), self};
 }
 
 int share_ledger(const Arbiter& arbiter) {
@@ -195,15 +166,23 @@ void bind_values(py::module_& m) {
       .def_readonly("owner", &SlabRecord::owner)
       .def_readonly("state", &SlabRecord::state)
       .def_readonly("lease_epoch", &SlabRecord::lease_epoch)
-      .def_readonly("generation", &SlabRecord::generation);
+      .def_readonly("generation", &SlabRecord::generation)
+      .def_readonly("lease_id", &SlabRecord::lease_id);
 }
 
 void bind_ledger(py::module_& m) {
-  py::class_<LedgerView>(m, "LedgerView")
+  // Shared: an attachment has one too, and may go on to another while it is read.
+  py::class_<LedgerView, std::shared_ptr<LedgerView>>(m, "LedgerView")
       .def_static("open", &open_ledger, py::arg("fd"))
+      .def_property_readonly("slab_bytes", [](const LedgerView& v) { return v.shape().slab_bytes; })
+      .def_property_readonly("slab_count", [](const LedgerView& v) { return v.shape().slab_count; })
+      .def_property_readonly("header_slabs",
+                             [](const LedgerView& v) { return v.shape().header_slabs; })
       .def("audit", [](const LedgerView& view) { check(view.audit()); })
       .def("epoch", [](const LedgerView& view) { return take(view.read()).epoch; })
-      .def("records", [](const LedgerView& view) { return take(view.read()).slabs; });
+      .def("changed_ns", [](const LedgerView& view) { return take(view.read()).changed_ns; })
+      .def("records", [](const LedgerView& view) { return take(view.read()).slabs; })
+      .def("partitions", [](const LedgerView& view) { return take(view.read()).partitions; });
 }
 
 void bind_arbiter(py::module_& m) {
@@ -228,7 +207,9 @@ void bind_arbiter(py::module_& m) {
           "pool_address",
           [](const Self& a) { return std::bit_cast<std::uintptr_t>(a.pool().data()); })
       .def_property_readonly("pool_bytes", [](const Self& a) { return a.pool().size_bytes(); })
-      .def("pool_view", &pool_view)
+      .def("pool_view",
+           [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
+      .def("share_pool", [](const Self& a) { return share(a.pool()); })
       .def("share_ledger", &share_ledger)
       .def(
           "add_partition",

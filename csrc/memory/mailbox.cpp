@@ -139,11 +139,8 @@ bool Mailbox::enter(SlabId slab, std::uint32_t generation) const noexcept {
 
 Leaving Mailbox::leave(SlabId slab, std::uint32_t generation) const noexcept {
   if (swap(slab, generation, WordUse::kBusy, WordUse::kIdle)) return Leaving::kStays;
-  return finish(slab, generation) ? Leaving::kHome : Leaving::kWasTaken;
-}
-
-bool Mailbox::finish(SlabId slab, std::uint32_t generation) const noexcept {
-  return swap(slab, generation, WordUse::kClosed, WordUse::kAbsent);
+  const bool is_home = swap(slab, generation, WordUse::kClosed, WordUse::kAbsent);
+  return is_home ? Leaving::kHome : Leaving::kWasTaken;
 }
 
 bool Mailbox::give(SlabId slab, std::uint32_t generation) const noexcept {

@@ -120,8 +120,6 @@ class Mailbox {
   std::uint64_t news() const noexcept { return header().news.load(); }
   bool enter(SlabId slab, std::uint32_t generation) const noexcept;
   Leaving leave(SlabId slab, std::uint32_t generation) const noexcept;
-  // CLOSED -> ABSENT without having been inside, which only a party that died in between leaves.
-  bool finish(SlabId slab, std::uint32_t generation) const noexcept;
   bool give(SlabId slab, std::uint32_t generation) const noexcept;
 
   // ---- reports and hints
