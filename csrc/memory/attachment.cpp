@@ -99,7 +99,7 @@ Result<BlockAllocator*> Attachment::add_allocator(BlockGeometry geometry) noexce
     if (allocator_ != nullptr) {
       return Status::invalid_argument("the attachment has an allocator already");
     }
-    allocator_ = std::make_unique<BlockAllocator>(grid.value(), blocks_, *this);
+    allocator_.reset(new BlockAllocator{grid.value(), blocks_, *this});
   }
   const Result<TenantNews> found = look();
   if (!found.ok()) return found.status();
