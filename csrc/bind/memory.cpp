@@ -167,15 +167,23 @@ void bind_values(py::module_& m) {
       .def_readonly("owner", &SlabRecord::owner)
       .def_readonly("state", &SlabRecord::state)
       .def_readonly("lease_epoch", &SlabRecord::lease_epoch)
-      .def_readonly("generation", &SlabRecord::generation);
+      .def_readonly("generation", &SlabRecord::generation)
+      .def_readonly("lease_id", &SlabRecord::lease_id);
 }
 
 void bind_ledger(py::module_& m) {
-  py::class_<LedgerView>(m, "LedgerView")
+  // Shared: an attachment has one too, and may go on to another while it is read.
+  py::class_<LedgerView, std::shared_ptr<LedgerView>>(m, "LedgerView")
       .def_static("open", &open_ledger, py::arg("fd"))
+      .def_property_readonly("slab_bytes", [](const LedgerView& v) { return v.shape().slab_bytes; })
+      .def_property_readonly("slab_count", [](const LedgerView& v) { return v.shape().slab_count; })
+      .def_property_readonly("header_slabs",
+                             [](const LedgerView& v) { return v.shape().header_slabs; })
       .def("audit", [](const LedgerView& view) { check(view.audit()); })
       .def("epoch", [](const LedgerView& view) { return take(view.read()).epoch; })
-      .def("records", [](const LedgerView& view) { return take(view.read()).slabs; });
+      .def("changed_ns", [](const LedgerView& view) { return take(view.read()).changed_ns; })
+      .def("records", [](const LedgerView& view) { return take(view.read()).slabs; })
+      .def("partitions", [](const LedgerView& view) { return take(view.read()).partitions; });
 }
 
 void bind_arbiter(py::module_& m) {

@@ -44,9 +44,10 @@ Arbiter::Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
   ranks_.resize(count, 0);
   victims_.reserve(count);
   busy_.reserve(count);
+  shown_.reserve(kPartitionsMax);
 }
 
-Result<FileDescriptor> Arbiter::share_ledger() const noexcept { return slabs_.share(); }
+Result<FileDescriptor> Arbiter::share_ledger() const noexcept { return slabs_.ledger().share(); }
 
 // ---- partitions
 
@@ -66,6 +67,12 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
         "reserve of " + in_bytes(reserved, slab_bytes) + " is larger than the pool of " +
         in_bytes(slabs_.size(), slab_bytes) + ": lower reserve_bytes or raise pool_bytes");
   }
+  list_partitions();
+  if (shown_.size() == kPartitionsMax) {
+    return Status::unavailable("'" + name + "' would be partition " +
+                               std::to_string(kPartitionsMax + 1) + ": at most " +
+                               std::to_string(kPartitionsMax) + " can hold slabs at a time");
+  }
   const auto id = static_cast<PartitionId>(partitions_.size());
   if (reserve_slabs > spare_for(id)) {
     return Status::unavailable("reserve of " + in_bytes(reserve_slabs, slab_bytes) + " for '" +
@@ -75,6 +82,9 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
   watches_.emplace_back();
+  accounts_.emplace_back();
+  shown_.push_back({partitions_.back(), 0, 0, 0, {}});
+  has_changed_ = true;
   return id;
 }
 
@@ -134,11 +144,9 @@ Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept
   std::int32_t given = 0;
   for (SlabId slab = slabs_.size() - 1; slab >= 0 && given < std::min(n, above_reserve); --slab) {
     const SlabRecord& record = slabs_[slab];
-    if (record.owner != id || record.state != SlabState::kOwned || !is_idle(slab)) continue;
-    if (holder_of(id) != nullptr) holder_of(id)->remove_slab(slab);
-    ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
-    ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
-    --partition(id).held;
+    if (record.owner != id || record.state != SlabState::kOwned) continue;
+    if (holder_of(id) != nullptr && !holder_of(id)->take_idle(slab)) continue;
+    ROSE_TRY(release_own(slab));
     ++given;
   }
   if (given > 0) announce({MoveKind::kGiveBack, id, kNobody, given});
@@ -177,6 +185,7 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
                       Hold{id, grant.lease_id, grant.lease_epoch}));
   }
   leases_.emplace(grant.lease_id, Lease{id, grant.lease_epoch, clock_->now_ns() + ttl_ns, n, 0});
+  ++accounts_[static_cast<std::size_t>(id)].leases;
   announce({MoveKind::kGrant, kNobody, id, n, grant.lease_id});
   return GrantAnswer{std::move(grant), {}};
 }
@@ -200,6 +209,10 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
   const Turn turn{*this};
   ROSE_TRY(check_duration("grace_ns", grace_ns, 0));
   const Nanoseconds now = clock_->now_ns();
+  for (const PartitionRecord& one : shown_) {
+    const Result<std::int32_t> swept = sweep_locked(one.partition.id);
+    if (!swept.ok()) return swept.status();
+  }
   for (auto& [id, revocation] : revocations_) {
     if (revocation.progress.pending > 0 && revocation.deadline_ns <= now) ROSE_TRY(fence(id));
   }
@@ -232,6 +245,13 @@ Status Arbiter::hand_out(SlabId slab, SlabState to, Hold hold) noexcept {
   return {};
 }
 
+// A slab of a partition's own, that its holder has let go of, becomes nobody's.
+Status Arbiter::release_own(SlabId slab) noexcept {
+  --partition(slabs_[slab].owner).held;
+  ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
+  return slabs_.move(slab, SlabState::kUnowned);
+}
+
 void Arbiter::announce(Move move) noexcept {
   move.epoch = ++epoch_;
   for (const Partition& one : partitions_) arm(one.id);
@@ -247,6 +267,43 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
   const SlabHolder* holder = holder_of(slabs_[slab].owner);
   const SlabLoad load = holder == nullptr ? SlabLoad{} : holder->load(slab);
   return {slab, load.used, load.pins};
+}
+
+// ---- what others see
+
+// Forgets partitions that were dropped and have nothing left, so that others find a place.
+void Arbiter::list_partitions() noexcept {
+  std::erase_if(shown_, [this](const PartitionRecord& one) {
+    const Partition& now = partition(one.partition.id);
+    return !now.is_live && now.held == 0 && now.quarantined == 0;
+  });
+}
+
+// First the ledger, then the bells: who is woken reads what is true.
+void Arbiter::show() noexcept {
+  if (!slabs_.has_changed() && !has_changed_) return;
+  has_changed_ = false;
+  list_partitions();
+  for (PartitionRecord& one : shown_) {
+    const PartitionId id = one.partition.id;
+    const Account& account = accounts_[static_cast<std::size_t>(id)];
+    one.partition = partition(id);
+    one.leases = account.leases;
+    if (holder_of(id) != nullptr) {
+      const BlockTotals totals = holder_of(id)->totals();
+      one.free_blocks = totals.free;
+      one.used_blocks = totals.used;
+    }
+    const auto newest = revocations_.find(account.newest_revocation);
+    if (newest == revocations_.end()) continue;
+    const Revocation& revocation = newest->second;
+    one.revocation = {newest->first, revocation.progress.wanted, revocation.progress.pending,
+                      revocation.deadline_ns};
+  }
+  slabs_.publish(epoch_, shown_, clock_->now_ns());
+  for (const PartitionRecord& one : shown_) {
+    if (holder_of(one.partition.id) != nullptr) holder_of(one.partition.id)->settle();
+  }
 }
 
 }  // namespace rose::memory

@@ -18,6 +18,7 @@
 #include "memory/partition.h"
 #include "memory/pool.h"
 #include "memory/slab_table.h"
+#include "memory/tenant_line.h"
 
 namespace rose::memory {
 
@@ -61,6 +62,12 @@ struct RevocationProgress {
   std::int32_t returned{0};
   std::int32_t pending{0};
   std::int32_t fenced{0};
+};
+
+// A tenant that outlived the arbiter: its partition, and its mailbox as it left it.
+struct Survivor {
+  PartitionId partition{kNobody};
+  FileDescriptor mailbox;
 };
 
 // A slab that could be revoked.
@@ -116,8 +123,8 @@ struct Snapshot {
 //   a late one   ... REVOKING -> FENCED -> QUARANTINED -> RETURNED -> UNOWNED
 //
 // Thread rule: any thread. One mutex guards the books, the allocators of all partitions included;
-// it is held for microseconds, and over no system call but the wake of a waiter (and, in
-// check_invariants, a mapping of the ledger).
+// it is held for microseconds, and over no system call but the wake of a waiter, the bell of a
+// tenant (and, in check_invariants, a mapping of the ledger).
 //
 // Invariants:
 //   1. No slab has two owners; free + owned + quarantined = all.
@@ -125,7 +132,8 @@ struct Snapshot {
 //   3. A partition never holds more than its limit, late slabs included.
 //   4. A slab with a pin or a block in use never changes owner. It can be lost to quarantine, from
 //      where only the completion of its old owner frees it.
-//   5. A REVOKING slab has a block in use or a pin: otherwise it would be back.
+//   5. A REVOKING slab has a block in use or a pin: otherwise it would be back. (Of a tenant in
+//      another process: or the tenant has left it since the last sweep().)
 //   6. A lease that was returned or fenced never comes back; a stale lease_epoch changes nothing.
 //   7. `epoch` moves on with every change of ownership.
 class Arbiter final : private SlabWatcher {
@@ -144,7 +152,7 @@ class Arbiter final : private SlabWatcher {
   // ---- partitions
 
   // InvalidArgument when the reserves of all exceed the pool; Unavailable when the slabs of this
-  // reserve are lent out at the moment.
+  // reserve are lent out at the moment, or when kPartitionsMax partitions have slabs or may.
   Result<PartitionId> add_partition(std::string name, std::int32_t reserve_slabs,
                                     std::int32_t limit_slabs) noexcept;
   // The tenant is gone: what it does not use goes back at once, the rest into quarantine. A second
@@ -152,6 +160,30 @@ class Arbiter final : private SlabWatcher {
   Status drop_partition(PartitionId partition) noexcept;
   // The allocator of a partition; there is one, and it lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
+
+  // ---- tenants of other processes
+
+  // The line to a tenant that will use the slabs of a partition from another process.
+  Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition) noexcept;
+  // Looks at the tenant's words: what it left or gave back comes home. Returns how many slabs.
+  // Nothing has to have told us; calling it twice changes nothing.
+  Result<std::int32_t> sweep(PartitionId partition) noexcept;
+  // The tenant's process is proven gone: whatever it held is usable again, its leases are over and
+  // the partition is dropped. Returns how many slabs came home; a second call changes nothing.
+  Result<std::int32_t> lose_tenant(PartitionId partition) noexcept;
+  // A successor, made from the ledger and the mailboxes of an arbiter that is gone. The words of a
+  // mailbox outrun the ledger by at most one change, so they decide what a survivor is inside of;
+  // what nobody is inside of and no loan stands behind is unowned. Loans of survivors go on under
+  // new lease epochs for `ttl_ns`; what was on its way back has until `grace_ns` from now; a grant
+  // that the ledger had not shown yet is revoked. Partitions of survivors keep their ids; all
+  // others are dropped. Corrupt when the ledger's last moment is.
+  static Result<std::unique_ptr<Arbiter>> adopt(Pool pool, const LedgerView& ledger,
+                                                std::span<const Survivor> survivors,
+                                                Nanoseconds ttl_ns, Nanoseconds grace_ns,
+                                                std::shared_ptr<const Clock> clock,
+                                                std::shared_ptr<MoveObserver> observer) noexcept;
+  // The line of a survivor, for the watch of the successor; there is one.
+  Result<std::shared_ptr<TenantLine>> line_of(PartitionId partition) const noexcept;
 
   // ---- own memory
 
@@ -246,17 +278,32 @@ class Arbiter final : private SlabWatcher {
 
   // A lent slab with blocks or pins; the smallest is revoked first.
   struct Busy {
-    std::int32_t rank;  // in the caller's list of preferred slabs
+    std::int32_t rank;   // in the caller's list of preferred slabs
+    std::uint32_t hint;  // the tenant's own
     std::int32_t used;
     SlabId slab;
     auto operator<=>(const Busy&) const = default;
   };
 
-  // Holds the mutex; on the way out the ledger shows what has changed.
+  // Slabs of one lease that go the same way in one call: one move, one look into the books.
+  struct Homecoming {
+    LeaseId lease_id{0};
+    Lease* lease{nullptr};
+    PartitionId from{kNobody};
+    PartitionId to{kNobody};
+    std::int32_t slabs{0};  // not announced yet
+  };
+  // What is counted for a partition besides its slabs.
+  struct Account {
+    std::int32_t leases{0};
+    RevocationId newest_revocation{0};
+  };
+
+  // Holds the mutex; on the way out the ledger shows what has changed, and tenants hear of it.
   class Turn {
    public:
     explicit Turn(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {}
-    ~Turn() { arbiter_.slabs_.publish(arbiter_.epoch_); }
+    ~Turn() { arbiter_.show(); }
 
    private:
     Arbiter& arbiter_;
@@ -273,6 +320,8 @@ class Arbiter final : private SlabWatcher {
   std::int64_t low_water(PartitionId id, std::int32_t unowned) const noexcept;
   void arm(PartitionId id) noexcept;
   bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
+  void show() noexcept;
+  void list_partitions() noexcept;
   Status check_known(PartitionId partition) const noexcept;
   Status check_live(PartitionId partition) const noexcept;
   Partition& partition(PartitionId id) noexcept {
@@ -295,10 +344,21 @@ class Arbiter final : private SlabWatcher {
                                std::int32_t wanted) noexcept;
   Status revoke_victims(RevocationId id) noexcept;
   Status bring_home(SlabId slab) noexcept;
+  Status bring_home(SlabId slab, Revocation& revocation, Homecoming& home) noexcept;
+  Lease& lease_for(SlabId slab, Homecoming& home) noexcept;
+  void announce(Homecoming& home) noexcept;
+  void end(Homecoming& home) noexcept;
+  bool goes_to(PartitionId taker) const noexcept;
+  Status release_own(SlabId slab) noexcept;
+  void wake() noexcept;
   Status fence(RevocationId id) noexcept;
   Status quarantine(SlabId slab) noexcept;
   Status release_quarantined(SlabId slab) noexcept;
-  void leave_lease(LeaseId id, bool is_fenced) noexcept;
+  void erase_if_over(LeaseId id, const Lease& lease) noexcept;
+  Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
+  Result<std::int32_t> take_given(PartitionId id) noexcept;
+  Status drop_locked(PartitionId id) noexcept;
+  Status resume(const struct Inheritance& inheritance) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;
   void forget_revocations() noexcept;
 
@@ -313,14 +373,18 @@ class Arbiter final : private SlabWatcher {
   SlabTable slabs_;
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
-  std::vector<std::unique_ptr<SlabHolder>> holders_;  // by partition; null until added
-  std::vector<Watch> watches_;                        // by partition
-  std::map<LeaseId, Lease> leases_;                   // those with a slab left
+  std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
+  std::vector<Watch> watches_;                                // by partition
+  std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // of tenants that are not lost
+  std::map<LeaseId, Lease> leases_;                           // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
   std::vector<SlabId> victims_;           // of the revocation at hand
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
+  std::vector<Account> accounts_;         // by partition
+  std::vector<PartitionRecord> shown_;    // what the ledger shows; at most kPartitionsMax
+  bool has_changed_{false};               // something that is no slab
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};

@@ -3,7 +3,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -17,12 +20,78 @@ namespace rose::memory {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 // A change takes microseconds; a reader that loses this often has met a writer that died.
 constexpr int kReadsMax = 10'000;
 
+// Without them whoever has the descriptor could write, or pull the bytes from under a reader.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr std::size_t kPartitionsAt = sizeof(LedgerHeaderWire);
+constexpr std::size_t kSlabsAt = kPartitionsAt + kPartitionsMax * sizeof(PartitionRecordWire);
+
 std::size_t ledger_bytes(std::int32_t slab_count) noexcept {
-  return sizeof(LedgerHeaderWire) + static_cast<std::size_t>(slab_count) * sizeof(SlabRecordWire);
+  return kSlabsAt + static_cast<std::size_t>(slab_count) * sizeof(SlabRecordWire);
+}
+
+using NameWords = std::array<std::uint64_t, kNameBytes / sizeof(std::uint64_t)>;
+
+NameWords words_of(const std::string& name) noexcept {
+  NameWords words{};
+  std::memcpy(words.data(), name.data(), std::min(name.size(), kNameBytes));
+  return words;
+}
+
+std::string name_of(const NameWords& words) noexcept {
+  char name[kNameBytes];
+  std::memcpy(name, words.data(), kNameBytes);
+  return {name, ::strnlen(name, kNameBytes)};
+}
+
+void write_partition(PartitionRecordWire& to, const PartitionRecord& from) noexcept {
+  constexpr auto kRelease = std::memory_order_release;
+  const Partition& one = from.partition;
+  to.id.store(one.id, kRelease);
+  to.is_live.store(one.is_live ? 1 : 0, kRelease);
+  const NameWords words = words_of(one.name);
+  for (std::size_t i = 0; i < words.size(); ++i) to.name[i].store(words[i], kRelease);
+  to.reserve_slabs.store(one.reserve_slabs, kRelease);
+  to.limit_slabs.store(one.limit_slabs, kRelease);
+  to.held.store(one.held, kRelease);
+  to.quarantined.store(one.quarantined, kRelease);
+  to.leases.store(from.leases, kRelease);
+  to.free_blocks.store(from.free_blocks, kRelease);
+  to.used_blocks.store(from.used_blocks, kRelease);
+  to.revocation.store(from.revocation.id, kRelease);
+  to.wanted.store(from.revocation.wanted, kRelease);
+  to.pending.store(from.revocation.pending, kRelease);
+  to.deadline_ns.store(from.revocation.deadline_ns, kRelease);
+}
+
+PartitionRecord read_partition(const PartitionRecordWire& from) noexcept {
+  constexpr auto kAcquire = std::memory_order_acquire;
+  PartitionRecord to;
+  to.partition.id = from.id.load(kAcquire);
+  to.partition.is_live = from.is_live.load(kAcquire) != 0;
+  NameWords words{};
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = from.name[i].load(kAcquire);
+  to.partition.name = name_of(words);
+  to.partition.reserve_slabs = from.reserve_slabs.load(kAcquire);
+  to.partition.limit_slabs = from.limit_slabs.load(kAcquire);
+  to.partition.held = from.held.load(kAcquire);
+  to.partition.quarantined = from.quarantined.load(kAcquire);
+  to.leases = from.leases.load(kAcquire);
+  to.free_blocks = from.free_blocks.load(kAcquire);
+  to.used_blocks = from.used_blocks.load(kAcquire);
+  to.revocation = {from.revocation.load(kAcquire), from.wanted.load(kAcquire),
+                   from.pending.load(kAcquire), from.deadline_ns.load(kAcquire)};
+  return to;
+}
+
+Result<std::uint64_t> inode_of(const FileDescriptor& fd, std::size_t& size_bytes) noexcept {
+  struct stat about{};
+  if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
+  size_bytes = static_cast<std::size_t>(about.st_size);
+  return static_cast<std::uint64_t>(about.st_ino);
 }
 
 Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) noexcept {
@@ -35,6 +104,30 @@ Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) 
   if (is_lent != (record.lease_epoch != 0) || record.lease_epoch > epoch) {
     return Status::corrupt(name + " has a lease_epoch that does not go with its state");
   }
+  if (is_lent != (record.lease_id != 0)) {
+    return Status::corrupt(name + " has a lease that does not go with its state");
+  }
+  return {};
+}
+
+// Every slab belongs to a partition of the table, and each holds what it is said to.
+Status check_partitions(const LedgerView::Moment& moment) noexcept {
+  std::vector<PartitionRecord> left = moment.partitions;
+  for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
+    const SlabRecord& record = moment.slabs[slab];
+    if (record.owner == kNobody) continue;
+    const auto owner = std::ranges::find(
+        left, record.owner, [](const PartitionRecord& one) { return one.partition.id; });
+    if (owner == left.end()) {
+      return Status::corrupt("slab " + std::to_string(slab) + " belongs to no partition");
+    }
+    --(is_held(record.state) ? owner->partition.held : owner->partition.quarantined);
+  }
+  for (const PartitionRecord& one : left) {
+    if (one.partition.held == 0 && one.partition.quarantined == 0) continue;
+    return Status::corrupt("partition " + std::to_string(one.partition.id) +
+                           " holds another number of slabs than is counted");
+  }
   return {};
 }
 
@@ -43,7 +136,7 @@ Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) 
 // ---- writing
 
 Result<Ledger> Ledger::create(PoolShape shape) noexcept {
-  const std::size_t size_bytes = ledger_bytes(shape.slab_count);
+  std::size_t size_bytes = ledger_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-ledger", size_bytes);
   if (!fd.ok()) return fd.status();
   Result<Mapping> mapping = Mapping::create(fd.value(), size_bytes, Access::kReadWrite);
@@ -51,12 +144,15 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     return from_errno("fcntl(F_SEAL_FUTURE_WRITE), which needs Linux 5.1", errno);
   }
+  const Result<std::uint64_t> inode = inode_of(fd.value(), size_bytes);
+  if (!inode.ok()) return inode.status();
   auto* header = new (mapping.value().data()) LedgerHeaderWire{};
-  auto* records = mapping.value().data() + sizeof(LedgerHeaderWire);
+  Ledger ledger{fd.take(), mapping.take(), inode.value()};
+  for (std::size_t slot = 0; slot < kPartitionsMax; ++slot) {
+    (new (&ledger.partition(slot)) PartitionRecordWire{})->id.store(kNobody);
+  }
   for (SlabId slab = 0; slab < shape.slab_count; ++slab) {
-    auto* record =
-        new (records + static_cast<std::size_t>(slab) * sizeof(SlabRecordWire)) SlabRecordWire{};
-    record->owner.store(-1, std::memory_order_relaxed);
+    (new (&ledger.record(slab)) SlabRecordWire{})->owner.store(kNobody);
   }
   header->version = kVersion;
   header->slab_count = shape.slab_count;
@@ -64,28 +160,36 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   header->header_slabs = shape.header_slabs;
   header->free.store(static_cast<std::uint32_t>(shape.slab_count), std::memory_order_release);
   header->magic = kMagic;
-  return Ledger{fd.take(), mapping.take()};
+  return ledger;
 }
 
 // Release stores on one side and acquire loads on the other, and no fences: whoever saw a new
 // record has also seen the sequence go odd before it.
-void Ledger::publish(const std::vector<SlabRecord>& records, const std::vector<SlabId>& changed,
-                     LedgerCounts counts, std::uint64_t epoch) noexcept {
+void Ledger::publish(const LedgerChange& change) noexcept {
   LedgerHeaderWire& head = header();
   const std::uint32_t sequence = head.sequence.load(std::memory_order_relaxed);
   head.sequence.store(sequence + 1, std::memory_order_relaxed);
-  for (const SlabId slab : changed) {
-    const SlabRecord& from = records[static_cast<std::size_t>(slab)];
+  for (const SlabId slab : change.changed) {
+    const SlabRecord& from = change.slabs[static_cast<std::size_t>(slab)];
     SlabRecordWire& to = record(slab);
     to.owner.store(from.owner, std::memory_order_release);
     to.state.store(static_cast<std::uint32_t>(from.state), std::memory_order_release);
     to.lease_epoch.store(from.lease_epoch, std::memory_order_release);
     to.generation.store(from.generation, std::memory_order_release);
+    to.lease_id.store(from.lease_id, std::memory_order_release);
   }
-  head.epoch.store(epoch, std::memory_order_release);
-  head.free.store(counts.free, std::memory_order_release);
-  head.owned.store(counts.owned, std::memory_order_release);
-  head.quarantined.store(counts.quarantined, std::memory_order_release);
+  for (std::size_t slot = 0; slot < kPartitionsMax; ++slot) {
+    if (slot < change.partitions.size()) {
+      write_partition(partition(slot), change.partitions[slot]);
+    } else {
+      partition(slot).id.store(kNobody, std::memory_order_release);
+    }
+  }
+  head.epoch.store(change.epoch, std::memory_order_release);
+  head.free.store(change.counts.free, std::memory_order_release);
+  head.owned.store(change.counts.owned, std::memory_order_release);
+  head.quarantined.store(change.counts.quarantined, std::memory_order_release);
+  head.changed_ns.store(change.now_ns, std::memory_order_release);
   head.sequence.store(sequence + 2, std::memory_order_release);
 }
 
@@ -93,27 +197,33 @@ LedgerHeaderWire& Ledger::header() noexcept {
   return *reinterpret_cast<LedgerHeaderWire*>(mapping_.data());
 }
 
+PartitionRecordWire& Ledger::partition(std::size_t slot) noexcept {
+  return reinterpret_cast<PartitionRecordWire*>(mapping_.data() + kPartitionsAt)[slot];
+}
+
 SlabRecordWire& Ledger::record(SlabId slab) noexcept {
-  return reinterpret_cast<SlabRecordWire*>(
-      mapping_.data() + sizeof(LedgerHeaderWire))[static_cast<std::size_t>(slab)];
+  return reinterpret_cast<SlabRecordWire*>(mapping_.data() +
+                                           kSlabsAt)[static_cast<std::size_t>(slab)];
 }
 
 // ---- reading
 
 Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
-  struct stat about{};
-  if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
-  const auto size_bytes = static_cast<std::size_t>(about.st_size);
-  if (size_bytes < sizeof(LedgerHeaderWire)) return Status::corrupt("too short for a ledger");
+  std::size_t size_bytes = 0;
+  const Result<std::uint64_t> inode = inode_of(fd, size_bytes);
+  if (!inode.ok()) return inode.status();
+  if (size_bytes < kSlabsAt) return Status::corrupt("too short for a ledger");
   Result<Mapping> mapping = Mapping::create(fd, size_bytes, Access::kRead);
   if (!mapping.ok()) return mapping.status();
-  LedgerView view{mapping.take()};
+  LedgerView view{mapping.take(), inode.value()};
   const LedgerHeaderWire& head = view.header();
   if (head.magic != kMagic) return Status::corrupt("not a ledger");
   if (head.version != kVersion) {
     return Status::corrupt("a ledger of version " + std::to_string(head.version) + ", not " +
                            std::to_string(kVersion));
   }
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has any
+  if (seals < 0 || (seals & kSeals) != kSeals) return Status::corrupt("an unsealed ledger");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {
     return Status::corrupt("the size of the ledger does not go with its " +
                            std::to_string(head.slab_count) + " slabs");
@@ -126,34 +236,54 @@ PoolShape LedgerView::shape() const noexcept {
   return {head.slab_bytes, head.slab_count, head.header_slabs};
 }
 
+void LedgerView::read_into(Moment& moment) const noexcept {
+  const LedgerHeaderWire& head = header();
+  for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
+    const SlabRecordWire& from = record(static_cast<SlabId>(slab));
+    moment.slabs[slab] = {from.owner.load(std::memory_order_acquire),
+                          static_cast<SlabState>(from.state.load(std::memory_order_acquire)),
+                          from.lease_epoch.load(std::memory_order_acquire),
+                          from.generation.load(std::memory_order_acquire),
+                          from.lease_id.load(std::memory_order_acquire)};
+  }
+  moment.partitions.clear();
+  for (std::size_t slot = 0; slot < kPartitionsMax; ++slot) {
+    PartitionRecord one = read_partition(partition(slot));
+    if (one.partition.id != kNobody) moment.partitions.push_back(std::move(one));
+  }
+  moment.epoch = head.epoch.load(std::memory_order_acquire);
+  moment.counts = {head.free.load(std::memory_order_acquire),
+                   head.owned.load(std::memory_order_acquire),
+                   head.quarantined.load(std::memory_order_acquire)};
+  moment.changed_ns = head.changed_ns.load(std::memory_order_acquire);
+}
+
 Result<LedgerView::Moment> LedgerView::read() const noexcept {
   const LedgerHeaderWire& head = header();
   Moment moment;
-  moment.slabs.resize(static_cast<std::size_t>(head.slab_count));
+  moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
   for (int attempt = 0; attempt < kReadsMax; ++attempt) {
     const std::uint32_t before = head.sequence.load(std::memory_order_acquire);
     if (before % 2 != 0) continue;
-    for (SlabId slab = 0; slab < head.slab_count; ++slab) {
-      const SlabRecordWire& from = record(slab);
-      moment.slabs[static_cast<std::size_t>(slab)] = {
-          from.owner.load(std::memory_order_acquire),
-          static_cast<SlabState>(from.state.load(std::memory_order_acquire)),
-          from.lease_epoch.load(std::memory_order_acquire),
-          from.generation.load(std::memory_order_acquire)};
-    }
-    moment.epoch = head.epoch.load(std::memory_order_acquire);
-    moment.counts = {head.free.load(std::memory_order_acquire),
-                     head.owned.load(std::memory_order_acquire),
-                     head.quarantined.load(std::memory_order_acquire)};
+    read_into(moment);
     if (head.sequence.load(std::memory_order_acquire) == before) return moment;
   }
   return Status::unavailable("the ledger never held still: its writer stopped in a change");
 }
 
+LedgerView::Moment LedgerView::read_torn() const noexcept {
+  Moment moment;
+  moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
+  read_into(moment);
+  return moment;
+}
+
 Status LedgerView::audit() const noexcept {
-  Result<Moment> read_now = read();
-  if (!read_now.ok()) return read_now.status();
-  const Moment& moment = read_now.value();
+  const Result<Moment> moment = read();
+  return moment.ok() ? audit(moment.value()) : moment.status();
+}
+
+Status LedgerView::audit(const Moment& moment) noexcept {
   LedgerCounts found;
   for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
     const SlabRecord& record = moment.slabs[slab];
@@ -170,16 +300,20 @@ Status LedgerView::audit() const noexcept {
   if (std::uint64_t{told.free} + told.owned + told.quarantined != moment.slabs.size()) {
     return Status::corrupt("free + owned + quarantined is not all");
   }
-  return {};
+  return check_partitions(moment);
 }
 
 const LedgerHeaderWire& LedgerView::header() const noexcept {
   return *reinterpret_cast<const LedgerHeaderWire*>(mapping_.data());
 }
 
+const PartitionRecordWire& LedgerView::partition(std::size_t slot) const noexcept {
+  return reinterpret_cast<const PartitionRecordWire*>(mapping_.data() + kPartitionsAt)[slot];
+}
+
 const SlabRecordWire& LedgerView::record(SlabId slab) const noexcept {
-  return reinterpret_cast<const SlabRecordWire*>(
-      mapping_.data() + sizeof(LedgerHeaderWire))[static_cast<std::size_t>(slab)];
+  return reinterpret_cast<const SlabRecordWire*>(mapping_.data() +
+                                                 kSlabsAt)[static_cast<std::size_t>(slab)];
 }
 
 }  // namespace rose::memory

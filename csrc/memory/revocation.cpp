@@ -62,7 +62,8 @@ Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
     if (is_idle(slab)) {
       victims_.push_back(slab);
     } else {
-      busy_.push_back({kUnranked, candidate(slab).used, slab});
+      const SlabLoad load = holder_of(from)->load(slab);
+      busy_.push_back({kUnranked, load.rank, load.used, slab});
       ranks_[static_cast<std::size_t>(slab)] = kUnranked;
     }
   }
@@ -100,22 +101,33 @@ RevocationId Arbiter::open_revocation(PartitionId from, PartitionId taker, Nanos
   forget_revocations();
   const RevocationId id = next_revocation_++;
   revocations_.emplace(id, Revocation{from, taker, deadline_ns, {wanted}});
+  accounts_[static_cast<std::size_t>(from)].newest_revocation = id;
+  has_changed_ = true;
   return id;
 }
 
 Status Arbiter::revoke_victims(RevocationId id) noexcept {
   Revocation& revocation = revocations_.at(id);
+  SlabHolder* holder = holder_of(revocation.partition);
+  Homecoming home;
   for (const SlabId slab : victims_) {
     ROSE_TRY(slabs_.move(slab, SlabState::kRevoking));
-    revoked_by_[static_cast<std::size_t>(slab)] = id;
     ++revocation.progress.pending;
-    Lease& lease = leases_.at(slabs_.lease_of(slab));
+    Lease& lease = lease_for(slab, home);
     --lease.granted;
     ++lease.revoking;
-    SlabHolder* holder = holder_of(revocation.partition);
-    if (holder != nullptr) ROSE_TRY(holder->close_slab(slab));
-    if (is_idle(slab)) ROSE_TRY(bring_home(slab));
+    bool is_home = holder == nullptr || holder->take_idle(slab);
+    if (!is_home) {
+      ROSE_TRY(holder->close_slab(slab));
+      is_home = holder->load(slab).is_idle();
+    }
+    if (is_home) {
+      ROSE_TRY(bring_home(slab, revocation, home));
+    } else {
+      revoked_by_[static_cast<std::size_t>(slab)] = id;
+    }
   }
+  end(home);
   return {};
 }
 
@@ -124,44 +136,79 @@ Status Arbiter::on_slab_idle(SlabId slab) noexcept {
   Status done;
   if (state == SlabState::kRevoking) done = bring_home(slab);
   if (state == SlabState::kQuarantined) done = release_quarantined(slab);
-  slabs_.publish(epoch_);
+  show();
   return done;
 }
 
 // REVOKING, without a block in use or a pin, changes hands.
 Status Arbiter::bring_home(SlabId slab) noexcept {
-  const PartitionId from = slabs_[slab].owner;
-  const LeaseId lease_id = slabs_.lease_of(slab);
-  Revocation& revocation =
-      revocations_.at(std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0));
+  const RevocationId id = std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0);
+  Homecoming home;
+  ROSE_TRY(bring_home(slab, revocations_.at(id), home));
+  end(home);
+  return {};
+}
+
+Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home) noexcept {
+  const PartitionId from = revocation.partition;
+  Lease& lease = lease_for(slab, home);
   ROSE_TRY(slabs_.move(slab, SlabState::kQuiesced));
   if (holder_of(from) != nullptr) holder_of(from)->remove_slab(slab);
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
   --partition(from).held;
-  leave_lease(lease_id, false);
+  --lease.revoking;
   --revocation.progress.pending;
   ++revocation.progress.returned;
-  // RETURNED is not counted as unowned yet, and the slab may be what fills the old owner's floor.
-  const PartitionId taker = revocation.taker;
-  const bool goes_to_taker = taker != kNobody && partition(taker).headroom() > 0 &&
-                             memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;
-  if (goes_to_taker) {
-    ROSE_TRY(hand_out(slab, SlabState::kOwned, Hold{taker}));
-  } else {
+  const PartitionId to = goes_to(revocation.taker) ? revocation.taker : kNobody;
+  if (to != home.to) announce(home);
+  if (to == kNobody) {
     ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
+  } else {
+    ROSE_TRY(hand_out(slab, SlabState::kOwned, Hold{to}));
   }
-  announce({MoveKind::kReturn, from, goes_to_taker ? taker : kNobody, 1, lease_id});
-  changes_.fetch_add(1);
-  if (waiters_ > 0) futex_wake_all(changes_);
+  home.from = from;
+  home.to = to;
+  ++home.slabs;
   return {};
 }
 
-void Arbiter::leave_lease(LeaseId id, bool is_fenced) noexcept {
-  const auto found = leases_.find(id);
-  if (found == leases_.end()) return;
-  Lease& lease = found->second;
-  lease.is_fenced |= is_fenced;
-  if (--lease.revoking == 0 && lease.granted == 0) leases_.erase(found);
+// Whether a RETURNED slab may be the taker's. It is not counted as unowned yet, and it may be what
+// fills the old owner's floor.
+bool Arbiter::goes_to(PartitionId taker) const noexcept {
+  return taker != kNobody && partitions_[static_cast<std::size_t>(taker)].headroom() > 0 &&
+         memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;
+}
+
+// The lease a slab is under; slabs of another lease are announced first.
+Arbiter::Lease& Arbiter::lease_for(SlabId slab, Homecoming& home) noexcept {
+  const LeaseId id = slabs_.lease_of(slab);
+  if (id != home.lease_id || home.lease == nullptr) {
+    end(home);
+    home = {id, &leases_.at(id), kNobody, kNobody, 0};
+  }
+  return *home.lease;
+}
+
+void Arbiter::announce(Homecoming& home) noexcept {
+  if (home.slabs == 0) return;
+  announce({MoveKind::kReturn, home.from, home.to, std::exchange(home.slabs, 0), home.lease_id});
+  wake();
+}
+
+void Arbiter::end(Homecoming& home) noexcept {
+  announce(home);
+  if (home.lease != nullptr) erase_if_over(home.lease_id, *std::exchange(home.lease, nullptr));
+}
+
+void Arbiter::wake() noexcept {
+  changes_.fetch_add(1);
+  if (waiters_ > 0) futex_wake_all(changes_);
+}
+
+void Arbiter::erase_if_over(LeaseId id, const Lease& lease) noexcept {
+  if (lease.granted > 0 || lease.revoking > 0) return;
+  --accounts_[static_cast<std::size_t>(lease.partition)].leases;
+  leases_.erase(id);
 }
 
 // ---- waiting
@@ -178,6 +225,10 @@ Result<RevocationProgress> Arbiter::poll_locked(RevocationId id) noexcept {
                                     " never was or is long over");
   }
   const Revocation& revocation = found->second;
+  if (revocation.progress.pending > 0) {
+    const Result<std::int32_t> swept = sweep_locked(revocation.partition);
+    if (!swept.ok()) return swept.status();
+  }
   if (revocation.progress.pending > 0 && revocation.deadline_ns <= clock_->now_ns()) {
     ROSE_TRY(fence(id));
   }
@@ -219,7 +270,8 @@ void Arbiter::forget_revocations() noexcept {
 Status Arbiter::fence(RevocationId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (revoked_by_[static_cast<std::size_t>(slab)] != id) continue;
-    ROSE_TRY(quarantine(slab));
+    // A tenant of another process may have left it at the last moment.
+    ROSE_TRY(is_idle(slab) ? bring_home(slab) : quarantine(slab));
   }
   return {};
 }
@@ -235,13 +287,15 @@ Status Arbiter::quarantine(SlabId slab) noexcept {
   ++partition(from).quarantined;
   if (holder_of(from) != nullptr) holder_of(from)->quarantine_slab(slab);
   if (id != 0) {
-    leave_lease(lease_id, true);
+    Lease& lease = leases_.at(lease_id);
+    lease.is_fenced = true;
+    --lease.revoking;
+    erase_if_over(lease_id, lease);
     --revocations_.at(id).progress.pending;
     ++revocations_.at(id).progress.fenced;
   }
   announce({MoveKind::kQuarantine, from, kInQuarantine, 1, lease_id});
-  changes_.fetch_add(1);
-  if (waiters_ > 0) futex_wake_all(changes_);
+  wake();
   return {};
 }
 
@@ -268,10 +322,14 @@ Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
   return released;
 }
 
-// Everything lent is revoked with a deadline that has passed; what is its own has no lease.
 Status Arbiter::drop_partition(PartitionId id) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_known(id));
+  return drop_locked(id);
+}
+
+// Everything lent is revoked with a deadline that has passed; what is its own has no lease.
+Status Arbiter::drop_locked(PartitionId id) noexcept {
   if (!partition(id).is_live) return {};
   ROSE_TRY(choose_victims(id, slabs_.size(), {}));
   if (!victims_.empty()) {
@@ -282,20 +340,22 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
   std::int32_t given = 0;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].owner != id || !is_held(slabs_[slab].state)) continue;
-    if (slabs_[slab].state == SlabState::kOwned && holder != nullptr) {
-      ROSE_TRY(holder->close_slab(slab));
-    }
+    const bool is_own = slabs_[slab].state == SlabState::kOwned;
+    if (is_own && holder != nullptr) ROSE_TRY(holder->close_slab(slab));
     if (!is_idle(slab)) {
       ROSE_TRY(quarantine(slab));
       continue;
     }
+    if (!is_own) {
+      ROSE_TRY(bring_home(slab));
+      continue;
+    }
     if (holder != nullptr) holder->remove_slab(slab);
-    ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
-    ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
-    --partition(id).held;
+    ROSE_TRY(release_own(slab));
     ++given;
   }
   partition(id).is_live = false;
+  has_changed_ = true;
   if (given > 0) announce({MoveKind::kGiveBack, id, kNobody, given});
   return {};
 }

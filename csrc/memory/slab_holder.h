@@ -16,10 +16,15 @@ enum class SlabUse : std::uint8_t {
   kQuarantined,  // lost: takes back, as evidence of completion, and counts nowhere
 };
 
+// No hint of what a revocation of the slab would cost its tenant.
+inline constexpr std::uint32_t kNoRank = 0xffffffff;
+
 // A slab is idle when it has neither a block in use nor a pin.
 struct SlabLoad {
   std::int32_t used{0};
   std::int32_t pins{0};
+  // The tenant's own hint; of two busy slabs the one with the smaller rank is revoked first.
+  std::uint32_t rank{kNoRank};
 
   bool is_idle() const noexcept { return used == 0 && pins == 0; }
 };
@@ -38,6 +43,13 @@ class SlabHolder {
 
   // kAbsent -> kOpen, with every block free.
   virtual void add_slab(SlabId slab, std::uint32_t generation) noexcept = 0;
+  // kOpen and idle -> kAbsent, in one step against whoever may begin to use it; false, and nothing
+  // changed, when it is not idle.
+  virtual bool take_idle(SlabId slab) noexcept {
+    if (!load(slab).is_idle() || !close_slab(slab).ok()) return false;
+    remove_slab(slab);
+    return true;
+  }
   // kOpen -> kClosed. Blocks that were set aside and hold no data are given back.
   virtual Status close_slab(SlabId slab) noexcept = 0;
   // kOpen or kClosed -> kQuarantined.
@@ -51,6 +63,16 @@ class SlabHolder {
 
   virtual SlabLoad load(SlabId slab) const noexcept = 0;
   virtual BlockTotals totals() const noexcept = 0;
+
+  // Whether a slab that becomes idle is reported inside the call that made it so. Otherwise the
+  // arbiter has to look.
+  virtual bool reports_idle() const noexcept { return true; }
+  // Whether the holder gave an open slab back by its own will.
+  virtual bool has_given(SlabId) const noexcept { return false; }
+  // The holder is proven to be done with everything: from here on every slab is idle.
+  virtual void lose() noexcept {}
+  // Ends a change of the books: what the holder has to hear, it hears now.
+  virtual void settle() noexcept {}
 
   // Internal unless the slab is `use` to the holder, at `generation` when it is not absent.
   virtual Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept = 0;

@@ -6,25 +6,33 @@
 namespace rose::memory {
 
 Result<SlabTable> SlabTable::create(PoolShape shape) noexcept {
-  Result<Ledger> ledger = Ledger::create(shape);
-  if (!ledger.ok()) return ledger.status();
-  return SlabTable{ledger.take(), shape.slab_count};
+  return create(shape, std::vector<SlabRecord>(at(shape.slab_count)));
 }
 
-SlabTable::SlabTable(Ledger ledger, std::int32_t slab_count) noexcept
-    : records_(at(slab_count)),
-      lease_ids_(at(slab_count), 0),
-      unowned_{at(slab_count)},
+Result<SlabTable> SlabTable::create(PoolShape shape, std::vector<SlabRecord> records) noexcept {
+  Result<Ledger> ledger = Ledger::create(shape);
+  if (!ledger.ok()) return ledger.status();
+  return SlabTable{ledger.take(), std::move(records)};
+}
+
+SlabTable::SlabTable(Ledger ledger, std::vector<SlabRecord> records) noexcept
+    : records_{std::move(records)},
+      unowned_{records_.size()},
       ledger_{std::move(ledger)},
-      is_changed_{at(slab_count)} {
-  for (SlabId slab = 0; slab < slab_count; ++slab) unowned_.set(at(slab));
-  counts_.free = static_cast<std::uint32_t>(slab_count);
-  changed_.reserve(at(slab_count));
+      is_changed_{records_.size()} {
+  changed_.reserve(records_.size());
+  for (SlabId slab = 0; slab < size(); ++slab) {
+    const SlabState state = records_[at(slab)].state;
+    count(state, 1);
+    if (state == SlabState::kUnowned) unowned_.set(at(slab));
+    is_changed_.set(at(slab));
+    changed_.push_back(slab);
+  }
 }
 
 Status SlabTable::move(SlabId slab, SlabState to) noexcept {
   const SlabRecord& now = records_[at(slab)];
-  return move(slab, to, Hold{now.owner, lease_ids_[at(slab)], now.lease_epoch});
+  return move(slab, to, Hold{now.owner, now.lease_id, now.lease_epoch});
 }
 
 Status SlabTable::move(SlabId slab, SlabState to, Hold hold) noexcept {
@@ -42,7 +50,7 @@ Status SlabTable::move(SlabId slab, SlabState to, Hold hold) noexcept {
   if (to == SlabState::kQuarantined) hold.lease_epoch = hold.lease_id = 0;
   record.owner = hold.owner;
   record.lease_epoch = hold.lease_epoch;
-  lease_ids_[at(slab)] = hold.lease_id;
+  record.lease_id = hold.lease_id;
   if (!is_changed_.test(at(slab))) {
     is_changed_.set(at(slab));
     changed_.push_back(slab);
@@ -56,15 +64,15 @@ void SlabTable::count(SlabState state, std::uint32_t by) noexcept {
   if (state == SlabState::kQuarantined) counts_.quarantined += by;
 }
 
-void SlabTable::publish(std::uint64_t epoch) noexcept {
-  if (changed_.empty()) return;
-  ledger_.publish(records_, changed_, counts_, epoch);
+void SlabTable::publish(std::uint64_t epoch, std::span<const PartitionRecord> partitions,
+                        Nanoseconds now_ns) noexcept {
+  ledger_.publish({records_, changed_, counts_, epoch, partitions, now_ns});
   for (const SlabId slab : changed_) is_changed_.clear(at(slab));
   changed_.clear();
 }
 
 Status SlabTable::audit() const noexcept {
-  Result<FileDescriptor> fd = ledger_.share();
+  const Result<FileDescriptor> fd = ledger_.share();
   if (!fd.ok()) return fd.status();
   Result<LedgerView> view = LedgerView::open(fd.value());
   if (!view.ok()) return view.status();
@@ -74,8 +82,7 @@ Status SlabTable::audit() const noexcept {
   for (SlabId slab = 0; slab < size(); ++slab) {
     const SlabRecord& mine = records_[at(slab)];
     const SlabRecord& shown = moment.value().slabs[at(slab)];
-    ROSE_CHECK(mine.owner == shown.owner && mine.state == shown.state &&
-                   mine.lease_epoch == shown.lease_epoch && mine.generation == shown.generation,
+    ROSE_CHECK(mine == shown,
                "the ledger shows another slab " + std::to_string(slab) + " than the book");
     ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
                "slab " + std::to_string(slab) + " is wrongly in or out of the unowned set");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -28,9 +29,11 @@ struct Hold {
 class SlabTable {
  public:
   static Result<SlabTable> create(PoolShape shape) noexcept;
+  // A table that goes on from `records`, one for each slab, all at rest.
+  static Result<SlabTable> create(PoolShape shape, std::vector<SlabRecord> records) noexcept;
 
   const SlabRecord& operator[](SlabId slab) const noexcept { return records_[at(slab)]; }
-  std::uint64_t lease_of(SlabId slab) const noexcept { return lease_ids_[at(slab)]; }
+  std::uint64_t lease_of(SlabId slab) const noexcept { return records_[at(slab)].lease_id; }
   std::int32_t size() const noexcept { return static_cast<std::int32_t>(records_.size()); }
   std::int32_t unowned() const noexcept { return static_cast<std::int32_t>(counts_.free); }
   std::int32_t quarantined() const noexcept {
@@ -46,19 +49,21 @@ class SlabTable {
   // Goes on to OWNED or GRANTED under `hold`.
   Status move(SlabId slab, SlabState to, Hold hold) noexcept;
 
-  // Shows in the ledger what has changed since the last time.
-  void publish(std::uint64_t epoch) noexcept;
-  Result<FileDescriptor> share() const noexcept { return ledger_.share(); }
+  // Whether publish() has something to show.
+  bool has_changed() const noexcept { return !changed_.empty(); }
+  // Shows in the ledger what has changed since the last time, and all partitions as they are.
+  void publish(std::uint64_t epoch, std::span<const PartitionRecord> partitions,
+               Nanoseconds now_ns) noexcept;
+  const Ledger& ledger() const noexcept { return ledger_; }
   // Every record at rest and legal, every count right, the ledger the same.
   Status audit() const noexcept;
 
  private:
-  SlabTable(Ledger ledger, std::int32_t slab_count) noexcept;
+  SlabTable(Ledger ledger, std::vector<SlabRecord> records) noexcept;
   static std::size_t at(SlabId slab) noexcept { return static_cast<std::size_t>(slab); }
   void count(SlabState state, std::uint32_t by) noexcept;
 
   std::vector<SlabRecord> records_;
-  std::vector<std::uint64_t> lease_ids_;
   BitSet unowned_;
   LedgerCounts counts_;
   Ledger ledger_;

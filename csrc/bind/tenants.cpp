@@ -1,0 +1,302 @@
+// Tenants of other processes for Python: the arbiter's end and the tenant's.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/clock.h"
+#include "bind/pool.h"
+#include "bind/status.h"
+#include "memory/attachment.h"
+#include "memory/tenant_watch.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using driver::Device;
+using memory::Arbiter;
+using memory::Attachment;
+using memory::LedgerView;
+using memory::PartitionId;
+using memory::PartitionRecord;
+using memory::Pool;
+using memory::PoolExport;
+using memory::RevocationNote;
+using memory::SlabId;
+using memory::TenantNews;
+using memory::TenantWatch;
+
+namespace {
+
+// The pool of another process, mapped here; the export stays as it is.
+Result<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<Device>& device) {
+  PoolExport copy{from.shape, {}, from.sizes, from.is_on_host};
+  for (const FileDescriptor& object : from.objects) {
+    Result<FileDescriptor> fd = object.duplicate();
+    if (!fd.ok()) return fd.status();
+    copy.objects.push_back(fd.take());
+  }
+  Result<std::unique_ptr<memory::PageBackend>> backend = create_backend(device, 0);
+  if (!backend.ok()) return backend.status();
+  return Pool::attach(backend.take(), std::move(copy));
+}
+
+// ---- the arbiter's end
+
+// What Python holds of a tenant: the watch, until close() ends it.
+class Tenant {
+ public:
+  Tenant(std::shared_ptr<Arbiter> arbiter, std::unique_ptr<TenantWatch> watch) noexcept
+      : arbiter_{std::move(arbiter)}, watch_{std::move(watch)} {}
+
+  const TenantWatch& watch() const {
+    if (watch_ == nullptr) raise(Status::invalid_argument("the watch of the tenant was closed"));
+    return *watch_;
+  }
+  Arbiter& arbiter() const noexcept { return *arbiter_; }
+  void close() {
+    const py::gil_scoped_release unlocked;  // it joins a thread
+    watch_.reset();
+  }
+
+ private:
+  std::shared_ptr<Arbiter> arbiter_;
+  std::unique_ptr<TenantWatch> watch_;
+};
+
+std::unique_ptr<Tenant> watch_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
+                                     const Process& process, bool kill_late) {
+  std::unique_ptr<TenantWatch> watch =
+      take(TenantWatch::create(arbiter, partition, take(process.duplicate()), kill_late));
+  return std::make_unique<Tenant>(std::move(arbiter), std::move(watch));
+}
+
+std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
+                                   const Process& process, bool kill_late) {
+  check(arbiter->add_tenant(partition).status());
+  return watch_tenant(std::move(arbiter), partition, process, kill_late);
+}
+
+void bind_process(py::module_& m) {
+  py::class_<Process>(m, "Process")
+      .def_static(
+          "open", [](pid_t pid) { return take(Process::open(pid)); }, py::arg("pid"))
+      .def_static(
+          "of_peer", [](int fd) { return take(Process::of_peer(fd)); }, py::arg("socket_fd"))
+      .def_property_readonly("pid", &Process::pid)
+      .def_property_readonly("uid", [](const Process& p) { return static_cast<int>(p.uid()); })
+      .def_property_readonly("is_alive", &Process::is_alive)
+      .def("fileno", &Process::get);
+}
+
+void bind_tenant(py::module_& m) {
+  using Self = Tenant;
+  const auto report = [](const Self& t) { return t.watch().line().mailbox.report(); };
+  py::class_<Self>(m, "Tenant", py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
+      .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
+      .def_property_readonly("is_alive",
+                             [](const Self& t) { return t.watch().process().is_alive(); })
+      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
+      .def_property_readonly("is_lost", [](const Self& t) { return t.watch().is_lost(); })
+      .def_property_readonly("mailbox_fd",
+                             [](const Self& t) { return t.watch().line().mailbox.fd(); })
+      .def_property_readonly("to_arbiter_fd",
+                             [](const Self& t) { return t.watch().line().to_arbiter.get(); })
+      .def_property_readonly("to_tenant_fd",
+                             [](const Self& t) { return t.watch().line().to_tenant.get(); })
+      .def_property_readonly("heartbeat_ns",
+                             [report](const Self& t) { return report(t).heartbeat_ns; })
+      .def_property_readonly("progress", [report](const Self& t) { return report(t).progress; })
+      .def_property_readonly("free_blocks",
+                             [report](const Self& t) { return report(t).free_blocks; })
+      .def_property_readonly("used_blocks",
+                             [report](const Self& t) { return report(t).used_blocks; })
+      .def_property_readonly("cached_blocks",
+                             [report](const Self& t) { return report(t).cached_blocks; })
+      .def(
+          "wait_lost",
+          [](const Self& t, double timeout_ms) {
+            const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+            const TenantWatch& watch = t.watch();
+            const auto wait = [&] {
+              const py::gil_scoped_release unlocked;
+              return watch.wait_lost(timeout_ns);
+            };
+            const bool is_lost = wait();
+            check(watch.failure());
+            return is_lost;
+          },
+          py::kw_only(), py::arg("timeout_ms"))
+      .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
+      .def("close", &Self::close);
+}
+
+// ---- the tenant's end
+
+struct Fds {
+  int ledger;
+  int mailbox;
+  int to_arbiter;
+  int to_tenant;
+  int socket;
+};
+
+memory::AttachmentParts copies_of(const Fds& fds) {
+  memory::AttachmentParts parts;
+  parts.ledger = take(duplicate_fd(fds.ledger));
+  if (fds.mailbox >= 0) parts.mailbox = take(duplicate_fd(fds.mailbox));
+  parts.to_arbiter = take(duplicate_fd(fds.to_arbiter));
+  parts.to_tenant = take(duplicate_fd(fds.to_tenant));
+  if (fds.socket >= 0) parts.socket = take(duplicate_fd(fds.socket));
+  return parts;
+}
+
+std::unique_ptr<Attachment> attach(const PoolExport& pool, int ledger_fd, int mailbox_fd,
+                                   int to_arbiter_fd, int to_tenant_fd, int socket_fd,
+                                   const std::shared_ptr<Device>& device) {
+  memory::AttachmentParts parts =
+      copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
+  const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
+    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    Result<Pool> mapped = attach_pool(pool, device);
+    if (!mapped.ok()) return mapped.status();
+    return Attachment::create(mapped.take(), std::move(parts));
+  };
+  return take(make());
+}
+
+void bind_attachment(py::module_& m) {
+  using Self = Attachment;
+  py::class_<TenantNews>(m, "TenantNews")
+      .def_readonly("closed", &TenantNews::closed)
+      .def_readonly("taken", &TenantNews::taken)
+      .def_readonly("admitted", &TenantNews::admitted)
+      .def_readonly("is_arbiter_gone", &TenantNews::is_arbiter_gone);
+  py::class_<Self>(m, "Attachment", py::release_gil_before_calling_cpp_dtor())
+      .def_static("create", &attach, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
+                  py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
+                  py::arg("socket_fd") = -1, py::arg("device") = py::none())
+      .def_property_readonly("partition", &Self::partition)
+      .def_property_readonly("slab_bytes",
+                             [](const Self& a) { return a.pool().shape().slab_bytes; })
+      .def_property_readonly("slab_count",
+                             [](const Self& a) { return a.pool().shape().slab_count; })
+      .def_property_readonly("header_slabs",
+                             [](const Self& a) { return a.pool().shape().header_slabs; })
+      .def("now_ns", [](const Self&) { return BootClock{}.now_ns(); })
+      .def_property_readonly("is_on_host", [](const Self& a) { return a.pool().is_on_host(); })
+      .def_property_readonly(
+          "pool_address",
+          [](const Self& a) { return std::bit_cast<std::uintptr_t>(a.pool().data()); })
+      .def_property_readonly("pool_bytes", [](const Self& a) { return a.pool().size_bytes(); })
+      .def("pool_view",
+           [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
+      .def_property_readonly(
+          "ledger",
+          [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
+      .def(
+          "allocator",
+          [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
+             std::int32_t blocks_per_slab_max) {
+            if (partition != a.partition()) {
+              raise(Status::invalid_argument("the attachment is of partition " +
+                                             std::to_string(a.partition()) + ", not " +
+                                             std::to_string(partition)));
+            }
+            return take(a.add_allocator({block_bytes, origin_bytes, blocks_per_slab_max}));
+          },
+          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
+          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
+      .def(
+          "news",
+          [](Self& a, double timeout_ms) {
+            const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
+            const auto wait = [&] {
+              const py::gil_scoped_release unlocked;
+              return a.news(timeout_ns);
+            };
+            return take(wait());
+          },
+          py::kw_only(), py::arg("timeout_ms"))
+      .def("admit", [](Self& a) { return take(a.look()).admitted; })
+      .def("leaving", [](Self& a) { return take(a.look()).closed; })
+      .def("revocation", [](const Self& a) { return take(a.revocation()); })
+      .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
+      .def(
+          "set_ranks",
+          [](Self& a, const std::vector<SlabId>& slabs, const std::vector<std::uint32_t>& ranks) {
+            check(a.set_ranks(slabs, ranks));
+          },
+          py::arg("slabs"), py::arg("ranks"))
+      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
+      .def(
+          "follow",
+          [](Self& a, int ledger_fd, int to_arbiter_fd, int to_tenant_fd, int socket_fd) {
+            check(a.follow(copies_of({ledger_fd, -1, to_arbiter_fd, to_tenant_fd, socket_fd})));
+          },
+          py::kw_only(), py::arg("ledger_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
+          py::arg("socket_fd") = -1)
+      .def("close", [](Self& a) { check(a.close()); });
+}
+
+// ---- what the ledger says of partitions
+
+void bind_partition_record(py::module_& m) {
+  using Note = RevocationNote;
+  py::class_<Note>(m, "RevocationNote")
+      .def_readonly("id", &Note::id)
+      .def_readonly("wanted", &Note::wanted)
+      .def_readonly("pending", &Note::pending)
+      .def_readonly("deadline_ns", &Note::deadline_ns);
+  using Part = PartitionRecord;
+  py::class_<Part>(m, "PartitionRecord")
+      .def_property_readonly("id", [](const Part& p) { return p.partition.id; })
+      .def_property_readonly("name", [](const Part& p) { return p.partition.name; })
+      .def_property_readonly("is_live", [](const Part& p) { return p.partition.is_live; })
+      .def_property_readonly("reserve_slabs",
+                             [](const Part& p) { return p.partition.reserve_slabs; })
+      .def_property_readonly("limit_slabs", [](const Part& p) { return p.partition.limit_slabs; })
+      .def_property_readonly("held", [](const Part& p) { return p.partition.held; })
+      .def_property_readonly("quarantined", [](const Part& p) { return p.partition.quarantined; })
+      .def_readonly("leases", &Part::leases)
+      .def_readonly("free_blocks", &Part::free_blocks)
+      .def_readonly("used_blocks", &Part::used_blocks)
+      .def_property_readonly("revocation", [](const Part& p) {
+        return p.revocation.id == 0 ? std::nullopt : std::optional{p.revocation};
+      });
+}
+
+// What an arbiter can do with tenants of other processes joins its class here.
+void extend_arbiter(py::module_& m) {
+  py::object arbiter = m.attr("Arbiter");
+  auto& cls = static_cast<py::class_<Arbiter, std::shared_ptr<Arbiter>>&>(arbiter);
+  cls.def("add_tenant", &add_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
+          py::arg("kill_late") = true)
+      .def("watch_tenant", &watch_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
+           py::arg("kill_late") = true)
+      .def(
+          "sweep", [](Arbiter& a, PartitionId id) { return take(a.sweep(id)); },
+          py::arg("partition"))
+      .def(
+          "lose_tenant", [](Arbiter& a, PartitionId id) { return take(a.lose_tenant(id)); },
+          py::arg("partition"));
+}
+
+}  // namespace
+
+void bind_tenants(py::module_& module) {
+  bind_process(module);
+  bind_tenant(module);
+  bind_partition_record(module);
+  bind_attachment(module);
+  extend_arbiter(module);
+}
+
+}  // namespace rose::bind

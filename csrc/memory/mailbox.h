@@ -1,0 +1,145 @@
+// The words that an arbiter and one tenant of another process share: who may touch a slab now.
+//
+//   ABSENT   the slab is not the tenant's
+//   IDLE     it is, and the tenant is outside: the arbiter may take it without asking
+//   BUSY     the tenant is inside: it holds a block or a pin
+//   CLOSED   the tenant is inside and has to leave
+//
+//   arbiter   any    -> IDLE     granted: the slab is nobody's, so nobody else writes this word
+//             IDLE   -> ABSENT   taken back at once
+//             BUSY   -> CLOSED   revoked
+//             any    -> ABSENT   the tenant is proven gone, or its completion is
+//   tenant    IDLE   -> BUSY     enters
+//             BUSY   -> IDLE     leaves
+//             CLOSED -> ABSENT   leaves for good, and rings
+//             IDLE   -> ABSENT   gives back by its own will, and rings
+//
+// Every move but a grant is one compare-and-swap of generation and use together, so a party that is
+// late with an old generation changes nothing. Each word is the whole truth about who is inside:
+// either party can die after any single move, and the other goes on from the words.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/memfd.h"
+#include "base/status.h"
+#include "memory/partition.h"
+#include "memory/shape.h"
+#include "memory/slab_holder.h"
+
+namespace rose::memory {
+
+enum class WordUse : std::uint32_t { kAbsent = 0, kIdle, kBusy, kClosed };
+
+// One word, taken apart. `use` may hold any number: the other side may have written garbage.
+struct SlabWord {
+  std::uint32_t generation{0};
+  WordUse use{WordUse::kAbsent};
+
+  bool operator==(const SlabWord&) const = default;
+};
+
+// What a tenant learns when it leaves a slab.
+enum class Leaving {
+  kStays,     // the slab is still its own
+  kHome,      // it was closed, and has gone home with this call
+  kWasTaken,  // it was not the tenant's any more
+};
+
+// What a tenant tells about itself; a report, never a reason to trust.
+struct TenantReport {
+  Nanoseconds heartbeat_ns{0};  // CLOCK_BOOTTIME; 0 before the first
+  std::uint64_t progress{0};
+  std::int64_t free_blocks{0};
+  std::int64_t used_blocks{0};
+  std::int64_t cached_blocks{0};
+};
+
+// The layout in the memfd, version 1: a header, then one record per lendable slab.
+struct MailboxHeaderWire {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::int32_t slab_count;
+  std::uint64_t slab_bytes;
+  std::int32_t header_slabs;
+  std::int32_t partition;
+  // The inode of the ledger this mailbox belongs to; a successor of the arbiter writes its own.
+  std::atomic<std::uint64_t> ledger;
+  // Moves on when the arbiter has closed, taken or granted; the tenant looks at its slabs again.
+  std::atomic<std::uint64_t> news;
+  std::atomic<std::int64_t> heartbeat_ns;
+  std::atomic<std::uint64_t> progress;
+  std::atomic<std::int64_t> free_blocks;
+  std::atomic<std::int64_t> used_blocks;
+  std::atomic<std::int64_t> cached_blocks;
+  std::uint64_t padding[5];
+};
+struct SlabWordWire {
+  std::atomic<std::uint64_t> word;  // generation << 32 | use
+  std::atomic<std::uint32_t> used;  // blocks, as the tenant last said
+  std::atomic<std::uint32_t> rank;  // the tenant's hint: the smallest is revoked first
+};
+static_assert(sizeof(MailboxHeaderWire) == 128 && sizeof(SlabWordWire) == 16);
+
+// One mapping of a mailbox; the arbiter and the tenant have one each.
+//
+// Thread rule: any thread and any process. Of the moves, the arbiter makes its own under its mutex
+// and the tenant its own under its allocator's.
+class Mailbox {
+ public:
+  // Zeros, of a size that is sealed for good. Every word is ABSENT.
+  static Result<Mailbox> create(PoolShape shape, PartitionId partition,
+                                std::uint64_t ledger) noexcept;
+  // Corrupt when `fd` is no mailbox of this version and of a pool of `shape`, or its size could
+  // still change under the mapping.
+  static Result<Mailbox> open(const FileDescriptor& fd, PoolShape shape) noexcept;
+
+  PartitionId partition() const noexcept { return header().partition; }
+  std::uint64_t ledger() const noexcept { return header().ledger.load(); }
+  void set_ledger(std::uint64_t ledger) const noexcept { header().ledger.store(ledger); }
+  int fd() const noexcept { return fd_.get(); }
+
+  SlabWord word(SlabId slab) const noexcept;
+
+  // ---- the arbiter's moves
+
+  void grant(SlabId slab, std::uint32_t generation) const noexcept;
+  // IDLE -> ABSENT; false, and nothing changed, from anything else.
+  bool take_idle(SlabId slab, std::uint32_t generation) const noexcept;
+  // As take_idle(), and from BUSY to CLOSED. What is garbage is left as it is, and counts as busy.
+  void close(SlabId slab, std::uint32_t generation) const noexcept;
+  void clear(SlabId slab, std::uint32_t generation) const noexcept;
+  void tell_news() const noexcept { header().news.fetch_add(1); }
+
+  // ---- the tenant's moves
+
+  std::uint64_t news() const noexcept { return header().news.load(); }
+  bool enter(SlabId slab, std::uint32_t generation) const noexcept;
+  Leaving leave(SlabId slab, std::uint32_t generation) const noexcept;
+  bool give(SlabId slab, std::uint32_t generation) const noexcept;
+
+  // ---- reports and hints
+
+  void report(const TenantReport& report) const noexcept;
+  TenantReport report() const noexcept;
+  void set_used(SlabId slab, std::uint32_t used) const noexcept { at(slab).used.store(used); }
+  void set_rank(SlabId slab, std::uint32_t rank) const noexcept { at(slab).rank.store(rank); }
+  std::uint32_t used(SlabId slab) const noexcept { return at(slab).used.load(); }
+  std::uint32_t rank(SlabId slab) const noexcept { return at(slab).rank.load(); }
+
+ private:
+  Mailbox(FileDescriptor fd, Mapping mapping) noexcept
+      : fd_{std::move(fd)}, mapping_{std::move(mapping)} {}
+  MailboxHeaderWire& header() const noexcept;
+  SlabWordWire& at(SlabId slab) const noexcept;
+  bool swap(SlabId slab, std::uint32_t generation, WordUse from, WordUse to) const noexcept;
+
+  FileDescriptor fd_;
+  Mapping mapping_;
+};
+
+}  // namespace rose::memory

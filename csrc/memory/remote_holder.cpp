@@ -1,0 +1,104 @@
+#include "memory/remote_holder.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace rose::memory {
+
+Result<std::shared_ptr<TenantLine>> TenantLine::create(Mailbox mailbox) noexcept {
+  Result<EventFd> to_arbiter = EventFd::create();
+  if (!to_arbiter.ok()) return to_arbiter.status();
+  Result<EventFd> to_tenant = EventFd::create();
+  if (!to_tenant.ok()) return to_tenant.status();
+  Result<EventFd> late = EventFd::create();
+  if (!late.ok()) return late.status();
+  return std::make_shared<TenantLine>(
+      TenantLine{std::move(mailbox), to_arbiter.take(), to_tenant.take(), late.take()});
+}
+
+RemoteHolder::RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line) noexcept
+    : line_{std::move(line)}, entries_(static_cast<std::size_t>(shape.slab_count)) {}
+
+void RemoteHolder::add_slab(SlabId slab, std::uint32_t generation) noexcept {
+  entry(slab) = {generation, SlabUse::kOpen};
+  line_->mailbox.grant(slab, generation);
+  has_news_ = must_ring_ = true;
+}
+
+bool RemoteHolder::take_idle(SlabId slab) noexcept {
+  if (!is_lost_ && !line_->mailbox.take_idle(slab, entry(slab).generation)) return false;
+  entry(slab).use = SlabUse::kAbsent;
+  has_news_ = true;  // the tenant finds out when it looks: nobody has to be woken
+  return true;
+}
+
+Status RemoteHolder::close_slab(SlabId slab) noexcept {
+  line_->mailbox.close(slab, entry(slab).generation);
+  entry(slab).use = SlabUse::kClosed;
+  has_news_ = must_ring_ = true;
+  return {};
+}
+
+void RemoteHolder::quarantine_slab(SlabId slab) noexcept {
+  entry(slab).use = SlabUse::kQuarantined;
+  has_news_ = must_ring_ = is_late_ = true;
+}
+
+void RemoteHolder::remove_slab(SlabId slab) noexcept {
+  if (entry(slab).use == SlabUse::kAbsent) return;
+  line_->mailbox.clear(slab, entry(slab).generation);
+  entry(slab).use = SlabUse::kAbsent;
+  has_news_ = true;
+}
+
+bool RemoteHolder::has_given(SlabId slab) const noexcept {
+  const Entry& mine = entry(slab);
+  return mine.use == SlabUse::kOpen &&
+         line_->mailbox.word(slab) == SlabWord{mine.generation, WordUse::kAbsent};
+}
+
+SlabLoad RemoteHolder::load(SlabId slab) const noexcept {
+  const Entry& mine = entry(slab);
+  if (is_lost_ || mine.use == SlabUse::kAbsent) return {};
+  const Mailbox& mailbox = line_->mailbox;
+  // Idle but not open is no state to take a slab from: the tenant could enter at this moment.
+  const bool is_open = mine.use == SlabUse::kOpen;
+  if (!is_open) mailbox.close(slab, mine.generation);
+  const SlabWord now = mailbox.word(slab);
+  const bool is_outside = now.use == WordUse::kAbsent || (is_open && now.use == WordUse::kIdle);
+  if (now.generation == mine.generation && is_outside) return {};
+  constexpr std::uint32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::uint32_t used = std::clamp(mailbox.used(slab), 1u, kMost);
+  return {static_cast<std::int32_t>(used), 0, mailbox.rank(slab)};
+}
+
+BlockTotals RemoteHolder::totals() const noexcept {
+  if (is_lost_) return {};
+  const TenantReport told = line_->mailbox.report();
+  return {told.free_blocks, told.used_blocks};
+}
+
+void RemoteHolder::settle() noexcept {
+  if (!has_news_ || is_lost_) return;
+  line_->mailbox.tell_news();
+  if (must_ring_) line_->to_tenant.ring();
+  if (std::exchange(is_late_, false)) line_->late.ring();
+  has_news_ = must_ring_ = false;
+}
+
+Status RemoteHolder::audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept {
+  const std::string name = "slab " + std::to_string(slab);
+  ROSE_CHECK(entry(slab).use == use, name + " is not to its tenant what it is to the arbiter");
+  ROSE_CHECK(use == SlabUse::kAbsent || entry(slab).generation == generation,
+             name + " has two generations");
+  return {};
+}
+
+void RemoteHolder::resume(SlabId slab, std::uint32_t generation, SlabUse use) noexcept {
+  entry(slab) = {generation, use};
+  has_news_ = true;
+}
+
+}  // namespace rose::memory

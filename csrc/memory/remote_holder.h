@@ -1,0 +1,58 @@
+// The slabs of a tenant in another process, as the arbiter sees them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "memory/slab_holder.h"
+#include "memory/tenant_line.h"
+
+namespace rose::memory {
+
+// Asks and tells through the words of a mailbox. What each slab is to the tenant by the arbiter's
+// own doing is kept here as well, so that nothing the tenant writes can change it: an unknown word
+// counts as busy, for as long as the tenant lives.
+class RemoteHolder final : public SlabHolder {
+ public:
+  RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line) noexcept;
+
+  void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
+  bool take_idle(SlabId slab) noexcept override;
+  Status close_slab(SlabId slab) noexcept override;
+  // Also asks for the end of the tenant: it missed a deadline, or was dropped while it is inside.
+  void quarantine_slab(SlabId slab) noexcept override;
+  void remove_slab(SlabId slab) noexcept override;
+
+  SlabLoad load(SlabId slab) const noexcept override;
+  // As the tenant says.
+  BlockTotals totals() const noexcept override;
+  bool reports_idle() const noexcept override { return false; }
+  bool has_given(SlabId slab) const noexcept override;
+  void lose() noexcept override { is_lost_ = true; }
+  void settle() noexcept override;
+
+  Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
+  Status audit() const noexcept override { return {}; }
+
+  // What a successor found: the slab is the tenant's as `use`, and its word is left as it is.
+  void resume(SlabId slab, std::uint32_t generation, SlabUse use) noexcept;
+
+ private:
+  struct Entry {
+    std::uint32_t generation{0};
+    SlabUse use{SlabUse::kAbsent};
+  };
+  Entry& entry(SlabId slab) noexcept { return entries_[static_cast<std::size_t>(slab)]; }
+  const Entry& entry(SlabId slab) const noexcept {
+    return entries_[static_cast<std::size_t>(slab)];
+  }
+
+  const std::shared_ptr<TenantLine> line_;
+  std::vector<Entry> entries_;
+  bool has_news_{false};   // since the last settle()
+  bool must_ring_{false};  // also worth waking the tenant for
+  bool is_late_{false};
+  bool is_lost_{false};
+};
+
+}  // namespace rose::memory

@@ -1,0 +1,67 @@
+// Watches one tenant of another process, and acts when it leaves a slab, is late, or dies.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "base/process.h"
+#include "memory/arbiter.h"
+
+namespace rose::memory {
+
+// Owns a thread that sleeps until the tenant rings (its slabs come home), the arbiter calls it late
+// (its process is killed), or its process is gone (everything comes home). No Python runs here, so
+// no interpreter can hold memory up.
+//
+// The end of the process proves the completion of all its work on the host. A process that it
+// forked, and that shares the mapping, is not watched: a tenant must not fork without exec.
+//
+// Thread rule: any thread. The destructor joins; it kills nothing.
+class TenantWatch {
+ public:
+  // `kills_late`: whether a missed deadline costs the tenant its process. Without it, late slabs
+  // stay in quarantine until the tenant leaves them or dies.
+  static Result<std::unique_ptr<TenantWatch>> create(std::shared_ptr<Arbiter> arbiter,
+                                                     PartitionId partition, Process process,
+                                                     bool kills_late) noexcept;
+  TenantWatch(const TenantWatch&) = delete;
+  TenantWatch& operator=(const TenantWatch&) = delete;
+  ~TenantWatch();
+
+  const TenantLine& line() const noexcept { return *line_; }
+  const Process& process() const noexcept { return process_; }
+  PartitionId partition() const noexcept { return partition_; }
+  // By us, for a missed deadline.
+  bool was_killed() const noexcept { return was_killed_.load(); }
+  // Its process is gone and its slabs are home.
+  bool is_lost() const noexcept { return is_lost_.load() != 0; }
+  // Waits until is_lost(), for at most `timeout_ns`.
+  bool wait_lost(Nanoseconds timeout_ns) const noexcept;
+  // What the watch could not do; ok as long as it could.
+  Status failure() const noexcept;
+
+ private:
+  TenantWatch(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
+              std::shared_ptr<TenantLine> line, Process process, EventFd stop,
+              bool kills_late) noexcept;
+  void run() noexcept;
+  void keep(Status status) noexcept;
+
+  const std::shared_ptr<Arbiter> arbiter_;
+  const PartitionId partition_;
+  const std::shared_ptr<TenantLine> line_;
+  const Process process_;
+  const EventFd stop_;
+  const bool kills_late_;
+  std::atomic<bool> was_killed_{false};
+  std::atomic<std::uint32_t> is_lost_{0};  // a futex
+
+  mutable std::mutex failures_;  // guards failure_
+  Status failure_;
+
+  std::thread thread_;  // last: it sees everything above
+};
+
+}  // namespace rose::memory

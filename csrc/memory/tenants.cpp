@@ -1,0 +1,100 @@
+// Tenants of other processes: a line to each, and what comes home from them.
+#include <string>
+#include <utility>
+
+#include "memory/arbiter.h"
+#include "memory/remote_holder.h"
+
+namespace rose::memory {
+
+Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept {
+  const PoolShape shape = pool_.shape();
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
+  if (place != nullptr) {
+    return Status::invalid_argument("partition '" + partition(id).name +
+                                    "' has an allocator or a tenant already");
+  }
+  Result<Mailbox> mailbox = Mailbox::create(shape, id, slabs_.ledger().inode());
+  if (!mailbox.ok()) return mailbox.status();
+  Result<std::shared_ptr<TenantLine>> line = TenantLine::create(mailbox.take());
+  if (!line.ok()) return line.status();
+  place = std::make_unique<RemoteHolder>(shape, line.value());
+  lines_.emplace(id, line.value());
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
+  }
+  return line;
+}
+
+Result<std::shared_ptr<TenantLine>> Arbiter::line_of(PartitionId id) const noexcept {
+  const std::lock_guard lock{books_};
+  const auto found = lines_.find(id);
+  if (found != lines_.end()) return found->second;
+  return Status::invalid_argument("partition " + std::to_string(id) +
+                                  " has no tenant in another process");
+}
+
+Result<std::int32_t> Arbiter::sweep(PartitionId id) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_known(id));
+  return sweep_locked(id);
+}
+
+Result<std::int32_t> Arbiter::sweep_locked(PartitionId id) noexcept {
+  if (holder_of(id) == nullptr || holder_of(id)->reports_idle()) return 0;
+  const Result<std::int32_t> given = take_given(id);
+  if (!given.ok()) return given.status();
+  std::int32_t left = 0;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].owner != id) continue;
+    const bool is_late = slabs_[slab].state == SlabState::kQuarantined;
+    if ((!is_late && slabs_[slab].state != SlabState::kRevoking) || !is_idle(slab)) continue;
+    ROSE_TRY(is_late ? release_quarantined(slab) : bring_home(slab));
+    ++left;
+  }
+  return given.value() + left;
+}
+
+// What the tenant gave back by its own will.
+Result<std::int32_t> Arbiter::take_given(PartitionId id) noexcept {
+  SlabHolder* holder = holder_of(id);
+  victims_.clear();
+  std::int32_t own = 0;
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].owner != id || !holder->has_given(slab)) continue;
+    if (slabs_[slab].state == SlabState::kGranted) victims_.push_back(slab);
+    if (slabs_[slab].state != SlabState::kOwned) continue;
+    holder->remove_slab(slab);
+    ROSE_TRY(release_own(slab));
+    ++own;
+  }
+  if (own > 0) announce({MoveKind::kGiveBack, id, kNobody, own});
+  const auto lent = static_cast<std::int32_t>(victims_.size());
+  if (lent > 0) {
+    ROSE_TRY(revoke_victims(open_revocation(id, kNobody, clock_->now_ns(), lent)));
+  }
+  return own + lent;
+}
+
+Result<std::int32_t> Arbiter::lose_tenant(PartitionId id) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_known(id));
+  SlabHolder* holder = holder_of(id);
+  if (holder == nullptr) return 0;
+  if (holder->reports_idle()) {
+    return Status::invalid_argument("the tenant of '" + partition(id).name +
+                                    "' is this process, which is not gone");
+  }
+  const std::int32_t lost = partition(id).held + partition(id).quarantined;
+  holder->lose();
+  const Result<std::int32_t> swept = sweep_locked(id);
+  if (!swept.ok()) return swept.status();
+  ROSE_TRY(drop_locked(id));
+  holders_[static_cast<std::size_t>(id)].reset();
+  lines_.erase(id);
+  return lost;
+}
+
+}  // namespace rose::memory
