@@ -222,6 +222,10 @@ void bind_arbiter(py::module_& m) {
           "drop_partition", [](Self& a, PartitionId id) { check(a.drop_partition(id)); },
           py::arg("partition"))
       .def(
+          "reopen_partition",
+          [](Self& a, PartitionId id, std::int32_t limit) { check(a.reopen_partition(id, limit)); },
+          py::arg("partition"), py::kw_only(), py::arg("limit_slabs"))
+      .def(
           "allocator",
           [](Self& a, PartitionId id, std::size_t block_bytes, std::size_t origin_bytes,
              std::int32_t blocks_per_slab_max) {

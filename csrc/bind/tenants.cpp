@@ -135,6 +135,8 @@ void bind_tenant(py::module_& m) {
           },
           py::kw_only(), py::arg("timeout_ms"))
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
+      // Lets the tenant look at its mailbox, as it does when slabs come or go.
+      .def("ring", [](const Self& t) { t.watch().line().to_tenant.ring(); })
       .def("close", &Self::close);
 }
 
@@ -178,6 +180,7 @@ void bind_attachment(py::module_& m) {
       .def_readonly("closed", &TenantNews::closed)
       .def_readonly("taken", &TenantNews::taken)
       .def_readonly("admitted", &TenantNews::admitted)
+      .def_readonly("was_rung", &TenantNews::was_rung)
       .def_readonly("is_arbiter_gone", &TenantNews::is_arbiter_gone);
   py::class_<Self>(m, "Attachment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &attach, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
@@ -199,8 +202,7 @@ void bind_attachment(py::module_& m) {
       .def("pool_view",
            [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
       .def_property_readonly(
-          "ledger",
-          [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
+          "ledger", [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
       .def(
           "allocator",
           [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,

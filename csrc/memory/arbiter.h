@@ -158,6 +158,9 @@ class Arbiter final : private SlabWatcher {
   // The tenant is gone: what it does not use goes back at once, the rest into quarantine. A second
   // call changes nothing.
   Status drop_partition(PartitionId partition) noexcept;
+  // A dropped partition is there again, for the next tenant, with the reserve it had. Unavailable
+  // while slabs of the last one are not back, or when its reserve cannot be filled.
+  Status reopen_partition(PartitionId partition, std::int32_t limit_slabs) noexcept;
   // The allocator of a partition; there is one, and it lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
 

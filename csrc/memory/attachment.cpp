@@ -113,7 +113,9 @@ Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
   poll_for(fds, timeout_ns);
   if (fds[0].revents != 0) now->to_tenant.silence();  // before we look: a later ring is a new one
   Result<TenantNews> found = look();
-  if (found.ok()) found.value().is_arbiter_gone = fds[1].revents != 0;
+  if (!found.ok()) return found;
+  found.value().was_rung = fds[0].revents != 0;
+  found.value().is_arbiter_gone = fds[1].revents != 0;
   return found;
 }
 

@@ -30,6 +30,7 @@ struct TenantNews {
   std::vector<SlabId> closed;   // on the way back, and still with blocks or pins of ours
   std::int32_t taken{0};        // idle slabs that have left since the last look
   std::int32_t admitted{0};     // slabs that have come
+  bool was_rung{false};         // the arbiter had something to say, if only that there is room
   bool is_arbiter_gone{false};  // what we are inside of stays ours until a successor says otherwise
 };
 

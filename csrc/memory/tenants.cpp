@@ -28,6 +28,33 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept
   return line;
 }
 
+Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_known(id));
+  Partition& one = partition(id);
+  if (one.is_live) return Status::invalid_argument("'" + one.name + "' was not dropped");
+  if (limit_slabs < one.reserve_slabs) {
+    return Status::invalid_argument("a limit of " + std::to_string(limit_slabs) + " slabs for '" +
+                                    one.name + "' is less than its reserve");
+  }
+  if (one.held + one.quarantined > 0) {
+    return Status::unavailable("slabs of the last '" + one.name + "' are not back yet");
+  }
+  if (one.reserve_slabs > spare_for(id)) {
+    return Status::unavailable("the reserve of '" + one.name + "' is lent out now");
+  }
+  holders_[static_cast<std::size_t>(id)].reset();
+  lines_.erase(id);
+  one.limit_slabs = limit_slabs;
+  one.is_live = true;
+  list_partitions();
+  const bool is_shown = std::ranges::any_of(
+      shown_, [id](const PartitionRecord& shown) { return shown.partition.id == id; });
+  if (!is_shown) shown_.push_back({one, 0, 0, 0, {}});
+  has_changed_ = true;
+  return {};
+}
+
 Result<std::shared_ptr<TenantLine>> Arbiter::line_of(PartitionId id) const noexcept {
   const std::lock_guard lock{books_};
   const auto found = lines_.find(id);

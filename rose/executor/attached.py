@@ -7,7 +7,7 @@ from typing import Final
 
 from typing_extensions import Self
 
-from rose._core import Attachment, HostGate
+from rose._core import Attachment, HostGate, PoolExport
 from rose.compute import BorrowerGate, Gpu, device_ordinal
 from rose.config import read_environment
 from rose.errors import CorruptData, InvalidArgument, Unavailable
@@ -69,8 +69,14 @@ class AttachedDevice:
             named = _by_name(welcome, descriptors)
             gpu = _open_gpu(welcome.device)
             attachment = Attachment.create(
-                pool_fds=named["pool"],
-                pool_sizes=list(welcome.object_bytes),
+                pool=PoolExport(
+                    named["pool"],
+                    sizes=welcome.object_bytes,
+                    slab_bytes=welcome.slab_bytes,
+                    slab_count=welcome.slab_count,
+                    header_slabs=welcome.header_slabs,
+                    is_on_host=gpu is None,
+                ),
                 ledger_fd=named["ledger"][0],
                 mailbox_fd=named["mailbox"][0],
                 to_arbiter_fd=named["to_arbiter"][0],

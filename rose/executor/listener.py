@@ -26,6 +26,8 @@ from rose.executor.tenancy import Tenancy
 
 # Whoever connects has its question ready.
 _PATIENCE_S: Final = 2.0
+# Between the order to kill a process and the kernel's word that it is gone.
+_PARTING_MS: Final = 1000.0
 
 Admit = Callable[[Hello, Process], Tenancy]
 
@@ -88,6 +90,7 @@ class Listener:
         self._share_ledger = share_ledger
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
+        self._parting: Tenancy | None = None  # has hung up, and may still have slabs
         self._server = _listen(Path(self.path))
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -135,7 +138,7 @@ class Listener:
                 channel.send(
                     Rejected(f"messages of format {number}; this device has {FORMAT}", True)
                 )
-            case Hello() if self._tenancy is not None:
+            case Hello() if self._tenancy is not None or not self._is_free():
                 channel.send(Rejected("this device has a borrower already: one per device", False))
             case Hello():
                 return self._admit_tenant(question, channel)
@@ -195,6 +198,14 @@ class Listener:
             channel.close()
         if tenancy is not None:
             tenancy.end()
+            self._parting = tenancy
+            self._is_free()
+
+    def _is_free(self) -> bool:
+        """Whether the slabs of the borrower before are back."""
+        if self._parting is not None and self._parting.is_over(wait_ms=_PARTING_MS):
+            self._parting = None
+        return self._parting is None
 
     def close(self) -> None:
         """Hang up, remove the socket, and join the thread. Idempotent."""

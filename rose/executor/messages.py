@@ -42,6 +42,9 @@ class Welcome:
         device: "cpu" or "cuda:<n>".
         partition: the tenant's.
         header_index: the header slab that is its own.
+        slab_bytes: of each slab.
+        slab_count: lendable slabs of the pool.
+        header_slabs: slabs in front of them.
         object_bytes: of each memory object of the pool, in order.
         slabs_max: the most it could ever hold.
         gate_window: segments that may wait in the stream of a GPU.
@@ -52,6 +55,9 @@ class Welcome:
     device: str
     partition: int
     header_index: int
+    slab_bytes: int
+    slab_count: int
+    header_slabs: int
     object_bytes: tuple[int, ...]
     slabs_max: int
     gate_window: int

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from rose._core import Arbiter, Clock, HostGate, PoolShare, Process, Tenant
+from rose._core import Arbiter, Clock, HostGate, Process, Tenant
 from rose.events import Refusal
 from rose.executor.lender import Borrower, Lender
 from rose.executor.messages import Granted, Hello, Refused, Welcome
@@ -24,8 +24,8 @@ _FRESH_SHARE: Final = 0.5
 class Tenancy:
     """One tenant from its admission to its end.
 
-    Its life: `begin` → `grow`, `revoke`, … → `end`, when it hung up or its process is gone. Its
-    slabs come home by shared words and by its death, whatever becomes of this object.
+    Its life: `begin` → `grow`, `revoke`, … → `end`, when it hung up or its process is gone →
+    `is_over`, when its slabs are back. They come by shared words and by its death.
 
     Args:
         tenant: its process, mailbox and bells.
@@ -80,14 +80,14 @@ class Tenancy:
             Unavailable: slabs of the tenant before it are not back yet.
         """
         limit_slabs = hello.limit_bytes // arbiter.slab_bytes
-        partition = arbiter.reopen_partition(_NAME, reserve_slabs=0, limit_slabs=limit_slabs)
+        partition = _partition(arbiter, limit_slabs)
         with ExitStack() as owners:
             # A borrower in serving's own process, as in a test, is never to be killed.
             is_foreign = process.pid != os.getpid()
             tenant = arbiter.add_tenant(partition, process, kill_late=is_foreign)
             owners.callback(tenant.close)
-            pool: PoolShare = arbiter.share_pool()
-            owners.callback(pool.close)
+            pool = arbiter.share_pool()
+            owners.callback(lambda: pool)  # Its end closes the descriptors.
             ledger = arbiter.share_ledger()
             owners.callback(os.close, ledger)
             named = [
@@ -105,6 +105,9 @@ class Tenancy:
                     device=device,
                     partition=partition,
                     header_index=header_index,
+                    slab_bytes=pool.slab_bytes,
+                    slab_count=pool.slab_count,
+                    header_slabs=pool.header_slabs,
                     object_bytes=tuple(pool.sizes),
                     slabs_max=min(limit_slabs, lender.lendable_slabs()),
                     gate_window=policy.gate_window,
@@ -150,13 +153,38 @@ class Tenancy:
             self.clock.now_ns() - self.tenant.heartbeat_ns
         )
 
+    def _slabs(self) -> int:
+        now = self.arbiter.snapshot().partitions[self.welcome.partition]
+        return int(now.held + now.quarantined)
+
     def end(self) -> None:
         """Take everything back: it hung up, or its process is gone.
 
-        What it still uses is late at once; a process that is late is killed.
+        What it still uses is late at once, and a process that is late is killed.
         """
         self.arbiter.drop_partition(self.welcome.partition)
         self.lender.forget_borrower()
-        if not self.tenant.is_alive:
-            self.gate.bury_borrower()
+
+    def is_over(self, *, wait_ms: float) -> bool:
+        """Whether all is back, so that another tenant can come; then let go of everything.
+
+        To be asked again until it is: whoever watches the process must not go before it.
+
+        Args:
+            wait_ms: how long a process that is being killed may take.
+        """
+        if self._slabs() > 0 and not self.tenant.wait_lost(timeout_ms=wait_ms):
+            return False
+        # It has nothing any more, in a step or not.
+        self.gate.bury_borrower()
         self.owners.close()
+        return True
+
+
+def _partition(arbiter: Arbiter, limit_slabs: int) -> int:
+    """Return the partition of borrowers: a new one, or that of the one before, which is over."""
+    for one in arbiter.snapshot().partitions:
+        if one.name == _NAME and not one.is_live:
+            arbiter.reopen_partition(one.id, limit_slabs=limit_slabs)
+            return int(one.id)
+    return arbiter.add_partition(_NAME, reserve_slabs=0, limit_slabs=limit_slabs)

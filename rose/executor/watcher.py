@@ -3,7 +3,7 @@
 import threading
 from typing import Final
 
-from rose._core import Attachment, News
+from rose._core import Attachment, TenantNews
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.revocation import RemoteNotice
 from rose.executor.rollout import RolloutLane
@@ -47,12 +47,12 @@ class Watcher:
                     self._loans.renew()
                 self._tell(news)
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: TenantNews) -> None:
         if news.closed:
             note = self._attachment.revocation()
             deadline_ns = note.deadline_ns if note else self._attachment.now_ns()
             self._lane.on_revoke(RemoteNotice(len(news.closed), deadline_ns, self._attachment))
-        elif news.has_rung:
+        elif news.was_rung:
             self._lane.on_room()
 
     def close(self) -> None:
