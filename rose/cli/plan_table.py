@@ -112,9 +112,8 @@ def _loans(plan: Plan) -> Iterator[Row]:
     yield Row(
         "reserve",
         size(reserve * plan.slab_bytes),
-        f"{_share(reserve, plan.slabs)} of the slabs, for D({load.revoke_ms:g} ms) while {busy} run: "
-        + "; ".join(_demand(plan, group) for group in plan.serving.groups)
-        + ".",
+        f"{_share(reserve, plan.slabs)} of the slabs, for D({load.revoke_ms:g} ms) while "
+        f"{busy} run: " + "; ".join(_demand(plan, group) for group in plan.serving.groups) + ".",
     )
     capacity = plan.serving_requests()
     yield Row(
