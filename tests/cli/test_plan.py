@@ -248,6 +248,23 @@ def test_a_window_makes_room() -> None:
     assert windowed.lendable_busy > full.lendable_busy
 
 
+def test_prompt_behind_a_window_is_no_longer_than_window_and_step() -> None:
+    load = replace(LOAD, request_tokens=4096, step_tokens=256, burst_requests=0)
+    plan = make_plan(replace(SETTING, serving=WINDOWED, load=load))
+    sliding, full = plan.serving.groups
+    assert plan.balance(full, running=0).request_blocks == (256 + 2500 + 15) // 16
+    # A window of 64 tokens and a step of 256 are 20 blocks at most, and one for where they begin.
+    assert plan.balance(sliding, running=0).request_blocks == 21
+
+
+def test_quantum_is_a_slab_for_each_group_of_the_rollouts() -> None:
+    assert make_plan(SETTING).quantum_slabs == 1
+    plan = make_plan(replace(SETTING, rollout=WINDOWED))
+    assert plan.quantum_slabs == 2
+    a_token = make_plan(replace(SETTING, rollout=WINDOWED, rollout_tokens=1))
+    assert (a_token.rollouts(1), a_token.rollouts(2) > 0) == (0, True)
+
+
 # --- advice ---------------------------------------------------------------------------------------
 
 

@@ -211,7 +211,8 @@ def windows_of(config, **changed) -> list[tuple[str, int, int | None]]:
 
 def test_windows_follow_the_rules_of_each_family() -> None:
     assert windows_of(LLAMA) == [("full", 5, None)]
-    assert windows_of(QWEN2, sliding_window=8) == [("full", 5, None)]  # it is not used
+    unused = {"sliding_window": 8, "max_window_layers": 2}
+    assert windows_of(QWEN2, **unused) == [("full", 5, None)]
     used = {"use_sliding_window": True, "sliding_window": 8}
     assert windows_of(QWEN2, **used) == [("full", 5, None)]  # layers from the 28th on
     assert windows_of(QWEN2, **used, max_window_layers=2) == [
