@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rose.cli.plan_numbers import Plan, Tenant
 from rose.memory import AttentionGroup
 from rose.memory.geometry import PAGE_BYTES, WASTE_MAX, shard_heads
+from rose.memory.model_weights import WeightDtype
 from rose.units import GIB, KIB, MIB
 
 
@@ -56,9 +57,21 @@ def _memory(plan: Plan) -> Iterator[Row]:
 
 
 def _weights(plan: Plan, tenant: Tenant) -> str:
-    kind = plan.setting.weights.value if plan.setting.weights else "the dtype they came in"
     shard = f", this device's share of {plan.setting.tp}" if plan.setting.tp > 1 else ""
-    return f"{tenant.shape.name}: {tenant.parameters:,} parameters in {kind}{shard}."
+    return f"{tenant.shape.name}: {tenant.parameters:,} parameters{shard}, {_stored(plan, tenant)}."
+
+
+def _stored(plan: Plan, tenant: Tenant) -> str:
+    bits = 8 * tenant.shape.dtype_bytes
+    match plan.setting.weights:
+        case WeightDtype.BF16:
+            return "in bf16 as asked"
+        case WeightDtype.FP8:
+            return f"matrices of layers in FP8 as asked, the rest in {bits} bits"
+        case None if tenant.shape.is_fp8:
+            return f"matrices of layers in FP8 as published, the rest in {bits} bits"
+        case None:
+            return f"{bits} bits each as published"
 
 
 def _slabs(plan: Plan) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from rose.units import ceil_div
 _SCALE_BLOCK: Final = 128
 _SCALE_BYTES: Final = 4
 _FP8_BYTES: Final = 1
+_BF16_BYTES: Final = 2
 _NORMS_OF_LAYER: Final = 2  # before attention and before the feed-forward network
 
 
@@ -101,8 +102,9 @@ def weight_bytes(shape: ModelShape, *, dtype: WeightDtype | None = None, tp: int
     """
     _check_divides(shape, tp)
     is_fp8 = shape.is_fp8 if dtype is None else dtype is WeightDtype.FP8
+    dtype_bytes = _BF16_BYTES if dtype is WeightDtype.BF16 else shape.dtype_bytes
     return sum(
-        matrix.bytes_of_shard(tp=tp, dtype_bytes=shape.dtype_bytes, is_fp8=is_fp8)
+        matrix.bytes_of_shard(tp=tp, dtype_bytes=dtype_bytes, is_fp8=is_fp8)
         for matrix in matrices(shape)
     )
 

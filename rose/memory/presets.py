@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rose.errors import InvalidArgument
+from rose.memory.model_config import read_shape
 from rose.memory.model_shape import ModelShape
 
 
@@ -25,7 +26,7 @@ def find_model(named: str) -> ModelShape:
     """
     for name, config in _presets().items():
         if name.lower() == named.lower():
-            return ModelShape.from_config(config, name=name)
+            return read_shape(config, name=name)
     path = Path(named)
     if path.is_dir():
         path /= "config.json"
@@ -34,7 +35,7 @@ def find_model(named: str) -> ModelShape:
             f"no model '{named}'; name a config.json, its folder, or one of "
             f"{', '.join(preset_names())}"
         )
-    return ModelShape.from_config(_read(path), name=named)
+    return read_shape(_read(path), name=named)
 
 
 def _presets() -> dict[str, dict[str, Any]]:

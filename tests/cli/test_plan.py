@@ -15,6 +15,7 @@ from rose.cli.plan_advice import advice
 from rose.cli.plan_numbers import Load, Setting, make_plan
 from rose.errors import InvalidArgument
 from rose.memory import KVSpace
+from rose.memory.model_config import read_shape
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model, preset_names
@@ -57,7 +58,7 @@ def small(name: str, **more) -> ModelShape:
         "vocab_size": 1000,
         **more,
     }
-    return ModelShape.from_config(config, name=name)
+    return read_shape(config, name=name)
 
 
 FULL = small("full")

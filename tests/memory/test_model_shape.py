@@ -9,6 +9,7 @@ from hypothesis import assume, given
 
 from rose.errors import InvalidArgument
 from rose.memory.attention import Reach
+from rose.memory.model_config import read_shape
 from rose.memory.model_shape import Experts, Family, KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype, matrices, parameters, weight_bytes
 from rose.memory.presets import find_model, preset_names
@@ -75,7 +76,7 @@ GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "head_dim": 12, "sliding_window"
 
 
 def shape_of(config, **changed) -> ModelShape:
-    return ModelShape.from_config({**config, **changed}, name="it")
+    return read_shape({**config, **changed}, name="it")
 
 
 def preset_config(name: str) -> dict:
@@ -159,6 +160,14 @@ def test_published_fp8_is_one_byte_for_matrices_of_layers() -> None:
     assert quantised > 0.995 * parameters(deepseek)
 
 
+def test_weights_are_stored_as_published_or_as_asked() -> None:
+    for published, size in (("float32", 4), ("bfloat16", 2), (None, 2)):
+        shape = shape_of(LLAMA, torch_dtype=published)
+        assert weight_bytes(shape) == size * parameters(shape)
+        assert weight_bytes(shape, dtype=WeightDtype.BF16) == 2 * parameters(shape)
+    assert shape_of(LLAMA, dtype="float32", torch_dtype="bfloat16").dtype_bytes == 4
+
+
 @pytest.mark.parametrize("name", preset_names())
 @pytest.mark.parametrize("dtype", [None, *WeightDtype])
 def test_shards_hold_the_model_once_and_what_each_needs_whole(name: str, dtype) -> None:
@@ -240,9 +249,7 @@ def test_text_part_of_a_larger_model_is_read() -> None:
     assert gemma.vocab == 262_208  # the default of its family
     assert not find_model("gemma-3-1b").is_part
     nested = {"model_type": "some_vlm", "text_config": LLAMA, "tie_word_embeddings": True}
-    assert ModelShape.from_config(nested, name="it") == replace(
-        shape_of(LLAMA), is_tied=True, is_part=True
-    )
+    assert read_shape(nested, name="it") == replace(shape_of(LLAMA), is_tied=True, is_part=True)
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -270,6 +277,7 @@ def test_windows_are_those_of_transformers(name: str) -> None:
         ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64', not a whole number"),
         ({**LLAMA, "hidden_size": True}, "hidden_size is True"),
         ({**LLAMA, "hidden_size": 65}, "does not divide into 8 heads"),
+        ({**LLAMA, "num_key_value_heads": 3}, "8 attention heads cannot share 3 KV heads"),
         ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({**LLAMA, "tie_word_embeddings": "yes"}, "neither true nor false"),
@@ -286,7 +294,7 @@ def test_windows_are_those_of_transformers(name: str) -> None:
 )
 def test_config_that_cannot_be_counted_is_one_sentence(config, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        ModelShape.from_config(config, name="it")
+        read_shape(config, name="it")
     assert str(caught.value).startswith("it: ")
     assert says in str(caught.value)
 
