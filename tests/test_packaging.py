@@ -77,6 +77,7 @@ def test_sdist_holds_all_it_takes_to_build_and_test(unpacked: Path) -> None:
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     wanted = in_repository("csrc/**/*.cpp", "csrc/**/*.h", "bench/*.py", "*.md", ".ci/run")
     wanted |= in_repository("rose/**/*.py", "rose/**/*.pyi", "rose/**/*.j2", "requirements/*")
+    wanted |= in_repository("rose/**/*.json")
     wanted |= in_repository("kernels/*.cu", "kernels/*.cuh", "kernels/*.h")
     wanted |= in_repository(*(f"tests/**/*.{kind}" for kind in "py c cpp h txt json".split()))
     wanted |= {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "rose/py.typed"}
@@ -90,7 +91,7 @@ def test_wheel_is_small_and_holds_the_core_and_its_types(wheel: Path) -> None:
     assert wheel.stat().st_size < 2 << 20
     assert len([name for name in names if name.startswith("rose/_core.") and ".so" in name]) == 1
     assert {"rose/_core.pyi", "rose/py.typed"} <= set(names)
-    assert in_repository("rose/**/*.j2") <= set(names)
+    assert in_repository("rose/**/*.j2", "rose/**/*.json") <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"rose"}
 

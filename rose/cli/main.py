@@ -29,6 +29,7 @@ _COMMANDS: Final = {
         "Run serving and rollouts on one device, and report what serving noticed.",
     ),
     "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
+    "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
     "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
     "trace": ("rose.cli.trace:trace", "Describe a trace of requests: rates, bursts, lengths."),
     "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),

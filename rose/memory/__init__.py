@@ -1,7 +1,17 @@
 """The pool, its slabs and the KV space of each tenant."""
 
 from rose.memory.array import DeviceArray
+from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.space import KVArray, KVSpace
 
-__all__ = ["DeviceArray", "KVArray", "KVGeometry", "KVSpace", "Layout", "choose_slab_bytes"]
+__all__ = [
+    "AttentionGroup",
+    "DeviceArray",
+    "KVArray",
+    "KVGeometry",
+    "KVSpace",
+    "Layout",
+    "Reach",
+    "choose_slab_bytes",
+]

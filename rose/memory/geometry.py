@@ -1,6 +1,7 @@
 """How the KV blocks of one model lie in slabs, and which slab size suits several models."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -11,6 +12,7 @@ from rose.units import MIB, ceil_div
 PAGE_BYTES: Final = 2 * MIB  # the driver's unit of physical memory
 SLAB_BYTES_MAX: Final = 128 * MIB
 WASTE_MAX: Final = 0.0625
+NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
 
 
 class Layout(Enum):
@@ -32,7 +34,7 @@ class KVGeometry:
     Args:
         layers: attention layers that keep KV.
         block_tokens: tokens in one block.
-        bytes_per_token: of K and V over all layers.
+        bytes_per_token: of K and V over all layers, with the scales that lie beside them.
         layout: how blocks lie in a slab.
     """
 
@@ -59,10 +61,61 @@ class KVGeometry:
         head_dim: int,
         dtype_bytes: int,
         block_tokens: int,
+        tp: int = 1,
+        scale_bytes: int = 0,
         layout: Layout = Layout.LAYER_MAJOR,
     ) -> "KVGeometry":
-        """Return the geometry of plain attention, where every layer keeps K and V of each head."""
-        bytes_per_token = 2 * layers * kv_heads * head_dim * dtype_bytes
+        """Return the geometry of attention whose layers keep K and V of each head.
+
+        Args:
+            layers: that keep KV.
+            kv_heads: of the whole model; fewer than query heads in grouped-query attention.
+            head_dim: elements of one head.
+            dtype_bytes: of an element: 2 for bf16, 1 for FP8.
+            block_tokens: tokens in one block.
+            tp: devices that share the model; this is the geometry of each of them.
+            scale_bytes: per token, per head, K and V apart, of scales inside the block. 4 for the
+                `fp8_per_token_head` of vLLM; 0 for its `fp8` and SGLang's, which keep one scale
+                per layer outside the pool.
+            layout: how blocks lie in a slab.
+
+        Raises:
+            InvalidArgument: the heads can be neither divided by `tp` nor repeated.
+        """
+        heads = shard_heads(kv_heads, tp)
+        bytes_per_token = 2 * layers * heads * (head_dim * dtype_bytes + scale_bytes)
+        return cls(layers, block_tokens, bytes_per_token, layout)
+
+    @classmethod
+    def from_latent(
+        cls,
+        *,
+        layers: int,
+        latent_dim: int,
+        rope_dim: int,
+        dtype_bytes: int,
+        block_tokens: int,
+        rope_dtype_bytes: int | None = None,
+        scale_bytes: int = 0,
+        layout: Layout = Layout.LAYER_MAJOR,
+    ) -> "KVGeometry":
+        """Return the geometry of latent attention (MLA): one vector a token, for K and V together.
+
+        Every head reads all of it, so each device of a tensor parallel group keeps the same bytes.
+
+        Args:
+            layers: that keep KV.
+            latent_dim: elements of the latent, `kv_lora_rank`.
+            rope_dim: elements of the key that carries positions, `qk_rope_head_dim`.
+            dtype_bytes: of an element of the latent.
+            block_tokens: tokens in one block.
+            rope_dtype_bytes: of an element of that key; None if as the latent.
+            scale_bytes: per token, of scales inside the block: 16 for the `fp8_ds_mla` of vLLM,
+                whose keys stay bf16; 0 for its `fp8`.
+            layout: how blocks lie in a slab.
+        """
+        key_bytes = rope_dim * (dtype_bytes if rope_dtype_bytes is None else rope_dtype_bytes)
+        bytes_per_token = layers * (latent_dim * dtype_bytes + key_bytes + scale_bytes)
         return cls(layers, block_tokens, bytes_per_token, layout)
 
     @property
@@ -98,6 +151,19 @@ class KVGeometry:
         return ceil_div(tokens, self.block_tokens)
 
 
+def shard_heads(kv_heads: int, tp: int) -> int:
+    """Return the KV heads that each of `tp` devices keeps.
+
+    They are divided; where there are more devices than heads, several devices keep the same one.
+
+    Raises:
+        InvalidArgument: neither number divides the other.
+    """
+    if tp < 1 or (kv_heads % tp and tp % kv_heads):
+        raise InvalidArgument(f"{kv_heads} KV heads cannot be shared out to {tp} devices")
+    return max(1, kv_heads // tp)
+
+
 def choose_slab_bytes(
     *geometries: KVGeometry,
     page_bytes: int = PAGE_BYTES,
@@ -106,7 +172,9 @@ def choose_slab_bytes(
 ) -> int:
     """Return the smallest multiple of `page_bytes` that wastes little in every geometry.
 
-    Small slabs make fine loans; the largest block sets how small they can be.
+    Small slabs make fine loans; the largest block sets how small they can be. A model with several
+    attention groups has one geometry for each, and any slab may come to any group of either tenant,
+    so all of them are named. Each keeps its null blocks in a header slab, where they must fit.
 
     Raises:
         InvalidArgument: no size up to `at_most` suits all; the sentence names the geometry that
@@ -114,11 +182,28 @@ def choose_slab_bytes(
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:
-        if all(one.waste(slab_bytes) <= waste_at_most for one in geometries):
+        if all(_loss(one, slab_bytes) <= waste_at_most for one in geometries):
             return slab_bytes
-    least = [(min((one.waste(size) for size in sizes), default=1.0), one) for one in geometries]
-    waste, worst = max(least, key=lambda pair: pair[0])
     raise InvalidArgument(
-        f"no slab of up to {at_most} bytes suits all geometries: {worst} wastes at least "
-        f"{waste:.1%} of a slab alone, {waste_at_most:.1%} are allowed; lower block_tokens"
+        f"no slab of up to {at_most} bytes suits all geometries: "
+        f"{_why_not(geometries, sizes, waste_at_most)}; lower block_tokens"
     )
+
+
+def _why_not(geometries: Sequence[KVGeometry], sizes: range, waste_at_most: float) -> str:
+    least = [(min((_loss(one, size) for size in sizes), default=1.0), one) for one in geometries]
+    waste, worst = max(least, key=lambda pair: pair[0])
+    if waste <= waste_at_most:
+        return "each has sizes that suit it alone, and none of them suits the others"
+    if not any(worst.blocks_per_slab(size) >= NULL_BLOCKS_MIN for size in sizes):
+        return (
+            f"{worst} has blocks of {worst.block_bytes} bytes, and {NULL_BLOCKS_MIN} must fit a "
+            f"slab for null blocks"
+        )
+    return f"{worst} wastes at least {waste:.1%} of a slab alone, {waste_at_most:.1%} are allowed"
+
+
+def _loss(geometry: KVGeometry, slab_bytes: int) -> float:
+    """Return the waste; all of a slab when the null blocks do not fit it."""
+    fits = geometry.blocks_per_slab(slab_bytes) >= NULL_BLOCKS_MIN
+    return geometry.waste(slab_bytes) if fits else 1.0

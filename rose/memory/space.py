@@ -1,7 +1,7 @@
 """The KV space of one tenant: its block ids, its allocator and its views of the shared pool."""
 
 import math
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,7 @@ import numpy.typing as npt
 from rose._core import Arbiter
 from rose.errors import InvalidArgument
 from rose.memory.array import DeviceArray
-from rose.memory.geometry import KVGeometry, Layout
-
-NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
+from rose.memory.geometry import NULL_BLOCKS_MIN, KVGeometry, Layout
 
 # On a CPU numpy's, which speaks DLPack; on a GPU rose's, which speaks the CUDA array interface.
 KVArray: TypeAlias = "npt.NDArray[Any] | DeviceArray"

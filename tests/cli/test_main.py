@@ -49,7 +49,7 @@ def test_version(capsys):
 def test_help_names_every_command(capsys, arguments):
     status, out, _ = run(capsys, *arguments)
     assert status == 0
-    for name in ("demo", "doctor", "trace", "verify"):
+    for name in ("demo", "doctor", "plan", "trace", "verify"):
         assert f"\n  {name} " in out
 
 

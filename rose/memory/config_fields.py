@@ -1,0 +1,95 @@
+"""Fields of somebody's JSON, checked as they are read."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rose.errors import InvalidArgument
+
+_COUNT_MAX: Final = 1 << 31  # more than any model has of anything
+
+
+class ConfigFields:
+    """The fields of one JSON object; null counts as absent.
+
+    Args:
+        fields: the object.
+        source: whose it is, for sentences.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], source: str) -> None:
+        self._fields = fields
+        self._source = source
+
+    def error(self, what: str) -> InvalidArgument:
+        """Return the exception that says `what` is wrong with this object."""
+        return InvalidArgument(f"{self._source}: {what}")
+
+    def has(self, name: str) -> bool:
+        """Return whether the field is there."""
+        return self._fields.get(name) is not None
+
+    def within(self, name: str) -> "ConfigFields":
+        """Return the fields of an object in a field."""
+        inner = self._fields.get(name)
+        if not isinstance(inner, Mapping):
+            raise self.error(f"{name} is {inner!r}, not an object")
+        return ConfigFields(inner, f"{self._source}: {name}")
+
+    def count(
+        self,
+        name: str,
+        *,
+        default: int | None = None,
+        at_least: int = 1,
+        at_most: int = _COUNT_MAX,
+    ) -> int:
+        """Return a whole number."""
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"{name} is missing")
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or not at_least <= value <= at_most
+        ):
+            raise self.error(
+                f"{name} is {value!r}, not a whole number from {at_least} to {at_most:,}"
+            )
+        return value
+
+    def truth(self, name: str) -> bool:
+        """Return true or false; false when it is absent."""
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{name} is {value!r}, neither true nor false")
+        return bool(value)
+
+    def name(self, name: str, *, among: tuple[str, ...]) -> str:
+        """Return one of some words."""
+        return self._one_of(name, self._fields.get(name), among)
+
+    def names(self, name: str, *, among: tuple[str, ...], length: int) -> list[str]:
+        """Return a list of so many words."""
+        words = self._list(name)
+        if len(words) != length:
+            raise self.error(f"{name} has {len(words)} entries instead of {length}")
+        return [self._one_of(name, word, among) for word in words]
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of whole numbers; an empty one when it is absent."""
+        numbers = self._list(name) if self.has(name) else []
+        if not all(isinstance(one, int) for one in numbers):
+            raise self.error(f"{name} is {numbers!r}, not a list of whole numbers")
+        return numbers
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._fields.get(name)
+        if not isinstance(value, list):
+            raise self.error(f"{name} is {value!r}, not a list")
+        return value
+
+    def _one_of(self, name: str, word: object, among: tuple[str, ...]) -> str:
+        if not isinstance(word, str) or word not in among:
+            raise self.error(f"{name} is {word!r}; rose knows {', '.join(among)}")
+        return word

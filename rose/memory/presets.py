@@ -1,0 +1,56 @@
+"""Models by name, and by the path of their `config.json`."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rose.errors import InvalidArgument
+from rose.memory.model_config import read_shape
+from rose.memory.model_shape import ModelShape
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the models that need no file."""
+    return tuple(_presets())
+
+
+def find_model(named: str) -> ModelShape:
+    """Return the shape of a model.
+
+    Args:
+        named: a preset, in any case, or the path of a `config.json` or of the folder it is in.
+
+    Raises:
+        InvalidArgument: there is no such model, or its file is not one.
+    """
+    for name, config in _presets().items():
+        if name.lower() == named.lower():
+            return read_shape(config, name=name)
+    path = Path(named)
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        raise InvalidArgument(
+            f"no model '{named}'; name a config.json, its folder, or one of "
+            f"{', '.join(preset_names())}"
+        )
+    return read_shape(_read(path), name=named)
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    text = resources.files("rose.memory").joinpath("presets.json").read_text(encoding="utf-8")
+    presets: dict[str, dict[str, Any]] = json.loads(text)
+    return presets
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{path} is not JSON") from None
+    if not isinstance(config, dict):
+        raise InvalidArgument(f"{path} holds no JSON object")
+    return config
