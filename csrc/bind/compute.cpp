@@ -77,6 +77,7 @@ void bind_compute(py::module_& module) {
       .value("REVOCATION", CloseReason::kRevocation)
       .value("GAVE_BACK", CloseReason::kGaveBack)
       .value("SHUT_DOWN", CloseReason::kShutDown)
+      .value("BORROWER_GONE", CloseReason::kBorrowerGone)
       .finalize();
 
   using compute::Quantiles;
@@ -115,6 +116,7 @@ void bind_compute(py::module_& module) {
       .def("end_step", &HostGate::end_step)
       .def("close", &HostGate::close, py::arg("reason"))
       .def("wait_parked", &wait_parked, py::kw_only(), py::arg("timeout_ms"))
+      .def("bury_borrower", &HostGate::bury_borrower)
       .def("abort_step", &HostGate::abort_step)
       .def("open", &HostGate::open, py::arg("expected_epoch"))
       .def("grant", &HostGate::grant, py::arg("segments_ahead"))

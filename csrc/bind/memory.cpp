@@ -18,11 +18,9 @@
 #include <vector>
 
 #include "bind/clock.h"
+#include "bind/pool.h"
 #include "bind/status.h"
 #include "memory/arbiter.h"
-#include "memory/cuda_vmm.h"
-#include "memory/faulty.h"
-#include "memory/host_memfd.h"
 #include "memory/ledger.h"
 
 namespace rose::bind {
@@ -33,10 +31,8 @@ using memory::Arbiter;
 using memory::BlockAllocator;
 using memory::BlockId;
 using memory::Candidate;
-using memory::CudaVmm;
 using memory::Grant;
 using memory::GrantRefusal;
-using memory::HostMemfd;
 using memory::LedgerView;
 using memory::MoveObserver;
 using memory::PartitionId;
@@ -136,23 +132,9 @@ struct ArbiterParts {
   std::shared_ptr<MoveObserver> observer;
 };
 
-Result<std::unique_ptr<memory::PageBackend>> create_backend(const ArbiterParts& parts) {
-  std::unique_ptr<memory::PageBackend> backend = std::make_unique<HostMemfd>();
-  if (parts.device != nullptr) {
-    Result<std::unique_ptr<CudaVmm>> made = CudaVmm::create(parts.device);
-    if (!made.ok()) return made.status();
-    backend = made.take();
-  }
-  if (parts.fail_backend_call > 0) {
-    auto plan = std::make_shared<memory::FaultPlan>();
-    plan->fail_call = parts.fail_backend_call;
-    backend = std::make_unique<memory::FaultyBackend>(std::move(backend), std::move(plan));
-  }
-  return backend;
-}
-
 Result<std::unique_ptr<Arbiter>> make_arbiter(ArbiterParts parts) {
-  Result<std::unique_ptr<memory::PageBackend>> backend = create_backend(parts);
+  Result<std::unique_ptr<memory::PageBackend>> backend =
+      create_backend(parts.device, parts.fail_backend_call);
   if (!backend.ok()) return backend.status();
   Result<Pool> pool = Pool::create(backend.take(), parts.shape, parts.object_bytes_max);
   if (!pool.ok()) return pool.status();
@@ -176,17 +158,6 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
     return make_arbiter(std::move(parts));
   };
   return take(make());
-}
-
-// The base keeps the arbiter, and with it the mapping, as long as any view is alive.
-py::array_t<std::uint8_t> pool_view(const py::object& self) {
-  const auto& pool = self.cast<const Arbiter&>().pool();
-  if (!pool.is_on_host()) {
-    raise(Status::invalid_argument(
-        "the pool is in device memory, which the host cannot view: use pool_address"));
-  }
-  return py::array_t<std::uint8_t>{static_cast<py::ssize_t>(pool.size_bytes()),
-                                   reinterpret_cast<const std::uint8_t*>(pool.data()), self};
 }
 
 int share_ledger(const Arbiter& arbiter) {
@@ -391,7 +362,9 @@ void bind_arbiter(py::module_& m) {
           "pool_address",
           [](const Self& a) { return std::bit_cast<std::uintptr_t>(a.pool().data()); })
       .def_property_readonly("pool_bytes", [](const Self& a) { return a.pool().size_bytes(); })
-      .def("pool_view", &pool_view)
+      .def("pool_view",
+           [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
+      .def("share_pool", [](const Self& a) { return share(a.pool()); })
       .def("share_ledger", &share_ledger)
       .def(
           "add_partition",

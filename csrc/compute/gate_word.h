@@ -24,7 +24,7 @@ struct GateWord {
   static constexpr std::uint64_t kOpenBit = 1;
   static constexpr std::uint64_t kDrainBit = 2;
   static constexpr unsigned kEpochShift = 32;
-  static constexpr std::uint32_t kMagic = 0x31475752;  // "RWG1"
+  static constexpr std::uint32_t kMagic = 0x32475752;  // "RWG2"
 
   enum Running : std::uint32_t { kIdle = 0, kRuns = 1, kRunsWithWaiter = 2 };
   enum Step : std::uint32_t { kNoStep = 0, kInStep = 1, kAbortAsked = 2 };

@@ -23,16 +23,17 @@ Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 HostGate::HostGate(FileDescriptor fd, Mapping mapping, std::shared_ptr<const Clock> clock) noexcept
     : fd_{std::move(fd)},
       mapping_{std::move(mapping)},
-      word_{std::launder(reinterpret_cast<GateWord*>(mapping_.data()))},
+      page_{std::launder(reinterpret_cast<GatePage*>(mapping_.data()))},
+      word_{&page_->word},
       clock_{std::move(clock)} {}
 
 Result<std::unique_ptr<HostGate>> HostGate::create(std::shared_ptr<const Clock> clock,
                                                    std::uint32_t first_segment) {
-  auto fd = create_memfd("rose-gate", sizeof(GateWord));
+  auto fd = create_memfd("rose-gate", sizeof(GatePage));
   if (!fd.ok()) return fd.status();
-  auto mapping = Mapping::create(fd.value(), sizeof(GateWord), Access::kReadWrite);
+  auto mapping = Mapping::create(fd.value(), sizeof(GatePage), Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
-  auto* word = new (mapping.value().data()) GateWord{};
+  GateWord* word = &(new (mapping.value().data()) GatePage{})->word;
   word->credit.store(first_segment);
   word->passed.store(first_segment);
   word->magic.store(GateWord::kMagic);
@@ -45,12 +46,12 @@ Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
   if (::fstat(fd.get(), &file) != 0) return from_errno("fstat of the gate", errno);
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   // Without the seal the other party could shrink the file under our mapping.
-  if (file.st_size != sizeof(GateWord) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+  if (file.st_size != sizeof(GatePage) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status::invalid_argument("the descriptor is not a gate of rose");
   }
   auto copy = fd.duplicate();
   if (!copy.ok()) return copy.status();
-  auto mapping = Mapping::create(copy.value(), sizeof(GateWord), Access::kReadWrite);
+  auto mapping = Mapping::create(copy.value(), sizeof(GatePage), Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
   std::unique_ptr<HostGate> gate{new HostGate{copy.take(), mapping.take(), std::move(clock)}};
   if (gate->word_->magic.load() != GateWord::kMagic) {
@@ -99,11 +100,11 @@ Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
 void HostGate::count_pause() noexcept {
   if (is_open() || paused_after_ == passed()) return;
   paused_after_ = passed();
-  pauses_.fetch_add(1, std::memory_order_relaxed);
+  page_->pause_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 void HostGate::record_wait(Nanoseconds blocked_ns) noexcept {
-  blocked_ns_.fetch_add(blocked_ns, std::memory_order_relaxed);
+  page_->blocked_ns.fetch_add(blocked_ns, std::memory_order_relaxed);
 }
 
 // What the borrower is told without waiting: to stop, to go, or nothing yet.
@@ -117,7 +118,7 @@ std::optional<Verdict> HostGate::look() noexcept {
 bool HostGate::take_abort() noexcept {
   std::uint32_t asked = GateWord::kAbortAsked;
   if (!word_->step.compare_exchange_strong(asked, GateWord::kInStep)) return false;
-  aborts_.fetch_add(1, std::memory_order_relaxed);
+  page_->abort_count.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
@@ -148,7 +149,7 @@ void HostGate::end_segment() noexcept {
   const Nanoseconds now_ns = clock_->now_ns();
   record_segment_ended(now_ns - started_ns_, now_ns);
   const Nanoseconds closed_at_ns = word_->closed_at_ns.load();
-  if (!is_open() && closed_at_ns >= started_ns_) pause_histogram_.record(now_ns - closed_at_ns);
+  if (!is_open() && closed_at_ns >= started_ns_) page_->pauses.record(now_ns - closed_at_ns);
 }
 
 void HostGate::record_segment(Nanoseconds duration_ns) noexcept {
@@ -156,8 +157,8 @@ void HostGate::record_segment(Nanoseconds duration_ns) noexcept {
 }
 
 void HostGate::record_segment_ended(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcept {
-  segment_histogram_.record(duration_ns);
-  recent_.record(duration_ns, ended_ns);
+  page_->segments.record(duration_ns);
+  page_->recent.record(duration_ns, ended_ns);
 }
 
 void HostGate::drain_to(std::uint32_t last) noexcept {
@@ -190,6 +191,16 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
     if (waited_ns >= timeout_ns) return std::nullopt;
     futex_wait(word_->running, GateWord::kRunsWithWaiter,
                std::min(timeout_ns - waited_ns, kLookAgainNs));
+  }
+}
+
+void HostGate::bury_borrower() noexcept {
+  close(CloseReason::kBorrowerGone);
+  word_->state.fetch_and(~GateWord::kDrainBit);
+  set_credit(passed());
+  word_->step.store(GateWord::kNoStep);
+  if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
+    futex_wake_all(word_->running);
   }
 }
 
@@ -248,16 +259,16 @@ void HostGate::ring_bell() noexcept {
 }
 
 GateStats HostGate::stats() const noexcept {
-  return {.segments = segment_histogram_.quantiles(),
-          .pause_latency = pause_histogram_.quantiles(),
-          .pauses = pauses_.load(std::memory_order_relaxed),
-          .aborts = aborts_.load(std::memory_order_relaxed),
-          .blocked_ns = blocked_ns_.load(std::memory_order_relaxed)};
+  return {.segments = page_->segments.quantiles(),
+          .pause_latency = page_->pauses.quantiles(),
+          .pauses = page_->pause_count.load(std::memory_order_relaxed),
+          .aborts = page_->abort_count.load(std::memory_order_relaxed),
+          .blocked_ns = page_->blocked_ns.load(std::memory_order_relaxed)};
 }
 
 std::vector<Nanoseconds> HostGate::drain_segments() {
   const std::scoped_lock lock{drain_mutex_};
-  return recent_.drain();
+  return page_->recent.drain();
 }
 
 }  // namespace rose::compute

@@ -12,8 +12,7 @@
 #include "base/clock.h"
 #include "base/memfd.h"
 #include "base/status.h"
-#include "compute/durations.h"
-#include "compute/gate_word.h"
+#include "compute/gate_page.h"
 
 namespace rose::compute {
 
@@ -26,6 +25,7 @@ enum class CloseReason : std::uint32_t {
   kRevocation = 2,
   kGaveBack = 3,
   kShutDown = 4,
+  kBorrowerGone = 5,
 };
 
 struct GateStats {
@@ -56,7 +56,7 @@ class HostGate {
   // A closed gate without credit. `first_segment` is the number counting starts from.
   static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
                                                   std::uint32_t first_segment = 0);
-  // The same gate from another process. Statistics are each party's own.
+  // The same gate from another process, which sees the same statistics.
   static Result<std::unique_ptr<HostGate>> attach(const FileDescriptor& fd,
                                                   std::shared_ptr<const Clock> clock);
 
@@ -97,6 +97,9 @@ class HostGate {
   void close(CloseReason reason) noexcept;
   // How long it took until no segment ran; nothing when one still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
+  // The borrower's process is gone, so its segment and its step are over: closes, and lets whoever
+  // waits for them go. Never to be called while it could still run.
+  void bury_borrower() noexcept;
   // True when a step is in flight: it ends at its next gate, or before if it has none left.
   bool abort_step() noexcept;
 
@@ -140,10 +143,12 @@ class HostGate {
 
   GateStats stats() const noexcept;
   Nanoseconds recent_segment_ns(double share) const noexcept {
-    return recent_.recent_quantile(share);
+    return page_->recent.recent_quantile(share);
   }
   // Since the newest segment ended; the time since the clock's zero when there was none.
-  Nanoseconds since_segment_ns() const noexcept { return clock_->now_ns() - recent_.newest_ns(); }
+  Nanoseconds since_segment_ns() const noexcept {
+    return clock_->now_ns() - page_->recent.newest_ns();
+  }
   // Segment durations since the last call, oldest first; the oldest are lost beyond 24,576.
   std::vector<Nanoseconds> drain_segments();
 
@@ -161,7 +166,8 @@ class HostGate {
 
   FileDescriptor fd_;
   Mapping mapping_;
-  GateWord* word_;
+  GatePage* page_;
+  GateWord* word_;  // of the page
   std::shared_ptr<const Clock> clock_;
 
   // The borrower's own; no other thread reads them.
@@ -169,13 +175,7 @@ class HostGate {
   Nanoseconds started_ns_{0};
   std::optional<std::uint32_t> paused_after_;  // the last segment before the last pause
 
-  Histogram segment_histogram_;
-  Histogram pause_histogram_;
-  DurationRing recent_;
-  std::mutex drain_mutex_;  // guards the reading end of recent_
-  std::atomic<std::uint64_t> pauses_{0};
-  std::atomic<std::uint64_t> aborts_{0};
-  std::atomic<Nanoseconds> blocked_ns_{0};
+  std::mutex drain_mutex_;  // guards the reading end of the recent durations
 };
 
 }  // namespace rose::compute

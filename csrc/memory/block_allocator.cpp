@@ -15,7 +15,7 @@ BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books,
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
   const bool is_taken = map_.take(static_cast<std::int64_t>(out.size()), out.data());
-  look_at_level();
+  watcher_.on_blocks_taken(*this);
   return is_taken;
 }
 
@@ -62,7 +62,7 @@ std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   if (n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   map_.take(n, blocks.data());
-  look_at_level();
+  watcher_.on_blocks_taken(*this);
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;
@@ -185,6 +185,15 @@ Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
     return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours");
   }
   return map_.generation(slab);
+}
+
+Status BlockAllocator::audit_slab(SlabId slab, SlabUse use,
+                                  std::uint32_t generation) const noexcept {
+  const std::string name = "slab " + std::to_string(slab);
+  ROSE_CHECK(map_.use(slab) == use, name + " is not to its allocator what it is to the arbiter");
+  ROSE_CHECK(use == SlabUse::kAbsent || map_.generation(slab) == generation,
+             name + " has two generations");
+  return {};
 }
 
 Status BlockAllocator::audit() const noexcept {

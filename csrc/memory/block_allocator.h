@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -11,6 +10,7 @@
 
 #include "base/status.h"
 #include "memory/block_map.h"
+#include "memory/slab_holder.h"
 
 namespace rose::memory {
 
@@ -18,11 +18,11 @@ using TicketId = std::uint64_t;
 using PinId = std::uint64_t;
 
 // Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left, and
-// that fewer blocks are free than the low-water mark says.
+// that blocks were taken.
 class SlabWatcher {
  public:
   virtual Status on_slab_idle(SlabId slab) noexcept = 0;
-  virtual void on_low_water() noexcept {}
+  virtual void on_blocks_taken(const SlabHolder& taker) noexcept { static_cast<void>(taker); }
 
  protected:
   ~SlabWatcher() = default;
@@ -40,7 +40,7 @@ class SlabWatcher {
 //
 // Thread rule: any thread; public methods take the arbiter's mutex. A method that frees or unpins
 // may, inside the call, hand a revoked slab over.
-class BlockAllocator {
+class BlockAllocator final : public SlabHolder {
  public:
   BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher& watcher) noexcept;
   BlockAllocator(const BlockAllocator&) = delete;
@@ -74,25 +74,25 @@ class BlockAllocator {
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
  private:
-  // The arbiter opens and closes slabs, and counts, while it holds the lock itself.
-  friend class Arbiter;
-  const BlockMap& map() const noexcept { return map_; }
-  void add_slab(SlabId slab, std::uint32_t generation) noexcept { map_.add(slab, generation); }
-  void set_low_water(std::int64_t free_blocks) noexcept { low_water_ = free_blocks; }
-  Status close_slab(SlabId slab) noexcept;
-  void quarantine_slab(SlabId slab) noexcept { map_.quarantine(slab); }
-  void remove_slab(SlabId slab) noexcept { map_.remove(slab); }
-  Status audit() const noexcept;
+  // For the arbiter alone, which holds the lock.
+  void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
+    map_.add(slab, generation);
+  }
+  Status close_slab(SlabId slab) noexcept override;
+  void quarantine_slab(SlabId slab) noexcept override { map_.quarantine(slab); }
+  void remove_slab(SlabId slab) noexcept override { map_.remove(slab); }
+  SlabLoad load(SlabId slab) const noexcept override {
+    return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
+  }
+  BlockTotals totals() const noexcept override { return {map_.free_blocks(), map_.used_blocks()}; }
+  Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
+  Status audit() const noexcept override;
 
   struct PinnedSlab {
     SlabId slab;
     std::uint32_t generation;
   };
 
-  // Called wherever blocks were taken.
-  void look_at_level() noexcept {
-    if (map_.free_blocks() < low_water_) watcher_.on_low_water();
-  }
   Status give(std::span<const BlockId> blocks) noexcept;
   Status report_if_idle(SlabId slab) noexcept;
   PinId keep_pin(std::vector<PinnedSlab> slabs) noexcept;
@@ -100,7 +100,6 @@ class BlockAllocator {
   std::mutex& books_;  // guards all of the below; it is the arbiter's
   SlabWatcher& watcher_;
   BlockMap map_;
-  std::int64_t low_water_{std::numeric_limits<std::int64_t>::min()};
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
   std::uint64_t next_id_{1};

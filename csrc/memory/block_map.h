@@ -8,16 +8,9 @@
 #include "base/status.h"
 #include "memory/bit_set.h"
 #include "memory/geometry.h"
+#include "memory/slab_holder.h"
 
 namespace rose::memory {
-
-// What a slab is to this map.
-enum class SlabUse : std::uint8_t {
-  kAbsent,       // not ours: its ids are stale
-  kOpen,         // gives and takes back blocks
-  kClosed,       // being revoked: takes back, gives none
-  kQuarantined,  // lost: takes back, as evidence of completion, and counts nowhere
-};
 
 // Thread rule: the caller's lock.
 //

@@ -1,5 +1,6 @@
 #include "memory/host_memfd.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -58,6 +59,12 @@ Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
 }
 
 Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept {
+  // Whoever may shrink the object can make any touch of it end the process.
+  constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSized) != kSized) {
+    return Status::invalid_argument("the descriptor is no memory whose size is sealed");
+  }
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
   if (about.st_size != static_cast<off_t>(size_bytes)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace rose::memory {
 
@@ -27,6 +28,33 @@ Status check_shape(const PoolShape& shape) noexcept {
   return {};
 }
 
+// The objects of `from` are whole slabs, and all slabs of its shape.
+Status check_objects(const PoolExport& from) noexcept {
+  if (from.objects.size() != from.sizes.size()) {
+    return Status::invalid_argument(std::to_string(from.objects.size()) + " descriptors came for " +
+                                    std::to_string(from.sizes.size()) + " memory objects");
+  }
+  std::size_t missing = from.shape.total_bytes();
+  for (const std::size_t size_bytes : from.sizes) {
+    if (size_bytes == 0 || size_bytes % from.shape.slab_bytes != 0 || size_bytes > missing) {
+      return Status::invalid_argument("a memory object of " + std::to_string(size_bytes) +
+                                      " bytes is not part of a pool of " +
+                                      std::to_string(from.shape.total_bytes()) + " bytes");
+    }
+    missing -= size_bytes;
+  }
+  if (missing == 0) return {};
+  return Status::invalid_argument("the memory objects leave " + std::to_string(missing) + " of " +
+                                  std::to_string(from.shape.total_bytes()) + " bytes open");
+}
+
+Status check_kind(bool is_on_host, bool should_be) noexcept {
+  if (is_on_host == should_be) return {};
+  const auto kind = [](bool host) { return host ? "the host" : "a device"; };
+  return Status::invalid_argument(std::string{"the pool is memory of "} + kind(is_on_host) +
+                                  ", and this back end maps memory of " + kind(should_be));
+}
+
 }  // namespace
 
 Result<Pool> Pool::create(std::unique_ptr<PageBackend> backend, PoolShape shape,
@@ -36,11 +64,10 @@ Result<Pool> Pool::create(std::unique_ptr<PageBackend> backend, PoolShape shape,
       std::max<std::size_t>(object_bytes_max / shape.slab_bytes, 1);
   const std::size_t object_bytes = slabs_per_object * shape.slab_bytes;
   Pool pool{std::move(backend), shape};
-  Result<VaRange> range = pool.backend_->reserve(shape.total_bytes());
-  if (!range.ok()) return range.status();
-  pool.range_ = range.value();
+  ROSE_TRY(pool.reserve());
   for (std::size_t at = 0; at < shape.total_bytes(); at += object_bytes) {
-    ROSE_TRY(pool.map_next(at, std::min(object_bytes, shape.total_bytes() - at)));
+    const std::size_t size_bytes = std::min(object_bytes, shape.total_bytes() - at);
+    ROSE_TRY(pool.map_next(at, pool.backend_->create(size_bytes)));
   }
   if (shape.header_slabs > 0) {
     ROSE_TRY(pool.backend_->clear({pool.range_.base, shape.header_bytes()}));
@@ -48,10 +75,42 @@ Result<Pool> Pool::create(std::unique_ptr<PageBackend> backend, PoolShape shape,
   return pool;
 }
 
-Status Pool::map_next(std::size_t offset, std::size_t size_bytes) noexcept {
-  Result<PageHandle> handle = backend_->create(size_bytes);
+Result<Pool> Pool::attach(std::unique_ptr<PageBackend> backend, PoolExport from) noexcept {
+  ROSE_TRY(check_shape(from.shape));
+  ROSE_TRY(check_kind(from.is_on_host, backend->is_on_host()));
+  ROSE_TRY(check_objects(from));
+  Pool pool{std::move(backend), from.shape};
+  ROSE_TRY(pool.reserve());
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < from.sizes.size(); ++i) {
+    ROSE_TRY(
+        pool.map_next(at, pool.backend_->import_fd(std::move(from.objects[i]), from.sizes[i])));
+    at += from.sizes[i];
+  }
+  return pool;
+}
+
+Result<PoolExport> Pool::share() const noexcept {
+  PoolExport out{.shape = shape_, .objects = {}, .sizes = {}, .is_on_host = is_on_host()};
+  for (const Mapped& object : objects_) {
+    Result<FileDescriptor> fd = backend_->export_fd(object.handle);
+    if (!fd.ok()) return fd.status();
+    out.objects.push_back(fd.take());
+    out.sizes.push_back(object.range.size_bytes);
+  }
+  return out;
+}
+
+Status Pool::reserve() noexcept {
+  Result<VaRange> range = backend_->reserve(shape_.total_bytes());
+  if (!range.ok()) return range.status();
+  range_ = range.value();
+  return {};
+}
+
+Status Pool::map_next(std::size_t offset, Result<PageHandle> handle) noexcept {
   if (!handle.ok()) return handle.status();
-  const VaRange range{range_.base + offset, size_bytes};
+  const VaRange range{range_.base + offset, handle.value().size_bytes};
   const Status mapped = backend_->map(range.base, handle.value());
   if (!mapped.ok()) {
     backend_->release(handle.value());

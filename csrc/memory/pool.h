@@ -9,13 +9,23 @@
 
 namespace rose::memory {
 
+// What another process needs to attach to a pool: the numbers it is told, and descriptors that go
+// beside them over a socket.
+struct PoolExport {
+  PoolShape shape;
+  std::vector<FileDescriptor> objects;  // in the order of their addresses
+  std::vector<std::size_t> sizes;       // of each object, in bytes: whole slabs, together the pool
+  bool is_on_host{true};
+};
+
 // Owns the back end, the memory objects and the address range they are mapped in.
 //
 // Invariants:
 //   1. All slabs, header first, are contiguous in address space.
 //   2. The header is zeros when the pool is made: null blocks read as such. Other bytes may be
-//      anything.
-//   3. An address inside the pool stays valid and keeps its bytes until the pool ends.
+//      anything. Whoever attaches finds every byte as it is, and clears none.
+//   3. An address inside the pool stays valid and keeps its bytes until the pool ends, whether or
+//      not the pool it was attached to still lives.
 class Pool {
  public:
   // Reserves, creates and maps everything; on error nothing is left. One memory object holds up to
@@ -23,6 +33,12 @@ class Pool {
   // the pool lives.
   static Result<Pool> create(std::unique_ptr<PageBackend> backend, PoolShape shape,
                              std::size_t object_bytes_max = kObjectBytesMax) noexcept;
+
+  // Maps the memory of a pool of another process (or of this one), each object once, at the same
+  // distances. Takes the descriptors, also when it fails; on error nothing is left. InvalidArgument
+  // when the sizes do not make up the shape, the memory is of the other kind than the back end's,
+  // or a descriptor holds something else.
+  static Result<Pool> attach(std::unique_ptr<PageBackend> backend, PoolExport from) noexcept;
 
   Pool(Pool&& other) noexcept = default;
   Pool& operator=(Pool&&) = delete;
@@ -33,6 +49,9 @@ class Pool {
   std::byte* data() const noexcept { return range_.base; }
   bool is_on_host() const noexcept { return backend_->is_on_host(); }
   std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
+  // New descriptors of all objects, the caller's; the pool is as before. An attached pool can be
+  // shared on. Thread rule: as the back end's, so not while the pool ends.
+  Result<PoolExport> share() const noexcept;
 
   // 140 GiB in 1 GiB objects are 140 descriptors; the usual limit of a process is 1,024.
   static constexpr std::size_t kObjectBytesMax = std::size_t{1} << 30;
@@ -45,7 +64,9 @@ class Pool {
 
   Pool(std::unique_ptr<PageBackend> backend, PoolShape shape) noexcept
       : backend_{std::move(backend)}, shape_{shape} {}
-  Status map_next(std::size_t offset, std::size_t size_bytes) noexcept;
+  Status reserve() noexcept;
+  // Takes the handle, also when it fails.
+  Status map_next(std::size_t offset, Result<PageHandle> handle) noexcept;
 
   std::unique_ptr<PageBackend> backend_;  // null after a move
   PoolShape shape_;

@@ -361,10 +361,18 @@ Answer cuMemExportToShareableHandle(void* out, MemoryHandle handle, int type,
   return fd < 0 ? kOutOfMemory : kSuccess;
 }
 
+// Whether the descriptor was exported by a fake driver, of this process or another.
+bool is_device_memory(int fd) {
+  char target[64]{};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  return ::readlink(link.c_str(), target, sizeof target - 1) > 0 &&
+         std::string_view{target}.starts_with("/memfd:fakecuda");
+}
+
 Answer cuMemImportFromShareableHandle(MemoryHandle* handle, void* source, int type) {
   const int fd = static_cast<int>(std::bit_cast<std::intptr_t>(source));
   struct stat about{};
-  if (type != kHandlePosixFd || ::fstat(fd, &about) != 0 || about.st_size == 0) {
+  if (type != kHandlePosixFd || !is_device_memory(fd) || ::fstat(fd, &about) != 0) {
     return kInvalidValue;
   }
   auto memory = std::make_shared<Allocation>();

@@ -246,11 +246,45 @@ TEST(two_mappings_are_one_gate_and_other_files_are_none) {
   gate->close(CloseReason::kArrival);
   CHECK_EQ(other.value()->pass(1), Verdict::kTimedOut);
 
-  auto zeros = create_memfd("zeros", sizeof(GateWord));
+  auto zeros = create_memfd("zeros", sizeof(GatePage));
   CHECK(zeros.ok());
   CHECK(!HostGate::attach(zeros.value(), std::make_shared<BootClock>()).ok());
   auto large = create_memfd("large", 4096);
   CHECK(!HostGate::attach(large.value(), std::make_shared<BootClock>()).ok());
+}
+
+TEST(what_the_borrower_measures_is_seen_at_the_other_end) {
+  const auto clock = std::make_shared<ManualClock>();
+  const auto gate = make_gate(clock);
+  auto other = HostGate::attach(gate->fd(), clock);
+  CHECK(other.ok());
+  open_with(*gate, 2);
+  CHECK_EQ(other.value()->pass(1), Verdict::kPassed);
+  clock->advance(3'000);
+  other.value()->leave();
+  CHECK_EQ(gate->recent_segment_ns(1.0), 3'000);
+  CHECK_EQ(gate->stats().segments.count, 1);
+  CHECK_EQ(gate->drain_segments().size(), 1);
+}
+
+TEST(a_buried_borrower_holds_nobody_up_and_its_successor_starts_afresh) {
+  const auto gate = make_gate();
+  open_with(*gate, 4);
+  gate->begin_step();
+  CHECK_EQ(gate->pass(1), Verdict::kPassed);
+  std::thread serving{[&] { CHECK(gate->wait_parked(60'000'000'000).has_value()); }};
+  gate->bury_borrower();
+  serving.join();
+  CHECK(!gate->is_open());
+  CHECK(!gate->is_running());
+  CHECK(!gate->is_in_step());
+  CHECK_EQ(gate->credit_left(), 0);
+  CHECK(gate->close_reason() == CloseReason::kBorrowerGone);
+
+  auto next = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
+  CHECK_EQ(next.value()->pass(1), Verdict::kTimedOut);
+  open_with(*gate, 1);
+  CHECK_EQ(next.value()->pass(1), Verdict::kPassed);
 }
 
 TEST_MAIN()

@@ -5,6 +5,7 @@
 
 #include "driver/fixture.h"
 #include "memory/faulty.h"
+#include "memory/host_memfd.h"
 
 using namespace rose;
 using namespace rose::driver;
@@ -12,8 +13,10 @@ using namespace rose::test;
 using rose::memory::CudaVmm;
 using rose::memory::FaultPlan;
 using rose::memory::FaultyBackend;
+using rose::memory::HostMemfd;
 using rose::memory::PageHandle;
 using rose::memory::Pool;
+using rose::memory::PoolExport;
 using rose::memory::VaRange;
 
 TEST(pool_is_one_range_of_device_memory) {
@@ -164,6 +167,46 @@ TEST(device_memory_fails_on_purpose_too) {
       CHECK(!Pool::create(std::move(faulty), {kPage, 2, 0}, kPage).ok());
       CHECK(plan->is_clean());
     }
+  }
+  check_clean();
+}
+
+TEST(device_pool_is_attached_with_the_same_bytes) {
+  {
+    const DevicePtr device = open_device();
+    const Pool pool = Pool::create(CudaVmm::create(device).take(), {kPage, 3, 1}, 2 * kPage).take();
+    for (std::size_t slab = 0; slab < 4; ++slab) {
+      word(pool, slab * kPage / 4) = 7 + static_cast<std::uint32_t>(slab);
+    }
+    PoolExport shared = pool.share().take();
+    CHECK_EQ(shared.objects.size(), 2u);
+    CHECK(!shared.is_on_host);
+    fake().reset();
+    const Pool other = Pool::attach(CudaVmm::create(device).take(), std::move(shared)).take();
+    const std::string log = fake().log();
+    CHECK(log.find("cuMemCreate") == std::string::npos);
+    CHECK(log.find("cuMemset") == std::string::npos);  // the header is in use
+    for (std::size_t slab = 0; slab < 4; ++slab) {
+      CHECK_EQ(word(other, slab * kPage / 4), 7 + slab);
+    }
+    CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 4\nreservations 2\nmappings 4\n");
+  }
+  check_clean();
+}
+
+TEST(host_memory_is_no_device_pool) {
+  {
+    const DevicePtr device = open_device();
+    const Pool pool = Pool::create(CudaVmm::create(device).take(), {kPage, 1, 0}).take();
+    PoolExport foreign = pool.share().take();
+    foreign.objects[0] = create_memfd("test", kPage).take();
+    CHECK_EQ(says(Pool::attach(CudaVmm::create(device).take(), std::move(foreign)).status()),
+             "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE (1): invalid argument");
+    PoolExport host =
+        Pool::create(std::make_unique<HostMemfd>(), {kPage, 1, 0}).take().share().take();
+    CHECK_EQ(says(Pool::attach(CudaVmm::create(device).take(), std::move(host)).status()),
+             "the pool is memory of the host, and this back end maps memory of a device");
+    CHECK_EQ(std::string{fake().live()}, "contexts 1\nhandles 1\nreservations 1\nmappings 1\n");
   }
   check_clean();
 }

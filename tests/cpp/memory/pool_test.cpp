@@ -1,10 +1,15 @@
 // The pool and its back ends: contiguous, writable, and gone without a trace.
 #include "memory/pool.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "check.h"
 #include "memory/faulty.h"
@@ -19,6 +24,7 @@ using rose::memory::FaultyBackend;
 using rose::memory::HostMemfd;
 using rose::memory::PageHandle;
 using rose::memory::Pool;
+using rose::memory::PoolExport;
 using rose::memory::PoolShape;
 using rose::memory::VaRange;
 
@@ -31,6 +37,14 @@ Result<Pool> create(const std::shared_ptr<FaultPlan>& plan, std::size_t object_b
   return Pool::create(std::make_unique<FaultyBackend>(std::make_unique<HostMemfd>(), plan), kShape,
                       object_bytes_max);
 }
+
+Result<Pool> attach(const std::shared_ptr<FaultPlan>& plan, PoolExport from) {
+  return Pool::attach(std::make_unique<FaultyBackend>(std::make_unique<HostMemfd>(), plan),
+                      std::move(from));
+}
+
+// The number of the next descriptor that is made: it grows when one is left open.
+int next_descriptor() { return FileDescriptor{::open("/dev/null", O_RDONLY | O_CLOEXEC)}.get(); }
 
 }  // namespace
 
@@ -110,6 +124,111 @@ TEST(released_handle_is_no_longer_known) {
   backend.release(handle);
   CHECK(backend.export_fd(handle).status().code() == Code::kInvalidArgument);
   CHECK(backend.map(nullptr, handle).code() == Code::kInvalidArgument);
+}
+
+TEST(attached_pool_shows_the_same_bytes_at_the_same_distances) {
+  const auto plan = std::make_shared<FaultPlan>();
+  const Pool pool = create(plan, 2 * kSlab).take();
+  volatile std::byte* here = pool.data();
+  for (std::size_t slab = 0; slab < 7; ++slab)
+    here[slab * kSlab + 5] = static_cast<std::byte>(slab + 1);
+  const Pool other = attach(plan, pool.share().take()).take();
+  CHECK(other.data() != pool.data());
+  CHECK_EQ(other.size_bytes(), pool.size_bytes());
+  CHECK_EQ(other.shape().header_slabs, 2);
+  volatile std::byte* there = other.data();
+  // The header's bytes too: whoever attaches clears nothing.
+  for (std::size_t slab = 0; slab < 7; ++slab) {
+    CHECK(there[slab * kSlab + 5] == static_cast<std::byte>(slab + 1));
+  }
+  there[7 * kSlab - 1] = std::byte{9};
+  CHECK(here[7 * kSlab - 1] == std::byte{9});
+}
+
+TEST(attached_pool_outlives_the_one_it_came_from) {
+  const auto plan = std::make_shared<FaultPlan>();
+  {
+    std::optional<Pool> first{create(plan, kSlab).take()};
+    first->data()[3 * kSlab] = std::byte{7};
+    const Pool second = attach(plan, first->share().take()).take();
+    first.reset();
+    CHECK(second.data()[3 * kSlab] == std::byte{7});
+    const Pool third = attach(plan, second.share().take()).take();
+    CHECK(third.data()[3 * kSlab] == std::byte{7});
+  }
+  CHECK(plan->is_clean());
+}
+
+TEST(sharing_leaks_nothing_when_the_nth_call_fails) {
+  const int before = next_descriptor();
+  for (std::int64_t n = 1; n <= 4 + 1 + 2 * 4 + 1; ++n) {
+    const auto plan = std::make_shared<FaultPlan>();
+    {
+      const Pool pool = create(plan, 2 * kSlab).take();
+      const std::int64_t alive = plan->live_objects + plan->live_mappings + plan->live_ranges;
+      plan->fail_call = plan->calls + n;
+      Result<PoolExport> shared = pool.share();
+      if (n > 4 + 1 + 2 * 4) {  // there is no such call
+        CHECK(attach(plan, shared.take()).ok());
+      } else if (n > 4) {
+        CHECK(attach(plan, shared.take()).status().code() == Code::kOutOfMemory);
+      } else {
+        CHECK(shared.status().code() == Code::kOutOfMemory);
+      }
+      CHECK_EQ(plan->live_objects + plan->live_mappings + plan->live_ranges, alive);
+    }
+    CHECK(plan->is_clean());
+    CHECK_EQ(next_descriptor(), before);
+  }
+}
+
+TEST(pool_of_wrong_sizes_is_refused) {
+  const auto plan = std::make_shared<FaultPlan>();
+  const Pool pool = create(plan, 2 * kSlab).take();
+  const auto refusal = [&](auto change) {
+    PoolExport shared = pool.share().take();
+    change(shared);
+    const std::int64_t calls = plan->calls;
+    const Status status = attach(plan, std::move(shared)).status();
+    CHECK(status.code() == Code::kInvalidArgument);
+    CHECK_EQ(plan->calls, calls);  // before anything is made
+    return status.message();
+  };
+  CHECK_EQ(refusal([](PoolExport& one) { one.objects.pop_back(); }),
+           "3 descriptors came for 4 memory objects");
+  CHECK_EQ(refusal([](PoolExport& one) { one.sizes[0] += 1; }),
+           "a memory object of 131073 bytes is not part of a pool of 458752 bytes");
+  CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] = 0; }),
+           "a memory object of 0 bytes is not part of a pool of 458752 bytes");
+  CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] += kSlab; }),
+           "a memory object of 131072 bytes is not part of a pool of 458752 bytes");
+  CHECK_EQ(refusal([](PoolExport& one) { one.shape.slab_count += 1; }),
+           "the memory objects leave 65536 of 524288 bytes open");
+  CHECK_EQ(refusal([](PoolExport& one) { one.is_on_host = false; }),
+           "the pool is memory of a device, and this back end maps memory of the host");
+  refusal([](PoolExport& one) { one.shape.slab_bytes = 0; });
+}
+
+TEST(foreign_descriptors_are_refused) {
+  const auto plan = std::make_shared<FaultPlan>();
+  const Pool pool = create(plan, kSlab).take();
+  const auto refusal = [&](FileDescriptor foreign) {
+    PoolExport shared = pool.share().take();
+    shared.objects[4] = std::move(foreign);
+    const std::int64_t alive = plan->live_objects;
+    const Status status = attach(plan, std::move(shared)).status();
+    CHECK(status.code() == Code::kInvalidArgument);
+    CHECK_EQ(plan->live_objects, alive);
+    return status.message();
+  };
+  CHECK_EQ(refusal(rose::create_memfd("test", kSlab / 2).take()),
+           "the descriptor holds 32768 bytes, not 65536");
+  const std::string unsealed = "the descriptor is no memory whose size is sealed";
+  FileDescriptor loose{::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  CHECK(::ftruncate(loose.get(), kSlab) == 0);
+  CHECK_EQ(refusal(std::move(loose)), unsealed);
+  CHECK_EQ(refusal(FileDescriptor{::open("/dev/zero", O_RDWR | O_CLOEXEC)}), unsealed);
+  CHECK_EQ(refusal(FileDescriptor{}), unsealed);
 }
 
 TEST_MAIN()
