@@ -455,6 +455,7 @@ class AdmissionTerms:
         max_request_tokens: int,
         max_batch_tokens: int,
         burst_requests: int,
+        burst_request_tokens: int,
     ) -> None: ...
     slabs: int
     @property
@@ -473,6 +474,8 @@ class AdmissionTerms:
     def arrivals_per_s(self) -> float: ...
     @property
     def burst_requests(self) -> int: ...
+    @property
+    def burst_request_tokens(self) -> int: ...
 
 class AdmissionBalance:
     @property

@@ -23,7 +23,7 @@ AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std
                             std::uint32_t running_requests, double decode_tokens_per_s,
                             double prefill_tokens_per_s, double arrivals_per_s,
                             std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens,
-                            std::uint32_t burst_requests) {
+                            std::uint32_t burst_requests, std::uint32_t burst_request_tokens) {
   const AdmissionTerms terms{.epoch = epoch,
                              .to_partition = to_partition,
                              .slabs = slabs,
@@ -39,7 +39,8 @@ AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std
                              .arrivals_per_s = arrivals_per_s,
                              .max_request_tokens = max_request_tokens,
                              .max_batch_tokens = max_batch_tokens,
-                             .burst_requests = burst_requests};
+                             .burst_requests = burst_requests,
+                             .burst_request_tokens = burst_request_tokens};
   check(slo::check(terms));
   return terms;
 }
@@ -54,7 +55,8 @@ void bind_admission(py::module_& module) {
            py::arg("free_serving_blocks"), py::arg("unowned_slabs"), py::arg("revocable_blocks"),
            py::arg("horizon_ms"), py::arg("running_requests"), py::arg("decode_tokens_per_s"),
            py::arg("prefill_tokens_per_s"), py::arg("arrivals_per_s"),
-           py::arg("max_request_tokens"), py::arg("max_batch_tokens"), py::arg("burst_requests"))
+           py::arg("max_request_tokens"), py::arg("max_batch_tokens"), py::arg("burst_requests"),
+           py::arg("burst_request_tokens"))
       .def_readwrite("slabs", &AdmissionTerms::slabs)
       .def_readonly("epoch", &AdmissionTerms::epoch)
       .def_readonly("free_serving_blocks", &AdmissionTerms::free_serving_blocks)
@@ -63,7 +65,8 @@ void bind_admission(py::module_& module) {
       .def_readonly("decode_tokens_per_s", &AdmissionTerms::decode_tokens_per_s)
       .def_readonly("prefill_tokens_per_s", &AdmissionTerms::prefill_tokens_per_s)
       .def_readonly("arrivals_per_s", &AdmissionTerms::arrivals_per_s)
-      .def_readonly("burst_requests", &AdmissionTerms::burst_requests);
+      .def_readonly("burst_requests", &AdmissionTerms::burst_requests)
+      .def_readonly("burst_request_tokens", &AdmissionTerms::burst_request_tokens);
 
   py::class_<AdmissionBalance>(module, "AdmissionBalance")
       .def_readonly("growth_blocks", &AdmissionBalance::growth_blocks)

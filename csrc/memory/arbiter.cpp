@@ -81,7 +81,6 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   }
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
-  watches_.emplace_back();
   accounts_.emplace_back();
   shown_.push_back({partitions_.back(), 0, 0, 0, {}});
   has_changed_ = true;
@@ -254,7 +253,6 @@ Status Arbiter::release_own(SlabId slab) noexcept {
 
 void Arbiter::announce(Move move) noexcept {
   move.epoch = ++epoch_;
-  for (const Partition& one : partitions_) arm(one.id);
   if (observer_ != nullptr) observer_->on_move(move);
 }
 

@@ -237,10 +237,10 @@ class Arbiter final : private SlabWatcher {
   // From now on `partition`, of whose blocks a slab holds `blocks_per_slab`, could need
   // `demand_blocks` before a loan is back; 0 ends it. It is short while anything is lent and its
   // supply, its free blocks and those of unowned slabs, is less than that. Returns whether it is,
-  // or will be once it has taken `taking` blocks.
+  // or will be once it has taken `taking` blocks. One partition is watched at a time.
   //
-  // The bell rings, once for each call of watch(), inside the first allocation that leaves it short
-  // or finds it so: each allocation compares one number with the free blocks it leaves.
+  // The bell rings, once for each call of watch(), inside the first allocation of its allocator
+  // that leaves it short or finds it so.
   Result<bool> watch(PartitionId partition, std::int64_t demand_blocks,
                      std::int32_t blocks_per_slab, std::int64_t taking) noexcept;
   // The same question with the demand that was said last; the bell is left alone.
@@ -275,8 +275,10 @@ class Arbiter final : private SlabWatcher {
   };
 
   struct Watch {
-    std::int64_t demand_blocks{0};  // 0: nobody asked
+    PartitionId partition{kNobody};
+    std::int64_t demand_blocks{0};
     std::int32_t blocks_per_slab{0};
+    bool is_armed{false};  // the bell has not rung for it
   };
 
   // A lent slab with blocks or pins; the smallest is revoked first.
@@ -318,10 +320,11 @@ class Arbiter final : private SlabWatcher {
 
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
-  void on_low_water() noexcept override;
-  // The free blocks below which a tenant is short, with `unowned` slabs unowned.
-  std::int64_t low_water(PartitionId id, std::int32_t unowned) const noexcept;
-  void arm(PartitionId id) noexcept;
+  void on_blocks_taken(const SlabHolder& taker) noexcept override;
+  // The free blocks that who is watched must have with `unowned` slabs unowned.
+  std::int64_t low_water(std::int32_t unowned) const noexcept {
+    return watch_.demand_blocks - std::int64_t{unowned} * watch_.blocks_per_slab;
+  }
   bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
   void show() noexcept;
   void list_partitions() noexcept;
@@ -377,7 +380,6 @@ class Arbiter final : private SlabWatcher {
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
   std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
-  std::vector<Watch> watches_;                                // by partition
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // of tenants that are not lost
   std::map<LeaseId, Lease> leases_;                           // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
@@ -388,6 +390,7 @@ class Arbiter final : private SlabWatcher {
   std::vector<Account> accounts_;         // by partition
   std::vector<PartitionRecord> shown_;    // what the ledger shows; at most kPartitionsMax
   bool has_changed_{false};               // something that is no slab
+  Watch watch_;
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};

@@ -99,7 +99,7 @@ bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
   if (!hear_news().ok()) return false;
   const bool is_taken = take(static_cast<std::int64_t>(out.size()), out.data());
-  look_at_level();
+  if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
   return is_taken;
 }
 
@@ -151,7 +151,7 @@ std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   if (!take(n, blocks.data())) return std::nullopt;
-  look_at_level();
+  if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -21,11 +20,11 @@ using TicketId = std::uint64_t;
 using PinId = std::uint64_t;
 
 // Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left, and
-// that fewer blocks are free than the low-water mark says.
+// that blocks were taken.
 class SlabWatcher {
  public:
   virtual Status on_slab_idle(SlabId slab) noexcept = 0;
-  virtual void on_low_water() noexcept {}
+  virtual void on_blocks_taken(const SlabHolder& taker) noexcept { static_cast<void>(taker); }
 
  protected:
   ~SlabWatcher() = default;
@@ -96,7 +95,6 @@ class BlockAllocator final : public SlabHolder {
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
     map_.add(slab, generation);
   }
-  void set_low_water(std::int64_t free_blocks) noexcept override { low_water_ = free_blocks; }
   Status close_slab(SlabId slab) noexcept override;
   void quarantine_slab(SlabId slab) noexcept override { map_.quarantine(slab); }
   void remove_slab(SlabId slab) noexcept override {
@@ -121,10 +119,6 @@ class BlockAllocator final : public SlabHolder {
   Status settle(SlabId slab) noexcept;
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
-  // Called wherever blocks were taken.
-  void look_at_level() noexcept {
-    if (watcher_ != nullptr && map_.free_blocks() < low_water_) watcher_->on_low_water();
-  }
   Status give(std::span<const BlockId> blocks) noexcept;
   Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
   Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
@@ -134,7 +128,6 @@ class BlockAllocator final : public SlabHolder {
   SlabDoor* const door_{nullptr};  // exactly one of the two is there
   BlockMap map_;
   BitSet entered_;  // slabs that we are through the door of: those that are not idle
-  std::int64_t low_water_{std::numeric_limits<std::int64_t>::min()};
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
   std::uint64_t next_id_{1};

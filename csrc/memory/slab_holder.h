@@ -57,10 +57,6 @@ class SlabHolder {
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   virtual void remove_slab(SlabId slab) noexcept = 0;
 
-  // Blocks taken so that fewer than this are free must be told to the arbiter. Only serving's are
-  // watched, and serving is a holder of this process.
-  virtual void set_low_water(std::int64_t free_blocks) noexcept { static_cast<void>(free_blocks); }
-
   virtual SlabLoad load(SlabId slab) const noexcept = 0;
   virtual BlockTotals totals() const noexcept = 0;
 

@@ -1,6 +1,5 @@
 // What a tenant could need, and the bell that rings when it could be short.
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "base/futex.h"
@@ -10,25 +9,11 @@ namespace rose::memory {
 
 namespace {
 
-constexpr std::int64_t kNoLevel = std::numeric_limits<std::int64_t>::min();
-// More blocks than any pool has; levels and sums of two stay far from 2^63.
+// More blocks than any pool has; sums of such counts stay far from 2^63.
 constexpr std::int64_t kBlocksMax = std::int64_t{1} << 48;
 constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
 
 }  // namespace
-
-std::int64_t Arbiter::low_water(PartitionId id, std::int32_t unowned) const noexcept {
-  const Watch& watch = watches_[static_cast<std::size_t>(id)];
-  if (watch.demand_blocks == 0) return kNoLevel;
-  return watch.demand_blocks - std::int64_t{unowned} * watch.blocks_per_slab;
-}
-
-// With nothing lent there is nothing to be taken back, so nobody is rung for.
-void Arbiter::arm(PartitionId id) noexcept {
-  SlabHolder* holder = holder_of(id);
-  if (holder == nullptr) return;
-  holder->set_low_water(leases_.empty() ? kNoLevel : low_water(id, slabs_.unowned()));
-}
 
 Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
                             std::int32_t blocks_per_slab, std::int64_t taking) noexcept {
@@ -40,36 +25,37 @@ Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
   {
     const std::lock_guard lock{books_};
     ROSE_TRY(check_live(id));
-    watches_[static_cast<std::size_t>(id)] = {demand_blocks, blocks_per_slab};
-    arm(id);
+    const bool is_over = demand_blocks == 0;
+    watch_ = {is_over ? kNobody : id, demand_blocks, blocks_per_slab, !is_over};
   }
   return is_short(id, taking);
 }
 
+// With nothing lent there is nothing to be taken back, so nobody is short.
 Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexcept {
   const std::lock_guard lock{books_};
   ROSE_TRY(check_known(id));
-  const SlabHolder* holder = holder_of(id);
-  if (holder == nullptr || leases_.empty()) return false;
-  return holder->totals().free - std::clamp<std::int64_t>(taking, 0, kBlocksMax) <
-         low_water(id, slabs_.unowned());
+  if (id != watch_.partition || leases_.empty() || holder_of(id) == nullptr) return false;
+  const std::int64_t left =
+      holder_of(id)->totals().free - std::clamp<std::int64_t>(taking, 0, kBlocksMax);
+  return left < low_water(slabs_.unowned());
 }
 
 // Whether a grant of n slabs leaves the tenant what it was certified with, and could need.
 bool Arbiter::is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept {
   const SlabHolder* holder = holder_of(counted_on.partition);
   const std::int64_t free = holder == nullptr ? 0 : holder->totals().free;
-  return free >= counted_on.free_blocks &&
-         free >= low_water(counted_on.partition, slabs_.unowned() - n);
+  const bool is_watched = counted_on.partition == watch_.partition;
+  return free >= counted_on.free_blocks && (!is_watched || free >= low_water(slabs_.unowned() - n));
 }
 
 // ---- the bell
 
 // Once is enough: whoever listens looks at everything and calls watch() again.
-void Arbiter::on_low_water() noexcept {
-  for (const auto& holder : holders_) {
-    if (holder != nullptr) holder->set_low_water(kNoLevel);
-  }
+void Arbiter::on_blocks_taken(const SlabHolder& taker) noexcept {
+  if (!watch_.is_armed || leases_.empty() || holder_of(watch_.partition) != &taker) return;
+  if (taker.totals().free >= low_water(slabs_.unowned())) return;
+  watch_.is_armed = false;
   ring();
 }
 

@@ -68,7 +68,7 @@ AdmissionBalance balance(const AdmissionTerms& terms) noexcept {
   const std::uint64_t first = 1 + count_within(terms.horizon_ms, terms.decode_tokens_per_s);
   const std::uint64_t further = arrivals(terms);
   const std::uint64_t prompts = std::min<std::uint64_t>(
-      (1 + further) * terms.max_request_tokens,
+      terms.max_request_tokens + further * terms.burst_request_tokens,
       terms.max_batch_tokens + count_within(terms.horizon_ms, terms.prefill_tokens_per_s));
   AdmissionBalance out;
   out.growth_blocks = terms.running_requests * ceil_div(first, block);
@@ -107,7 +107,6 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
       .arrivals_per_s = terms.arrivals_per_s,
       .slack_blocks = sums.slack_blocks,
       .slabs = terms.slabs,
-      .blocks_per_slab = terms.blocks_per_slab,
       .block_tokens = terms.block_tokens,
       .free_serving_blocks = terms.free_serving_blocks,
       .unowned_slabs = terms.unowned_slabs,
@@ -116,6 +115,7 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
       .max_request_tokens = terms.max_request_tokens,
       .max_batch_tokens = terms.max_batch_tokens,
       .burst_requests = terms.burst_requests,
+      .burst_request_tokens = terms.burst_request_tokens,
       .demand_blocks = static_cast<std::uint32_t>(sums.demand_blocks),
       .to_partition = terms.to_partition,
   };

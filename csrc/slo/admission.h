@@ -22,12 +22,13 @@ struct AdmissionTerms {
   std::uint32_t revocable_blocks{0};     // certain to be back within the horizon
   double horizon_ms{0};                  // T: how long a revocation takes at most
   std::uint32_t running_requests{0};
-  double decode_tokens_per_s{0};        // of one request, at most
-  double prefill_tokens_per_s{0};       // of the engine, at most
-  double arrivals_per_s{0};             // the rate of the arrivals' token bucket
-  std::uint32_t max_request_tokens{0};  // the largest prompt that is accepted
-  std::uint32_t max_batch_tokens{0};    // what one step may prefill at once
-  std::uint32_t burst_requests{0};      // the bucket's depth, the largest request not counted
+  double decode_tokens_per_s{0};          // of one request, at most
+  double prefill_tokens_per_s{0};         // of the engine, at most
+  double arrivals_per_s{0};               // the rate of the arrivals' token bucket
+  std::uint32_t max_request_tokens{0};    // the largest prompt that is accepted
+  std::uint32_t max_batch_tokens{0};      // what one step may prefill at once
+  std::uint32_t burst_requests{0};        // the bucket's depth, the largest request not counted
+  std::uint32_t burst_request_tokens{0};  // the prompt of one of these, at most
 };
 
 // free_serving + (unowned - n) * blocks_per_slab + revocable = supply >= demand.
@@ -50,7 +51,7 @@ Status check(const AdmissionTerms& terms) noexcept;
 //   to end); wherever they start, they need at most ceil(g / b) new blocks.
 //   a = burst + floor(T * arrival rate) requests arrive besides the largest one. They all share the
 //   engine, so of their prompts and the largest's no more is stored than
-//   P = min((1 + a) * largest prompt, one step's batch + floor(T * prefill rate)) tokens.
+//   P = min(largest prompt + a * their prompt, one step's batch + floor(T * prefill rate)) tokens.
 //   Each of the 1 + a stores at most g tokens behind its prompt, and may leave a block begun: in
 //   all no more than ceil((P + g) / b) + a * ceil((g + b - 1) / b) blocks, however P is split.
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept;

@@ -36,10 +36,10 @@
 //                    ttft_ms, blocking_ms; i64 heartbeat_age_ns; u32 segments, outstanding, passed,
 //                    close_epoch, pending
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
-//                    arrivals_per_s; i64 slack_blocks; u32 slabs, blocks_per_slab, block_tokens,
+//                    arrivals_per_s; i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
-//                    max_request_tokens, max_batch_tokens, burst_requests, demand_blocks,
-//                    to_partition; what they mean: docs/certificates.md
+//                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
+//                    demand_blocks, to_partition; what they mean: docs/certificates.md
 //    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
 //    7 REVOKE_BEGUN  u64 lease_id; i64 deadline_ns; u32 slabs
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
@@ -140,7 +140,6 @@ struct Admission {
   double arrivals_per_s;
   std::int64_t slack_blocks;
   std::uint32_t slabs;
-  std::uint32_t blocks_per_slab;
   std::uint32_t block_tokens;
   std::uint32_t free_serving_blocks;
   std::uint32_t unowned_slabs;
@@ -149,6 +148,7 @@ struct Admission {
   std::uint32_t max_request_tokens;
   std::uint32_t max_batch_tokens;
   std::uint32_t burst_requests;
+  std::uint32_t burst_request_tokens;
   std::uint32_t demand_blocks;
   std::uint32_t to_partition;
 };

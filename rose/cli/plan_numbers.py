@@ -135,8 +135,7 @@ class Plan:
         """Return D(T) of one of serving's groups, by the formula that decides about loans."""
         load, block_tokens = self.setting.load, group.geometry.block_tokens
         blocks = group.blocks_for(load.request_tokens, step_tokens=load.step_tokens)
-        # As the lender does: prompts that wait together share the engine's steps, and count as one.
-        largest = min(load.request_tokens, blocks * block_tokens) * (1 + load.burst_requests)
+        largest = min(load.request_tokens, blocks * block_tokens)
         return admission_balance(
             AdmissionTerms(
                 epoch=0,
@@ -153,8 +152,9 @@ class Plan:
                 prefill_tokens_per_s=load.prefill_tokens_per_s,
                 max_request_tokens=largest,
                 max_batch_tokens=load.step_tokens,
+                arrivals_per_s=0.0,  # Those of a burst are all there are.
                 burst_requests=load.burst_requests,
-                burst_request_tokens=block_tokens,
+                burst_request_tokens=largest,
             )
         )
 

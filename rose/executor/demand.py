@@ -5,17 +5,22 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from rose._core import AdmissionTerms, Forecast, LatencyModel, admission_balance
+from rose._core import AdmissionTerms, Clock, Forecast, LatencyModel, admission_balance
 from rose.memory import KVGeometry
 from rose.slo import Policy
 from rose.slo.arrivals import ArrivalEnvelope
 from rose.slo.rates import ServingRates
+from rose.units import NS_PER_S
 
 # The certificate wants the most serving can do, the prior knows the mean: until steps were
 # measured, steps of the same shape are taken to vary by less than this factor.
 _COLD_MARGIN: Final = 2.0
+_MS_PER_S: Final = 1e3
 # A million requests within T are a mistake of the clock; the core refuses such terms.
 _ARRIVALS_MAX: Final = 1e5
+# Arrivals are forgotten after a minute: long enough for a gap between two storms, short enough that
+# memory is lent again when they are over.
+_REMEMBER_NS: Final = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,15 @@ class ServingLimits:
     request_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Requests besides the largest one: a token bucket, and the longest prompt of each."""
+
+    per_s: float
+    burst: int
+    prompt_tokens: int
+
+
 class Demand:
     """D(T) of a serving engine, from what was measured of it. Any thread."""
 
@@ -42,6 +56,7 @@ class Demand:
         limits: ServingLimits,
         model: LatencyModel,
         policy: Policy,
+        clock: Clock,
     ) -> None:
         """Start with the priors.
 
@@ -51,22 +66,26 @@ class Demand:
             limits: what one step and one request of serving can be.
             model: of serving's steps.
             policy: the knobs.
+            clock: when requests arrive.
         """
         self.blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
         self._block_tokens = geometry.block_tokens
         self._limits = limits
         self._model = model
         self._policy = policy
+        self._clock = clock
         self._lock = threading.Lock()  # Guards what was measured.
         self._rates = ServingRates(
             epsilon=policy.epsilon, window=policy.residual_window, cold_margin=_COLD_MARGIN
         )
-        self._arrivals = ArrivalEnvelope(window=policy.residual_window)
+        self._arrivals = ArrivalEnvelope(
+            epsilon=policy.epsilon, window=policy.residual_window, remember_ns=_REMEMBER_NS
+        )
 
-    def arrived(self, now_ns: int) -> None:
+    def arrived(self, *, prompt_tokens: int) -> None:
         """Learn from a request's arrival."""
         with self._lock:
-            self._arrivals.arrived(now_ns)
+            self._arrivals.arrived(self._clock.now_ns(), prompt_tokens=prompt_tokens)
 
     def step_ended(
         self, forecast: Forecast, actual_ms: float, *, decode_sequences: int, prefill_tokens: int
@@ -106,7 +125,7 @@ class Demand:
             rates = self._rates.bounds(
                 step_ms=step_ms, chunk_ms=chunk_ms, chunk_tokens=self._limits.step_tokens
             )
-            burst, arrivals_per_s = self._arrivals.burst, self._arrivals.rate_per_s
+            arrivals = self._expected_arrivals()
         return AdmissionTerms(
             epoch=epoch,
             to_partition=to_partition,
@@ -120,11 +139,29 @@ class Demand:
             running_requests=running,
             decode_tokens_per_s=rates.decode_tokens_per_s,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
-            arrivals_per_s=min(arrivals_per_s, _ARRIVALS_MAX),
+            arrivals_per_s=arrivals.per_s,
             max_request_tokens=self._limits.request_tokens,
             max_batch_tokens=self._limits.step_tokens,
-            burst_requests=max(self._policy.burst_requests, math.ceil(burst)),
+            burst_requests=arrivals.burst,
+            burst_request_tokens=arrivals.prompt_tokens,
         )
+
+    def _expected_arrivals(self) -> "_Arrivals":
+        """Say what may arrive besides the largest request; needs the lock.
+
+        Before enough prompts were seen, all of them together are taken to be as long as
+        `burst_requests` of the largest, and each as long as the longest so far.
+        """
+        seen, limit = self._arrivals, self._limits.request_tokens
+        seen.forget(self._clock.now_ns())
+        burst = max(self._policy.burst_requests, math.ceil(seen.burst))
+        per_s = min(seen.rate_per_s, _ARRIVALS_MAX)
+        tokens = seen.prompt_tokens
+        if tokens is None:
+            further = burst + int(self._policy.revoke_ms * per_s / _MS_PER_S)
+            prior = self._policy.burst_requests * limit / max(1, further)
+            tokens = max(prior, seen.longest_prompt_tokens)
+        return _Arrivals(per_s, burst, min(limit, math.ceil(tokens)))
 
     def blocks(self, *, running: int) -> int:
         """Return D(T) with `running` requests, in serving's blocks."""

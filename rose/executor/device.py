@@ -166,7 +166,12 @@ class CoServing:
         limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
         model = _latency_model(policy)
         demand = Demand(
-            geometry=geometry, slab_bytes=slab_bytes, limits=limits, model=model, policy=policy
+            geometry=geometry,
+            slab_bytes=slab_bytes,
+            limits=limits,
+            model=model,
+            policy=policy,
+            clock=self._clock,
         )
         if reserve_bytes is None:
             wanted = ceil_div(demand.blocks(running=0), demand.blocks_per_slab)

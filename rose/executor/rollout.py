@@ -208,6 +208,10 @@ class RolloutLane:
             return Refusal(Reason.POOL_EMPTY, retry_after_ms=self._loans.retry_after_ms())
         return Ticket(self.kv.allocator, reservation)
 
+    def alloc(self, blocks: int) -> list[int] | None:
+        """Take `blocks` free blocks; None, and nothing taken, when fewer are free."""
+        return self.kv.allocator.alloc(blocks)
+
     def pin(self, blocks: Iterable[int]) -> int:
         """Hold the slabs of `blocks` for a step, from its preparation to its completion."""
         return int(self.kv.allocator.pin(list(blocks)))

@@ -120,7 +120,7 @@ class ServingLane:
                 self._live.add(request_id)
                 self._state.arrived(tokens=prompt_tokens)
                 if request_id != _STEP:
-                    self._demand.arrived(self._clock.now_ns())
+                    self._demand.arrived(prompt_tokens=prompt_tokens)
                 self._lender.load_changed()
 
     def emitted(self, request_id: str) -> None:

@@ -46,6 +46,11 @@ class UpperBound:
         rank = math.ceil((count + 1) * (1 - self._epsilon) - 1e-9)
         return self._ordered[rank - 1] if 1 <= rank <= count else None
 
+    @property
+    def largest(self) -> float:
+        """The largest sample that is remembered; 0 without any."""
+        return self._ordered[-1] if self._ordered else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

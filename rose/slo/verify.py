@@ -25,7 +25,6 @@ _ADMISSION_RANGES: Final = (
 )
 # Fields of an ADMISSION and of the header that say the same; a 0 in the header says nothing.
 _SAID_TWICE: Final = (
-    ("blocks_per_slab", "blocks_per_slab"),
     ("block_tokens", "block_tokens"),
     ("max_request_tokens", "max_request_tokens"),
     ("max_batch_tokens", "max_batch_tokens"),
@@ -120,13 +119,13 @@ class _Replay:
     def admission(self, record: dict[str, Any]) -> list[str]:
         """Do the sum again from its terms."""
         self.admissions.append(record)
-        if record["block_tokens"] == 0 or record["blocks_per_slab"] == 0:
-            return ["a block or a slab of size 0"]
+        if record["block_tokens"] == 0:
+            return ["a block of size 0"]
         if not all(0 <= record[name] <= most for name, most in _ADMISSION_RANGES):
             return ["a horizon or a rate out of range"]
         lent, unowned, slabs = record["slabs"], record["unowned_slabs"], self.header["slabs"]
         demand = _demand_blocks(record)
-        kept = (unowned - lent) * record["blocks_per_slab"]
+        kept = (unowned - lent) * self.header["blocks_per_slab"]
         supply = record["free_serving_blocks"] + kept + record["revocable_blocks"]
         return _broken(
             *(
@@ -233,7 +232,7 @@ def _demand_blocks(record: dict[str, Any]) -> int:
     first = 1 + int(horizon_ms * record["decode_tokens_per_s"] / 1000.0)
     prefilled = int(horizon_ms * record["prefill_tokens_per_s"] / 1000.0)
     further = record["burst_requests"] + int(horizon_ms * record["arrivals_per_s"] / 1000.0)
-    asked = (1 + further) * record["max_request_tokens"]
+    asked = record["max_request_tokens"] + further * record["burst_request_tokens"]
     prompts = min(asked, record["max_batch_tokens"] + prefilled)
     return int(
         record["running_requests"] * ceil_div(first, per_block)

@@ -8,6 +8,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
 from rose.errors import Unavailable
+from rose.executor import Lease, Revocation
 from tests.engines.pair import Client, Pair, generate, would_say
 from tests.engines.stepper import Stepper, wait_for
 
@@ -215,6 +216,27 @@ def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> Non
     pair.serving_lane.settle()
     stepper.finish()
     assert stepper.client.wrong(pair.rollout_model) == []
+
+
+def test_every_sector_that_serving_takes_is_checked_before_it_is_taken(pair: Pair) -> None:
+    device, lane = pair.device, pair.serving_lane
+    device._keeper.stop()  # so that the sector itself must have asked
+    while isinstance(device.lender.grow(10_000), Lease):
+        pass
+    supply: list[int] = []
+
+    def on_revoke(revocation: Revocation) -> None:
+        now = device.arbiter.snapshot()
+        supply.append(now.partitions[0].free_blocks + now.unowned * lane.kv.blocks_per_slab)
+        revocation.begin(())
+
+    pair.rollout_lane.on_revoke = on_revoke
+    pool = pair.serving.processor.cache.pool
+    demand = device.lender.demand_blocks
+    while len(supply) < 3:
+        pool.allocate_sector(0)  # between two steps: no batch is prepared, none ends
+        assert not device.arbiter.is_short(lane.kv.partition)
+    assert min(supply) >= demand
 
 
 def test_borrower_is_woken_when_there_is_room(pair: Pair) -> None:

@@ -1,7 +1,6 @@
 """Slabs between serving and the borrower: certified when they go, in time when they come back."""
 
 import threading
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rose._core import ManualClock
 from rose.executor import Lease, Reason, Refusal, StepBatch
 from rose.executor import lender as lender_module
 from rose.slo.verify import verify_log
@@ -230,13 +230,13 @@ def test_reserve_that_nobody_named_is_what_the_priors_say_serving_could_need(ope
     steps=st.lists(
         st.tuples(st.floats(0.05, 2000.0), st.integers(0, 8), st.integers(0, 32)), max_size=150
     ),
-    gaps_ms=st.lists(st.integers(0, 300), max_size=40),
+    arrivals=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), max_size=120),
     running=st.integers(0, 3),
     wanted=st.integers(1, 200),
 )
 @settings(max_examples=40)
 def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_grant(
-    steps, gaps_ms, running, wanted
+    steps, arrivals, running, wanted
 ) -> None:
     with TemporaryDirectory() as folder:
         rig = Rig(Path(folder) / "log", reserve_slabs=0, revoke_ms=20.0)
@@ -249,8 +249,10 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
             demand.step_ended(
                 forecast, actual_ms, decode_sequences=decoding, prefill_tokens=prefilled
             )
-        for at_ms in accumulate(gaps_ms):
-            demand.arrived(at_ms * 1_000_000)
+        clock = demand._clock = ManualClock()
+        for gap_ms, prompt_tokens in arrivals:
+            clock.advance(gap_ms * 1_000_000)
+            demand.arrived(prompt_tokens=prompt_tokens)
         for name in range(running):
             rig.serving.arrived(str(name), prompt_tokens=8)
         if isinstance(rig.device.lender.grow(wanted), Lease):

@@ -38,6 +38,7 @@ RATES = st.fixed_dictionaries(
         "max_request_tokens": st.integers(0, 200),
         "max_batch_tokens": st.integers(0, 128),
         "burst_requests": st.integers(0, 2),
+        "burst_request_tokens": st.integers(0, 200),
     }
 )
 ALONE = RATES.map(lambda rates: {**rates, "arrivals_per_s": 0, "burst_requests": 0})
@@ -72,11 +73,13 @@ def fits(known, rates, *, slabs: int, stored, prompts) -> bool:
     )
 
 
-def split(data, total: int, parts: int, at_most: int) -> list[int]:
-    """Draw prompts that make up `total` tokens, each of `at_most` at most."""
+def split(data, total: int, rates) -> list[int]:
+    """Draw the prompts of all that arrive: `total` tokens, each as long as the terms allow."""
+    requests, _ = arriving(rates)
+    most = [rates["burst_request_tokens"]] * (requests - 1) + [rates["max_request_tokens"]]
     out = []
-    for left in range(parts - 1, -1, -1):
-        least = max(0, total - left * at_most)
+    for number, at_most in enumerate(most):
+        least = max(0, total - sum(most[number + 1 :]))
         out.append(data.draw(st.integers(least, min(at_most, total))))
         total -= out[-1]
     return out
@@ -89,8 +92,8 @@ def test_after_a_certified_grant_the_worst_that_can_come_fits(known, rates, data
     most = largest_grant(terms_of(known, rates, slabs=0, running=len(stored)))
     slabs = data.draw(st.integers(max(1, most - 1), most + 1))
     terms = terms_of(known, rates, slabs=slabs, running=len(stored))
-    requests, tokens = arriving(rates)
-    prompts = split(data, tokens, requests, rates["max_request_tokens"])
+    _, tokens = arriving(rates)
+    prompts = split(data, tokens, rates)
     if admission_certificate(terms, log=None) is not None:
         assert fits(known, rates, slabs=slabs, stored=stored, prompts=prompts)
 
@@ -111,11 +114,11 @@ def test_a_further_arrival_is_reckoned_with_a_block_too_many_at_most(known, rate
     terms = terms_of(known, rates, slabs=0, running=running)
     requests, tokens = arriving(rates)
     # All but the last are as long as leaves a block just begun behind their first tokens.
-    block, most = known["block_tokens"], rates["max_request_tokens"]
+    block, most = known["block_tokens"], rates["burst_request_tokens"]
     first = events_within(rates["horizon_ms"], rates["decode_tokens_per_s"])
     begun = min((1 - first) % block, most)
     prompts = [begun] * (requests - 1)
-    assume(0 <= tokens - sum(prompts) <= most)
+    assume(0 <= tokens - sum(prompts) <= rates["max_request_tokens"])
     assume(begun == (1 - first) % block)
     prompts.append(tokens - sum(prompts))
     needed = sum(-(-(one + first) // block) for one in prompts)
@@ -162,6 +165,7 @@ def test_terms_without_a_meaning_are_invalid(wrong) -> None:
         "max_request_tokens": 10,
         "max_batch_tokens": 10,
         "burst_requests": 0,
+        "burst_request_tokens": 0,
     }
     AdmissionTerms(**good)
     with pytest.raises(InvalidArgument):
@@ -198,6 +202,7 @@ def test_a_certificate_that_forgot_an_arrival_is_refused_and_not_recorded() -> N
         "max_request_tokens": 1,
         "max_batch_tokens": 1,
         "burst_requests": 1,
+        "burst_request_tokens": 1,
     }
     terms = terms_of(known, rates, slabs=1, running=1)
     serving.arrived(tokens=1)

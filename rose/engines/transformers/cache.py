@@ -29,7 +29,7 @@ from rose.memory import KVGeometry, KVSpace, Layout
 
 
 class KVLane(Protocol):
-    """What the cache needs of a lane: its space, and a way to ask for more blocks."""
+    """What the cache needs of a lane: its space, and ways to ask for blocks and to take them."""
 
     @property
     def kv(self) -> KVSpace:
@@ -38,6 +38,10 @@ class KVLane(Protocol):
 
     def ensure(self, blocks: int) -> bool:
         """Try to have `blocks` free blocks now."""
+        ...
+
+    def alloc(self, blocks: int) -> list[int] | None:
+        """Take `blocks` free blocks, or None when fewer are free."""
         ...
 
 
@@ -78,9 +82,10 @@ def sector_geometry(
 class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     """A `CachePool` whose free sectors are the free blocks of rose's allocator."""
 
-    def __init__(self, space: KVSpace, num_sectors: int, num_allocators: int) -> None:
-        """Start with no sector; they come and go with the slabs of `space`."""
-        self.space = space
+    def __init__(self, lane: KVLane, num_sectors: int, num_allocators: int) -> None:
+        """Start with no sector; they come and go with the slabs of `lane`."""
+        self.lane = lane
+        self.space = lane.kv
         super().__init__(num_sectors, num_allocators)
 
     def reset(self) -> None:
@@ -100,8 +105,12 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         return int(self.space.allocator.free_blocks)
 
     def allocate_sector(self, index: int) -> None:
-        """Take one sector, from the fullest slab, for the allocator `index`."""
-        sectors = self.space.allocator.alloc(1)
+        """Take one sector, from the fullest slab, for the allocator `index`.
+
+        By the lane, at every sector: serving's lane sees to it that enough is left, also when a
+        batch takes its blocks long before or after a step.
+        """
+        sectors = self.lane.alloc(1)
         if sectors is None:
             raise InternalError("a sector was asked for that the caller had not counted")
         self._free_blocks[index].add_tree(sectors[0])
@@ -180,7 +189,7 @@ class SlabCache(VersionedCache):
         )
         self.cache_tensor = as_tensor(space.flat(), self.device)
         self.num_sectors = self.cache_tensor.numel() // sector_bytes - 2
-        self.pool = SlabPool(space, self.num_sectors, len(self.cache_allocators))
+        self.pool = SlabPool(lane, self.num_sectors, len(self.cache_allocators))
         for allocator in self.cache_allocators.values():
             allocator.register_cache_tensor(
                 sector_bytes, self.num_sectors * sector_bytes, self.cache_tensor, self.pool

@@ -218,8 +218,6 @@ class ServingProcessor(DeviceProcessor):
             prefill_tokens=int(io.total_seqlen_q) - decoding,
         )
         self._step = step
-        # The batch has its blocks: what is left must still do for what could come.
-        self.lane.recheck()
         return True
 
     def update_batch(self) -> None:
