@@ -132,14 +132,14 @@ class RolloutProcessor(DeviceProcessor):
         """Let the listener know that a step waits at its gate; called by the lane.
 
         Raises:
-            StepAborted: the engine is to stop, and serving may keep the gate closed for long. On a
-                GPU the stream could still be at work, so there the step waits.
+            StepAborted: the engine is to stop or to pause, and serving may keep the gate closed for
+                long. On a GPU the stream could still be at work, so there the step waits.
         """
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
-        if self.stream is None and self._is_stopping:
-            raise StepAborted("the engine stops")
+        if self.stream is None and self._is_called_away():
+            raise StepAborted("the engine stops or pauses")
 
     def fail_all_requests(self, error: Exception) -> None:
         """Tell the owners of evicted requests first: they did not fail."""
