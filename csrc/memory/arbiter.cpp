@@ -17,13 +17,14 @@ std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
          std::to_string(static_cast<std::uint64_t>(slabs) * slab_bytes) + " bytes)";
 }
 
-Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
+}  // namespace
+
+Status Arbiter::check_duration(const char* name, Nanoseconds value,
+                               Nanoseconds least) noexcept {
   if (value >= least && value < kDurationMax) return {};
   return Status::invalid_argument(std::string{name} + " of " + std::to_string(value) +
                                   " is out of range");
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Arbiter>> Arbiter::create(Pool pool, std::shared_ptr<const Clock> clock,
                                                  std::shared_ptr<MoveObserver> observer) noexcept {

@@ -22,6 +22,8 @@
 
 namespace rose::memory {
 
+struct Inheritance;  // rebuild.h
+
 using LeaseId = std::uint64_t;
 using RevocationId = std::uint64_t;
 
@@ -278,6 +280,8 @@ class Arbiter final : private SlabWatcher {
   Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
           std::shared_ptr<MoveObserver> observer) noexcept;
 
+  static Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept;
+
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void show() noexcept;
@@ -318,7 +322,9 @@ class Arbiter final : private SlabWatcher {
   Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
   Result<std::int32_t> take_given(PartitionId id) noexcept;
   Status drop_locked(PartitionId id) noexcept;
-  Status resume(const struct Inheritance& inheritance) noexcept;
+  void take_over(const Inheritance& inherited, Nanoseconds ttl_ns) noexcept;
+  Status resume(Mailbox mailbox, Nanoseconds grace_ns) noexcept;
+  Status revoke_claims(std::span<const SlabId> claimed, Nanoseconds grace_ns) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;
   void forget_revocations() noexcept;
 

@@ -16,7 +16,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept
     return Status::invalid_argument("partition '" + partition(id).name +
                                     "' has an allocator or a tenant already");
   }
-  Result<Mailbox> mailbox = Mailbox::create(shape, id, slabs_.ledger().inode());
+  Result<Mailbox> mailbox = Mailbox::create(shape, id, slabs_.ledger().pool());
   if (!mailbox.ok()) return mailbox.status();
   Result<std::shared_ptr<TenantLine>> line = TenantLine::create(mailbox.take());
   if (!line.ok()) return line.status();

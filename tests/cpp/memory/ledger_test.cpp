@@ -17,9 +17,12 @@ using rose::Result;
 using rose::memory::Ledger;
 using rose::memory::LedgerHeaderWire;
 using rose::memory::LedgerView;
+using rose::memory::PartitionRecord;
+using rose::memory::PartitionRecordWire;
 using rose::memory::PoolShape;
 using rose::memory::SlabId;
 using rose::memory::SlabRecord;
+using rose::memory::SlabRecordWire;
 using rose::memory::SlabState;
 
 namespace {
