@@ -71,7 +71,7 @@ void Arbiter::take_over(const Inheritance& inherited, Nanoseconds ttl_ns) noexce
   holders_.resize(partitions_.size());
   accounts_.resize(partitions_.size());
   for (const Partition& one : partitions_) {
-    if (one.is_live) shown_.push_back({one, 0, 0, 0, {}});
+    if (one.is_live || one.quarantined > 0) *free_place() = {one, 0, 0, 0, {}};
   }
   const Nanoseconds expires_ns = clock_->now_ns() + ttl_ns;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {

@@ -285,7 +285,7 @@ class Arbiter final : private SlabWatcher {
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void show() noexcept;
-  void list_partitions() noexcept;
+  PartitionRecord* free_place() noexcept;
   Status check_known(PartitionId partition) const noexcept;
   Status check_live(PartitionId partition) const noexcept;
   Partition& partition(PartitionId id) noexcept {
@@ -348,7 +348,7 @@ class Arbiter final : private SlabWatcher {
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
   std::vector<Account> accounts_;       // by partition
-  std::vector<PartitionRecord> shown_;  // what the ledger shows; at most kPartitionsMax
+  std::vector<PartitionRecord> shown_;  // what the ledger shows, each in its place
   bool has_changed_{false};             // something that is no slab
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};

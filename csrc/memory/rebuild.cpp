@@ -54,25 +54,29 @@ class Rebuild {
     for (const PartitionRecord& one : moment_.partitions) {
       const Partition& from = one.partition;
       if (from.id < 0 || from.id > kIdMax) return Status::corrupt("a partition without a number");
-      while (out_.partitions.size() <= at(from.id)) {
-        const auto id = static_cast<PartitionId>(out_.partitions.size());
-        out_.partitions.push_back({id, {}, 0, 0, 0, 0, false});
-      }
+      list(from.id);
       const bool is_sound = 0 <= from.reserve_slabs && from.reserve_slabs <= from.limit_slabs;
       if (heir_of(from.id) == nullptr || !is_sound) continue;
       out_.partitions[at(from.id)] = {from.id, from.name, from.reserve_slabs, from.limit_slabs,
-                                      0,       0,         true};
+                                      0,       0,         from.is_live};
     }
     for (const Heir& heir : heirs_) {
-      const bool is_known =
-          heir.partition >= 0 && at(heir.partition) < out_.partitions.size() &&
-          out_.partitions[at(heir.partition)].is_live && heir_of(heir.partition) == &heir;
-      if (!is_known) {
-        return Status::invalid_argument("the ledger has no partition " +
-                                        std::to_string(heir.partition) + " for a survivor");
+      const bool is_alone = heir_of(heir.partition) == &heir;
+      if (heir.partition < 0 || heir.partition > kIdMax || !is_alone) {
+        return Status::invalid_argument("there cannot be a survivor of partition " +
+                                        std::to_string(heir.partition));
       }
+      list(heir.partition);  // dropped, and forgotten since it had nothing left
     }
     return {};
+  }
+
+  // All partitions up to `id` are there; those that nothing is known of were dropped.
+  void list(PartitionId id) noexcept {
+    while (out_.partitions.size() <= at(id)) {
+      const auto next = static_cast<PartitionId>(out_.partitions.size());
+      out_.partitions.push_back({next, {}, 0, 0, 0, 0, false});
+    }
   }
 
   // What the ledger says is an heir's stays so, unless its word says that it has left; false, and
@@ -90,6 +94,7 @@ class Rebuild {
       if (state == SlabState::kGranted) state = SlabState::kRevoking;
       if (state == SlabState::kOwned) state = SlabState::kQuarantined;
     }
+    if (!out_.partitions[at(heir->partition)].is_live) state = SlabState::kQuarantined;
     hold(slab, heir->partition, state, from.generation, from.lease_id);
     return true;
   }
