@@ -19,9 +19,7 @@ using memory::SlabRecord;
 
 namespace {
 
-LedgerView open_ledger(int fd) {
-  return take(LedgerView::open(take(duplicate_fd(fd))));
-}
+LedgerView open_ledger(int fd) { return take(LedgerView::open(take(duplicate_fd(fd)))); }
 
 void bind_partition_record(py::module_& m) {
   using Note = RevocationNote;

@@ -225,8 +225,7 @@ void bind_attachment(py::module_& m) {
       .def("pool_view",
            [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
       .def_property_readonly(
-          "ledger",
-          [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
+          "ledger", [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
       .def(
           "allocator",
           [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
@@ -275,8 +274,7 @@ void bind_attachment(py::module_& m) {
 // What an arbiter can do with tenants of other processes joins its class here.
 void extend_arbiter(py::module_& m) {
   py::class_<SurvivorFd>(m, "Survivor")
-      .def(py::init<PartitionId, int>(), py::kw_only(), py::arg("partition"),
-           py::arg("mailbox_fd"))
+      .def(py::init<PartitionId, int>(), py::kw_only(), py::arg("partition"), py::arg("mailbox_fd"))
       .def_readonly("partition", &SurvivorFd::partition)
       .def_readonly("mailbox_fd", &SurvivorFd::mailbox_fd);
   py::object arbiter = m.attr("Arbiter");

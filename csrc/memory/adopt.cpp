@@ -119,7 +119,8 @@ Status Arbiter::revoke_claims(std::span<const SlabId> claimed, Nanoseconds grace
   for (const PartitionRecord& one : shown_) {
     victims_.clear();
     for (const SlabId slab : claimed) {
-      const bool is_lent = slabs_[slab].state == SlabState::kGranted;  // a sweep may have been first
+      const bool is_lent =
+          slabs_[slab].state == SlabState::kGranted;  // a sweep may have been first
       if (is_lent && slabs_[slab].owner == one.partition.id) victims_.push_back(slab);
     }
     if (victims_.empty()) continue;

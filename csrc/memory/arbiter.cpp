@@ -19,8 +19,7 @@ std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
 
 }  // namespace
 
-Status Arbiter::check_duration(const char* name, Nanoseconds value,
-                               Nanoseconds least) noexcept {
+Status Arbiter::check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
   if (value >= least && value < kDurationMax) return {};
   return Status::invalid_argument(std::string{name} + " of " + std::to_string(value) +
                                   " is out of range");

@@ -339,17 +339,17 @@ class Arbiter final : private SlabWatcher {
   SlabTable slabs_;
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
-  std::vector<std::unique_ptr<SlabHolder>> holders_;  // by partition; null until added
+  std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
   std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // of tenants that are not lost
-  std::map<LeaseId, Lease> leases_;                   // those with a slab left
+  std::map<LeaseId, Lease> leases_;                           // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
   std::vector<SlabId> victims_;           // of the revocation at hand
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
-  std::vector<Account> accounts_;       // by partition
-  std::vector<PartitionRecord> shown_;  // what the ledger shows, each in its place
-  bool has_changed_{false};             // something that is no slab
+  std::vector<Account> accounts_;         // by partition
+  std::vector<PartitionRecord> shown_;    // what the ledger shows, each in its place
+  bool has_changed_{false};               // something that is no slab
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};

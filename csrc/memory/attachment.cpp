@@ -29,10 +29,9 @@ Result<std::shared_ptr<const Attachment::Line>> Attachment::make_line(
   Result<LedgerView> ledger = LedgerView::open(parts.ledger);
   if (!ledger.ok()) return ledger.status();
   ROSE_TRY(ledger.value().audit());
-  return std::make_shared<const Line>(Line{std::make_shared<const LedgerView>(ledger.take()),
-                                           EventFd{std::move(parts.to_arbiter)},
-                                           EventFd{std::move(parts.to_tenant)},
-                                           std::move(parts.socket)});
+  return std::make_shared<const Line>(
+      Line{std::make_shared<const LedgerView>(ledger.take()), EventFd{std::move(parts.to_arbiter)},
+           EventFd{std::move(parts.to_tenant)}, std::move(parts.socket)});
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentParts parts) noexcept {
@@ -48,8 +47,7 @@ Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentPart
   if (mailbox.value().pool() != ledger.pool()) {
     return Status::corrupt("the mailbox belongs to another pool");
   }
-  return std::unique_ptr<Attachment>{
-      new Attachment{std::move(pool), mailbox.take(), line.take()}};
+  return std::unique_ptr<Attachment>{new Attachment{std::move(pool), mailbox.take(), line.take()}};
 }
 
 Attachment::Attachment(Pool pool, Mailbox mailbox, std::shared_ptr<const Line> line) noexcept
@@ -122,8 +120,8 @@ Result<TenantNews> Attachment::look() noexcept {
   for (SlabId slab = 0; slab < pool_.shape().slab_count; ++slab) {
     Known& known = known_[static_cast<std::size_t>(slab)];
     const SlabWord word = mailbox_.word(slab);
-    const bool is_here = word.use == WordUse::kIdle || word.use == WordUse::kBusy ||
-                         word.use == WordUse::kClosed;
+    const bool is_here =
+        word.use == WordUse::kIdle || word.use == WordUse::kBusy || word.use == WordUse::kClosed;
     if (known.is_ours && (!is_here || word.generation != known.generation)) {
       known.is_ours = false;
       ++news.taken;

@@ -36,8 +36,8 @@ struct TenantNews {
 // Holds the pool's mapping, the ledger, the mailbox and the one allocator of the tenant. Using a
 // slab takes no word with the arbiter: the allocator goes through the door of the mailbox.
 //
-// Thread rule: any thread. Three locks, taken in the order slabs, blocks, line; none of them is held
-// over a wait.
+// Thread rule: any thread. Three locks, taken in the order slabs, blocks, line; none of them is
+// held over a wait.
 //
 // Invariants:
 //   1. The allocator gives blocks only of slabs that it has entered.

@@ -115,8 +115,8 @@ Status check_partitions(const LedgerView::Moment& moment) noexcept {
   for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
     const SlabRecord& record = moment.slabs[slab];
     if (record.owner == kNobody) continue;
-    const auto owner = std::ranges::find(left, record.owner,
-                                         [](const PartitionRecord& one) { return one.partition.id; });
+    const auto owner = std::ranges::find(
+        left, record.owner, [](const PartitionRecord& one) { return one.partition.id; });
     if (owner == left.end()) {
       return Status::corrupt("slab " + std::to_string(slab) + " belongs to no partition");
     }

@@ -98,8 +98,7 @@ SlabWord Mailbox::word(SlabId slab) const noexcept {
   return {static_cast<std::uint32_t>(now >> 32), static_cast<WordUse>(now & 0xffffffffu)};
 }
 
-bool Mailbox::swap(SlabId slab, std::uint32_t generation, WordUse from,
-                   WordUse to) const noexcept {
+bool Mailbox::swap(SlabId slab, std::uint32_t generation, WordUse from, WordUse to) const noexcept {
   std::uint64_t expected = packed({generation, from});
   return at(slab).word.compare_exchange_strong(expected, packed({generation, to}));
 }
@@ -174,8 +173,8 @@ MailboxHeaderWire& Mailbox::header() const noexcept {
 }
 
 SlabWordWire& Mailbox::at(SlabId slab) const noexcept {
-  return reinterpret_cast<SlabWordWire*>(
-      mapping_.data() + sizeof(MailboxHeaderWire))[static_cast<std::size_t>(slab)];
+  return reinterpret_cast<SlabWordWire*>(mapping_.data() +
+                                         sizeof(MailboxHeaderWire))[static_cast<std::size_t>(slab)];
 }
 
 }  // namespace rose::memory

@@ -126,9 +126,9 @@ class Rebuild {
   void claim(SlabId slab) noexcept {
     SlabWord word;
     const std::optional<Heir> heir = claimant(slab, word);
-    const bool is_allowed =
-        heir.has_value() && out_.partitions[at(heir->partition)].headroom() > 0 &&
-        spare_for(out_.partitions, heir->partition, unowned_) > 0;
+    const bool is_allowed = heir.has_value() &&
+                            out_.partitions[at(heir->partition)].headroom() > 0 &&
+                            spare_for(out_.partitions, heir->partition, unowned_) > 0;
     if (!is_allowed) {
       // Never an old generation again, whoever still knows it.
       out_.slabs[at(slab)].generation = word.generation + 1;

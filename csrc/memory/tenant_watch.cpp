@@ -27,8 +27,7 @@ Result<std::unique_ptr<TenantWatch>> TenantWatch::create(std::shared_ptr<Arbiter
   Result<EventFd> stop = EventFd::create();
   if (!stop.ok()) return stop.status();
   return std::unique_ptr<TenantWatch>{new TenantWatch{std::move(arbiter), partition, line.take(),
-                                                      std::move(process), stop.take(),
-                                                      kills_late}};
+                                                      std::move(process), stop.take(), kills_late}};
 }
 
 TenantWatch::TenantWatch(std::shared_ptr<Arbiter> arbiter, PartitionId partition,

@@ -95,7 +95,8 @@ Steps tenant_moves() {
       {"look", [](TwoParties& all) { CHECK(all.tenant->look().ok()); }},
       {"alloc", [](TwoParties& all) { all.alloc(2); }},
       {"free", [](TwoParties& all) { all.free_all(); }},
-      {"churn", [](TwoParties& all) {
+      {"churn",
+       [](TwoParties& all) {
          if (all.alloc(4)) all.free_all();
        }},
       {"give back", [](TwoParties& all) { CHECK(all.tenant->give_idle().ok()); }},
@@ -127,8 +128,8 @@ void check_tenant_has_only_its_own(TwoParties& all, const Arbiter& arbiter) {
 void survive_arbiter(TwoParties& all) {
   std::vector<Survivor> survivors;
   survivors.push_back({all.rollout, duplicate_fd(all.line->mailbox.fd()).take()});
-  Result<std::unique_ptr<Arbiter>> made = Arbiter::adopt(
-      all.pool_again(), all.ledger, survivors, 60 * kSecond, kSecond, all.clock, nullptr);
+  Result<std::unique_ptr<Arbiter>> made = Arbiter::adopt(all.pool_again(), all.ledger, survivors,
+                                                         60 * kSecond, kSecond, all.clock, nullptr);
   CHECK_EQ(made.status().message(), std::string{});
   const std::unique_ptr<Arbiter> heir = made.take();
   CHECK(heir->check_invariants().ok());
