@@ -11,7 +11,7 @@ import pytest
 from bench.conftest import Report
 from bench.futex import build_round_trips
 from bench.paired import quantile, timed
-from bench.rows import Bar, Peer
+from bench.rows import Peer
 from rose._core import Arbiter, BlockAllocator, Grant
 from rose.errors import check
 from rose.executor import SLO, CoServing, KVGeometry, Lease, Policy
@@ -235,7 +235,6 @@ def test_revoke_idle_1gib_over_futex(report: Report, tmp_path: Path) -> None:
         "revoke_idle_1gib_over_futex",
         paired,
         peer=Peer("futex round trip between two threads, p99", paired.peer * 1e-3, "us"),
-        bar=Bar(at_most=10.0),
     )
     report.add("revoke_idle_us_p99", quantile(samples, 0.99) * 1e-3, "us")
     report.add("revoke_idle_us_p50", quantile(samples, 0.50) * 1e-3, "us")

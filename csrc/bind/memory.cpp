@@ -18,7 +18,6 @@
 #include "bind/pool.h"
 #include "bind/status.h"
 #include "memory/arbiter.h"
-#include "memory/ledger.h"
 
 namespace rose::bind {
 
@@ -28,7 +27,6 @@ using memory::Arbiter;
 using memory::Candidate;
 using memory::Grant;
 using memory::GrantRefusal;
-using memory::LedgerView;
 using memory::MoveObserver;
 using memory::PartitionId;
 using memory::PartitionSnapshot;
@@ -86,12 +84,6 @@ int share_ledger(const Arbiter& arbiter) {
   const int given = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);  // the caller's to close
   if (given < 0) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
   return given;
-}
-
-LedgerView open_ledger(int fd) {
-  FileDescriptor copy{::fcntl(fd, F_DUPFD_CLOEXEC, 0)};
-  if (!copy.is_open()) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
-  return take(LedgerView::open(copy));
 }
 
 // ---- classes
@@ -169,21 +161,6 @@ void bind_values(py::module_& m) {
       .def_readonly("lease_epoch", &SlabRecord::lease_epoch)
       .def_readonly("generation", &SlabRecord::generation)
       .def_readonly("lease_id", &SlabRecord::lease_id);
-}
-
-void bind_ledger(py::module_& m) {
-  // Shared: an attachment has one too, and may go on to another while it is read.
-  py::class_<LedgerView, std::shared_ptr<LedgerView>>(m, "LedgerView")
-      .def_static("open", &open_ledger, py::arg("fd"))
-      .def_property_readonly("slab_bytes", [](const LedgerView& v) { return v.shape().slab_bytes; })
-      .def_property_readonly("slab_count", [](const LedgerView& v) { return v.shape().slab_count; })
-      .def_property_readonly("header_slabs",
-                             [](const LedgerView& v) { return v.shape().header_slabs; })
-      .def("audit", [](const LedgerView& view) { check(view.audit()); })
-      .def("epoch", [](const LedgerView& view) { return take(view.read()).epoch; })
-      .def("changed_ns", [](const LedgerView& view) { return take(view.read()).changed_ns; })
-      .def("records", [](const LedgerView& view) { return take(view.read()).slabs; })
-      .def("partitions", [](const LedgerView& view) { return take(view.read()).partitions; });
 }
 
 void bind_arbiter(py::module_& m) {
@@ -320,7 +297,6 @@ void bind_memory(py::module_& module) {
   bind_clocks(module);
   bind_enums(module);
   bind_values(module);
-  bind_ledger(module);
   bind_arbiter(module);
 }
 

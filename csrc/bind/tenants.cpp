@@ -23,11 +23,10 @@ using driver::Device;
 using memory::Arbiter;
 using memory::Attachment;
 using memory::LedgerView;
+using memory::MoveObserver;
 using memory::PartitionId;
-using memory::PartitionRecord;
 using memory::Pool;
 using memory::PoolExport;
-using memory::RevocationNote;
 using memory::SlabId;
 using memory::TenantNews;
 using memory::TenantWatch;
@@ -93,6 +92,33 @@ void bind_process(py::module_& m) {
       .def_property_readonly("uid", [](const Process& p) { return static_cast<int>(p.uid()); })
       .def_property_readonly("is_alive", &Process::is_alive)
       .def("fileno", &Process::get);
+}
+
+// A tenant that outlived its arbiter.
+struct SurvivorFd {
+  PartitionId partition;
+  int mailbox_fd;
+};
+
+std::shared_ptr<Arbiter> adopt(const PoolExport& pool, int ledger_fd,
+                               const std::vector<SurvivorFd>& told, Nanoseconds ttl_ns,
+                               Nanoseconds grace_ns, std::shared_ptr<Clock> clock,
+                               std::shared_ptr<MoveObserver> observer,
+                               const std::shared_ptr<Device>& device) {
+  const FileDescriptor fd = take(duplicate_fd(ledger_fd));
+  const LedgerView ledger = take(LedgerView::open(fd));
+  std::vector<memory::Survivor> survivors;
+  for (const SurvivorFd& one : told) {
+    survivors.push_back({one.partition, take(duplicate_fd(one.mailbox_fd))});
+  }
+  const auto make = [&]() -> Result<std::unique_ptr<Arbiter>> {
+    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    Result<Pool> mapped = attach_pool(pool, device);
+    if (!mapped.ok()) return mapped.status();
+    return Arbiter::adopt(mapped.take(), ledger, survivors, ttl_ns, grace_ns,
+                          clock_or_boot(std::move(clock)), std::move(observer));
+  };
+  return take(make());
 }
 
 void bind_tenant(py::module_& m) {
@@ -248,39 +274,20 @@ void bind_attachment(py::module_& m) {
       .def("close", [](Self& a) { check(a.close()); });
 }
 
-// ---- what the ledger says of partitions
-
-void bind_partition_record(py::module_& m) {
-  using Note = RevocationNote;
-  py::class_<Note>(m, "RevocationNote")
-      .def_readonly("id", &Note::id)
-      .def_readonly("wanted", &Note::wanted)
-      .def_readonly("pending", &Note::pending)
-      .def_readonly("deadline_ns", &Note::deadline_ns);
-  using Part = PartitionRecord;
-  py::class_<Part>(m, "PartitionRecord")
-      .def_property_readonly("id", [](const Part& p) { return p.partition.id; })
-      .def_property_readonly("name", [](const Part& p) { return p.partition.name; })
-      .def_property_readonly("is_live", [](const Part& p) { return p.partition.is_live; })
-      .def_property_readonly("reserve_slabs",
-                             [](const Part& p) { return p.partition.reserve_slabs; })
-      .def_property_readonly("limit_slabs", [](const Part& p) { return p.partition.limit_slabs; })
-      .def_property_readonly("held", [](const Part& p) { return p.partition.held; })
-      .def_property_readonly("quarantined", [](const Part& p) { return p.partition.quarantined; })
-      .def_readonly("leases", &Part::leases)
-      .def_readonly("free_blocks", &Part::free_blocks)
-      .def_readonly("used_blocks", &Part::used_blocks)
-      .def_property_readonly("revocation", [](const Part& p) {
-        return p.revocation.id == 0 ? std::nullopt : std::optional{p.revocation};
-      });
-}
-
 // What an arbiter can do with tenants of other processes joins its class here.
 void extend_arbiter(py::module_& m) {
+  py::class_<SurvivorFd>(m, "Survivor")
+      .def(py::init<PartitionId, int>(), py::kw_only(), py::arg("partition"), py::arg("mailbox_fd"))
+      .def_readonly("partition", &SurvivorFd::partition)
+      .def_readonly("mailbox_fd", &SurvivorFd::mailbox_fd);
   py::object arbiter = m.attr("Arbiter");
   auto& cls = static_cast<py::class_<Arbiter, std::shared_ptr<Arbiter>>&>(arbiter);
-  cls.def("add_tenant", &add_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
-          py::arg("kill_late") = true)
+  cls.def_static("adopt", &adopt, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
+                 py::arg("survivors"), py::arg("ttl_ns"), py::arg("grace_ns"),
+                 py::arg("clock") = py::none(), py::arg("observer") = py::none(),
+                 py::arg("device") = py::none())
+      .def("add_tenant", &add_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
+           py::arg("kill_late") = true)
       .def("watch_tenant", &watch_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
            py::arg("kill_late") = true)
       .def(
@@ -296,7 +303,6 @@ void extend_arbiter(py::module_& m) {
 void bind_tenants(py::module_& module) {
   bind_process(module);
   bind_tenant(module);
-  bind_partition_record(module);
   bind_attachment(module);
   extend_arbiter(module);
 }

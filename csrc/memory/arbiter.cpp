@@ -17,13 +17,13 @@ std::string in_bytes(std::int64_t slabs, std::size_t slab_bytes) {
          std::to_string(static_cast<std::uint64_t>(slabs) * slab_bytes) + " bytes)";
 }
 
-Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
+}  // namespace
+
+Status Arbiter::check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept {
   if (value >= least && value < kDurationMax) return {};
   return Status::invalid_argument(std::string{name} + " of " + std::to_string(value) +
                                   " is out of range");
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Arbiter>> Arbiter::create(Pool pool, std::shared_ptr<const Clock> clock,
                                                  std::shared_ptr<MoveObserver> observer) noexcept {
@@ -67,8 +67,8 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
         "reserve of " + in_bytes(reserved, slab_bytes) + " is larger than the pool of " +
         in_bytes(slabs_.size(), slab_bytes) + ": lower reserve_bytes or raise pool_bytes");
   }
-  list_partitions();
-  if (shown_.size() == kPartitionsMax) {
+  PartitionRecord* place = free_place();
+  if (place == nullptr) {
     return Status::unavailable("'" + name + "' would be partition " +
                                std::to_string(kPartitionsMax + 1) + ": at most " +
                                std::to_string(kPartitionsMax) + " can hold slabs at a time");
@@ -82,7 +82,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
   accounts_.emplace_back();
-  shown_.push_back({partitions_.back(), 0, 0, 0, {}});
+  *place = {partitions_.back(), 0, 0, 0, {}};
   has_changed_ = true;
   return id;
 }
@@ -209,6 +209,7 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
   ROSE_TRY(check_duration("grace_ns", grace_ns, 0));
   const Nanoseconds now = clock_->now_ns();
   for (const PartitionRecord& one : shown_) {
+    if (one.partition.id == kNobody) continue;
     const Result<std::int32_t> swept = sweep_locked(one.partition.id);
     if (!swept.ok()) return swept.status();
   }
@@ -269,23 +270,31 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
 
 // ---- what others see
 
-// Forgets partitions that were dropped and have nothing left, so that others find a place.
-void Arbiter::list_partitions() noexcept {
-  std::erase_if(shown_, [this](const PartitionRecord& one) {
-    const Partition& now = partition(one.partition.id);
-    return !now.is_live && now.held == 0 && now.quarantined == 0;
-  });
+// A place in the ledger for one more partition; null when all are taken. A partition keeps its
+// place until it was dropped and has nothing left: a reader of a torn change never sees one
+// partition under the number of another that matters.
+PartitionRecord* Arbiter::free_place() noexcept {
+  for (PartitionRecord& one : shown_) {
+    if (one.partition.id == kNobody) return &one;
+  }
+  return shown_.size() < kPartitionsMax ? &shown_.emplace_back() : nullptr;
 }
 
 // First the ledger, then the bells: who is woken reads what is true.
 void Arbiter::show() noexcept {
   if (!slabs_.has_changed() && !has_changed_) return;
   has_changed_ = false;
-  list_partitions();
   for (PartitionRecord& one : shown_) {
     const PartitionId id = one.partition.id;
+    if (id == kNobody) continue;
     const Account& account = accounts_[static_cast<std::size_t>(id)];
-    one.partition = partition(id);
+    const Partition& now = partition(id);
+    if (!now.is_live && now.held == 0 && now.quarantined == 0) {
+      if (holder_of(id) != nullptr) holder_of(id)->settle();
+      one = {};  // its place is free
+      continue;
+    }
+    one.partition = now;
     one.leases = account.leases;
     if (holder_of(id) != nullptr) {
       const BlockTotals totals = holder_of(id)->totals();
@@ -299,7 +308,8 @@ void Arbiter::show() noexcept {
                       revocation.deadline_ns};
   }
   slabs_.publish(epoch_, shown_, clock_->now_ns());
-  for (const PartitionRecord& one : shown_) {
+  for (PartitionRecord& one : shown_) {
+    if (one.partition.id == kNobody) continue;
     if (holder_of(one.partition.id) != nullptr) holder_of(one.partition.id)->settle();
   }
 }

@@ -22,6 +22,8 @@
 
 namespace rose::memory {
 
+struct Inheritance;  // rebuild.h
+
 using LeaseId = std::uint64_t;
 using RevocationId = std::uint64_t;
 
@@ -318,6 +320,8 @@ class Arbiter final : private SlabWatcher {
   Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
           std::shared_ptr<MoveObserver> observer) noexcept;
 
+  static Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept;
+
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void on_blocks_taken(const SlabHolder& taker) noexcept override;
@@ -327,7 +331,7 @@ class Arbiter final : private SlabWatcher {
   }
   bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
   void show() noexcept;
-  void list_partitions() noexcept;
+  PartitionRecord* free_place() noexcept;
   Status check_known(PartitionId partition) const noexcept;
   Status check_live(PartitionId partition) const noexcept;
   Partition& partition(PartitionId id) noexcept {
@@ -364,7 +368,9 @@ class Arbiter final : private SlabWatcher {
   Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
   Result<std::int32_t> take_given(PartitionId id) noexcept;
   Status drop_locked(PartitionId id) noexcept;
-  Status resume(const struct Inheritance& inheritance) noexcept;
+  void take_over(const Inheritance& inherited, Nanoseconds ttl_ns) noexcept;
+  Status resume(Mailbox mailbox, Nanoseconds grace_ns) noexcept;
+  Status revoke_claims(std::span<const SlabId> claimed, Nanoseconds grace_ns) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;
   void forget_revocations() noexcept;
 
@@ -388,7 +394,7 @@ class Arbiter final : private SlabWatcher {
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
   std::vector<Account> accounts_;         // by partition
-  std::vector<PartitionRecord> shown_;    // what the ledger shows; at most kPartitionsMax
+  std::vector<PartitionRecord> shown_;    // what the ledger shows, each in its place
   bool has_changed_{false};               // something that is no slab
   Watch watch_;
   LeaseId next_lease_{1};

@@ -18,11 +18,6 @@ Status check_open(const FileDescriptor& fd, const char* what) noexcept {
   return Status::invalid_argument(std::string{what} + " is no open descriptor");
 }
 
-bool is_same(PoolShape a, PoolShape b) noexcept {
-  return a.slab_bytes == b.slab_bytes && a.slab_count == b.slab_count &&
-         a.header_slabs == b.header_slabs;
-}
-
 }  // namespace
 
 // ---- coming and going
@@ -44,13 +39,13 @@ Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentPart
   Result<std::shared_ptr<const Line>> line = make_line(std::move(parts));
   if (!line.ok()) return line.status();
   const LedgerView& ledger = *line.value()->ledger;
-  if (!is_same(ledger.shape(), pool.shape())) {
+  if (ledger.shape() != pool.shape()) {
     return Status::invalid_argument("the ledger is of a pool of another shape");
   }
   Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, pool.shape());
   if (!mailbox.ok()) return mailbox.status();
-  if (mailbox.value().ledger() != ledger.inode()) {
-    return Status::corrupt("the mailbox belongs to the ledger of another pool");
+  if (mailbox.value().pool() != ledger.pool()) {
+    return Status::corrupt("the mailbox belongs to another pool");
   }
   return std::unique_ptr<Attachment>{new Attachment{std::move(pool), mailbox.take(), line.take()}};
 }
@@ -68,8 +63,8 @@ Status Attachment::follow(AttachmentParts parts) noexcept {
   Result<std::shared_ptr<const Line>> line = make_line(std::move(parts));
   if (!line.ok()) return line.status();
   const LedgerView& ledger = *line.value()->ledger;
-  if (!is_same(ledger.shape(), pool_.shape()) || mailbox_.ledger() != ledger.inode()) {
-    return Status::corrupt("the successor's ledger is not the one it wrote into the mailbox");
+  if (ledger.shape() != pool_.shape() || mailbox_.pool() != ledger.pool()) {
+    return Status::corrupt("the successor's ledger is of another pool");
   }
   const std::lock_guard lock{lines_};
   line_ = line.take();

@@ -87,11 +87,10 @@ PartitionRecord read_partition(const PartitionRecordWire& from) noexcept {
   return to;
 }
 
-Result<std::uint64_t> inode_of(const FileDescriptor& fd, std::size_t& size_bytes) noexcept {
+Result<struct stat> stat_of(const FileDescriptor& fd) noexcept {
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
-  size_bytes = static_cast<std::size_t>(about.st_size);
-  return static_cast<std::uint64_t>(about.st_ino);
+  return about;
 }
 
 Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) noexcept {
@@ -135,8 +134,8 @@ Status check_partitions(const LedgerView::Moment& moment) noexcept {
 
 // ---- writing
 
-Result<Ledger> Ledger::create(PoolShape shape) noexcept {
-  std::size_t size_bytes = ledger_bytes(shape.slab_count);
+Result<Ledger> Ledger::create(PoolShape shape, std::uint64_t pool) noexcept {
+  const std::size_t size_bytes = ledger_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-ledger", size_bytes);
   if (!fd.ok()) return fd.status();
   Result<Mapping> mapping = Mapping::create(fd.value(), size_bytes, Access::kReadWrite);
@@ -144,10 +143,10 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     return from_errno("fcntl(F_SEAL_FUTURE_WRITE), which needs Linux 5.1", errno);
   }
-  const Result<std::uint64_t> inode = inode_of(fd.value(), size_bytes);
-  if (!inode.ok()) return inode.status();
+  const Result<struct stat> about = stat_of(fd.value());
+  if (!about.ok()) return about.status();
   auto* header = new (mapping.value().data()) LedgerHeaderWire{};
-  Ledger ledger{fd.take(), mapping.take(), inode.value()};
+  Ledger ledger{fd.take(), mapping.take()};
   for (std::size_t slot = 0; slot < kPartitionsMax; ++slot) {
     (new (&ledger.partition(slot)) PartitionRecordWire{})->id.store(kNobody);
   }
@@ -159,6 +158,7 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   header->slab_bytes = shape.slab_bytes;
   header->header_slabs = shape.header_slabs;
   header->free.store(static_cast<std::uint32_t>(shape.slab_count), std::memory_order_release);
+  header->pool = pool != 0 ? pool : static_cast<std::uint64_t>(about.value().st_ino);
   header->magic = kMagic;
   return ledger;
 }
@@ -193,7 +193,7 @@ void Ledger::publish(const LedgerChange& change) noexcept {
   head.sequence.store(sequence + 2, std::memory_order_release);
 }
 
-LedgerHeaderWire& Ledger::header() noexcept {
+LedgerHeaderWire& Ledger::header() const noexcept {
   return *reinterpret_cast<LedgerHeaderWire*>(mapping_.data());
 }
 
@@ -209,13 +209,13 @@ SlabRecordWire& Ledger::record(SlabId slab) noexcept {
 // ---- reading
 
 Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
-  std::size_t size_bytes = 0;
-  const Result<std::uint64_t> inode = inode_of(fd, size_bytes);
-  if (!inode.ok()) return inode.status();
+  const Result<struct stat> about = stat_of(fd);
+  if (!about.ok()) return about.status();
+  const auto size_bytes = static_cast<std::size_t>(about.value().st_size);
   if (size_bytes < kSlabsAt) return Status::corrupt("too short for a ledger");
   Result<Mapping> mapping = Mapping::create(fd, size_bytes, Access::kRead);
   if (!mapping.ok()) return mapping.status();
-  LedgerView view{mapping.take(), inode.value()};
+  LedgerView view{mapping.take()};
   const LedgerHeaderWire& head = view.header();
   if (head.magic != kMagic) return Status::corrupt("not a ledger");
   if (head.version != kVersion) {

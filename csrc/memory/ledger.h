@@ -78,6 +78,8 @@ struct LedgerHeaderWire {
   std::atomic<std::uint32_t> quarantined;
   std::uint32_t padding;
   std::atomic<std::int64_t> changed_ns;
+  // Names the pool: the inode of its first ledger, which every successor's ledger repeats.
+  std::uint64_t pool;
 };
 struct PartitionRecordWire {
   std::atomic<std::int32_t> id;
@@ -104,7 +106,7 @@ struct SlabRecordWire {
   std::uint32_t padding;
   std::atomic<std::uint64_t> lease_id;
 };
-static_assert(sizeof(LedgerHeaderWire) == 64 && sizeof(PartitionRecordWire) == 96 &&
+static_assert(sizeof(LedgerHeaderWire) == 72 && sizeof(PartitionRecordWire) == 96 &&
               sizeof(SlabRecordWire) == 32);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -126,26 +128,25 @@ struct LedgerChange {
 //   2. Between calls the sequence is even and the counts are those of the records.
 class Ledger {
  public:
-  static Result<Ledger> create(PoolShape shape) noexcept;
+  // `pool` is 0 for the first ledger of a pool.
+  static Result<Ledger> create(PoolShape shape, std::uint64_t pool = 0) noexcept;
 
   // Publishes all of `change` as one moment.
   void publish(const LedgerChange& change) noexcept;
 
   // A descriptor for LedgerView, also in another process; the caller owns it.
   Result<FileDescriptor> share() const noexcept { return fd_.duplicate(); }
-  // Names this ledger among all of the machine.
-  std::uint64_t inode() const noexcept { return inode_; }
+  std::uint64_t pool() const noexcept { return header().pool; }
 
  private:
-  Ledger(FileDescriptor fd, Mapping mapping, std::uint64_t inode) noexcept
-      : fd_{std::move(fd)}, mapping_{std::move(mapping)}, inode_{inode} {}
-  LedgerHeaderWire& header() noexcept;
+  Ledger(FileDescriptor fd, Mapping mapping) noexcept
+      : fd_{std::move(fd)}, mapping_{std::move(mapping)} {}
+  LedgerHeaderWire& header() const noexcept;
   PartitionRecordWire& partition(std::size_t slot) noexcept;
   SlabRecordWire& record(SlabId slab) noexcept;
 
   FileDescriptor fd_;
   Mapping mapping_;
-  std::uint64_t inode_;
 };
 
 // The reading side, in any process. Thread rule: any thread.
@@ -164,7 +165,7 @@ class LedgerView {
   static Result<LedgerView> open(const FileDescriptor& fd) noexcept;
 
   PoolShape shape() const noexcept;
-  std::uint64_t inode() const noexcept { return inode_; }
+  std::uint64_t pool() const noexcept { return header().pool; }
   // All records at one moment; Unavailable when the writer stopped in the middle of a change.
   Result<Moment> read() const noexcept;
   // What is there, one moment or not: the last words of a writer that died in a change.
@@ -175,15 +176,13 @@ class LedgerView {
   static Status audit(const Moment& moment) noexcept;
 
  private:
-  LedgerView(Mapping mapping, std::uint64_t inode) noexcept
-      : mapping_{std::move(mapping)}, inode_{inode} {}
+  explicit LedgerView(Mapping mapping) noexcept : mapping_{std::move(mapping)} {}
   const LedgerHeaderWire& header() const noexcept;
   const PartitionRecordWire& partition(std::size_t slot) const noexcept;
   const SlabRecordWire& record(SlabId slab) const noexcept;
   void read_into(Moment& moment) const noexcept;
 
   Mapping mapping_;
-  std::uint64_t inode_;
 };
 
 }  // namespace rose::memory

@@ -47,7 +47,7 @@ Status check_header(const MailboxHeaderWire& head, PoolShape shape) noexcept {
 }  // namespace
 
 Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
-                                std::uint64_t ledger) noexcept {
+                                std::uint64_t pool) noexcept {
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-mailbox", size_bytes);
   if (!fd.ok()) return fd.status();
@@ -68,7 +68,7 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
   header->slab_bytes = shape.slab_bytes;
   header->header_slabs = shape.header_slabs;
   header->partition = partition;
-  header->ledger.store(ledger);
+  header->pool = pool;
   header->magic = kMagic;
   return Mailbox{fd.take(), mapping.take()};
 }

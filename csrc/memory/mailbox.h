@@ -67,8 +67,7 @@ struct MailboxHeaderWire {
   std::uint64_t slab_bytes;
   std::int32_t header_slabs;
   std::int32_t partition;
-  // The inode of the ledger this mailbox belongs to; a successor of the arbiter writes its own.
-  std::atomic<std::uint64_t> ledger;
+  std::uint64_t pool;  // as in the ledger
   // Moves on when the arbiter has closed, taken or granted; the tenant looks at its slabs again.
   std::atomic<std::uint64_t> news;
   std::atomic<std::int64_t> heartbeat_ns;
@@ -93,14 +92,13 @@ class Mailbox {
  public:
   // Zeros, of a size that is sealed for good. Every word is ABSENT.
   static Result<Mailbox> create(PoolShape shape, PartitionId partition,
-                                std::uint64_t ledger) noexcept;
+                                std::uint64_t pool) noexcept;
   // Corrupt when `fd` is no mailbox of this version and of a pool of `shape`, or its size could
   // still change under the mapping.
   static Result<Mailbox> open(const FileDescriptor& fd, PoolShape shape) noexcept;
 
   PartitionId partition() const noexcept { return header().partition; }
-  std::uint64_t ledger() const noexcept { return header().ledger.load(); }
-  void set_ledger(std::uint64_t ledger) const noexcept { header().ledger.store(ledger); }
+  std::uint64_t pool() const noexcept { return header().pool; }
   int fd() const noexcept { return fd_.get(); }
 
   SlabWord word(SlabId slab) const noexcept;

@@ -101,4 +101,11 @@ void RemoteHolder::resume(SlabId slab, std::uint32_t generation, SlabUse use) no
   has_news_ = true;
 }
 
+void RemoteHolder::disown(SlabId slab) noexcept {
+  const SlabWord now = line_->mailbox.word(slab);
+  if (now.use == WordUse::kAbsent) return;
+  line_->mailbox.clear(slab, now.generation);
+  has_news_ = true;
+}
+
 }  // namespace rose::memory

@@ -36,6 +36,8 @@ class RemoteHolder final : public SlabHolder {
 
   // What a successor found: the slab is the tenant's as `use`, and its word is left as it is.
   void resume(SlabId slab, std::uint32_t generation, SlabUse use) noexcept;
+  // What a successor found to be no longer, or never to have been, the tenant's.
+  void disown(SlabId slab) noexcept;
 
  private:
   struct Entry {

@@ -24,6 +24,8 @@ struct PoolShape {
     return header_bytes() + static_cast<std::size_t>(slab) * slab_bytes;
   }
   std::size_t total_bytes() const noexcept { return slab_base(slab_count); }
+
+  bool operator==(const PoolShape&) const = default;
 };
 
 }  // namespace rose::memory

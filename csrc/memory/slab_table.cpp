@@ -6,11 +6,12 @@
 namespace rose::memory {
 
 Result<SlabTable> SlabTable::create(PoolShape shape) noexcept {
-  return create(shape, std::vector<SlabRecord>(at(shape.slab_count)));
+  return create(shape, std::vector<SlabRecord>(at(shape.slab_count)), 0);
 }
 
-Result<SlabTable> SlabTable::create(PoolShape shape, std::vector<SlabRecord> records) noexcept {
-  Result<Ledger> ledger = Ledger::create(shape);
+Result<SlabTable> SlabTable::create(PoolShape shape, std::vector<SlabRecord> records,
+                                    std::uint64_t pool) noexcept {
+  Result<Ledger> ledger = Ledger::create(shape, pool);
   if (!ledger.ok()) return ledger.status();
   return SlabTable{ledger.take(), std::move(records)};
 }

@@ -16,7 +16,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept
     return Status::invalid_argument("partition '" + partition(id).name +
                                     "' has an allocator or a tenant already");
   }
-  Result<Mailbox> mailbox = Mailbox::create(shape, id, slabs_.ledger().inode());
+  Result<Mailbox> mailbox = Mailbox::create(shape, id, slabs_.ledger().pool());
   if (!mailbox.ok()) return mailbox.status();
   Result<std::shared_ptr<TenantLine>> line = TenantLine::create(mailbox.take());
   if (!line.ok()) return line.status();
@@ -43,14 +43,13 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
   if (one.reserve_slabs > spare_for(id)) {
     return Status::unavailable("the reserve of '" + one.name + "' is lent out now");
   }
+  PartitionRecord* place = free_place();  // The end of the last one freed its place, or a step did.
+  if (place == nullptr) return Status::unavailable("the ledger has no room for another partition");
   holders_[static_cast<std::size_t>(id)].reset();
   lines_.erase(id);
   one.limit_slabs = limit_slabs;
   one.is_live = true;
-  list_partitions();
-  const bool is_shown = std::ranges::any_of(
-      shown_, [id](const PartitionRecord& shown) { return shown.partition.id == id; });
-  if (!is_shown) shown_.push_back({one, 0, 0, 0, {}});
+  *place = {one, 0, 0, 0, {}};
   has_changed_ = true;
   return {};
 }

@@ -106,7 +106,7 @@ def read_moment(ledger: LedgerView, *, pid: int, clock: Clock) -> Moment:
     return Moment(
         pid=pid,
         epoch=ledger.epoch(),
-        age_ms=(now_ns - ledger.updated_ns) / NS_PER_MS,
+        age_ms=(now_ns - ledger.changed_ns()) / NS_PER_MS,
         slab_bytes=ledger.slab_bytes,
         free=sum(record.state == SlabState.UNOWNED for record in records),
         partitions=tuple(rows),

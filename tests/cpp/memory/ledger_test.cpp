@@ -1,6 +1,7 @@
 // The ledger: everybody reads, the arbiter alone writes, and a wrong one is found.
 #include "memory/ledger.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,9 +18,12 @@ using rose::Result;
 using rose::memory::Ledger;
 using rose::memory::LedgerHeaderWire;
 using rose::memory::LedgerView;
+using rose::memory::PartitionRecord;
+using rose::memory::PartitionRecordWire;
 using rose::memory::PoolShape;
 using rose::memory::SlabId;
 using rose::memory::SlabRecord;
+using rose::memory::SlabRecordWire;
 using rose::memory::SlabState;
 
 namespace {
@@ -27,6 +31,16 @@ namespace {
 constexpr PoolShape kShape{4096, 3, 1};
 
 LedgerView view_of(const Ledger& ledger) { return LedgerView::open(ledger.share().take()).take(); }
+
+PartitionRecord partition_of(std::int32_t id, std::int32_t held, std::int32_t quarantined) {
+  return {{id, "one with a name of more than 24 bytes", 0, 3, held, quarantined, true},
+          1,
+          5,
+          7,
+          {9, 3, 2, 11}};
+}
+
+constexpr std::size_t kSlabsAt = sizeof(LedgerHeaderWire) + 8 * sizeof(PartitionRecordWire);
 
 }  // namespace
 
@@ -44,20 +58,36 @@ TEST(published_records_are_seen) {
   Ledger ledger = Ledger::create(kShape).take();
   const LedgerView view = view_of(ledger);
   const std::vector<SlabRecord> records{
-      {0, SlabState::kOwned, 0, 1}, {1, SlabState::kGranted, 7, 2}, {}};
-  ledger.publish(records, {0, 1}, {1, 2, 0}, 8);
+      {0, SlabState::kOwned, 0, 1, 0}, {1, SlabState::kGranted, 7, 2, 4}, {}};
+  const std::vector<PartitionRecord> partitions{partition_of(0, 1, 0), partition_of(1, 1, 0)};
+  ledger.publish({records, {0, 1}, {1, 2, 0}, 8, partitions, 77});
   CHECK(view.audit().ok());
   const LedgerView::Moment moment = view.read().take();
   CHECK_EQ(moment.epoch, 8);
   CHECK_EQ(moment.slabs[1].owner, 1);
   CHECK_EQ(moment.slabs[1].lease_epoch, 7);
   CHECK_EQ(moment.slabs[1].generation, 2);
+  CHECK_EQ(moment.slabs[1].lease_id, 4);
+  CHECK_EQ(moment.changed_ns, 77);
+  CHECK_EQ(moment.partitions.size(), 2);
+  const PartitionRecord& one = moment.partitions[1];
+  CHECK_EQ(one.partition.name, "one with a name of more ");
+  CHECK_EQ(one.partition.limit_slabs, 3);
+  CHECK_EQ(one.leases, 1);
+  CHECK_EQ(one.free_blocks, 5);
+  CHECK_EQ(one.used_blocks, 7);
+  CHECK_EQ(one.revocation.id, 9);
+  CHECK_EQ(one.revocation.pending, 2);
+  CHECK_EQ(one.revocation.deadline_ns, 11);
 }
 
 TEST(audit_finds_what_cannot_be) {
   const auto code_of = [](SlabRecord record, rose::memory::LedgerCounts counts) {
     Ledger ledger = Ledger::create(kShape).take();
-    ledger.publish({record, {}, {}}, {0}, counts, 5);
+    const auto held = static_cast<std::int32_t>(counts.owned);
+    const auto late = static_cast<std::int32_t>(counts.quarantined);
+    const std::vector<PartitionRecord> partitions{partition_of(0, held, late)};
+    ledger.publish({{record, {}, {}}, {0}, counts, 5, partitions, 1});
     return view_of(ledger).audit().code();
   };
   CHECK(code_of({0, SlabState::kOwned, 0, 0}, {2, 1, 0}) == Code::kOk);
@@ -65,8 +95,11 @@ TEST(audit_finds_what_cannot_be) {
   CHECK(code_of({-1, SlabState::kOwned, 0, 0}, {2, 1, 0}) == Code::kCorrupt);
   CHECK(code_of({0, SlabState::kQuiesced, 0, 0}, {2, 1, 0}) == Code::kCorrupt);
   CHECK(code_of({0, static_cast<SlabState>(99), 0, 0}, {2, 1, 0}) == Code::kCorrupt);
-  CHECK(code_of({0, SlabState::kGranted, 0, 0}, {2, 1, 0}) == Code::kCorrupt);  // no lease
-  CHECK(code_of({0, SlabState::kGranted, 6, 0}, {2, 1, 0}) == Code::kCorrupt);  // of the future
+  CHECK(code_of({0, SlabState::kGranted, 0, 0}, {2, 1, 0}) == Code::kCorrupt);     // no lease
+  CHECK(code_of({0, SlabState::kGranted, 6, 0, 1}, {2, 1, 0}) == Code::kCorrupt);  // of the future
+  CHECK(code_of({0, SlabState::kGranted, 5, 0, 0}, {2, 1, 0}) == Code::kCorrupt);  // which lease?
+  CHECK(code_of({0, SlabState::kGranted, 5, 0, 1}, {2, 1, 0}) == Code::kOk);
+  CHECK(code_of({3, SlabState::kOwned, 0, 0}, {2, 1, 0}) == Code::kCorrupt);  // nobody's number
   CHECK(code_of({0, SlabState::kOwned, 0, 0}, {3, 0, 0}) == Code::kCorrupt);
   CHECK(code_of({0, SlabState::kQuarantined, 0, 0}, {2, 0, 1}) == Code::kOk);
 }
@@ -86,6 +119,7 @@ TEST(what_is_no_ledger_is_refused) {
   const auto opened = [](std::size_t bytes, auto change) {
     const FileDescriptor fd = rose::create_memfd("test", bytes).take();
     const Mapping mapping = Mapping::create(fd, bytes, Access::kReadWrite).take();
+    CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0);
     if (bytes >= sizeof(LedgerHeaderWire)) {
       change(*reinterpret_cast<LedgerHeaderWire*>(mapping.data()));
     }
@@ -93,28 +127,40 @@ TEST(what_is_no_ledger_is_refused) {
   };
   const auto legal = [](LedgerHeaderWire& head) {
     head.magic = 0x3152474c45534f52;
-    head.version = 1;
+    head.version = 2;
     head.slab_count = 2;
   };
-  constexpr std::size_t kBytes = 64 + 2 * 24;
+  constexpr std::size_t kBytes = kSlabsAt + 2 * sizeof(SlabRecordWire);
   CHECK(opened(kBytes, legal) == Code::kOk);
   CHECK(opened(10, legal) == Code::kCorrupt);
-  CHECK(opened(kBytes + 24, legal) == Code::kCorrupt);
+  CHECK(opened(kBytes + 32, legal) == Code::kCorrupt);
   CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.magic = 1; }) == Code::kCorrupt);
-  CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.version = 2; }) == Code::kCorrupt);
+  CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.version = 1; }) == Code::kCorrupt);
   CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.slab_count = -1; }) ==
         Code::kCorrupt);
 }
 
-TEST(writer_that_stopped_in_a_change_is_noticed) {
-  constexpr std::size_t kBytes = 64 + 24;
+TEST(ledger_that_could_still_be_written_is_refused) {
+  constexpr std::size_t kBytes = kSlabsAt + sizeof(SlabRecordWire);
   const FileDescriptor fd = rose::create_memfd("test", kBytes).take();
   const Mapping mapping = Mapping::create(fd, kBytes, Access::kReadWrite).take();
   auto* head = reinterpret_cast<LedgerHeaderWire*>(mapping.data());
   head->magic = 0x3152474c45534f52;
-  head->version = 1;
+  head->version = 2;
+  head->slab_count = 1;
+  CHECK(LedgerView::open(fd).status().code() == Code::kCorrupt);
+}
+
+TEST(writer_that_stopped_in_a_change_is_noticed) {
+  constexpr std::size_t kBytes = kSlabsAt + sizeof(SlabRecordWire);
+  const FileDescriptor fd = rose::create_memfd("test", kBytes).take();
+  const Mapping mapping = Mapping::create(fd, kBytes, Access::kReadWrite).take();
+  auto* head = reinterpret_cast<LedgerHeaderWire*>(mapping.data());
+  head->magic = 0x3152474c45534f52;
+  head->version = 2;
   head->slab_count = 1;
   head->sequence.store(3);
+  CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0);
   CHECK(LedgerView::open(fd).take().audit().code() == Code::kUnavailable);
 }
 
@@ -132,7 +178,9 @@ TEST(reader_sees_one_moment_while_another_thread_writes) {
         record.state = is_owned ? SlabState::kOwned : SlabState::kUnowned;
       }
       const std::uint32_t owned = is_owned ? 3 : 0;
-      ledger.publish(records, all, {3 - owned, owned, 0}, epoch);
+      const std::vector<PartitionRecord> partitions{
+          partition_of(0, static_cast<std::int32_t>(owned), 0)};
+      ledger.publish({records, all, {3 - owned, owned, 0}, epoch, partitions, 1});
       // A pause in which a reader can win, on one core too.
       for (int i = 0; i < 200; ++i) std::this_thread::yield();
     }

@@ -1,0 +1,195 @@
+"""A borrower in another process: how fast its memory comes home, idle, at work and dead."""
+
+import os
+import random
+import select
+import time
+from pathlib import Path
+
+from bench.borrower import SEGMENT_NS, Borrower, Work, hold_busy, hold_idle, run_segments
+from bench.conftest import Report
+from bench.futex import build_round_trips
+from bench.paired import Measure, quantile, timed
+from bench.rows import Bar, Peer
+from rose._core import Arbiter, Grant
+from rose.errors import check
+from rose.units import GIB, MIB, NS_PER_MS
+
+SLAB_BYTES = 2 * MIB
+SPARE_SLABS = 8
+KILLED_SLABS = 64
+LOAD_SLABS = 16
+LOAD_DEADLINE_MS = 50
+
+
+class Loan:
+    """A borrower process with a loan of some slabs, from a pool that has a few more."""
+
+    def __init__(self, slabs: int, work: Work) -> None:
+        self.slabs = slabs
+        total = slabs + SPARE_SLABS
+        self.arbiter = Arbiter.create(slab_bytes=SLAB_BYTES, slab_count=total, header_slabs=2)
+        self.serving = self.arbiter.add_partition("serving", reserve_slabs=0, limit_slabs=total)
+        self.rollout = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=total)
+        self.arbiter.allocator(self.serving, block_bytes=SLAB_BYTES // 64, origin_bytes=0)
+        self.borrower = Borrower(self.arbiter, self.rollout, work)
+        self.lent = 0
+        self.lend()
+
+    def lend(self) -> None:
+        epoch = self.arbiter.epoch
+        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12, expected_epoch=epoch)
+        check(isinstance(loan, Grant), "the pool is there for the borrower alone")
+        self.lent += self.slabs
+
+    def revoke(self, within_ms: int = 1_000) -> int:
+        deadline_ns = self.arbiter.now_ns() + within_ms * NS_PER_MS
+        return self.arbiter.revoke(
+            self.rollout, self.slabs, deadline_ns=deadline_ns, taker=self.serving
+        )
+
+    def take_home(self) -> None:
+        home = self.arbiter.give_back(self.serving, self.slabs)
+        check(home == self.slabs, "the whole loan came home")
+
+
+class IdleLoan(Loan):
+    """1 GiB that the borrower has admitted and does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(GIB // SLAB_BYTES, hold_idle)
+
+    def measure_ns(self, count: int) -> list[float]:
+        """Revoke the whole loan `count` times; the arrival of all slabs is in the time."""
+        samples = []
+        for _ in range(count):
+            self.borrower.await_progress(self.lent)
+            samples.append(timed(self.revoke)())
+            self.take_home()
+            self.lend()
+        return samples
+
+
+def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -> None:
+    round_trips = build_round_trips(tmp_path)
+    loan = IdleLoan()
+    count = report.count(200)
+    samples: list[float] = []
+
+    def revoke_p99() -> float:
+        window = loan.measure_ns(count)
+        samples.extend(window)
+        return quantile(window, 0.99)
+
+    paired = report.pairs(revoke_p99, lambda: quantile(round_trips(count), 0.99), rounds=21)
+    loan.borrower.end()
+    report.add_ratio(
+        "revoke_1gib_idle_over_futex_roundtrip",
+        paired,
+        peer=Peer("futex round trip between two threads, p99", paired.peer * 1e-3, "us"),
+        bar=Bar(at_most=10.0),
+    )
+    report.add("revoke_1gib_idle_us_p99", quantile(samples, 0.99) * 1e-3, "us")
+    report.add("revoke_1gib_idle_us_p50", quantile(samples, 0.50) * 1e-3, "us")
+
+
+def kill_to_notice_ns() -> float:
+    """Return how long the kernel takes to say that a killed borrower is gone."""
+    loan = Loan(KILLED_SLABS, hold_busy)
+    loan.borrower.await_progress(1)
+    loan.borrower.tenant.close()  # nobody else hears of its death
+    gone = select.poll()
+    gone.register(loan.borrower.process.fileno(), select.POLLIN)
+    began_ns = time.perf_counter_ns()
+    os.kill(loan.borrower.child.pid or 0, 9)
+    gone.poll()
+    took_ns = time.perf_counter_ns() - began_ns
+    loan.borrower.child.join()
+    return took_ns
+
+
+def kill_to_usable_ns() -> float:
+    """Return how long it takes until serving has all slabs that a killed borrower was using."""
+    loan = Loan(KILLED_SLABS, hold_busy)
+    loan.borrower.await_progress(1)
+    began_ns = time.perf_counter_ns()
+    os.kill(loan.borrower.child.pid or 0, 9)
+    check(loan.borrower.tenant.wait_lost(timeout_ms=60e3), "the death is noticed")
+    taken = loan.arbiter.take(loan.serving, loan.slabs + SPARE_SLABS)
+    took_ns = time.perf_counter_ns() - began_ns
+    check(len(taken) == loan.slabs + SPARE_SLABS, "every slab is usable again")
+    loan.borrower.child.join()
+    loan.borrower.tenant.close()
+    return took_ns
+
+
+def test_kill_to_usable_over_pidfd(report: Report) -> None:
+    count = report.count(40)
+
+    def p99_of(measure_ns: Measure) -> float:
+        return quantile([measure_ns() for _ in range(count)], 0.99)
+
+    paired = report.pairs(
+        lambda: p99_of(kill_to_usable_ns), lambda: p99_of(kill_to_notice_ns), rounds=9
+    )
+    report.add_ratio(
+        "kill_to_usable_over_pidfd",
+        paired,
+        peer=Peer("SIGKILL to a readable pidfd, p99", paired.peer * 1e-3, "us"),
+        bar=Bar(at_most=10.0),
+    )
+    report.add("kill_to_usable_us_p99", paired.subject * 1e-3, "us")
+
+
+class LoadedLoan(Loan):
+    """A loan that the borrower works on in segments, all of it pinned."""
+
+    def __init__(self) -> None:
+        super().__init__(LOAD_SLABS, run_segments)
+        self.missed = 0
+        self.samples: list[float] = []
+        self.segments: list[float] = []
+        self._rng = random.Random(5)
+
+    def measure_ns(self, count: int) -> float:
+        """Return the p99 of `count` revocations at random moments of a segment."""
+        window = []
+        for _ in range(count):
+            self._await_work()
+            time.sleep(self._rng.random() * SEGMENT_NS * 1e-9)
+            began_ns = time.perf_counter_ns()
+            revocation = self.revoke(LOAD_DEADLINE_MS)
+            progress = self.arbiter.wait(revocation, timeout_ns=10**10)
+            window.append(float(time.perf_counter_ns() - began_ns))
+            self.missed += progress.fenced
+            self.take_home()
+            self.lend()
+        self.samples.extend(window)
+        return quantile(window, 0.99)
+
+    def _await_work(self) -> None:
+        while any(one.used == 0 for one in self.arbiter.candidates(self.rollout)):
+            time.sleep(2e-4)
+
+    def segment_ns(self) -> float:
+        """Return the p99 of the segments that the borrower has run since it was asked last."""
+        self.borrower.line.send("segments")
+        self.measure_ns(1)  # it answers when it aborts
+        lengths = self.borrower.line.recv()
+        self.segments.extend(lengths)
+        return quantile(lengths, 0.99)
+
+
+def test_revoke_under_load_over_segment(report: Report) -> None:
+    loan = LoadedLoan()
+    count = report.count(100)
+    paired = report.pairs(lambda: loan.measure_ns(count), loan.segment_ns, rounds=15)
+    loan.borrower.end()
+    report.add_ratio(
+        "revoke_under_load_over_segment",
+        paired,
+        peer=Peer("the borrower's segment, p99", paired.peer * 1e-3, "us"),
+        bar=Bar(at_most=1.2),
+    )
+    report.add("revoke_under_load_us_p99", quantile(loan.samples, 0.99) * 1e-3, "us")
+    report.add("revoke_under_load_missed", loan.missed, "slabs", bar=Bar(at_most=0.0))

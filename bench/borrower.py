@@ -1,0 +1,125 @@
+"""Borrowers in processes of their own, for the suites that measure across processes.
+
+They are forked from a server that has imported rose already, so that a hundred of them take a
+second and none inherits a thread.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Final
+
+from rose._core import Arbiter, Attachment, BlockAllocator, PoolExport, Process, Tenant
+from rose.errors import check
+
+BLOCK_BYTES: Final = 32 * 1024
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["bench.borrower"])
+_READY_S: Final = 60.0
+SEGMENT_NS: Final = 1_000_000  # what a borrower computes between two gates
+
+Work = Callable[[Attachment, BlockAllocator, Connection], None]
+
+
+def _run(gate: Connection, line: Connection, work: Work) -> None:
+    numbers, count = gate.recv()
+    fds = [reduction.recv_handle(gate) for _ in range(count)]
+    *objects, ledger, mailbox, to_arbiter, to_tenant = fds
+    tenant = Attachment.create(
+        pool=PoolExport(objects, **numbers),
+        ledger_fd=ledger,
+        mailbox_fd=mailbox,
+        to_arbiter_fd=to_arbiter,
+        to_tenant_fd=to_tenant,
+    )
+    origin_bytes = tenant.slab_bytes
+    blocks = tenant.allocator(tenant.partition, block_bytes=BLOCK_BYTES, origin_bytes=origin_bytes)
+    work(tenant, blocks, line)
+
+
+class Borrower:
+    """A process attached to a partition, at some work until it is killed."""
+
+    def __init__(self, arbiter: Arbiter, partition: int, work: Work) -> None:
+        self.line, theirs = _CONTEXT.Pipe()
+        # The tenant is made for a process that is there: the child waits at this pipe to be told.
+        gate, opener = _CONTEXT.Pipe()
+        self.child = _CONTEXT.Process(target=_run, args=(gate, theirs, work), daemon=True)
+        self.child.start()
+        check(self.child.pid is not None, "a started process has a number")
+        self.process = Process.open(self.child.pid or 0)
+        self.tenant: Tenant = arbiter.add_tenant(partition, self.process)
+        pool, ledger_fd = arbiter.share_pool(), arbiter.share_ledger()
+        names = ("sizes", "slab_bytes", "slab_count", "header_slabs", "is_on_host")
+        numbers = {name: getattr(pool, name) for name in names}
+        tenant_fds = [self.tenant.mailbox_fd, self.tenant.to_arbiter_fd, self.tenant.to_tenant_fd]
+        opener.send((numbers, len(pool.fds) + 4))
+        for fd in (*pool.fds, ledger_fd, *tenant_fds):
+            reduction.send_handle(opener, fd, self.child.pid)
+        os.close(ledger_fd)
+        opener.close()
+
+    def await_progress(self, least: int) -> None:
+        """Wait until the borrower has come that far."""
+        end = time.monotonic() + _READY_S
+        while self.tenant.progress < least:
+            check(time.monotonic() < end, "the borrower is stuck")
+            time.sleep(2e-4)
+
+    def end(self) -> None:
+        """Kill it, and wait until its slabs are home."""
+        self.child.kill()
+        self.child.join(_READY_S)
+        self.tenant.wait_lost(timeout_ms=_READY_S * 1e3)
+        self.tenant.close()
+        self.line.close()
+
+
+# ---- what borrowers do
+
+
+def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:
+    """Admit what is granted and use none of it."""
+    admitted = blocks.capacity_blocks * BLOCK_BYTES // tenant.slab_bytes
+    while True:
+        tenant.beat(progress=admitted)
+        admitted += tenant.news(timeout_ms=1e3).admitted
+
+
+def hold_busy(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:
+    """Use every block that was granted, for ever."""
+    while not blocks.free_blocks:
+        tenant.news(timeout_ms=1e3)
+    blocks.alloc(blocks.free_blocks)
+    tenant.beat(progress=1)
+    while True:
+        time.sleep(1e3)
+
+
+def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -> None:
+    """Work in segments over pinned blocks; at a gate, let go of everything that has to leave.
+
+    Every message on the line is answered with the lengths of the segments since the last, in ns.
+    """
+    lengths: list[int] = []
+    while True:
+        held = blocks.alloc(blocks.free_blocks) or []
+        if not held:
+            tenant.news(timeout_ms=1e3)
+            continue
+        pin = blocks.pin(held)
+        while not tenant.leaving():
+            began_ns = time.perf_counter_ns()
+            while time.perf_counter_ns() - began_ns < SEGMENT_NS:
+                pass
+            lengths.append(time.perf_counter_ns() - began_ns)
+        blocks.unpin(pin)  # the step is aborted at its gate: rolled back, its blocks given up
+        blocks.free(held)
+        if line.poll():
+            line.recv()
+            line.send(lengths)
+            lengths = []
+
