@@ -64,7 +64,7 @@ class Part {
         std::min<std::uint64_t>(versions.fresh.count(), options.block_elements);
     auto finder = ChangesFinder<T>::create(versions, options, elements);
     if (!finder.ok()) return finder.status();
-    auto scratch = EncodeScratch::create(elements);
+    auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
     return Part{finder.take(), scratch.take(), blocks};
   }

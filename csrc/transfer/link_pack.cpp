@@ -39,7 +39,7 @@ class LinkPart {
         std::min<std::uint64_t>(versions.fresh.count(), options.block_elements));
     auto finder = ChangesFinder<T>::create(versions, options, elements);
     if (!finder.ok()) return finder.status();
-    auto scratch = EncodeScratch::create(elements);
+    auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
     auto encoder = StratEncoder<T>::create(elements, rule, options.isa);
     if (!encoder.ok()) return encoder.status();

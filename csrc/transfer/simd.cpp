@@ -33,7 +33,9 @@ std::uint64_t mix(std::uint64_t x) noexcept {
 Isa best_isa() noexcept {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vpopcntdq") &&
+      __builtin_cpu_supports("bmi2")) {
     return Isa::kAvx512;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) return Isa::kAvx2;
@@ -149,13 +151,31 @@ std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t w
   return find_changed(isa, fresh, shadow, kWordBytes / sizeof(T) * words, base, out);
 }
 
+template <ElementBits T>
+std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
+                          std::uint16_t* ranks) noexcept {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return find_listed_avx512(differences, count, ranks);
+#else
+  static_cast<void>(isa);
+#endif
+  std::uint32_t listed = 0;
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    ranks[listed] = static_cast<std::uint16_t>(rank);
+    // -1, 0 and 1 become 0, 1 and 2, and 0 does not occur.
+    listed += static_cast<T>(differences[rank] + 1) > 2 ? 1U : 0U;
+  }
+  return listed;
+}
+
 #define ROSE_SIMD(T)                                                                         \
   template std::size_t find_changed(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
                                     std::uint16_t*) noexcept;                                \
   template std::size_t find_changed_portable(const T*, const T*, std::size_t, std::uint32_t, \
                                              std::uint16_t*) noexcept;                       \
   template std::size_t find_and_add(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
-                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;
+                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;        \
+  template std::uint32_t find_listed(Isa, const T*, std::uint32_t, std::uint16_t*) noexcept;
 ROSE_SIMD(std::uint8_t)
 ROSE_SIMD(std::uint16_t)
 ROSE_SIMD(std::uint32_t)

@@ -1,4 +1,5 @@
-// The two loops that see every element, for each instruction set. All give the same bits.
+// The loops that see every element or every change, for each instruction set. All give the same
+// bits.
 #pragma once
 
 #include <cstddef>
@@ -59,6 +60,12 @@ struct MovedWords {
 // `first_word`.
 void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 
+// Writes the rank of each of `count` differences that is no step of one, ascending; returns how
+// many. `ranks` needs room for count + kFoundSlack of them.
+template <ElementBits T>
+std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
+                          std::uint16_t* ranks) noexcept;
+
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
 inline constexpr std::uint64_t kStrideSecond = 0xD1B5'4A32'D192'ED03;
@@ -88,7 +95,9 @@ void add_moved_avx512(const MovedWords& words, std::uint64_t first_word, Digest&
                                   std::uint32_t base, std::uint16_t* out) noexcept;   \
   std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
                                   std::uint32_t base, std::uint64_t first_word,       \
-                                  std::uint16_t* out, Digest& digest) noexcept;
+                                  std::uint16_t* out, Digest& digest) noexcept;       \
+  std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
+                                   std::uint16_t* ranks) noexcept;
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)

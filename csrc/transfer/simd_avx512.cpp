@@ -11,10 +11,11 @@ namespace rose::transfer {
 
 namespace {
 
-#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt")))
+#define ROSE_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
-// Up to so many changes among 64 elements are written one by one.
-constexpr std::size_t kFewFound = 4;
+// Up to so many changes among 64 elements are written as one register.
+constexpr std::size_t kFewFound = 8;
 
 ROSE_AVX512 inline __m512i mix_avx512(__m512i x) noexcept {
   const __m512i first = _mm512_set1_epi64(static_cast<long long>(kMixFirst));
@@ -34,38 +35,36 @@ ROSE_AVX512 inline __m512i keys_avx512(std::uint64_t first_word, std::uint64_t s
                           _mm512_set1_epi64(static_cast<long long>(key)));
 }
 
-// Writes those of 16 numbers from `first` on whose bit is set; always writes 16 places.
-ROSE_AVX512 inline std::uint16_t* write_set_avx512(std::uint32_t bits, std::uint32_t first,
-                                                   std::uint16_t* out) noexcept {
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i numbers = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first)));
-  // To a register and then stored whole: compressing to memory is slow on some processors.
-  const __m512i found = _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), numbers);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(found));
-  return out + _mm_popcnt_u32(bits & 0xFFFF);
+// Where positions go, and in every lane that of the first of the next 64 elements.
+struct FoundAvx512 {
+  std::uint16_t* out;
+  __m128i first;
+};
+
+ROSE_AVX512 inline FoundAvx512 found_avx512(std::uint32_t base, std::uint16_t* out) noexcept {
+  return {out, _mm_set1_epi16(static_cast<short>(base))};
 }
 
-// Writes base + n for every set bit n, ascending.
-ROSE_AVX512 inline std::uint16_t* write_changed_avx512(std::uint64_t changed, std::uint32_t base,
-                                                       std::uint16_t* out) noexcept {
-  const auto found = static_cast<std::size_t>(_mm_popcnt_u64(changed));
-  if (found > kFewFound) {
-    for (std::uint32_t part = 0; part < 64; part += 16) {
-      out = write_set_avx512(static_cast<std::uint32_t>(changed >> part), base + part, out);
-    }
-    return out;
+// Writes the position of every set bit of 64, ascending; always writes 8 places.
+ROSE_AVX512 inline void take_changed_avx512(std::uint64_t changed, FoundAvx512& found) noexcept {
+  const __m512i lanes = _mm512_set_epi64(
+      0x3F3E'3D3C'3B3A'3938, 0x3736'3534'3332'3130, 0x2F2E'2D2C'2B2A'2928, 0x2726'2524'2322'2120,
+      0x1F1E'1D1C'1B1A'1918, 0x1716'1514'1312'1110, 0x0F0E'0D0C'0B0A'0908, 0x0706'0504'0302'0100);
+  // To a register and then stored whole: compressing to memory is slow on some processors.
+  const __m512i set = _mm512_maskz_compress_epi8(changed, lanes);
+  const auto count = static_cast<std::size_t>(_mm_popcnt_u64(changed));
+  if (count > kFewFound) {
+    const __m512i firsts = _mm512_broadcastw_epi16(found.first);
+    const __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(set));
+    const __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(set, 1));
+    _mm512_storeu_si512(found.out, _mm512_add_epi16(low, firsts));
+    _mm512_storeu_si512(found.out + 32, _mm512_add_epi16(high, firsts));
+  } else {
+    const __m128i few = _mm_cvtepu8_epi16(_mm512_castsi512_si128(set));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(found.out), _mm_add_epi16(few, found.first));
   }
-  // All are written whether or not they are there: at 1 % a branch on each costs more. As one
-  // number, lest the compiler does it in vector registers, which the digest needs. What is not
-  // there may carry into what is not there either.
-  std::uint64_t places = 0;
-  for (unsigned k = 0; k < kFewFound; ++k) {
-    places |= _tzcnt_u64(changed) << 16 * k;
-    changed = _blsr_u64(changed);
-  }
-  places += base * std::uint64_t{0x0001'0001'0001'0001};
-  __builtin_memcpy(out, &places, sizeof places);
-  return out + found;
+  found.out += count;
+  found.first = _mm_add_epi16(found.first, _mm_set1_epi16(64));
 }
 
 // Both sums, lane by lane, and the keys of the next eight words.
@@ -135,15 +134,14 @@ ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint32_t* a,
 template <ElementBits T>
 ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t count,
                                     std::uint32_t base, std::uint16_t* out) noexcept {
-  std::uint16_t* const begin = out;
+  FoundAvx512 found = found_avx512(base, out);
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
-    const std::uint64_t changed = differ_avx512(fresh + i, shadow + i);
-    out = write_changed_avx512(changed, base + static_cast<std::uint32_t>(i), out);
+    take_changed_avx512(differ_avx512(fresh + i, shadow + i), found);
   }
-  out += find_changed_portable(fresh + i, shadow + i, count - i,
-                               base + static_cast<std::uint32_t>(i), out);
-  return static_cast<std::size_t>(out - begin);
+  found.out += find_changed_portable(fresh + i, shadow + i, count - i,
+                                     base + static_cast<std::uint32_t>(i), found.out);
+  return static_cast<std::size_t>(found.out - out);
 }
 
 template <ElementBits T>
@@ -152,24 +150,70 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
                                         std::uint16_t* out, Digest& digest) noexcept {
   constexpr std::size_t kInWord = 8 / sizeof(T);
   constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
-  std::uint16_t* const begin = out;
+  FoundAvx512 found = found_avx512(base, out);
   SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
   for (; i + kStepWords <= words; i += kStepWords) {
     const T* const a = fresh + kInWord * i;
     const T* const b = shadow + kInWord * i;
-    const auto first = base + static_cast<std::uint32_t>(kInWord * i);
-    out = write_changed_avx512(differ_avx512(a, b), first, out);
+    take_changed_avx512(differ_avx512(a, b), found);
     for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
       add_avx512(_mm512_loadu_si512(a + part), sums);
     }
   }
   add_to_digest_avx512(sums, digest);
   const std::size_t done = kInWord * i;
-  out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
-                               base + static_cast<std::uint32_t>(done), out);
+  found.out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
+                                     base + static_cast<std::uint32_t>(done), found.out);
   add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
-  return static_cast<std::size_t>(out - begin);
+  return static_cast<std::size_t>(found.out - out);
+}
+
+// A bit for each of up to 64 differences that is no step of one: -1, 0 and 1 become 0, 1 and 2, and
+// 0 does not occur. Those whose bit in `here` is not set are not read.
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint8_t* differences,
+                                               std::uint64_t here) noexcept {
+  const __m512i loaded = _mm512_maskz_loadu_epi8(here, differences);
+  return _mm512_mask_cmpgt_epu8_mask(here, _mm512_add_epi8(loaded, _mm512_set1_epi8(1)),
+                                     _mm512_set1_epi8(2));
+}
+
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint16_t* differences,
+                                               std::uint64_t here) noexcept {
+  std::uint64_t listed = 0;
+  for (unsigned part = 0; part < 64; part += 32) {
+    const auto lanes = static_cast<__mmask32>(here >> part);
+    const __m512i loaded = _mm512_maskz_loadu_epi16(lanes, differences + part);
+    const std::uint64_t found = _mm512_mask_cmpgt_epu16_mask(
+        lanes, _mm512_add_epi16(loaded, _mm512_set1_epi16(1)), _mm512_set1_epi16(2));
+    listed |= found << part;
+  }
+  return listed;
+}
+
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint32_t* differences,
+                                               std::uint64_t here) noexcept {
+  std::uint64_t listed = 0;
+  for (unsigned part = 0; part < 64; part += 16) {
+    const auto lanes = static_cast<__mmask16>(here >> part);
+    const __m512i loaded = _mm512_maskz_loadu_epi32(lanes, differences + part);
+    const std::uint64_t found = _mm512_mask_cmpgt_epu32_mask(
+        lanes, _mm512_add_epi32(loaded, _mm512_set1_epi32(1)), _mm512_set1_epi32(2));
+    listed |= found << part;
+  }
+  return listed;
+}
+
+template <ElementBits T>
+ROSE_AVX512 std::uint32_t list_avx512(const T* differences, std::uint32_t count,
+                                      std::uint16_t* ranks) noexcept {
+  FoundAvx512 found = found_avx512(0, ranks);
+  for (std::uint32_t i = 0; i < count; i += 64) {
+    const std::uint32_t left = count - i;
+    const std::uint64_t here = left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
+    take_changed_avx512(listed_avx512(differences + i, here), found);
+  }
+  return static_cast<std::uint32_t>(found.out - ranks);
 }
 
 }  // namespace
@@ -219,6 +263,10 @@ ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_w
                                               std::uint32_t base, std::uint64_t first_word,       \
                                               std::uint16_t* out, Digest& digest) noexcept {      \
     return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
+  }                                                                                               \
+  ROSE_AVX512 std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
+                                               std::uint16_t* ranks) noexcept {                   \
+    return list_avx512(differences, count, ranks);                                                \
   }
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

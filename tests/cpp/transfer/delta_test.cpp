@@ -246,23 +246,25 @@ TEST(a_block_is_written_whole_and_nothing_behind_it) {
           positions.push_back(static_cast<std::uint16_t>(i));
           differences.push_back(static_cast<T>(made.fresh[i] - made.old[i]));
         }
-        auto scratch = EncodeScratch::create(count);
-        CHECK(scratch.ok());
         const BlockChanges<T> block{.elements = static_cast<std::uint32_t>(count),
                                     .changed = static_cast<std::uint32_t>(positions.size()),
                                     .positions = positions.data(),
                                     .differences = differences.data()};
-        std::array<std::vector<std::uint32_t>, 2> out;
-        Entry entry;
-        // Two poisons: a word that keeps its poison differs between them.
-        for (std::size_t i = 0; i < 2; ++i) {
-          out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
-          entry = encode_block(block, scratch.value(), out[i].data());
-          CHECK(entry.words <= raw_words(block.elements, kWidth<T>));
+        for (const Isa isa : isas()) {
+          auto scratch = EncodeScratch::create(count, isa);
+          CHECK(scratch.ok());
+          std::array<std::vector<std::uint32_t>, 2> out;
+          Entry entry;
+          // Two poisons: a word that keeps its poison differs between them.
+          for (std::size_t i = 0; i < 2; ++i) {
+            out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
+            entry = encode_block(block, scratch.value(), out[i].data());
+            CHECK(entry.words <= raw_words(block.elements, kWidth<T>));
+          }
+          CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
+          CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
+                            [](std::uint32_t word) { return word == kGuard; }));
         }
-        CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
-        CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
-                          [](std::uint32_t word) { return word == kGuard; }));
       }
     }
   });

@@ -201,7 +201,7 @@ struct Versions {
 
   // Many blocks, the last one short, every third empty.
   explicit Versions(unsigned per_mille) {
-    auto scratch = EncodeScratch::create(kBlockElementsDense);
+    auto scratch = EncodeScratch::create(kBlockElementsDense, best_isa());
     for (unsigned i = 0; i < 7; ++i) {
       const Block<T> block{i == 6 ? 777U : kBlockElementsDense, i % 3 == 2 ? 0 : per_mille, i};
       old.insert(old.end(), block.old.begin(), block.old.end());
