@@ -110,16 +110,18 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
     add_group(masks_of(asked.planes[groups - 1]), counts);
   }
-  const RankedChanges& changes = asked.changes;
+  // By value: a byte that is stored may be anything, also a pointer that was not.
+  const RankedChanges changes = asked.changes;
+  const ClassPlanes* const planes = asked.planes;
+  const GroupStarts* const starts = asked.starts;
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
-    const std::uint32_t group = changes.positions[i] / kGroupElements;
-    const std::uint32_t lane = changes.positions[i] % kGroupElements;
-    const LaneClass found = class_in(asked.planes[group], lane);
+    const std::uint32_t position = changes.positions[i];
+    const std::uint32_t group = position / kGroupElements;
+    const LaneClass found = class_in(planes[group], position % kGroupElements);
     // Moved up, so that the lanes above drop out; what remains holds its own too.
-    const std::uint32_t in_group = count_of(~found.others << (kGroupElements - 1 - lane)) - 1;
+    const std::uint32_t in_group = count_of(~found.others << (~position % kGroupElements)) - 1;
     changes.classes[i] = static_cast<std::uint8_t>(found.of);
-    changes.ranks[i] =
-        static_cast<std::uint16_t>(count_at(asked.starts[group], found.of) + in_group);
+    changes.ranks[i] = static_cast<std::uint16_t>(count_at(starts[group], found.of) + in_group);
   }
   return without_padding(counts, asked.elements);
 }
@@ -197,7 +199,9 @@ ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
                                GroupStarts* starts) noexcept {
   starts_loop(planes, groups, starts);
 }
-ROSE_POPCNT ClassCounts ranks_popcnt(const RankQuestion& asked) noexcept {
+// Shifts of BMI2 leave the flags alone, and take what they shift by from any register.
+__attribute__((target("popcnt,bmi2"))) ClassCounts ranks_popcnt(
+    const RankQuestion& asked) noexcept {
   return ranks_loop(asked);
 }
 ROSE_POPCNT ClassCounts counts_popcnt(const ClassPlanes* planes, std::uint32_t elements) noexcept {

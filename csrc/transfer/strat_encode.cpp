@@ -62,14 +62,15 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
 // Makes the planes say what the classes were before the changes.
 template <ElementBits T>
 void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept {
+  const T exponent = rule_.exponent_mask<T>();
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
     const std::uint32_t position = changes.positions[i];
     const T now = weights[position];
     const T old = static_cast<T>(now - changes.differences[i]);
-    const std::uint64_t c = rule_.class_of(old);
-    if (c == rule_.class_of(now)) continue;  // seldom not: most steps are small
+    if (((now ^ old) & exponent) == 0) continue;  // mostly: steps are small
     ClassPlanes& group = planes_[position / kGroupElements];
     const std::uint32_t lane = position % kGroupElements;
+    const std::uint64_t c = rule_.class_of(old);
     for (std::uint32_t plane = 0; plane < 3; ++plane) {
       const std::uint64_t kept = group.of[plane] & ~(std::uint64_t{1} << lane);
       group.of[plane] = kept | (c >> plane & 1) << lane;
