@@ -582,6 +582,7 @@ def link_pack(
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     block_elements: int,
+    base_digest: tuple[int, int] | None = None,
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[

@@ -56,8 +56,7 @@ def delta_pack(
     backend = backend_of(one, stream)
     _check_block_elements(block_elements)
     _check_threads(threads)
-    if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
-        raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
+    check_base_digest(base_digest)
     return backend.delta_pack(
         one.bits,
         other.bits,
@@ -269,6 +268,16 @@ def digest(
     _check_threads(threads)
     backend = backend_of(part, stream)
     return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)
+
+
+def check_base_digest(base_digest: tuple[int, int] | None) -> None:
+    """Refuse what is no digest.
+
+    Raises:
+        InvalidArgument: it is given and not two numbers of 64 bits.
+    """
+    if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
+        raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
 
 
 def _versions(new: Any, shadow: Any, stream: Any) -> tuple[TensorBits, TensorBits]:
