@@ -44,8 +44,7 @@ struct Listing {
 template <ElementBits T>
 Listing best_listing(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept {
   std::uint16_t* const ranks = scratch.ranks();
-  const std::uint32_t few =
-      find_listed(scratch.isa(), changes.differences, changes.changed, ranks);
+  const std::uint32_t few = find_listed(scratch.isa(), changes.differences, changes.changed, ranks);
   if (few == 0) return {};
   Histogram of_few{};
   Histogram of_all{};

@@ -11,8 +11,7 @@ namespace rose::transfer {
 
 namespace {
 
-#define ROSE_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
+#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
 constexpr std::uint32_t kStep = 32;
 
@@ -64,16 +63,13 @@ ROSE_AVX512 inline ClassCounts group_avx512(const ClassGroups<T>& changes) noexc
 
 }  // namespace
 
-ROSE_AVX512 ClassCounts
-group_by_class_avx512(const ClassGroups<std::uint8_t>& changes) noexcept {
+ROSE_AVX512 ClassCounts group_by_class_avx512(const ClassGroups<std::uint8_t>& changes) noexcept {
   return group_avx512(changes);
 }
-ROSE_AVX512 ClassCounts
-group_by_class_avx512(const ClassGroups<std::uint16_t>& changes) noexcept {
+ROSE_AVX512 ClassCounts group_by_class_avx512(const ClassGroups<std::uint16_t>& changes) noexcept {
   return group_avx512(changes);
 }
-ROSE_AVX512 ClassCounts
-group_by_class_avx512(const ClassGroups<std::uint32_t>& changes) noexcept {
+ROSE_AVX512 ClassCounts group_by_class_avx512(const ClassGroups<std::uint32_t>& changes) noexcept {
   return group_avx512(changes);
 }
 

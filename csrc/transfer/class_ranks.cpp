@@ -200,8 +200,8 @@ ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
   starts_loop(planes, groups, starts);
 }
 // Shifts of BMI2 leave the flags alone, and take what they shift by from any register.
-__attribute__((target("popcnt,bmi2"))) ClassCounts ranks_popcnt(
-    const RankQuestion& asked) noexcept {
+__attribute__((target("popcnt,bmi2"))) ClassCounts
+ranks_popcnt(const RankQuestion& asked) noexcept {
   return ranks_loop(asked);
 }
 ROSE_POPCNT ClassCounts counts_popcnt(const ClassPlanes* planes, std::uint32_t elements) noexcept {

@@ -11,8 +11,7 @@ namespace rose::transfer {
 
 namespace {
 
-#define ROSE_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
+#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
 // Up to so many changes among 64 elements are written as one register.
 constexpr std::size_t kFewFound = 8;
@@ -216,6 +215,104 @@ ROSE_AVX512 std::uint32_t list_avx512(const T* differences, std::uint32_t count,
   return static_cast<std::uint32_t>(found.out - ranks);
 }
 
+// What a step takes of eight changes: their words, before and after, and where they are.
+struct EightAvx512 {
+  __m512i fresh;
+  __m512i old;
+  __m512i places;   // of the words in the piece
+  __m512i shifts;   // of the elements in their words
+  __mmask8 moving;  // the first change of each word
+};
+
+// A word that changes, after and before.
+struct PairAvx512 {
+  std::uint64_t words[2];
+};
+
+// Changes i to i + 8. `last` has the place of the change before them in its last lane, and then
+// that of the last of them.
+template <ElementBits T>
+ROSE_AVX512 inline EightAvx512 eight_avx512(const TakenChanges<T>& changes, std::uint32_t i,
+                                            const PairAvx512* pairs, __m128i& last) noexcept {
+  constexpr int kInWord = 8 / sizeof(T);
+  constexpr int kPlaceShift = kInWord == 8 ? 3 : kInWord == 4 ? 2 : 1;
+  const std::uint32_t left = changes.count - i;
+  const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
+  const __m128i base = _mm_set1_epi16(static_cast<short>(changes.base));
+  const __m128i at = _mm_sub_epi16(_mm_maskz_loadu_epi16(here, changes.positions + i), base);
+  const __m128i places = _mm_srli_epi16(at, kPlaceShift);
+  const __m128i before = _mm_alignr_epi8(places, last, 14);
+  last = places;
+  const __m128i lanes = _mm_and_si128(at, _mm_set1_epi16(kInWord - 1));
+  const __m128i shifts = _mm_mullo_epi16(lanes, _mm_set1_epi16(kWidth<T>));
+  const __m512i low = _mm512_loadu_si512(pairs + i);
+  const __m512i high = _mm512_loadu_si512(pairs + i + 4);
+  const __m512i firsts = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i seconds = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+  return {_mm512_permutex2var_epi64(low, firsts, high),
+          _mm512_permutex2var_epi64(low, seconds, high), _mm512_cvtepu16_epi64(places),
+          _mm512_cvtepu16_epi64(shifts), _mm_mask_cmpneq_epi16_mask(here, places, before)};
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint8_t* out) noexcept {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi8(numbers));
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint16_t* out) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi16(numbers));
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint32_t* out) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(numbers));
+}
+
+// Adds what eight words move the digest by.
+ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_t first_word,
+                                          __m512i& first, __m512i& second) noexcept {
+  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
+  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
+  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
+  // Where nothing moves both words are made equal, and differ by nothing.
+  const __m512i old = _mm512_mask_mov_epi64(eight.fresh, eight.moving, eight.old);
+  const __m512i index = _mm512_add_epi64(base, eight.places);
+  const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
+  const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
+  first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(eight.fresh, first_key)));
+  first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
+  second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(eight.fresh, second_key)));
+  second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
+}
+
+// Stores are what bounds it: two for each change, and one for the differences of eight.
+template <ElementBits T>
+ROSE_AVX512 void take_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,
+                             Digest& moved) noexcept {
+  constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  PairAvx512 pairs[kTakenMax + 8];  // the last step reads eight, and uses those that are there
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t at = (changes.positions[i] - changes.base) & ~(kInWord - 1);
+    const __m128i now = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(changes.fresh + at));
+    const __m128i old = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(changes.shadow + at));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pairs[i].words), _mm_unpacklo_epi64(now, old));
+  }
+  __m512i first = _mm512_setzero_si512();
+  __m512i second = _mm512_setzero_si512();
+  __m128i last = _mm_set1_epi16(-1);  // no place
+  for (std::uint32_t i = 0; i < changes.count; i += 8) {
+    const EightAvx512 eight = eight_avx512(changes, i, pairs, last);
+    write_eight_avx512(_mm512_sub_epi64(_mm512_srlv_epi64(eight.fresh, eight.shifts),
+                                        _mm512_srlv_epi64(eight.old, eight.shifts)),
+                       changes.differences + i);
+    move_eight_avx512(eight, first_word, first, second);
+  }
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t at = changes.positions[i] - changes.base;
+    changes.shadow[at] = changes.fresh[at];
+  }
+  moved.first += total_avx512(first);
+  moved.second += total_avx512(second);
+}
+
 }  // namespace
 
 ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
@@ -228,32 +325,6 @@ ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint
   add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
-ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_word,
-                                  Digest& moved) noexcept {
-  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
-  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
-  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
-  __m512i first = _mm512_setzero_si512();
-  __m512i second = _mm512_setzero_si512();
-  for (std::size_t i = 0; i < words.count; i += 8) {
-    const std::size_t left = words.count - i;
-    // Lanes that are not there hold equal words, which differ by nothing.
-    const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
-    const __m512i at = _mm512_cvtepu16_epi64(_mm_maskz_loadu_epi16(here, words.places + i));
-    const __m512i now = _mm512_maskz_loadu_epi64(here, words.fresh + i);
-    const __m512i old = _mm512_maskz_loadu_epi64(here, words.old + i);
-    const __m512i index = _mm512_add_epi64(base, at);
-    const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
-    const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
-    first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(now, first_key)));
-    first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
-    second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(now, second_key)));
-    second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
-  }
-  moved.first += total_avx512(first);
-  moved.second += total_avx512(second);
-}
-
 #define ROSE_FIND(T)                                                                              \
   ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
                                               std::uint32_t base, std::uint16_t* out) noexcept {  \
@@ -263,6 +334,10 @@ ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_w
                                               std::uint32_t base, std::uint64_t first_word,       \
                                               std::uint16_t* out, Digest& digest) noexcept {      \
     return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
+  }                                                                                               \
+  ROSE_AVX512 void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,  \
+                                       Digest& moved) noexcept {                                  \
+    take_avx512(changes, first_word, moved);                                                      \
   }                                                                                               \
   ROSE_AVX512 std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
                                                std::uint16_t* ranks) noexcept {                   \

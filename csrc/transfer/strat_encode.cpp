@@ -81,13 +81,12 @@ void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* 
 // Brings the changes of each class together, in their order, and lists those that are.
 template <ElementBits T>
 void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
-  const ClassCounts counts =
-      group_by_class<T>(isa_, {.changed = changes.changed,
-                               .classes = classes_.data(),
-                               .ranks = ranks_.data(),
-                               .differences = changes.differences,
-                               .grouped_ranks = grouped_.data(),
-                               .grouped_differences = differences_.data()});
+  const ClassCounts counts = group_by_class<T>(isa_, {.changed = changes.changed,
+                                                      .classes = classes_.data(),
+                                                      .ranks = ranks_.data(),
+                                                      .differences = changes.differences,
+                                                      .grouped_ranks = grouped_.data(),
+                                                      .grouped_differences = differences_.data()});
   std::uint32_t first = 0;
   for (std::uint32_t c = 0; c < kClasses; ++c) {
     bodies_[c].first = first;
