@@ -269,9 +269,7 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     def strat() -> Delta:
         if rule is None:
             raise InternalError("a case without a rule was not left out")
-        made = link_pack(
-            versions.new, shadow, rule, threads=case.threads, base_digest=base
-        )
+        made = link_pack(versions.new, shadow, rule, threads=case.threads, base_digest=base)
         return made[1]
 
     def reset() -> None:

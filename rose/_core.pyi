@@ -628,6 +628,7 @@ def topk_threshold(
     ages: npt.NDArray[np.uint8] | None = None,
     age_limit: int = 0,
     isa: str | None = None,
+    threads: int = 1,
 ) -> int: ...
 def topk_unpack(
     base: npt.NDArray[Any], delta: Any
