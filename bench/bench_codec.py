@@ -6,6 +6,7 @@ are of the same arrays. A speed is bytes of weights (two for each element) over 
 """
 
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -186,6 +187,7 @@ SIZE_CASES = [
 ]
 # An apply takes one thread.
 APPLY_CASES = [case for case in DENSITY_CASES if case.threads == 1]
+REST_S = 0.02
 READ_CASES = [Case(0.8, 128, threads) for threads in THREADS]
 
 
@@ -219,11 +221,16 @@ def bench() -> Iterator[Bench]:
 
 
 def speed_gb_s(case: Case, call: Callable[[], object], prepare: Callable[[], object]) -> Measure:
-    """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured."""
+    """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured.
+
+    Then torch's threads come to rest, which go on spinning for milliseconds once they have no work:
+    on as many cores as there are threads, they would slow down whoever is measured next.
+    """
     measure_ns = timed(call)
 
     def measure() -> float:
         prepare()
+        time.sleep(REST_S)
         return 2 * case.elements / measure_ns()
 
     return measure
@@ -245,8 +252,8 @@ def by_torch(bench: Bench, new: Any, held: Any) -> Any:
 def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     """Digest and codec choice included; STRAT beside GAP in one pass, by a rule made beforehand.
 
-    GAP as whoever chains deltas packs: the shadow's digest is known from the delta before, found
-    once and here not timed. The digest of what the delta makes is part of every call.
+    As whoever chains deltas packs: the shadow's digest is known from the delta before, found once
+    and here not timed. The digest of what the delta makes is part of every call.
     """
     versions = bench.versions(case)
     base = digest(versions.old)
@@ -262,7 +269,8 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     def strat() -> Delta:
         if rule is None:
             raise InternalError("a case without a rule was not left out")
-        return link_pack(versions.new, shadow, rule, threads=case.threads)[1]
+        made = link_pack(versions.new, shadow, rule, threads=case.threads, base_digest=base)
+        return made[1]
 
     def reset() -> None:
         shadow[:] = versions.old

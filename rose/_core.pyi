@@ -840,6 +840,7 @@ def link_pack(
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     block_elements: int,
+    base_digest: tuple[int, int] | None = None,
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[
@@ -885,6 +886,7 @@ def topk_threshold(
     ages: npt.NDArray[np.uint8] | None = None,
     age_limit: int = 0,
     isa: str | None = None,
+    threads: int = 1,
 ) -> int: ...
 def topk_unpack(
     base: npt.NDArray[Any], delta: Any

@@ -63,11 +63,13 @@ py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rul
 }
 
 py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
-                    std::uint32_t block_elements, std::uint32_t threads,
-                    const std::optional<std::string>& isa) {
+                    std::uint32_t block_elements,
+                    const std::optional<std::pair<std::uint64_t, std::uint64_t>>& base_digest,
+                    std::uint32_t threads, const std::optional<std::string>& isa) {
   const StratOptions chosen = options_of(rule, threads, isa);
-  const transfer::PackOptions options{
+  transfer::PackOptions options{
       .block_elements = block_elements, .isa = chosen.isa, .threads = threads};
+  if (base_digest) options.base_digest = {base_digest->first, base_digest->second};
   return with_elements_of("new", fresh, [&](auto element) {
     using T = decltype(element);
     const auto from = box_of<T>("new", fresh);
@@ -127,8 +129,8 @@ void bind_width(py::module_& module) {
 void bind_strat(py::module_& module) {
   module.attr("HISTOGRAM_COLUMNS") = ClassHistogram::kColumns;
   module.def("link_pack", &link_pack, py::arg("new"), py::arg("shadow"), py::arg("rule"),
-             py::kw_only(), py::arg("block_elements"), py::arg("threads") = 1,
-             py::arg("isa") = py::none());
+             py::kw_only(), py::arg("block_elements"), py::arg("base_digest") = py::none(),
+             py::arg("threads") = 1, py::arg("isa") = py::none());
   bind_width<std::uint8_t>(module);
   bind_width<std::uint16_t>(module);
   bind_width<std::uint32_t>(module);

@@ -145,8 +145,9 @@ py::tuple delta_merge(const py::object& first, const py::object& second) {
 
 std::uint32_t topk_threshold(const py::array& fresh, const py::array& shadow, std::uint64_t budget,
                              std::optional<py::array> ages, std::uint32_t age_limit,
-                             const std::optional<std::string>& isa) {
-  const auto options = options_of(transfer::kBlockElementsMax, 0, ages, age_limit, false, isa, 1);
+                             const std::optional<std::string>& isa, std::uint32_t threads) {
+  const auto options =
+      options_of(transfer::kBlockElementsMax, 0, ages, age_limit, false, isa, threads);
   const auto from = box_of<std::uint16_t>("new", fresh);
   const auto to = box_of<std::uint16_t>("shadow", shadow);
   return run_for([&] { return transfer::topk_threshold(from, to, budget, options); });
@@ -195,7 +196,7 @@ void bind_transfer(py::module_& module) {
   module.def("topk_threshold", &topk_threshold, py::arg("new").noconvert(),
              py::arg("shadow").noconvert(), py::kw_only(), py::arg("budget"),
              py::arg("ages").noconvert() = py::none(), py::arg("age_limit") = 0,
-             py::arg("isa") = py::none());
+             py::arg("isa") = py::none(), py::arg("threads") = 1);
   module.def("topk_unpack", &topk_unpack, py::arg("base").noconvert(), py::arg("delta"));
   module.def("digest", &digest, py::arg("bits").noconvert(), py::kw_only(),
              py::arg("first_index") = 0, py::arg("seed") = 0, py::arg("isa") = py::none(),

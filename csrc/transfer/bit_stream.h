@@ -61,27 +61,22 @@ class StreamWriter {
   void put_elias_fano(const std::uint16_t* numbers, std::uint32_t count,
                       std::uint32_t universe) noexcept {
     const StreamShape shape{universe, count};
-    std::uint32_t top = 0;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint32_t next = std::uint32_t{numbers[i]} >> shape.low;
-      put_unary(next - top);
-      top = next;
-    }
-    put_zeros(shape.high - count - top);
+    put_set(shape.high, count,
+            [&](std::uint32_t i) noexcept { return (std::uint32_t{numbers[i]} >> shape.low) + i; });
     if (shape.low == 0) return;
     const std::uint32_t mask = (1U << shape.low) - 1;
-    for (std::uint32_t i = 0; i < count; ++i) put(numbers[i] & mask, shape.low);
+    std::uint32_t i = 0;
+    // In pairs, of at most 30 bits: half the steps.
+    for (; i + 2 <= count; i += 2) {
+      put((numbers[i] & mask) | (numbers[i + 1] & mask) << shape.low, 2 * shape.low);
+    }
+    if (i < count) put(numbers[i] & mask, shape.low);
   }
 
   // `count` >= 1 ascending numbers below `universe`, each as a bit that is set.
   void put_bitmap(const std::uint16_t* numbers, std::uint32_t count,
                   std::uint32_t universe) noexcept {
-    std::uint32_t next = 0;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      put_unary(numbers[i] - next);
-      next = numbers[i] + 1U;
-    }
-    put_zeros(universe - next);
+    put_set(universe, count, [&](std::uint32_t i) noexcept { return std::uint32_t{numbers[i]}; });
   }
 
  private:
@@ -96,6 +91,28 @@ class StreamWriter {
       zeros = 0;
     }
     put(std::uint64_t{1} << zeros, zeros + 1);
+  }
+
+  // `size` bits, of which those at place_of(0) to place_of(count - 1), ascending, are set.
+  template <typename PlaceOf>
+  void put_set(std::uint32_t size, std::uint32_t count, const PlaceOf& place_of) noexcept {
+    const std::uint32_t end = pending_bits_ + size;
+    std::memset(out_, 0, end / 8 + 1);
+    std::memcpy(out_, &pending_, sizeof pending_);
+    // Held beside the memory, so that no bit waits for the one before to be stored.
+    std::uint64_t held = pending_;
+    std::uint32_t last = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::uint32_t bit = pending_bits_ + place_of(i);
+      const std::uint32_t word = bit / 64;
+      // A mask, because a branch on whether the word is another one would often guess wrong.
+      held = (held & (std::uint64_t{0} - (word == last ? 1 : 0))) | std::uint64_t{1} << bit % 64;
+      last = word;
+      std::memcpy(out_ + sizeof held * word, &held, sizeof held);
+    }
+    out_ += end / 8;
+    pending_bits_ = end % 8;
+    pending_ = *out_;
   }
 
   unsigned char* out_;

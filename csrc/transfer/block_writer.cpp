@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "transfer/elias_fano.h"
+#include "transfer/signs.h"
 
 namespace rose::transfer {
 
@@ -33,18 +34,6 @@ MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
   return best;
 }
 
-// Writes the rank of each change that is no step of one; returns how many.
-template <ElementBits T>
-std::uint32_t find_listed(const BlockChanges<T>& changes, std::uint16_t* ranks) noexcept {
-  std::uint32_t count = 0;
-  for (std::uint32_t rank = 0; rank < changes.changed; ++rank) {
-    ranks[count] = static_cast<std::uint16_t>(rank);
-    // -1, 0 and 1 become 0, 1 and 2, and 0 does not occur.
-    count += static_cast<T>(changes.differences[rank] + 1) > 2 ? 1U : 0U;
-  }
-  return count;
-}
-
 struct Listing {
   std::uint32_t listed{0};
   MagnitudeShape magnitudes;
@@ -53,8 +42,9 @@ struct Listing {
 
 // Lists the changes that are no step of one; or all, where that takes fewer words.
 template <ElementBits T>
-Listing best_listing(const BlockChanges<T>& changes, std::uint16_t* ranks) noexcept {
-  const std::uint32_t few = find_listed(changes, ranks);
+Listing best_listing(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept {
+  std::uint16_t* const ranks = scratch.ranks();
+  const std::uint32_t few = find_listed(scratch.isa(), changes.differences, changes.changed, ranks);
   if (few == 0) return {};
   Histogram of_few{};
   Histogram of_all{};
@@ -90,43 +80,11 @@ std::uint32_t* write_bitmap(const std::uint16_t* positions, std::uint32_t count,
   return out + words_of_bits(elements);
 }
 
-// The signs of the elements in eight bytes, the first one lowest.
-template <ElementBits T>
-std::uint32_t signs_of_word(const T* differences) noexcept {
-  constexpr std::uint32_t kInWord = 8 / sizeof(T);
-  constexpr std::uint64_t kOnes = ~std::uint64_t{0} / ((std::uint64_t{1} << kWidth<T>)-1);
-  // Carries the sign of element j, at bit w j, to the j-th of the highest bits; what else the
-  // product holds is below those, in places of its own.
-  constexpr std::uint64_t kCarry = [] {
-    std::uint64_t carry = 0;
-    for (std::uint32_t j = 0; j < kInWord; ++j) {
-      carry |= std::uint64_t{1} << (64 - kInWord - j * kWidth<T> + j);
-    }
-    return carry;
-  }();
-  std::uint64_t word = 0;
-  std::memcpy(&word, differences, sizeof word);
-  return static_cast<std::uint32_t>((word >> (kWidth<T> - 1) & kOnes) * kCarry >> (64 - kInWord));
-}
-
 template <ElementBits T>
 std::uint32_t* write_signs(const BlockChanges<T>& changes, std::uint32_t* out) noexcept {
-  constexpr std::uint32_t kInWord = 8 / sizeof(T);
-  const T* const differences = changes.differences;
-  std::uint32_t first = 0;
-  for (; first + 32 <= changes.changed; first += 32) {
-    std::uint32_t word = 0;
-    for (std::uint32_t i = 0; i < 32; i += kInWord) {
-      word |= signs_of_word(differences + first + i) << i;
-    }
-    *out++ = word;
+  for (std::uint32_t first = 0; first < changes.changed; first += kSignsAtOnce) {
+    *out++ = signs_of(changes.differences + first, changes.changed - first);
   }
-  if (first == changes.changed) return out;
-  std::uint32_t word = 0;
-  for (std::uint32_t i = first; i < changes.changed; ++i) {
-    word |= sign_of(differences[i]) << (i - first);
-  }
-  *out++ = word;
   return out;
 }
 
@@ -163,8 +121,9 @@ void write_listed(const BlockChanges<T>& changes, const BlockPlan& plan,
 
 }  // namespace
 
-Result<EncodeScratch> EncodeScratch::create(std::size_t elements) noexcept {
+Result<EncodeScratch> EncodeScratch::create(std::size_t elements, Isa isa) noexcept {
   EncodeScratch scratch;
+  scratch.isa_ = isa;
   for (Buffer<std::uint16_t>* const room : {&scratch.ranks_, &scratch.larges_}) {
     auto made = Buffer<std::uint16_t>::create(elements + kChangesSlack);
     if (!made.ok()) return made.status();
@@ -176,7 +135,7 @@ Result<EncodeScratch> EncodeScratch::create(std::size_t elements) noexcept {
 template <ElementBits T>
 BlockPlan plan_block(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept {
   if (changes.changed == 0) return {};
-  const Listing listing = best_listing(changes, scratch.ranks());
+  const Listing listing = best_listing(changes, scratch);
   const std::uint32_t rest = words_of_bits(changes.changed) + listing.words;
   BlockPlan best{.entry = {.kind = Kind::kRaw,
                            .changed = changes.changed,

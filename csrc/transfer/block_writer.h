@@ -6,19 +6,22 @@
 #include "base/status.h"
 #include "transfer/buffer.h"
 #include "transfer/delta.h"
+#include "transfer/simd.h"
 
 namespace rose::transfer {
 
 // Room for what an encoder works out about one block; used again for every block.
 class EncodeScratch {
  public:
-  // For blocks of at most `elements`.
-  static Result<EncodeScratch> create(std::size_t elements) noexcept;
+  // For blocks of at most `elements`. `isa` must be at most best_isa(); all write the same.
+  static Result<EncodeScratch> create(std::size_t elements, Isa isa) noexcept;
 
+  Isa isa() const noexcept { return isa_; }
   std::uint16_t* ranks() const noexcept { return ranks_.data(); }
   std::uint16_t* larges() const noexcept { return larges_.data(); }
 
  private:
+  Isa isa_{Isa::kPortable};
   Buffer<std::uint16_t> ranks_;   // of the changes that are no step of one
   Buffer<std::uint16_t> larges_;  // which of the magnitudes are large
 };

@@ -1,8 +1,6 @@
 #include "transfer/changes_finder.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <type_traits>
 
 #include "transfer/change_key.h"
@@ -95,23 +93,15 @@ void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcep
     add_all(tile, tile.fresh, moved_, 1);
     return take(tile, count);
   }
-  note_differences(tile, count);
-  constexpr std::size_t kRoom = kTile / kManyInWord;
-  std::array<std::uint16_t, kRoom> places;
-  std::array<std::uint64_t, kRoom> now;
-  std::array<std::uint64_t, kRoom> old;
-  const std::uint16_t* const found = room_.positions() + changed_;
-  // A whole word moves with the first of its changes, so the others find nothing to add.
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t word = (found[i] - tile.base) / kInWord;
-    T* const at = tile.shadow + word * kInWord;
-    places[i] = static_cast<std::uint16_t>(word);
-    std::memcpy(&now[i], tile.fresh + word * kInWord, sizeof(std::uint64_t));
-    std::memcpy(&old[i], at, sizeof(std::uint64_t));
-    std::memcpy(at, &now[i], sizeof(std::uint64_t));
-  }
-  add_moved(options_->isa, {now.data(), old.data(), places.data(), count}, tile.first / kInWord,
-            moved_);
+  static_assert(kTile / kManyInWord <= kTakenMax);
+  take_changes<T>(options_->isa,
+                  {.fresh = tile.fresh,
+                   .shadow = tile.shadow,
+                   .positions = room_.positions() + changed_,
+                   .base = tile.base,
+                   .count = count,
+                   .differences = room_.differences() + changed_},
+                  tile.first / kInWord, moved_);
 }
 
 template <ElementBits T>

@@ -38,16 +38,16 @@ struct GroupStarts {
   std::uint64_t of[2];
 };
 
-// What a block changes, the class that each had, and room for its rank in it.
+// What a block changes, and room for the class that each has and for its rank in it.
 struct RankedChanges {
   std::uint32_t changed{0};
   const std::uint16_t* positions{nullptr};
-  const std::uint8_t* classes{nullptr};
+  std::uint8_t* classes{nullptr};
   std::uint16_t* ranks{nullptr};
 };
 
-// Writes, for each change, how many elements of its class are before it; `starts` is room for
-// groups_of(elements). Returns how many elements each class has.
+// Writes, for each change, its class and how many elements of that are before it; `starts` is room
+// for groups_of(elements). Returns how many elements each class has.
 ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
                        const RankedChanges& changes, GroupStarts* starts) noexcept;
 
@@ -80,9 +80,6 @@ void find_planes_avx2(const std::uint16_t* bits, std::uint32_t groups, const Cla
                       ClassPlanes* planes) noexcept;
 void find_planes_avx2(const std::uint32_t* bits, std::uint32_t groups, const ClassRule& rule,
                       ClassPlanes* planes) noexcept;
-// Only where all lanes of a vector can be counted at once, which not every machine with AVX-512
-// can.
-bool can_count_vectors() noexcept;
 void find_starts_avx512(const ClassPlanes* planes, std::uint32_t groups,
                         GroupStarts* starts) noexcept;
 #endif

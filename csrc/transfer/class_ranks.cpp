@@ -31,16 +31,6 @@ ROSE_INLINED std::uint32_t count_of(std::uint64_t mask) noexcept {
   return static_cast<std::uint32_t>(std::popcount(mask));
 }
 
-// Which lanes of a group are of one class.
-ROSE_INLINED std::uint64_t mask_of(const ClassPlanes& group, std::uint32_t c) noexcept {
-  std::uint64_t mask = ~std::uint64_t{0};
-  for (std::uint32_t plane = 0; plane < 3; ++plane) {
-    const std::uint64_t is_clear = (c >> plane & 1) - std::uint64_t{1};
-    mask &= group.of[plane] ^ is_clear;
-  }
-  return mask;
-}
-
 // The counts of four classes from `first` on, 16 bits each.
 ROSE_INLINED std::uint64_t packed_counts(const Masks& masks, std::uint32_t first) noexcept {
   return std::uint64_t{count_of(masks[first])} | std::uint64_t{count_of(masks[first + 1])} << 16 |
@@ -78,12 +68,25 @@ ROSE_INLINED ClassCounts without_padding(ClassCounts counts, std::uint32_t eleme
 struct RankQuestion {
   const ClassPlanes* planes;
   std::uint32_t elements;
-  const std::uint16_t* positions;
-  const std::uint8_t* classes;
-  std::uint32_t changed;
+  const RankedChanges& changes;
   const GroupStarts* starts;
-  std::uint16_t* ranks;
 };
+
+// The class of an element, and which lanes of its group are of that.
+struct LaneClass {
+  std::uint32_t of{0};
+  std::uint64_t others{0};  // the lanes that are of another one
+};
+
+ROSE_INLINED LaneClass class_in(const ClassPlanes& group, std::uint32_t lane) noexcept {
+  LaneClass found;
+  for (std::uint32_t plane = 0; plane < 3; ++plane) {
+    const std::uint64_t bit = group.of[plane] >> lane & 1;
+    found.of |= static_cast<std::uint32_t>(bit) << plane;
+    found.others |= group.of[plane] ^ (std::uint64_t{0} - bit);
+  }
+  return found;
+}
 
 // Where each class stands at every group, four counts to a number.
 ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
@@ -107,13 +110,18 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
     add_group(masks_of(asked.planes[groups - 1]), counts);
   }
-  for (std::uint32_t i = 0; i < asked.changed; ++i) {
-    const std::uint32_t group = asked.positions[i] / kGroupElements;
-    const std::uint32_t lane = asked.positions[i] % kGroupElements;
-    const std::uint32_t c = asked.classes[i];
-    const std::uint64_t below = (std::uint64_t{1} << lane) - 1;
-    const std::uint32_t in_group = count_of(mask_of(asked.planes[group], c) & below);
-    asked.ranks[i] = static_cast<std::uint16_t>(count_at(asked.starts[group], c) + in_group);
+  // By value: a byte that is stored may be anything, also a pointer that was not.
+  const RankedChanges changes = asked.changes;
+  const ClassPlanes* const planes = asked.planes;
+  const GroupStarts* const starts = asked.starts;
+  for (std::uint32_t i = 0; i < changes.changed; ++i) {
+    const std::uint32_t position = changes.positions[i];
+    const std::uint32_t group = position / kGroupElements;
+    const LaneClass found = class_in(planes[group], position % kGroupElements);
+    // Moved up, so that the lanes above drop out; what remains holds its own too.
+    const std::uint32_t in_group = count_of(~found.others << (~position % kGroupElements)) - 1;
+    changes.classes[i] = static_cast<std::uint8_t>(found.of);
+    changes.ranks[i] = static_cast<std::uint16_t>(count_at(starts[group], found.of) + in_group);
   }
   return without_padding(counts, asked.elements);
 }
@@ -191,7 +199,9 @@ ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
                                GroupStarts* starts) noexcept {
   starts_loop(planes, groups, starts);
 }
-ROSE_POPCNT ClassCounts ranks_popcnt(const RankQuestion& asked) noexcept {
+// Shifts of BMI2 leave the flags alone, and take what they shift by from any register.
+__attribute__((target("popcnt,bmi2"))) ClassCounts
+ranks_popcnt(const RankQuestion& asked) noexcept {
   return ranks_loop(asked);
 }
 ROSE_POPCNT ClassCounts counts_popcnt(const ClassPlanes* planes, std::uint32_t elements) noexcept {
@@ -206,13 +216,11 @@ ROSE_POPCNT void positions_popcnt(const PositionQuestion& asked, const WantedRan
 
 ClassCounts find_ranks(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
                        const RankedChanges& changes, GroupStarts* starts) noexcept {
-  const RankQuestion asked{planes,          elements, changes.positions, changes.classes,
-                           changes.changed, starts,   changes.ranks};
+  const RankQuestion asked{planes, elements, changes, starts};
   const std::uint32_t groups = groups_of(elements);
 #if defined(__x86_64__)
   if (isa != Isa::kPortable) {
-    const bool is_wide = isa == Isa::kAvx512 && can_count_vectors();
-    (is_wide ? find_starts_avx512 : starts_popcnt)(planes, groups, starts);
+    (isa == Isa::kAvx512 ? find_starts_avx512 : starts_popcnt)(planes, groups, starts);
     return ranks_popcnt(asked);
   }
 #endif

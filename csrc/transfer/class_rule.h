@@ -23,6 +23,12 @@ struct ClassRule {
 
   bool is_all(std::uint32_t of_class) const noexcept { return (all_mask >> of_class & 1) != 0; }
 
+  // Elements that agree in these bits are of one class.
+  template <ElementBits T>
+  T exponent_mask() const noexcept {
+    return static_cast<T>(((std::uint64_t{1} << exponent_bits) - 1) << shift);
+  }
+
   template <ElementBits T>
   std::uint32_t class_of(T bits) const noexcept {
     const std::uint64_t exponent =

@@ -26,8 +26,6 @@ ROSE_COUNTING inline __m512i everywhere(std::uint64_t plane) noexcept {
 
 }  // namespace
 
-bool can_count_vectors() noexcept { return __builtin_cpu_supports("avx512vpopcntdq") != 0; }
-
 ROSE_COUNTING void find_starts_avx512(const ClassPlanes* planes, std::uint32_t groups,
                                       GroupStarts* starts) noexcept {
   constexpr int kXorThenAnd = 0x28;  // (a ^ b) & c

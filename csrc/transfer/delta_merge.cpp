@@ -88,7 +88,7 @@ class Merger {
       if (!made.ok()) return made.status();
       *room = made.take();
     }
-    auto scratch = EncodeScratch::create(kBlockElementsMax);
+    auto scratch = EncodeScratch::create(kBlockElementsMax, best_isa());
     if (!scratch.ok()) return scratch.status();
     merger.scratch_ = scratch.take();
     return merger;

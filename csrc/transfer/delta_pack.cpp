@@ -64,7 +64,7 @@ class Part {
         std::min<std::uint64_t>(versions.fresh.count(), options.block_elements);
     auto finder = ChangesFinder<T>::create(versions, options, elements);
     if (!finder.ok()) return finder.status();
-    auto scratch = EncodeScratch::create(elements);
+    auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
     return Part{finder.take(), scratch.take(), blocks};
   }
@@ -136,6 +136,17 @@ std::uint64_t join(const Parts<T>& parts, std::uint64_t block_words,
 
 }  // namespace
 
+void settle_digests(const std::optional<Digest>& known, const Digest& moved,
+                    PackedDelta& delta) noexcept {
+  if (known) {
+    delta.base_digest = *known;
+    delta.digest = {known->first + moved.first, known->second + moved.second};
+  } else {
+    const Digest& now = delta.digest;
+    delta.base_digest = {now.first - moved.first, now.second - moved.second};
+  }
+}
+
 template <ElementBits T>
 Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
                       const PackOptions& options) noexcept {
@@ -194,13 +205,7 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
     add(part.finder().digest(), packed.digest);
     add(part.finder().moved(), moved);
   }
-  if (options.base_digest) {
-    packed.base_digest = *options.base_digest;
-    packed.digest = {packed.base_digest.first + moved.first,
-                     packed.base_digest.second + moved.second};
-  } else {
-    packed.base_digest = {packed.digest.first - moved.first, packed.digest.second - moved.second};
-  }
+  settle_digests(options.base_digest, moved, packed);
   return packed;
 }
 

@@ -38,6 +38,11 @@ struct PackOptions {
   std::uint32_t threads{1};
 };
 
+// Gives a delta its digests, of which `digest` is that after packing unless `known` is the one
+// before.
+void settle_digests(const std::optional<Digest>& known, const Digest& moved,
+                    PackedDelta& delta) noexcept;
+
 // Packs in one pass over both arrays, and moves the shadow to what was sent. The boxes have the
 // same number of elements and share none. Any number of threads makes the same delta. On error
 // nothing was changed.

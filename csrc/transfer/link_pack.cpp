@@ -39,7 +39,7 @@ class LinkPart {
         std::min<std::uint64_t>(versions.fresh.count(), options.block_elements));
     auto finder = ChangesFinder<T>::create(versions, options, elements);
     if (!finder.ok()) return finder.status();
-    auto scratch = EncodeScratch::create(elements);
+    auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
     auto encoder = StratEncoder<T>::create(elements, rule, options.isa);
     if (!encoder.ok()) return encoder.status();
@@ -151,8 +151,7 @@ Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
   }
   delta.value().payload.shrink(delta_words);
   link.value().payload.shrink(link_words);
-  const Digest& digest = packed.delta.digest;
-  packed.delta.base_digest = {digest.first - moved.first, digest.second - moved.second};
+  settle_digests(options.base_digest, moved, packed.delta);
   packed.delta.entries = std::move(delta.value().entries);
   packed.delta.payload = std::move(delta.value().payload);
   packed.link = {.entries = std::move(link.value().entries),

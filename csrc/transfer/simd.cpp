@@ -32,11 +32,14 @@ std::uint64_t mix(std::uint64_t x) noexcept {
 
 Isa best_isa() noexcept {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                        __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vpopcntdq")) {
     return Isa::kAvx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) return Isa::kAvx2;
+  if (has_avx2) return Isa::kAvx2;
 #endif
   return Isa::kPortable;
 }
@@ -83,15 +86,6 @@ void add_words_portable(const void* bits, std::size_t words, std::uint64_t first
   }
 }
 
-void add_moved_portable(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept {
-  for (std::size_t i = 0; i < words.count; ++i) {
-    const std::uint64_t first_key = (first_word + words.places[i] + 1) * kStrideFirst;
-    const std::uint64_t second_key = (first_word + words.places[i] + 1) * kStrideSecond;
-    moved.first += mix(words.fresh[i] + first_key) - mix(words.old[i] + first_key);
-    moved.second += mix(words.fresh[i] + second_key) - mix(words.old[i] + second_key);
-  }
-}
-
 template <ElementBits T>
 std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
                          std::uint32_t base, std::uint16_t* out) noexcept {
@@ -129,11 +123,31 @@ void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first
   add_words_portable(bits, words, first_word, seed, digest);
 }
 
-void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept {
+template <ElementBits T>
+void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_word,
+                  Digest& moved) noexcept {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return add_moved_avx512(words, first_word, moved);
+  if (isa == Isa::kAvx512) return take_changes_avx512(changes, first_word, moved);
+#else
+  static_cast<void>(isa);
 #endif
-  add_moved_portable(words, first_word, moved);
+  constexpr std::uint32_t kInWord = kWordBytes / sizeof(T);
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t at = changes.positions[i] - changes.base;
+    changes.differences[i] = static_cast<T>(changes.fresh[at] - changes.shadow[at]);
+  }
+  // A whole word moves with the first of its changes, so the others find nothing to add.
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t place = (changes.positions[i] - changes.base) / kInWord;
+    T* const at = changes.shadow + place * kInWord;
+    const std::uint64_t now = load_word(changes.fresh + place * kInWord);
+    const std::uint64_t old = load_word(at);
+    std::memcpy(at, &now, sizeof now);
+    const std::uint64_t first_key = (first_word + place + 1) * kStrideFirst;
+    const std::uint64_t second_key = (first_word + place + 1) * kStrideSecond;
+    moved.first += mix(now + first_key) - mix(old + first_key);
+    moved.second += mix(now + second_key) - mix(old + second_key);
+  }
 }
 
 template <ElementBits T>
@@ -149,13 +163,32 @@ std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t w
   return find_changed(isa, fresh, shadow, kWordBytes / sizeof(T) * words, base, out);
 }
 
+template <ElementBits T>
+std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
+                          std::uint16_t* ranks) noexcept {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return find_listed_avx512(differences, count, ranks);
+#else
+  static_cast<void>(isa);
+#endif
+  std::uint32_t listed = 0;
+  for (std::uint32_t rank = 0; rank < count; ++rank) {
+    ranks[listed] = static_cast<std::uint16_t>(rank);
+    // -1, 0 and 1 become 0, 1 and 2, and 0 does not occur.
+    listed += static_cast<T>(differences[rank] + 1) > 2 ? 1U : 0U;
+  }
+  return listed;
+}
+
 #define ROSE_SIMD(T)                                                                         \
   template std::size_t find_changed(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
                                     std::uint16_t*) noexcept;                                \
   template std::size_t find_changed_portable(const T*, const T*, std::size_t, std::uint32_t, \
                                              std::uint16_t*) noexcept;                       \
   template std::size_t find_and_add(Isa, const T*, const T*, std::size_t, std::uint32_t,     \
-                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;
+                                    std::uint64_t, std::uint16_t*, Digest&) noexcept;        \
+  template void take_changes(Isa, const TakenChanges<T>&, std::uint64_t, Digest&) noexcept;  \
+  template std::uint32_t find_listed(Isa, const T*, std::uint32_t, std::uint16_t*) noexcept;
 ROSE_SIMD(std::uint8_t)
 ROSE_SIMD(std::uint16_t)
 ROSE_SIMD(std::uint32_t)

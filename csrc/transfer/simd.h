@@ -1,4 +1,5 @@
-// The two loops that see every element, for each instruction set. All give the same bits.
+// The loops that see every element or every change, for each instruction set. All give the same
+// bits.
 #pragma once
 
 #include <cstddef>
@@ -47,17 +48,31 @@ std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t w
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
                          Digest& digest) noexcept;
 
-// Some words of a piece of a tensor, before and after: `places` are theirs in the piece.
-struct MovedWords {
-  const std::uint64_t* fresh{nullptr};
-  const std::uint64_t* old{nullptr};
-  const std::uint16_t* places{nullptr};
-  std::size_t count{0};
+// How many changes take_changes() takes at most.
+inline constexpr std::size_t kTakenMax = 512;
+
+// Some changes of a piece of a tensor that is of whole words.
+template <ElementBits T>
+struct TakenChanges {
+  const T* fresh{nullptr};
+  T* shadow{nullptr};
+  const std::uint16_t* positions{nullptr};  // ascending, each `base` above its place in the piece
+  std::uint32_t base{0};
+  std::uint32_t count{0};
+  T* differences{nullptr};  // room for count + kChangesSlack
 };
 
-// Adds what they move the digest by, with seed 0; the piece's first word has the index
-// `first_word`.
-void add_moved(Isa isa, const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
+// Notes the differences, moves the shadow there, and adds what that moves its digest by, with seed
+// 0; the piece's first word has the index `first_word`.
+template <ElementBits T>
+void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_word,
+                  Digest& moved) noexcept;
+
+// Writes the rank of each of `count` differences that is no step of one, ascending; returns how
+// many. `ranks` needs room for count + kFoundSlack of them.
+template <ElementBits T>
+std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
+                          std::uint16_t* ranks) noexcept;
 
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
@@ -73,13 +88,11 @@ std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t c
                                   std::uint32_t base, std::uint16_t* out) noexcept;
 void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept;
-void add_moved_portable(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 #if defined(__x86_64__)
 void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_word,
                     std::uint64_t seed, Digest& digest) noexcept;
 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
-void add_moved_avx512(const MovedWords& words, std::uint64_t first_word, Digest& moved) noexcept;
 // No templates: those would lose their instruction set where they are instantiated.
 #define ROSE_FIND(T)                                                                  \
   std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count,   \
@@ -88,7 +101,11 @@ void add_moved_avx512(const MovedWords& words, std::uint64_t first_word, Digest&
                                   std::uint32_t base, std::uint16_t* out) noexcept;   \
   std::size_t find_and_add_avx512(const T* fresh, const T* shadow, std::size_t words, \
                                   std::uint32_t base, std::uint64_t first_word,       \
-                                  std::uint16_t* out, Digest& digest) noexcept;
+                                  std::uint16_t* out, Digest& digest) noexcept;       \
+  void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,  \
+                           Digest& moved) noexcept;                                   \
+  std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
+                                   std::uint16_t* ranks) noexcept;
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)

@@ -11,10 +11,10 @@ namespace rose::transfer {
 
 namespace {
 
-#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt")))
+#define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
-// Up to so many changes among 64 elements are written one by one.
-constexpr std::size_t kFewFound = 4;
+// Up to so many changes among 64 elements are written as one register.
+constexpr std::size_t kFewFound = 8;
 
 ROSE_AVX512 inline __m512i mix_avx512(__m512i x) noexcept {
   const __m512i first = _mm512_set1_epi64(static_cast<long long>(kMixFirst));
@@ -34,38 +34,36 @@ ROSE_AVX512 inline __m512i keys_avx512(std::uint64_t first_word, std::uint64_t s
                           _mm512_set1_epi64(static_cast<long long>(key)));
 }
 
-// Writes those of 16 numbers from `first` on whose bit is set; always writes 16 places.
-ROSE_AVX512 inline std::uint16_t* write_set_avx512(std::uint32_t bits, std::uint32_t first,
-                                                   std::uint16_t* out) noexcept {
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i numbers = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first)));
-  // To a register and then stored whole: compressing to memory is slow on some processors.
-  const __m512i found = _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), numbers);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(found));
-  return out + _mm_popcnt_u32(bits & 0xFFFF);
+// Where positions go, and in every lane that of the first of the next 64 elements.
+struct FoundAvx512 {
+  std::uint16_t* out;
+  __m128i first;
+};
+
+ROSE_AVX512 inline FoundAvx512 found_avx512(std::uint32_t base, std::uint16_t* out) noexcept {
+  return {out, _mm_set1_epi16(static_cast<short>(base))};
 }
 
-// Writes base + n for every set bit n, ascending.
-ROSE_AVX512 inline std::uint16_t* write_changed_avx512(std::uint64_t changed, std::uint32_t base,
-                                                       std::uint16_t* out) noexcept {
-  const auto found = static_cast<std::size_t>(_mm_popcnt_u64(changed));
-  if (found > kFewFound) {
-    for (std::uint32_t part = 0; part < 64; part += 16) {
-      out = write_set_avx512(static_cast<std::uint32_t>(changed >> part), base + part, out);
-    }
-    return out;
+// Writes the position of every set bit of 64, ascending; always writes 8 places.
+ROSE_AVX512 inline void take_changed_avx512(std::uint64_t changed, FoundAvx512& found) noexcept {
+  const __m512i lanes = _mm512_set_epi64(
+      0x3F3E'3D3C'3B3A'3938, 0x3736'3534'3332'3130, 0x2F2E'2D2C'2B2A'2928, 0x2726'2524'2322'2120,
+      0x1F1E'1D1C'1B1A'1918, 0x1716'1514'1312'1110, 0x0F0E'0D0C'0B0A'0908, 0x0706'0504'0302'0100);
+  // To a register and then stored whole: compressing to memory is slow on some processors.
+  const __m512i set = _mm512_maskz_compress_epi8(changed, lanes);
+  const auto count = static_cast<std::size_t>(_mm_popcnt_u64(changed));
+  if (count > kFewFound) {
+    const __m512i firsts = _mm512_broadcastw_epi16(found.first);
+    const __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(set));
+    const __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(set, 1));
+    _mm512_storeu_si512(found.out, _mm512_add_epi16(low, firsts));
+    _mm512_storeu_si512(found.out + 32, _mm512_add_epi16(high, firsts));
+  } else {
+    const __m128i few = _mm_cvtepu8_epi16(_mm512_castsi512_si128(set));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(found.out), _mm_add_epi16(few, found.first));
   }
-  // All are written whether or not they are there: at 1 % a branch on each costs more. As one
-  // number, lest the compiler does it in vector registers, which the digest needs. What is not
-  // there may carry into what is not there either.
-  std::uint64_t places = 0;
-  for (unsigned k = 0; k < kFewFound; ++k) {
-    places |= _tzcnt_u64(changed) << 16 * k;
-    changed = _blsr_u64(changed);
-  }
-  places += base * std::uint64_t{0x0001'0001'0001'0001};
-  __builtin_memcpy(out, &places, sizeof places);
-  return out + found;
+  found.out += count;
+  found.first = _mm_add_epi16(found.first, _mm_set1_epi16(64));
 }
 
 // Both sums, lane by lane, and the keys of the next eight words.
@@ -135,15 +133,14 @@ ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint32_t* a,
 template <ElementBits T>
 ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t count,
                                     std::uint32_t base, std::uint16_t* out) noexcept {
-  std::uint16_t* const begin = out;
+  FoundAvx512 found = found_avx512(base, out);
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
-    const std::uint64_t changed = differ_avx512(fresh + i, shadow + i);
-    out = write_changed_avx512(changed, base + static_cast<std::uint32_t>(i), out);
+    take_changed_avx512(differ_avx512(fresh + i, shadow + i), found);
   }
-  out += find_changed_portable(fresh + i, shadow + i, count - i,
-                               base + static_cast<std::uint32_t>(i), out);
-  return static_cast<std::size_t>(out - begin);
+  found.out += find_changed_portable(fresh + i, shadow + i, count - i,
+                                     base + static_cast<std::uint32_t>(i), found.out);
+  return static_cast<std::size_t>(found.out - out);
 }
 
 template <ElementBits T>
@@ -152,24 +149,168 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
                                         std::uint16_t* out, Digest& digest) noexcept {
   constexpr std::size_t kInWord = 8 / sizeof(T);
   constexpr std::size_t kStepWords = 64 / kInWord;  // of 64 elements
-  std::uint16_t* const begin = out;
+  FoundAvx512 found = found_avx512(base, out);
   SumsAvx512 sums = sums_avx512(first_word, 0);
   std::size_t i = 0;
   for (; i + kStepWords <= words; i += kStepWords) {
     const T* const a = fresh + kInWord * i;
     const T* const b = shadow + kInWord * i;
-    const auto first = base + static_cast<std::uint32_t>(kInWord * i);
-    out = write_changed_avx512(differ_avx512(a, b), first, out);
+    take_changed_avx512(differ_avx512(a, b), found);
     for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
       add_avx512(_mm512_loadu_si512(a + part), sums);
     }
   }
   add_to_digest_avx512(sums, digest);
   const std::size_t done = kInWord * i;
-  out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
-                               base + static_cast<std::uint32_t>(done), out);
+  found.out += find_changed_portable(fresh + done, shadow + done, kInWord * (words - i),
+                                     base + static_cast<std::uint32_t>(done), found.out);
   add_words_portable(fresh + done, words - i, first_word + i, 0, digest);
-  return static_cast<std::size_t>(out - begin);
+  return static_cast<std::size_t>(found.out - out);
+}
+
+// A bit for each of up to 64 differences that is no step of one: -1, 0 and 1 become 0, 1 and 2, and
+// 0 does not occur. Those whose bit in `here` is not set are not read.
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint8_t* differences,
+                                               std::uint64_t here) noexcept {
+  const __m512i loaded = _mm512_maskz_loadu_epi8(here, differences);
+  return _mm512_mask_cmpgt_epu8_mask(here, _mm512_add_epi8(loaded, _mm512_set1_epi8(1)),
+                                     _mm512_set1_epi8(2));
+}
+
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint16_t* differences,
+                                               std::uint64_t here) noexcept {
+  std::uint64_t listed = 0;
+  for (unsigned part = 0; part < 64; part += 32) {
+    const auto lanes = static_cast<__mmask32>(here >> part);
+    const __m512i loaded = _mm512_maskz_loadu_epi16(lanes, differences + part);
+    const std::uint64_t found = _mm512_mask_cmpgt_epu16_mask(
+        lanes, _mm512_add_epi16(loaded, _mm512_set1_epi16(1)), _mm512_set1_epi16(2));
+    listed |= found << part;
+  }
+  return listed;
+}
+
+ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint32_t* differences,
+                                               std::uint64_t here) noexcept {
+  std::uint64_t listed = 0;
+  for (unsigned part = 0; part < 64; part += 16) {
+    const auto lanes = static_cast<__mmask16>(here >> part);
+    const __m512i loaded = _mm512_maskz_loadu_epi32(lanes, differences + part);
+    const std::uint64_t found = _mm512_mask_cmpgt_epu32_mask(
+        lanes, _mm512_add_epi32(loaded, _mm512_set1_epi32(1)), _mm512_set1_epi32(2));
+    listed |= found << part;
+  }
+  return listed;
+}
+
+template <ElementBits T>
+ROSE_AVX512 std::uint32_t list_avx512(const T* differences, std::uint32_t count,
+                                      std::uint16_t* ranks) noexcept {
+  FoundAvx512 found = found_avx512(0, ranks);
+  for (std::uint32_t i = 0; i < count; i += 64) {
+    const std::uint32_t left = count - i;
+    const std::uint64_t here = left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
+    take_changed_avx512(listed_avx512(differences + i, here), found);
+  }
+  return static_cast<std::uint32_t>(found.out - ranks);
+}
+
+// What a step takes of eight changes: their words, before and after, and where they are.
+struct EightAvx512 {
+  __m512i fresh;
+  __m512i old;
+  __m512i places;   // of the words in the piece
+  __m512i shifts;   // of the elements in their words
+  __mmask8 moving;  // the first change of each word
+};
+
+// A word that changes, after and before.
+struct PairAvx512 {
+  std::uint64_t words[2];
+};
+
+// Changes i to i + 8. `last` has the place of the change before them in its last lane, and then
+// that of the last of them.
+template <ElementBits T>
+ROSE_AVX512 inline EightAvx512 eight_avx512(const TakenChanges<T>& changes, std::uint32_t i,
+                                            const PairAvx512* pairs, __m128i& last) noexcept {
+  constexpr int kInWord = 8 / sizeof(T);
+  constexpr int kPlaceShift = kInWord == 8 ? 3 : kInWord == 4 ? 2 : 1;
+  const std::uint32_t left = changes.count - i;
+  const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
+  const __m128i base = _mm_set1_epi16(static_cast<short>(changes.base));
+  const __m128i at = _mm_sub_epi16(_mm_maskz_loadu_epi16(here, changes.positions + i), base);
+  const __m128i places = _mm_srli_epi16(at, kPlaceShift);
+  const __m128i before = _mm_alignr_epi8(places, last, 14);
+  last = places;
+  const __m128i lanes = _mm_and_si128(at, _mm_set1_epi16(kInWord - 1));
+  const __m128i shifts = _mm_mullo_epi16(lanes, _mm_set1_epi16(kWidth<T>));
+  const __m512i low = _mm512_loadu_si512(pairs + i);
+  const __m512i high = _mm512_loadu_si512(pairs + i + 4);
+  const __m512i firsts = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i seconds = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+  return {_mm512_permutex2var_epi64(low, firsts, high),
+          _mm512_permutex2var_epi64(low, seconds, high), _mm512_cvtepu16_epi64(places),
+          _mm512_cvtepu16_epi64(shifts), _mm_mask_cmpneq_epi16_mask(here, places, before)};
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint8_t* out) noexcept {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi8(numbers));
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint16_t* out) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi16(numbers));
+}
+
+ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint32_t* out) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(numbers));
+}
+
+// Adds what eight words move the digest by.
+ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_t first_word,
+                                          __m512i& first, __m512i& second) noexcept {
+  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
+  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
+  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
+  // Where nothing moves both words are made equal, and differ by nothing.
+  const __m512i old = _mm512_mask_mov_epi64(eight.fresh, eight.moving, eight.old);
+  const __m512i index = _mm512_add_epi64(base, eight.places);
+  const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
+  const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
+  first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(eight.fresh, first_key)));
+  first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
+  second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(eight.fresh, second_key)));
+  second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
+}
+
+// Stores are what bounds it: two for each change, and one for the differences of eight.
+template <ElementBits T>
+ROSE_AVX512 void take_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,
+                             Digest& moved) noexcept {
+  constexpr std::uint32_t kInWord = 8 / sizeof(T);
+  PairAvx512 pairs[kTakenMax + 8];  // the last step reads eight, and uses those that are there
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t at = (changes.positions[i] - changes.base) & ~(kInWord - 1);
+    const __m128i now = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(changes.fresh + at));
+    const __m128i old = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(changes.shadow + at));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pairs[i].words), _mm_unpacklo_epi64(now, old));
+  }
+  __m512i first = _mm512_setzero_si512();
+  __m512i second = _mm512_setzero_si512();
+  __m128i last = _mm_set1_epi16(-1);  // no place
+  for (std::uint32_t i = 0; i < changes.count; i += 8) {
+    const EightAvx512 eight = eight_avx512(changes, i, pairs, last);
+    write_eight_avx512(_mm512_sub_epi64(_mm512_srlv_epi64(eight.fresh, eight.shifts),
+                                        _mm512_srlv_epi64(eight.old, eight.shifts)),
+                       changes.differences + i);
+    move_eight_avx512(eight, first_word, first, second);
+  }
+  for (std::uint32_t i = 0; i < changes.count; ++i) {
+    const std::uint32_t at = changes.positions[i] - changes.base;
+    changes.shadow[at] = changes.fresh[at];
+  }
+  moved.first += total_avx512(first);
+  moved.second += total_avx512(second);
 }
 
 }  // namespace
@@ -184,32 +325,6 @@ ROSE_AVX512 void add_words_avx512(const void* bits, std::size_t words, std::uint
   add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
-ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_word,
-                                  Digest& moved) noexcept {
-  const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
-  const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
-  const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
-  __m512i first = _mm512_setzero_si512();
-  __m512i second = _mm512_setzero_si512();
-  for (std::size_t i = 0; i < words.count; i += 8) {
-    const std::size_t left = words.count - i;
-    // Lanes that are not there hold equal words, which differ by nothing.
-    const auto here = static_cast<__mmask8>(left >= 8 ? 0xFF : (1U << left) - 1);
-    const __m512i at = _mm512_cvtepu16_epi64(_mm_maskz_loadu_epi16(here, words.places + i));
-    const __m512i now = _mm512_maskz_loadu_epi64(here, words.fresh + i);
-    const __m512i old = _mm512_maskz_loadu_epi64(here, words.old + i);
-    const __m512i index = _mm512_add_epi64(base, at);
-    const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
-    const __m512i second_key = _mm512_mullo_epi64(index, second_stride);
-    first = _mm512_add_epi64(first, mix_avx512(_mm512_add_epi64(now, first_key)));
-    first = _mm512_sub_epi64(first, mix_avx512(_mm512_add_epi64(old, first_key)));
-    second = _mm512_add_epi64(second, mix_avx512(_mm512_add_epi64(now, second_key)));
-    second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
-  }
-  moved.first += total_avx512(first);
-  moved.second += total_avx512(second);
-}
-
 #define ROSE_FIND(T)                                                                              \
   ROSE_AVX512 std::size_t find_changed_avx512(const T* fresh, const T* shadow, std::size_t count, \
                                               std::uint32_t base, std::uint16_t* out) noexcept {  \
@@ -219,6 +334,14 @@ ROSE_AVX512 void add_moved_avx512(const MovedWords& words, std::uint64_t first_w
                                               std::uint32_t base, std::uint64_t first_word,       \
                                               std::uint16_t* out, Digest& digest) noexcept {      \
     return find_add_avx512(fresh, shadow, words, base, first_word, out, digest);                  \
+  }                                                                                               \
+  ROSE_AVX512 void take_changes_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,  \
+                                       Digest& moved) noexcept {                                  \
+    take_avx512(changes, first_word, moved);                                                      \
+  }                                                                                               \
+  ROSE_AVX512 std::uint32_t find_listed_avx512(const T* differences, std::uint32_t count,         \
+                                               std::uint16_t* ranks) noexcept {                   \
+    return list_avx512(differences, count, ranks);                                                \
   }
 ROSE_FIND(std::uint8_t)
 ROSE_FIND(std::uint16_t)

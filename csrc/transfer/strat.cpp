@@ -79,7 +79,7 @@ class LinkUnpacker {
                                      const StratOptions& options) noexcept {
     auto decoder = StratDecoder<T>::create(elements, options.rule, options.isa);
     if (!decoder.ok()) return decoder.status();
-    auto scratch = EncodeScratch::create(elements);
+    auto scratch = EncodeScratch::create(elements, options.isa);
     if (!scratch.ok()) return scratch.status();
     return LinkUnpacker{decoder.take(), scratch.take(), base};
   }

@@ -1,6 +1,10 @@
 #include "transfer/strat_encode.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "transfer/class_groups.h"
+#include "transfer/signs.h"
 
 namespace rose::transfer {
 
@@ -16,9 +20,9 @@ Result<StratEncoder<T>> StratEncoder<T>::create(std::uint32_t elements, const Cl
   ROSE_TRY(give_room(made.words_, raw_words(elements, kWidth<T>) + StreamWriter::kSlackWords));
   ROSE_TRY(give_room(made.classes_, elements));
   for (auto* const room : {&made.ranks_, &made.grouped_, &made.listed_, &made.large_}) {
-    ROSE_TRY(give_room(*room, elements));
+    ROSE_TRY(give_room(*room, elements + kChangesSlack));
   }
-  ROSE_TRY(give_room(made.differences_, elements));
+  ROSE_TRY(give_room(made.differences_, elements + kChangesSlack));
   return made;
 }
 
@@ -43,21 +47,9 @@ template <ElementBits T>
 void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
                                bool is_after) noexcept {
   find_planes(isa_, weights, changes.elements, rule_, planes_.data());
-  for (std::uint32_t i = 0; i < changes.changed; ++i) {
-    const std::uint32_t position = changes.positions[i];
-    const T found = weights[position];
-    const T old = is_after ? static_cast<T>(found - changes.differences[i]) : found;
-    const std::uint32_t c = rule_.class_of(old);
-    classes_[i] = static_cast<std::uint8_t>(c);
-    // The planes say what it is now. They follow in any case: whoever writes to the weights
-    // meanwhile gets a link that says something else, and never one that is no link.
-    ClassPlanes& group = planes_[position / kGroupElements];
-    const std::uint32_t lane = position % kGroupElements;
-    for (std::uint32_t plane = 0; plane < 3; ++plane) {
-      const std::uint64_t bit = std::uint64_t{c >> plane & 1} << lane;
-      group.of[plane] = (group.of[plane] & ~(std::uint64_t{1} << lane)) | bit;
-    }
-  }
+  if (is_after) keep_old_classes(changes, weights);
+  // The classes come from the planes, too: whoever writes to the weights meanwhile gets a link that
+  // says something else, and never one that is no link.
   const RankedChanges ranked{.changed = changes.changed,
                              .positions = changes.positions,
                              .classes = classes_.data(),
@@ -67,34 +59,63 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
   for (std::uint32_t c = 0; c < kClasses; ++c) bodies_[c] = {.elements = counts[c]};
 }
 
-// Brings the changes of each class together, in their order.
+// Makes the planes say what the classes were before the changes.
+template <ElementBits T>
+void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept {
+  const T exponent = rule_.exponent_mask<T>();
+  for (std::uint32_t i = 0; i < changes.changed; ++i) {
+    const std::uint32_t position = changes.positions[i];
+    const T now = weights[position];
+    const T old = static_cast<T>(now - changes.differences[i]);
+    if (((now ^ old) & exponent) == 0) continue;  // mostly: steps are small
+    ClassPlanes& group = planes_[position / kGroupElements];
+    const std::uint32_t lane = position % kGroupElements;
+    const std::uint64_t c = rule_.class_of(old);
+    for (std::uint32_t plane = 0; plane < 3; ++plane) {
+      const std::uint64_t kept = group.of[plane] & ~(std::uint64_t{1} << lane);
+      group.of[plane] = kept | (c >> plane & 1) << lane;
+    }
+  }
+}
+
+// Brings the changes of each class together, in their order, and lists those that are.
 template <ElementBits T>
 void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
-  for (std::uint32_t i = 0; i < changes.changed; ++i) ++bodies_[classes_[i]].changed;
-  std::array<std::uint32_t, kClasses> next{};
+  const ClassCounts counts = group_by_class<T>(isa_, {.changed = changes.changed,
+                                                      .classes = classes_.data(),
+                                                      .ranks = ranks_.data(),
+                                                      .differences = changes.differences,
+                                                      .grouped_ranks = grouped_.data(),
+                                                      .grouped_differences = differences_.data()});
   std::uint32_t first = 0;
   for (std::uint32_t c = 0; c < kClasses; ++c) {
-    next[c] = bodies_[c].first = first;
-    first += bodies_[c].changed;
+    bodies_[c].first = first;
+    bodies_[c].changed = counts[c];
+    list(bodies_[c], c);
+    first += counts[c];
   }
-  for (std::uint32_t i = 0; i < changes.changed; ++i) {
-    const std::uint32_t place = next[classes_[i]]++;
-    grouped_[place] = ranks_[i];
-    differences_[place] = changes.differences[i];
-  }
-  for (std::uint32_t c = 0; c < kClasses; ++c) count_sizes(bodies_[c], c);
+}
+
+// The size of the i-th change of a class that is listed, above the least that can be.
+template <ElementBits T>
+std::uint32_t StratEncoder<T>::magnitude_of(const ClassBody& body, std::uint32_t i,
+                                            std::uint32_t least) const noexcept {
+  return size_of(differences_[body.first + listed_[body.first + i]]) - least;
 }
 
 template <ElementBits T>
-void StratEncoder<T>::count_sizes(ClassBody& body, std::uint32_t of_class) const noexcept {
-  // A size of 1 is listed only where all are: then the least that is has the magnitude 0.
-  const std::uint32_t least = rule_.is_all(of_class) ? 1 : 2;
+void StratEncoder<T>::list(ClassBody& body, std::uint32_t of_class) noexcept {
+  std::uint16_t* const listed = listed_.data() + body.first;
+  if (rule_.is_all(of_class)) {
+    body.listed = body.changed;
+    std::iota(listed, listed + body.listed, std::uint16_t{0});
+  } else {
+    body.listed = find_listed(isa_, differences_.data() + body.first, body.changed, listed);
+  }
+  const std::uint32_t least = least_size(of_class);
   const std::uint32_t width = rule_.magnitude_bits[of_class];
-  const T* const differences = differences_.data() + body.first;
-  for (std::uint32_t i = 0; i < body.changed; ++i) {
-    const std::uint32_t size = size_of(differences[i]);
-    body.listed += size >= least ? 1U : 0U;
-    body.large += size >= least && (size - least) >> width != 0 ? 1U : 0U;
+  for (std::uint32_t i = 0; i < body.listed; ++i) {
+    body.large += magnitude_of(body, i, least) >> width != 0 ? 1U : 0U;
   }
 }
 
@@ -129,26 +150,24 @@ void StratEncoder<T>::write_body(StreamWriter& stream, std::uint32_t of_class) n
     stream.put_elias_fano(ranks, body.changed, body.elements);
   }
   const T* const differences = differences_.data() + body.first;
-  for (std::uint32_t i = 0; i < body.changed; ++i) stream.put(sign_of(differences[i]), 1);
+  for (std::uint32_t i = 0; i < body.changed; i += kSignsAtOnce) {
+    const std::uint32_t left = body.changed - i;
+    stream.put(signs_of(differences + i, left), std::min(left, kSignsAtOnce));
+  }
   if (body.listed != 0) write_sizes(stream, of_class);
 }
 
 template <ElementBits T>
 void StratEncoder<T>::write_sizes(StreamWriter& stream, std::uint32_t of_class) noexcept {
   const ClassBody& body = bodies_[of_class];
-  const T* const differences = differences_.data() + body.first;
-  const bool is_all = rule_.is_all(of_class);
-  const std::uint32_t least = is_all ? 1 : 2;
-  std::uint32_t count = 0;
-  for (std::uint32_t i = 0; i < body.changed; ++i) {
-    listed_[count] = static_cast<std::uint16_t>(i);
-    count += size_of(differences[i]) >= least ? 1U : 0U;
-  }
-  if (!is_all) stream.put_elias_fano(listed_.data(), body.listed, body.changed);
+  const std::uint32_t least = least_size(of_class);
   const std::uint32_t width = rule_.magnitude_bits[of_class];
+  if (!rule_.is_all(of_class)) {
+    stream.put_elias_fano(listed_.data() + body.first, body.listed, body.changed);
+  }
   std::uint32_t large = 0;
   for (std::uint32_t i = 0; i < body.listed; ++i) {
-    const std::uint32_t magnitude = size_of(differences[listed_[i]]) - least;
+    const std::uint32_t magnitude = magnitude_of(body, i, least);
     const bool is_large = magnitude >> width != 0;
     stream.put(is_large ? 0 : magnitude, width);
     if (is_large) large_[large++] = static_cast<std::uint16_t>(i);
@@ -156,7 +175,7 @@ void StratEncoder<T>::write_sizes(StreamWriter& stream, std::uint32_t of_class) 
   if (large == 0) return;
   stream.put_elias_fano(large_.data(), large, body.listed);
   for (std::uint32_t i = 0; i < large; ++i) {
-    stream.put(size_of(differences[listed_[large_[i]]]) - least, kWidth<T>);
+    stream.put(magnitude_of(body, large_[i], least), kWidth<T>);
   }
 }
 

@@ -29,8 +29,15 @@ class StratEncoder {
   StratEncoder() noexcept = default;
 
   void classify(const BlockChanges<T>& changes, const T* weights, bool is_after) noexcept;
+  void keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept;
   void group(const BlockChanges<T>& changes) noexcept;
-  void count_sizes(ClassBody& body, std::uint32_t of_class) const noexcept;
+  void list(ClassBody& body, std::uint32_t of_class) noexcept;
+  // A size of 1 is listed only where all are: then the least that is has the magnitude 0.
+  std::uint32_t least_size(std::uint32_t of_class) const noexcept {
+    return rule_.is_all(of_class) ? 1 : 2;
+  }
+  std::uint32_t magnitude_of(const ClassBody& body, std::uint32_t i,
+                             std::uint32_t least) const noexcept;
   std::uint32_t bits() const noexcept;
   void write_counts(StreamWriter& stream) const noexcept;
   void write_body(StreamWriter& stream, std::uint32_t of_class) noexcept;
@@ -46,7 +53,7 @@ class StratEncoder {
   Buffer<std::uint16_t> ranks_;    // the same
   Buffer<std::uint16_t> grouped_;  // ranks, class by class
   Buffer<T> differences_;          // beside them
-  Buffer<std::uint16_t> listed_;   // of one class: which of its changes
+  Buffer<std::uint16_t> listed_;   // beside them: which of the changes of their class
   Buffer<std::uint16_t> large_;    // of one class: which of what is listed
 };
 

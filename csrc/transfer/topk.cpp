@@ -1,11 +1,13 @@
 #include "transfer/topk.h"
 
 #include <algorithm>
-#include <array>
+#include <utility>
+#include <vector>
 
 #include "transfer/block_reader.h"
 #include "transfer/delta_apply.h"
 #include "transfer/delta_check.h"
+#include "transfer/parallel.h"
 
 namespace rose::transfer {
 
@@ -13,33 +15,54 @@ namespace {
 
 constexpr std::uint32_t kTileElements = 4096;
 
-// What a count of the changed elements looks at, tile by tile.
-struct TileRoom {
-  Buffer<std::uint16_t> found;
-  std::array<std::uint16_t, kTileElements> fresh;
-  std::array<std::uint16_t, kTileElements> shadow;
-  std::array<std::uint8_t, kTileElements> ages;
-};
+// A thread is worth starting for so many tiles.
+constexpr std::uint64_t kPartTiles = 64;
+constexpr std::uint64_t kPartsMax = 256;
 
-// Counts the changed elements by key, and those that are due at the end.
-void count_keys(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
-                const PackOptions& options, TileRoom& room, std::uint64_t* counts) noexcept {
-  const Box<const std::uint8_t> ages = options.ages.counts;
-  for (std::uint64_t first = 0; first < fresh.count(); first += kTileElements) {
-    const std::size_t tile = std::min<std::uint64_t>(kTileElements, fresh.count() - first);
-    const std::uint16_t* const a = in_a_row(fresh, first, tile, room.fresh.data());
-    const std::uint16_t* const b = in_a_row(shadow, first, tile, room.shadow.data());
-    const std::uint8_t* const old =
-        ages.data == nullptr ? nullptr : in_a_row(ages, first, tile, room.ages.data());
-    std::uint16_t* const found = room.found.data();
-    const std::size_t changed = find_changed(options.isa, a, b, tile, 0, found);
-    for (std::size_t i = 0; i < changed; ++i) {
-      const std::uint16_t at = found[i];
-      const bool is_due = old != nullptr && old[at] >= options.ages.limit;
-      ++counts[is_due ? kNothingSent : change_key(a[at], b[at])];
+// Counts changed elements by key, tile by tile. One thread's.
+class KeyCounter {
+ public:
+  static Result<KeyCounter> create() noexcept {
+    KeyCounter counter;
+    ROSE_TRY(give_room(counter.counts_, kNothingSent + 1));
+    ROSE_TRY(give_room(counter.found_, kTileElements + kFoundSlack));
+    for (auto* const room : {&counter.fresh_, &counter.shadow_}) {
+      ROSE_TRY(give_room(*room, kTileElements));
+    }
+    ROSE_TRY(give_room(counter.ages_, kTileElements));
+    std::ranges::fill(counter.counts_.span(), 0U);
+    return counter;
+  }
+
+  // Counts what tiles `first` to `last` change; those that are due at the end.
+  void count(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
+             const PackOptions& options, std::uint64_t first, std::uint64_t last) noexcept {
+    const Box<const std::uint8_t> ages = options.ages.counts;
+    for (std::uint64_t at = kTileElements * first; at < kTileElements * last; at += kTileElements) {
+      const std::size_t tile = std::min<std::uint64_t>(kTileElements, fresh.count() - at);
+      const std::uint16_t* const now = in_a_row(fresh, at, tile, fresh_.data());
+      const std::uint16_t* const held = in_a_row(shadow, at, tile, shadow_.data());
+      const std::uint8_t* const old =
+          ages.data == nullptr ? nullptr : in_a_row(ages, at, tile, ages_.data());
+      const std::size_t changed = find_changed(options.isa, now, held, tile, 0, found_.data());
+      for (std::size_t i = 0; i < changed; ++i) {
+        const std::uint16_t place = found_[i];
+        const bool is_due = old != nullptr && old[place] >= options.ages.limit;
+        ++counts_[is_due ? kNothingSent : change_key(now[place], held[place])];
+      }
     }
   }
-}
+
+  std::uint64_t counted(std::uint32_t key) const noexcept { return counts_[key]; }
+
+ private:
+  Buffer<std::uint64_t> counts_;
+  Buffer<std::uint16_t> found_;
+  // A tile of an array that is no row, and of the ages.
+  Buffer<std::uint16_t> fresh_;
+  Buffer<std::uint16_t> shadow_;
+  Buffer<std::uint8_t> ages_;
+};
 
 std::uint64_t count_changed(const DeltaView& delta) noexcept {
   std::uint64_t changed = 0;
@@ -53,17 +76,28 @@ Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
                                      const Box<const std::uint16_t>& shadow, std::uint64_t budget,
                                      const PackOptions& options) noexcept {
   ROSE_TRY(check_versions(fresh, shadow, options));
-  auto found = Buffer<std::uint16_t>::create(kTileElements + kFoundSlack);
-  if (!found.ok()) return found.status();
-  auto counts = Buffer<std::uint64_t>::create(kNothingSent + 1);
-  if (!counts.ok()) return counts.status();
-  std::ranges::fill(counts.value().span(), 0U);
-  TileRoom room{.found = found.take(), .fresh = {}, .shadow = {}, .ages = {}};
-  count_keys(fresh, shadow, options, room, counts.value().data());
-  std::uint64_t sent = counts.value()[kNothingSent];
+  const std::uint64_t tiles = (fresh.count() + kTileElements - 1) / kTileElements;
+  const auto parts = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      std::min<std::uint64_t>(options.threads, tiles / kPartTiles), 1, kPartsMax));
+  std::vector<KeyCounter> counters;
+  for (std::uint32_t part = 0; part < parts; ++part) {
+    auto counter = KeyCounter::create();
+    if (!counter.ok()) return counter.status();
+    counters.push_back(counter.take());
+  }
+  for_each_part(parts, [&](std::uint32_t part) noexcept {
+    counters[part].count(fresh, shadow, options, part_border(tiles, part, parts),
+                         part_border(tiles, part + 1, parts));
+  });
+  const auto counted = [&](std::uint32_t key) noexcept {
+    std::uint64_t sum = 0;
+    for (const KeyCounter& counter : counters) sum += counter.counted(key);
+    return sum;
+  };
+  std::uint64_t sent = counted(kNothingSent);
   std::uint32_t threshold = kNothingSent;
   while (threshold > 1) {
-    sent += counts.value()[threshold - 1];
+    sent += counted(threshold - 1);
     if (sent > budget) break;
     --threshold;
   }

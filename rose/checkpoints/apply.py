@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rose.checkpoints.atomic_file import beside
-from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.checkpoints.checkpoint import THREADS, Checkpoint, CheckpointTensor, cut
 from rose.checkpoints.contents import Advance, FileLayout, TensorDelta, key_of
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.delta_index import units_of
@@ -138,7 +138,7 @@ def rebuilt(
     unit = np.dtype(STORED_DTYPES[tensor.dtype].unit)
     units = np.zeros(count, unit) if base is None else base.units(first, count).copy()
     tile = tensor.tiles[number]
-    if digest(units) != tile.before(undo=undo):
+    if digest(units, threads=THREADS) != tile.before(undo=undo):
         where = "zeros" if base is None else str(base.file.path)
         raise InvalidArgument(
             f"{tensor.name!r} of {where} is not what {delta.path} "
@@ -147,7 +147,7 @@ def rebuilt(
     frame = delta.frame(tensor, number)
     if frame is not None:
         delta_apply(units, frame, undo=undo)
-        if digest(units) != tile.after(undo=undo):
+        if digest(units, threads=THREADS) != tile.after(undo=undo):
             raise CorruptData(
                 f"{delta.path} cannot be used: {tensor.name!r}, tile {number}, does not become "
                 f"what it says"

@@ -13,6 +13,8 @@ from rose.errors import CorruptData, InvalidArgument
 TILE_UNITS: Final = 1 << 24
 """What is looked at in one go, 64 MiB at most; a few arrays of it are all the memory that is used.
 """
+THREADS: Final = 2
+"""What packs or digests a tile; with more, reading the files is what takes time."""
 _INDEX: Final = "*.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 1 << 28
 

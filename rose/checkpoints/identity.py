@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rose.checkpoints.apply import base_of, wrong_tensor
-from rose.checkpoints.checkpoint import Checkpoint, CheckpointTensor, cut
+from rose.checkpoints.checkpoint import THREADS, Checkpoint, CheckpointTensor, cut
 from rose.checkpoints.contents import Advance, Presence, TensorDelta
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.delta_index import units_of
@@ -79,7 +79,7 @@ def _compare(
     """Say whether a tensor is the old one, and whether it is the new one; count its tiles."""
     is_old = is_new = True
     for tile, (first, count) in zip(tensor.tiles, cut(units_of(tensor), tile_units), strict=True):
-        found = digest(base.units(first, count))
+        found = digest(base.units(first, count), threads=THREADS)
         base.forget(first, count)
         advance(count * base.stored.stored.unit_bytes)
         is_old &= found == tile.old

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from rose.checkpoints.change_counts import ChangeCounts
-from rose.checkpoints.checkpoint import TILE_UNITS, Checkpoint, count_units
+from rose.checkpoints.checkpoint import THREADS, TILE_UNITS, Checkpoint, count_units
 from rose.checkpoints.contents import Advance, Pair, Presence, pairs
 from rose.checkpoints.other_codecs import coordinate_bytes, gap_xor_bytes, zstandard_compressor
 from rose.checkpoints.safetensors_file import Units
@@ -180,7 +180,7 @@ class _Inspector:
         nbytes[COORDINATES] += coordinate_bytes(old, len(positions))
         if self.compress is not None:
             nbytes[GAP_XOR_ZSTD] += gap_xor_bytes(old, new, positions, self.compress)
-        delta = delta_pack(new, old.copy())
+        delta = delta_pack(new, old.copy(), threads=THREADS)
         gap_bytes = len(delta.to_bytes())
         nbytes[GAP] += gap_bytes
         nbytes[STRAT] += self._link_bytes(delta, old, new, dtype) or gap_bytes
@@ -191,4 +191,6 @@ class _Inspector:
         # Bits of 16 without a meaning would be taken for bf16.
         kind = np.float16 if dtype == "F16" else old.dtype
         rule = class_rule(new.view(kind), old.view(kind))
-        return None if rule is None else len(strat_pack(delta, old, rule).to_bytes())
+        return (
+            None if rule is None else len(strat_pack(delta, old, rule, threads=THREADS).to_bytes())
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from rose.checkpoints.atomic_file import beside
-from rose.checkpoints.checkpoint import TILE_UNITS, Checkpoint
+from rose.checkpoints.checkpoint import THREADS, TILE_UNITS, Checkpoint
 from rose.checkpoints.contents import (
     FORMAT,
     Advance,
@@ -125,7 +125,7 @@ class _Tensors:
         )
 
     def _pack(self, old: Units, new: Units) -> TensorTile:
-        delta = delta_pack(new, old.copy())
+        delta = delta_pack(new, old.copy(), threads=THREADS)
         frame = self._body.add(delta.to_bytes()) if delta.changed else None
         return TensorTile(delta.base_digest, delta.digest, frame)
 

@@ -48,6 +48,7 @@ class Backend(Protocol):
         threshold: int,
         ages: Any = None,
         age_limit: int = AGE_LIMIT,
+        threads: int = 1,
     ) -> int:
         """Return how many words the payload would have; nothing is changed."""
         ...
@@ -69,7 +70,14 @@ class Backend(Protocol):
         ...
 
     def topk_threshold(
-        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_LIMIT
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        budget: int,
+        ages: Any = None,
+        age_limit: int = AGE_LIMIT,
+        threads: int = 1,
     ) -> int:
         """Return the smallest threshold with which at most `budget` elements are sent."""
         ...
@@ -133,6 +141,7 @@ class HostBackend:
         threshold: int,
         ages: npt.NDArray[np.uint8] | None = None,
         age_limit: int = AGE_LIMIT,
+        threads: int = 1,
     ) -> int:
         """Find and plan as a pack does, and write nothing."""
         return _core.delta_measure(
@@ -143,6 +152,7 @@ class HostBackend:
             ages=ages,
             age_limit=age_limit,
             isa=self._isa,
+            threads=threads,
         )
 
     def delta_apply(
@@ -176,10 +186,17 @@ class HostBackend:
         budget: int,
         ages: npt.NDArray[np.uint8] | None = None,
         age_limit: int = AGE_LIMIT,
+        threads: int = 1,
     ) -> int:
         """Count the changes by size and take the largest."""
         return _core.topk_threshold(
-            new, shadow, budget=budget, ages=ages, age_limit=age_limit, isa=self._isa
+            new,
+            shadow,
+            budget=budget,
+            ages=ages,
+            age_limit=age_limit,
+            isa=self._isa,
+            threads=threads,
         )
 
     def topk_unpack(

@@ -56,8 +56,7 @@ def delta_pack(
     backend = backend_of(one, stream)
     _check_block_elements(block_elements)
     _check_threads(threads)
-    if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
-        raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
+    check_base_digest(base_digest)
     return backend.delta_pack(
         one.bits,
         other.bits,
@@ -141,6 +140,7 @@ def topk_pack(
     ages: Any = None,
     age_limit: int = AGE_LIMIT,
     block_elements: int = BLOCK_ELEMENTS[0],
+    threads: int = 1,
     stream: Any = None,
 ) -> Delta:
     """Pack the largest changes only, within a budget, and move `shadow` to them.
@@ -159,6 +159,7 @@ def topk_pack(
             was left unsent; moved on in place. None where that does not matter.
         age_limit: an element of that age is sent whatever its size, and whatever the budget.
         block_elements: as for `delta_pack`.
+        threads: as for `delta_pack`.
         stream: of a GPU.
 
     Raises:
@@ -169,6 +170,7 @@ def topk_pack(
     check_bfloat16(one)
     check_bfloat16(other)
     _check_block_elements(block_elements)
+    _check_threads(threads)
     if not 0 < age_limit <= AGE_LIMIT:
         raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
     aged = None if ages is None else _ages(ages, one, stream)
@@ -176,13 +178,20 @@ def topk_pack(
     if budget is not None and budget_bytes is None:
         _check_budget("budget", budget, "elements")
         threshold = backend.topk_threshold(
-            one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit
+            one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
         )
     elif budget_bytes is not None and budget is None:
         _check_budget("budget_bytes", budget_bytes, "bytes")
         room = budget_bytes - 8 * ceil_div(_count(one), block_elements)
         threshold = _least_threshold(
-            backend, one, other, room // 4, aged, age_limit=age_limit, block_elements=block_elements
+            backend,
+            one,
+            other,
+            room // 4,
+            aged,
+            age_limit=age_limit,
+            block_elements=block_elements,
+            threads=threads,
         )
     else:
         raise InvalidArgument("give one of budget, in elements, and budget_bytes")
@@ -193,6 +202,7 @@ def topk_pack(
         threshold=threshold,
         ages=aged,
         age_limit=age_limit,
+        threads=threads,
     )
 
 
@@ -205,6 +215,7 @@ def _least_threshold(
     *,
     age_limit: int,
     block_elements: int,
+    threads: int,
 ) -> int:
     """Return what docs/protocol.md, "Top-k", finds for a payload of so many words."""
     low, high = 1, _NOTHING_SENT
@@ -217,6 +228,7 @@ def _least_threshold(
             threshold=middle,
             ages=aged,
             age_limit=age_limit,
+            threads=threads,
         )
         low, high = (low, middle) if size <= words else (middle + 1, high)
     return low
@@ -269,6 +281,16 @@ def digest(
     _check_threads(threads)
     backend = backend_of(part, stream)
     return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)
+
+
+def check_base_digest(base_digest: tuple[int, int] | None) -> None:
+    """Refuse what is no digest.
+
+    Raises:
+        InvalidArgument: it is given and not two numbers of 64 bits.
+    """
+    if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
+        raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
 
 
 def _versions(new: Any, shadow: Any, stream: Any) -> tuple[TensorBits, TensorBits]:

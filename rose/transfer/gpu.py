@@ -77,6 +77,7 @@ class GpuBackend:
         threshold: int,
         ages: Any = None,
         age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
         """Pack into an arena without room, which moves no shadow and says what it asked for."""
         _check_apart(new, shadow)
@@ -123,7 +124,14 @@ class GpuBackend:
                 _check_accepted(bad_block)
 
     def topk_threshold(
-        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        budget: int,
+        ages: Any = None,
+        age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
         """Count on the device."""
         with on_stream(self._stream, new.device):

@@ -14,7 +14,7 @@ from rose import _core
 from rose.config import read_environment
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.backend import lowered_isa
-from rose.transfer.codec import digest
+from rose.transfer.codec import check_base_digest, digest
 from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
 from rose.transfer.tensor import CPU, TensorBits, bits_of, check_pair
 
@@ -67,6 +67,7 @@ def link_pack(
     *,
     block_elements: int = BLOCK_ELEMENTS[0],
     threads: int = 1,
+    base_digest: tuple[int, int] | None = None,
 ) -> tuple[Delta, Delta]:
     """Pack what `delta_pack` and then `strat_pack` would, and read the weights once only.
 
@@ -78,6 +79,7 @@ def link_pack(
         rule: as `class_rule` chose it.
         block_elements: as for `delta_pack`.
         threads: 1 to 64; any number makes the same.
+        base_digest: of the shadow, as for `delta_pack`.
 
     Returns:
         The delta, which undoes what happened to the shadow, and its link.
@@ -95,16 +97,18 @@ def link_pack(
         raise InvalidArgument(f"new is on {one.device}: use delta_pack and strat_pack there")
     if (fault := rule.fault(one.width)) is not None:
         raise InvalidArgument(f"the class rule cannot be: {fault}")
-    entries, payload, base_digest, digest_after, link_entries, link_payload = _core.link_pack(
+    check_base_digest(base_digest)
+    entries, payload, digest_before, digest_after, link_entries, link_payload = _core.link_pack(
         one.bits,
         other.bits,
         _fields(rule),
         block_elements=block_elements,
+        base_digest=base_digest,
         threads=threads,
         isa=_isa(),
     )
     count, width = other.bits.size, other.width
-    delta = Delta(count, block_elements, width, entries, payload, base_digest, digest_after)
+    delta = Delta(count, block_elements, width, entries, payload, digest_before, digest_after)
     if not has_strat(link_entries):
         return delta, delta
     return delta, replace(delta, entries=link_entries, payload=link_payload, rule=rule)

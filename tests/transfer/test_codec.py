@@ -274,6 +274,30 @@ def test_topk_stays_in_its_budget_and_moves_the_shadow_where_it_sent(
     assert not (len(left) and len(sent)) or left.max() < sent.min()
 
 
+@pytest.mark.parametrize("budgets", [{"budget": 1000}, {"budget_bytes": 3000}])
+def test_any_number_of_threads_takes_the_same_largest_changes(budgets: dict[str, int]) -> None:
+    new, old = weights(np.random.default_rng(29), 3 * 64 * 4096 + 77)  # three parts, and an end
+    ages = (np.arange(old.size) % 251 == 0).astype(np.uint8)
+    deltas, moved = [], []
+    for threads in (1, 2, 3):
+        moved.append(ages.copy())
+        deltas.append(
+            topk_pack(new, old.copy(), **budgets, ages=moved[-1], age_limit=1, threads=threads)
+        )
+    assert all(same(deltas[0], other) for other in deltas[1:])
+    assert all(np.array_equal(moved[0], other) for other in moved[1:])
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_every_change_counts_whatever_the_number_of_threads(threads: int) -> None:
+    new, old = weights(np.random.default_rng(31), 3 * 64 * 4096 + 77)
+    keys = reference.change_key(new, old)[new != old]
+    for key in np.unique(keys)[-20:].tolist():
+        budget = int((keys >= key).sum()) - 1  # one change that is not counted, and `key` fits
+        found = HostBackend(isa=None).topk_threshold(new, old, budget=budget, threads=threads)
+        assert found == key + 1
+
+
 def test_what_was_not_sent_is_sent_later() -> None:
     new, base = weights(np.random.default_rng(11), 5000)
     shadow, held = base.copy(), base.copy()

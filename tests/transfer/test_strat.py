@@ -159,6 +159,20 @@ def test_any_number_of_threads_makes_the_same_delta_and_link(threads: int) -> No
     assert same(strat_unpack(link, old, threads=threads), plain)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_pass_takes_a_base_that_is_known_on_trust(threads: int) -> None:
+    new, old = versions(4 * DENSE + 77, 3e-6)
+    first, second = digest(old)
+    asked = [
+        link_pack(new, old.copy(), RULE, threads=threads, base_digest=base)
+        for base in (None, (first, second), (first, second ^ 1))
+    ]
+    assert all(same(one, other) for one, other in zip(asked[0], asked[1], strict=True))
+    assert [delta.base_digest for delta in asked[2]] == [(first, second ^ 1)] * 2
+    with pytest.raises(InvalidArgument, match=r"base_digest .* two numbers of 64 bits"):
+        link_pack(new, old.copy(), RULE, base_digest=(-1, 0))
+
+
 def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
     new, old = (bits.reshape(16, 16) for bits in versions(256, 3e-5))
     box = np.zeros((16, 20), np.uint16)[:, :16]

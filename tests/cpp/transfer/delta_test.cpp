@@ -246,23 +246,25 @@ TEST(a_block_is_written_whole_and_nothing_behind_it) {
           positions.push_back(static_cast<std::uint16_t>(i));
           differences.push_back(static_cast<T>(made.fresh[i] - made.old[i]));
         }
-        auto scratch = EncodeScratch::create(count);
-        CHECK(scratch.ok());
         const BlockChanges<T> block{.elements = static_cast<std::uint32_t>(count),
                                     .changed = static_cast<std::uint32_t>(positions.size()),
                                     .positions = positions.data(),
                                     .differences = differences.data()};
-        std::array<std::vector<std::uint32_t>, 2> out;
-        Entry entry;
-        // Two poisons: a word that keeps its poison differs between them.
-        for (std::size_t i = 0; i < 2; ++i) {
-          out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
-          entry = encode_block(block, scratch.value(), out[i].data());
-          CHECK(entry.words <= raw_words(block.elements, kWidth<T>));
+        for (const Isa isa : isas()) {
+          auto scratch = EncodeScratch::create(count, isa);
+          CHECK(scratch.ok());
+          std::array<std::vector<std::uint32_t>, 2> out;
+          Entry entry;
+          // Two poisons: a word that keeps its poison differs between them.
+          for (std::size_t i = 0; i < 2; ++i) {
+            out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
+            entry = encode_block(block, scratch.value(), out[i].data());
+            CHECK(entry.words <= raw_words(block.elements, kWidth<T>));
+          }
+          CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
+          CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
+                            [](std::uint32_t word) { return word == kGuard; }));
         }
-        CHECK(std::equal(out[0].begin(), out[0].begin() + entry.words, out[1].begin()));
-        CHECK(std::all_of(out[0].begin() + entry.words, out[0].end(),
-                          [](std::uint32_t word) { return word == kGuard; }));
       }
     }
   });
@@ -284,6 +286,71 @@ TEST(find_changed_writes_no_further_than_its_slack) {
       }
     }
   }
+}
+
+TEST(every_isa_lists_the_same_changes_and_no_further_than_the_slack) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    std::mt19937 random{9};
+    for (const std::uint32_t count : {1U, 31U, 63U, 64U, 65U, 200U, 3000U}) {
+      for (const unsigned listed_of_8 : {0U, 1U, 8U}) {
+        Row<T> differences(count);  // exact, so that a read behind it is seen
+        Bits wanted;
+        for (std::uint32_t i = 0; i < count; ++i) {
+          const bool is_listed = random() % 8 < listed_of_8;
+          differences[i] = is_listed ? static_cast<T>(2 + random() % 253) : T{1};
+          if (random() % 2 != 0) differences[i] = static_cast<T>(T{0} - differences[i]);
+          if (size_of(differences[i]) != 1) wanted.push_back(static_cast<std::uint16_t>(i));
+        }
+        for (const Isa isa : isas()) {
+          Bits ranks(count + kFoundSlack);
+          ranks.resize(find_listed(isa, differences.data(), count, ranks.data()));
+          CHECK(ranks == wanted);
+        }
+      }
+    }
+  });
+}
+
+TEST(changes_are_taken_alike_also_where_some_share_a_word) {
+  for_each_width([](auto element) {
+    using T = decltype(element);
+    constexpr std::uint64_t kFirstWord = 5;
+    constexpr std::uint32_t kBase = 4096;
+    for (const std::size_t count : {8, 64, 512}) {
+      for (const unsigned per_mille : {5U, 100U, 1000U}) {
+        const Versions<T> made = versions<T>(count, per_mille, 13);
+        Bits positions;
+        Row<T> differences;
+        for (std::size_t i = 0; i < count; ++i) {
+          if (made.fresh[i] == made.old[i]) continue;
+          positions.push_back(static_cast<std::uint16_t>(kBase + i));
+          differences.push_back(static_cast<T>(made.fresh[i] - made.old[i]));
+        }
+        Digest before;
+        Digest after;
+        add_elements(Isa::kPortable, made.old.data(), count, kFirstWord, 0, before);
+        add_elements(Isa::kPortable, made.fresh.data(), count, kFirstWord, 0, after);
+        for (const Isa isa : isas()) {
+          Row<T> shadow = made.old;
+          Row<T> noted(positions.size() + kChangesSlack);
+          Digest moved = before;
+          take_changes<T>(isa,
+                          {.fresh = made.fresh.data(),
+                           .shadow = shadow.data(),
+                           .positions = positions.data(),
+                           .base = kBase,
+                           .count = static_cast<std::uint32_t>(positions.size()),
+                           .differences = noted.data()},
+                          kFirstWord, moved);
+          noted.resize(positions.size());
+          CHECK(noted == differences);
+          CHECK(shadow == made.fresh);
+          CHECK(moved == after);
+        }
+      }
+    }
+  });
 }
 
 // Applies a damaged delta: it must be refused and change nothing, or be undone exactly.

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "transfer/block_reader.h"
 #include "transfer/block_writer.h"
+#include "transfer/class_groups.h"
 #include "transfer/class_planes.h"
 #include "transfer/link_pack.h"
 #include "transfer/strat.h"
@@ -201,7 +203,7 @@ struct Versions {
 
   // Many blocks, the last one short, every third empty.
   explicit Versions(unsigned per_mille) {
-    auto scratch = EncodeScratch::create(kBlockElementsDense);
+    auto scratch = EncodeScratch::create(kBlockElementsDense, best_isa());
     for (unsigned i = 0; i < 7; ++i) {
       const Block<T> block{i == 6 ? 777U : kBlockElementsDense, i % 3 == 2 ? 0 : per_mille, i};
       old.insert(old.end(), block.old.begin(), block.old.end());
@@ -316,6 +318,41 @@ void damaged_links() {
   CHECK(taken < 300);
 }
 
+template <typename T>
+void groups_alike() {
+  std::mt19937 random{21};
+  for (const std::uint32_t changed : {0U, 1U, 31U, 32U, 33U, 1000U}) {
+    std::vector<std::uint8_t> classes(changed);  // exact, so that a read behind them is seen
+    std::vector<std::uint16_t> ranks(changed);
+    std::vector<T> differences(changed);
+    std::array<std::vector<std::pair<std::uint16_t, T>>, kClasses> wanted;
+    for (std::uint32_t i = 0; i < changed; ++i) {
+      classes[i] = static_cast<std::uint8_t>(random() % kClasses & random() % kClasses);
+      ranks[i] = static_cast<std::uint16_t>(i);
+      differences[i] = static_cast<T>(random());
+      wanted[classes[i]].emplace_back(ranks[i], differences[i]);
+    }
+    for (const Isa isa : isas()) {
+      std::vector<std::uint16_t> grouped(changed + kChangesSlack);
+      std::vector<T> beside(changed + kChangesSlack);
+      const ClassCounts counts = group_by_class<T>(isa, {.changed = changed,
+                                                         .classes = classes.data(),
+                                                         .ranks = ranks.data(),
+                                                         .differences = differences.data(),
+                                                         .grouped_ranks = grouped.data(),
+                                                         .grouped_differences = beside.data()});
+      std::size_t place = 0;
+      for (std::uint32_t c = 0; c < kClasses; ++c) {
+        CHECK_EQ(counts[c], wanted[c].size());
+        for (const auto& [rank, difference] : wanted[c]) {
+          CHECK_EQ(grouped[place], rank);
+          CHECK_EQ(beside[place++], difference);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 TEST(every_isa_finds_the_same_planes_at_every_size_and_offset) {
@@ -347,6 +384,12 @@ TEST(every_isa_finds_the_same_planes_at_every_size_and_offset) {
   try_width(std::uint8_t{});
   try_width(std::uint16_t{});
   try_width(std::uint32_t{});
+}
+
+TEST(every_isa_groups_the_changes_of_a_class_in_their_order) {
+  groups_alike<std::uint8_t>();
+  groups_alike<std::uint16_t>();
+  groups_alike<std::uint32_t>();
 }
 
 TEST(blocks_come_back_bit_for_bit_and_the_new_weights_do_as_well_as_the_old) {

@@ -1,0 +1,36 @@
+// The changes of each class brought together.
+#pragma once
+
+#include <cstdint>
+
+#include "transfer/changes.h"
+#include "transfer/class_planes.h"
+#include "transfer/simd.h"
+
+namespace rose::transfer {
+
+// What a block changes in the order of positions, and room for the same class by class: for
+// `changed` + kChangesSlack of each.
+template <ElementBits T>
+struct ClassGroups {
+  std::uint32_t changed{0};
+  const std::uint8_t* classes{nullptr};
+  const std::uint16_t* ranks{nullptr};
+  const T* differences{nullptr};
+  std::uint16_t* grouped_ranks{nullptr};
+  T* grouped_differences{nullptr};
+};
+
+// Brings the changes of each class together, in their order; returns how many each class has.
+// `isa` must be at most best_isa(); all give the same.
+template <ElementBits T>
+ClassCounts group_by_class(Isa isa, const ClassGroups<T>& changes) noexcept;
+
+#if defined(__x86_64__)
+// Overloads, because a template loses its target on the way through its declaration.
+ClassCounts group_by_class_avx512(const ClassGroups<std::uint8_t>& changes) noexcept;
+ClassCounts group_by_class_avx512(const ClassGroups<std::uint16_t>& changes) noexcept;
+ClassCounts group_by_class_avx512(const ClassGroups<std::uint32_t>& changes) noexcept;
+#endif
+
+}  // namespace rose::transfer
