@@ -170,9 +170,10 @@ class RolloutLane:
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
-        return self._grow(blocks) is None
+        return self.grow(blocks) is None
 
-    def _grow(self, blocks: int) -> Refusal | None:
+    def grow(self, blocks: int) -> Refusal | None:
+        """Have `blocks` free blocks, by a grant if need be, or say why not."""
         missing = blocks - self.kv.allocator.free_blocks
         if missing <= 0:
             return None
@@ -194,7 +195,7 @@ class RolloutLane:
             A ticket whose `commit` gives block ids, or why not.
         """
         blocks = self.kv.geometry.blocks_for(tokens)
-        refusal = self._grow(blocks)
+        refusal = self.grow(blocks)
         if refusal is not None:
             return refusal
         reservation = self.kv.allocator.reserve(blocks)
@@ -217,6 +218,11 @@ class RolloutLane:
     def slabs_max(self) -> int:
         """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
         return self._lender.slabs_max()
+
+    def give_back_idle(self) -> int:
+        """Let go of slabs without a block in use or a pin; returns how many went."""
+        with self._reporting:
+            return self._lender.give_back_idle()
 
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""

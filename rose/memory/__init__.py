@@ -1,7 +1,19 @@
 """The pool, its slabs and the KV space of each tenant."""
 
 from rose.memory.array import DeviceArray
+from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.space import KVArray, KVSpace
 
-__all__ = ["DeviceArray", "KVArray", "KVGeometry", "KVSpace", "Layout", "choose_slab_bytes"]
+__all__ = [
+    "Bin",
+    "DeviceArray",
+    "KVArray",
+    "KVGeometry",
+    "KVSpace",
+    "Layout",
+    "Place",
+    "choose_slab_bytes",
+    "find_runs",
+    "pack_bins",
+]
