@@ -15,6 +15,7 @@ from rose.events import Reason, Refusal
 from rose.executor.lender import Lender, OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
+from rose.executor.weight_bins import Upload
 from rose.memory import KVSpace
 
 # Longer than the creditor takes to answer, short enough to ask again and again.
@@ -64,10 +65,23 @@ class RolloutLane:
         on_revoke: OnRevoke,
         why_refused: Callable[[], Reason],
         stream: int | None,
+        upload: Upload,
     ) -> None:
-        """Made by `CoServing.rollout`; `stream` is what its GPU work must be put into."""
+        """Made by `CoServing.rollout`.
+
+        Args:
+            kv: its view of the pool.
+            gate: that its segments pass.
+            lender: of its slabs.
+            reporting: around what is rose's own.
+            on_revoke: frees blocks when serving wants slabs.
+            why_refused: a step.
+            stream: what its GPU work must be put into.
+            upload: copies bytes of the host into the pool, in that stream.
+        """
         self.kv = kv
         self.stream = stream
+        self.upload = upload
         self.on_revoke = on_revoke
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread each time it looks up from a gate that stays closed.

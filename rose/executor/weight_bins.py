@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rose._core import CudaStream
 from rose.errors import InvalidArgument
 from rose.memory import DeviceArray, KVArray, KVSpace, pack_bins
 
@@ -20,6 +21,21 @@ def upload_on_host(to: KVArray, host: Bytes) -> None:
     if isinstance(to, DeviceArray):
         raise InvalidArgument("bytes on a device are written by its stream: pass its upload")
     np.copyto(to, host)
+
+
+def upload_on(stream: CudaStream) -> Upload:
+    """Return what puts copies into `stream`, and does not wait for them.
+
+    The host's bytes must stay as they are until the stream has passed them, and be page-locked if
+    the copy is to be a fast one.
+    """
+
+    def upload(to: KVArray, host: Bytes) -> None:
+        if not isinstance(to, DeviceArray):
+            raise InvalidArgument("bytes of the host are not written by a stream")
+        stream.copy_from_host(to.address, host)
+
+    return upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The weights of a borrower as a lease: on the device while it works, else on the host alone."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
@@ -112,10 +113,16 @@ class WeightsLease:
         with self._lock:
             return frozenset(self._whole.slabs)
 
+    @contextmanager
+    def held(self) -> Iterator[WeightsState]:
+        """Keep the weights where they are while a little of them is read; any thread."""
+        with self._lock:
+            yield self._state
+
     def window_of(self, tensor: int) -> KVArray:
         """Return the bytes of one tensor on the device.
 
-        For `on_state` when it is told of ACTIVE, and for who pins them.
+        For `on_state` when it is told of ACTIVE, and for who pins or holds them.
         """
         return self._bins.window_of(tensor)
 

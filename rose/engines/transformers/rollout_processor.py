@@ -13,7 +13,8 @@ from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor import Quantum, Revocation, RolloutLane
+from rose.executor import Quantum, Revocation, RolloutLane, WeightsLease, WeightsState
+from rose.units import NS_PER_MS, NS_PER_S
 
 # How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
 _LOOK_UP_MS = 50.0
@@ -29,16 +30,28 @@ class RolloutProcessor(DeviceProcessor):
 
     With a listener, requests whose memory serving takes are ended, and their owners told; without
     one they are requeued here.
+
+    With leased weights a step runs while they are active. They are the last that serving gets, and
+    KV goes with them: without them it is of no use. When work waits and there is memory, they are
+    copied to the device again, in quanta, with a gate after each slice.
     """
 
     scheduler: PreemptingScheduler
     cache: SlabCache
 
-    def __init__(self, lane: RolloutLane, wake: threading.Event, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        lane: RolloutLane,
+        wake: threading.Event,
+        *,
+        weights: WeightsLease | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         self.wake = wake
+        self.weights = weights
         self.lock = threading.Lock()
         self.aborted_steps = 0
         # How often slabs had to leave: serving is short of memory, or could be.
@@ -84,19 +97,83 @@ class RolloutProcessor(DeviceProcessor):
 
     def _prepare(self) -> bool:
         """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        refusal = self._lease_weights()
+        if refusal is not None:
+            self._wait_for_growth(refusal)
+            return False
         self._quantum = self._ask_quantum()
         if self._quantum is None:
             return False
         is_ready = False
         try:
-            with self.lock:
-                is_ready = super()._prepare()
-                if is_ready:
-                    self._pin_batch()
+            if self._activate():
+                with self.lock:
+                    is_ready = self._pin_weights() and super()._prepare()
+                    if is_ready:
+                        self._pin_batch()
         finally:
             if not is_ready:
+                self._unpin()
                 self._end_quantum()
         return is_ready
+
+    # ---- the weights ----------------------------------------------------------------------------
+
+    def has_slabs_for_weights(self) -> bool:
+        """Whether the weights are where steps can run, or have the slabs to be copied to."""
+        return self._lease_weights() is None
+
+    def _lease_weights(self) -> Refusal | None:
+        if self.weights is None:
+            return None
+        with self.lock:
+            if self.weights.state is WeightsState.DORMANT:
+                self._evacuate(self.lane.leaving())
+            return self.weights.begin()
+
+    def _wait_for_growth(self, refusal: Refusal) -> None:
+        """Wait out what a revocation holds growth off for; the manager waits for anything else."""
+        if refusal.retry_after_ms > 0:
+            self.wake.wait(min(refusal.retry_after_ms, _LOOK_UP_MS) * NS_PER_MS / NS_PER_S)
+            self.wake.set()
+
+    def _activate(self) -> bool:
+        """Copy what is missing of the weights, within the quantum; False when they have to leave.
+
+        As with a step, what is in the stream must be over before the slabs are let go.
+        """
+        weights = self.weights
+        if weights is None or self._are_active():
+            return True
+        is_ended = False
+        try:
+            with suppress(StepAborted):
+                if weights.pin():
+                    while weights.advance():
+                        self.lane.gate()
+                    self.lane.finish()
+            is_ended = True
+        finally:
+            if not is_ended:
+                self._drain()
+            weights.unpin()
+        if weights.state is WeightsState.ACTIVATING:
+            self.wake.set()  # Stopped on the way, not given up: back for the next quantum at once.
+        return self._are_active()
+
+    def _are_active(self) -> bool:
+        return self.weights is None or self.weights.state is WeightsState.ACTIVE
+
+    def _pin_weights(self) -> bool:
+        return self.weights is None or self.weights.pin()
+
+    def _drain(self) -> None:
+        """Wait until nothing of this step is in the stream."""
+        if self.stream is not None:
+            with suppress(StepAborted, RoseError):
+                self.lane.finish()
+
+    # ---- the loop thread: a step ----------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
         with self.lock:
@@ -171,9 +248,7 @@ class RolloutProcessor(DeviceProcessor):
 
     def _drop_step(self) -> None:
         """End a step that failed: its slabs must not stay pinned when nobody will end it."""
-        if self.stream is not None:
-            with suppress(StepAborted, RoseError):
-                self.lane.finish()
+        self._drain()
         self._in_flight = frozenset()
         self._unpin()
         self._end_quantum()
@@ -182,6 +257,8 @@ class RolloutProcessor(DeviceProcessor):
         if self._pin is not None:
             self.lane.unpin(self._pin)
             self._pin = None
+        if self.weights is not None:
+            self.weights.unpin()
 
     def update_batch(self) -> None:
         """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
@@ -229,9 +306,15 @@ class RolloutProcessor(DeviceProcessor):
         return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
-        """Pick slabs greedily: unpinned, then few new victims, then little progress lost."""
+        """Pick slabs greedily: unpinned, then few new victims, then little progress lost.
+
+        Those of the weights come last: to have them again costs a copy of all of them.
+        """
         length = {name: state.current_len() for name, state in self._active().items()}
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
+        of_weights = frozenset() if self.weights is None else self.weights.slabs
+        users: dict[int, set[str]] = {
+            slab: set() for slab in self.lane.slabs() if slab not in of_weights
+        }
         for request_id in length:
             for slab in self._slabs_of(request_id) & users.keys():
                 users[slab].add(request_id)
@@ -246,16 +329,22 @@ class RolloutProcessor(DeviceProcessor):
             slab = min(users, key=cost)
             victims |= users.pop(slab)
             chosen.append(slab)
-        return chosen
+        return [*chosen, *of_weights]
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`."""
+        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`.
+
+        When the weights have to leave, all KV is.
+        """
+        if leaving:
+            self.pressures += 1
+        if self.weights is not None and self.weights.give_up(leaving):
+            leaving |= frozenset(self.lane.slabs())
         if not leaving:
             return
-        self.pressures += 1
         for request_id, state in self._active().items():
             if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
                 continue
@@ -266,3 +355,5 @@ class RolloutProcessor(DeviceProcessor):
                 self._evicted.append(state)  # This may be serving's thread: it tells nobody.
         self.cache.drop_cached_in(leaving)
         self.cache.pool.try_to_free_sectors()
+        if self.weights is not None and self.weights.state is WeightsState.DORMANT:
+            self.lane.give_back_idle()
