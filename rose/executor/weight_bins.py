@@ -1,9 +1,9 @@
 """Where the tensors of a lease lie on the device, and the copies that bring them there."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,29 +13,55 @@ from rose.errors import InvalidArgument
 from rose.memory import DeviceArray, KVArray, KVSpace, pack_bins
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-Upload: TypeAlias = "Callable[[KVArray, Bytes], None]"
+# How long a stream of copies may take; only bounds a hang.
+_COPY_MS: Final = 60_000.0
 
 
-def upload_on_host(to: KVArray, host: Bytes) -> None:
-    """Copy within the host's memory; the interpreter is not held meanwhile."""
-    if isinstance(to, DeviceArray):
-        raise InvalidArgument("bytes on a device are written by its stream: pass its upload")
-    np.copyto(to, host)
+class Upload(Protocol):
+    """Brings bytes of the host into the pool."""
+
+    def copy(self, to: KVArray, host: Bytes) -> None:
+        """Copy, or put a copy into a stream: then the bytes must stay until it is complete."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all copies are complete; not behind a gate that could be closed."""
+        ...
 
 
-def upload_on(stream: CudaStream) -> Upload:
-    """Return what puts copies into `stream`, and does not wait for them.
+class HostUpload:
+    """Copies within the host's memory; the interpreter is not held meanwhile."""
 
-    The host's bytes must stay as they are until the stream has passed them, and be page-locked if
-    the copy is to be a fast one.
-    """
+    def copy(self, to: KVArray, host: Bytes) -> None:
+        """Copy."""
+        if isinstance(to, DeviceArray):
+            raise InvalidArgument("bytes on a device are written by a stream: use StreamUpload")
+        np.copyto(to, host)
 
-    def upload(to: KVArray, host: Bytes) -> None:
+    def wait(self) -> None:
+        """Return: a copy is complete when it returns."""
+
+
+class StreamUpload:
+    """Puts copies into a stream of a GPU; page-locked bytes of the host arrive the fastest."""
+
+    def __init__(self, stream: CudaStream) -> None:
+        """Copy in the order of `stream`."""
+        self._stream = stream
+
+    def copy(self, to: KVArray, host: Bytes) -> None:
+        """Enqueue."""
         if not isinstance(to, DeviceArray):
-            raise InvalidArgument("bytes of the host are not written by a stream")
-        stream.copy_from_host(to.address, host)
+            raise InvalidArgument("bytes of the host are not written by a stream: use HostUpload")
+        self._stream.copy_from_host(to.address, host)
 
-    return upload
+    def wait(self) -> None:
+        """Wait for the stream.
+
+        Raises:
+            DeadlineExceeded: it has work left after a minute.
+        """
+        self._stream.wait(timeout_ms=_COPY_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +82,7 @@ class WeightBins:
     Args:
         kv: the borrower's view of the pool.
         rows: one tensor's bytes each, contiguous.
-        upload: copies bytes of the host into an array of the pool.
+        upload: copies them into the pool.
         piece_bytes: the most that one copy is made of.
     """
 
@@ -122,6 +148,11 @@ class WeightBins:
             if self._place_of[piece.tensor][0] in self._runs:
                 self._copy(piece)
 
+    def slabs_of(self, start: int, stop: int) -> frozenset[int]:
+        """Return the slabs of the bins that bytes `start` to `stop` lie in."""
+        bins = {self._place_of[piece.tensor][0] for piece in self._spans(start, stop)}
+        return frozenset(slab for at in bins & self._runs.keys() for slab in self._runs[at])
+
     def drop(self, leaving: frozenset[int], *, keep_bytes: int) -> list[range]:
         """Forget the bins that lie in `leaving`, are half filled, or are too much to keep.
 
@@ -147,7 +178,7 @@ class WeightBins:
 
     def _copy(self, piece: Piece) -> None:
         to = _part(self.window_of(piece.tensor), piece.start, piece.stop)
-        self._upload(to, self._rows[piece.tensor][piece.start : piece.stop])
+        self._upload.copy(to, self._rows[piece.tensor][piece.start : piece.stop])
 
     def _spans(self, start: int, stop: int) -> Iterator[Piece]:
         tensor = int(np.searchsorted(self._starts, start, side="right")) - 1

@@ -8,7 +8,7 @@ from typing import Final
 
 from rose.errors import InvalidArgument, check
 from rose.events import Refusal
-from rose.executor.weight_bins import Bytes, Upload, WeightBins, upload_on_host
+from rose.executor.weight_bins import Bytes, HostUpload, Upload, WeightBins
 from rose.executor.whole_slabs import SlabLane, WholeSlabs
 from rose.memory import KVArray
 from rose.units import MIB
@@ -46,7 +46,8 @@ class WeightsLease:
     as soon as nobody pins them: within the call, or in the last `unpin`. Whoever reads or fills the
     slabs pins them meanwhile. A bin of tensors goes home as a whole.
 
-    On the device nothing changes weights but `write`, and that only to what the host has.
+    On the device nothing changes weights but `write`, and that only to what the host has. An upload
+    through a stream is complete later: whoever unpins has waited for it.
 
     `give_up`, `evict`, `state` and `slabs` are for any thread, the rest for the borrower's.
 
@@ -54,8 +55,7 @@ class WeightsLease:
         lane: of the borrower.
         rows: one tensor's bytes each, contiguous, on the host; they stay the caller's, who may
             change them and then has to `write`.
-        upload: copies bytes of the host into an array of the pool, in the order of the lane's
-            stream.
+        upload: copies them into the pool; the lane's.
         on_state: told of ACTIVE and DORMANT under the lease's lock; it must not call back.
         dormant_bytes_max: what the device may hold while DORMANT; whole bins are kept up to that.
         slice_bytes: copied by one `advance`.
@@ -69,7 +69,7 @@ class WeightsLease:
         lane: SlabLane,
         rows: Sequence[Bytes],
         *,
-        upload: Upload = upload_on_host,
+        upload: Upload | None = None,
         on_state: Callable[[WeightsState], None] = lambda _state: None,
         dormant_bytes_max: int = 0,
         slice_bytes: int = SLICE_BYTES,
@@ -87,7 +87,8 @@ class WeightsLease:
         self._lock = threading.Lock()  # Guards all below; held for one `write` at most.
         self._state = WeightsState.DORMANT
         self._whole = WholeSlabs(lane)
-        self._bins = WeightBins(lane.kv, rows, upload=upload, piece_bytes=slice_bytes)
+        self._upload = upload or HostUpload()
+        self._bins = WeightBins(lane.kv, rows, upload=self._upload, piece_bytes=slice_bytes)
         self._pin: int | None = None
 
     # ---- looking --------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class WeightsLease:
     def slabs(self) -> frozenset[int]:
         """Those that hold them now."""
         with self._lock:
-            return frozenset(self._whole.slabs)
+            return self._whole.slabs
 
     @contextmanager
     def held(self) -> Iterator[WeightsState]:
@@ -193,6 +194,9 @@ class WeightsLease:
 
         Returns:
             None, or why there are no slabs. Look at `state`: it may have been given up meanwhile.
+
+        Raises:
+            DeadlineExceeded: the stream does not come to the end of it; the pin stays.
         """
         refusal = self.begin()
         if refusal is not None or not self.pin():
@@ -201,24 +205,31 @@ class WeightsLease:
             while self.advance():
                 pass
         finally:
+            self._upload.wait()
             self.unpin()
         return None
 
     def write(self, start: int, stop: int) -> None:
-        """Copy what the host has changed to wherever it is on the device.
+        """Bring what the host has changed to the device.
+
+        Copied while the weights are pinned. Else what is there of it leaves: it may change hands
+        at any time, and the next activation copies it.
 
         Args:
             start: first byte, counted over all rows one after the other.
             stop: one behind the last.
         """
         with self._lock:
-            self._bins.write(start, stop)
+            if self._pin is not None:
+                self._bins.write(start, stop)
+            else:
+                self._give_up(self._bins.slabs_of(start, stop))
 
     def close(self) -> None:
         """Leave with everything; nobody may pin them."""
         with self._lock:
             check(self._pin is None, "weights are taken away from under a step")
-            self._give_up(frozenset(self._whole.slabs))
+            self._leave(self._whole.slabs)
 
     # ---- any thread -----------------------------------------------------------------------------
 
@@ -228,18 +239,21 @@ class WeightsLease:
         Nothing waits here: what is pinned leaves in `unpin`.
         """
         with self._lock:
-            if not leaving.isdisjoint(self._whole.slabs):
-                self._give_up(leaving)
+            self._give_up(leaving & self._whole.slabs)
             return self._state in (WeightsState.EVICTING, WeightsState.DORMANT)
 
     def evict(self) -> None:
         """Leave, though nobody asked for it; at most the bound is kept."""
         with self._lock:
-            self._give_up(frozenset())
+            self._leave(frozenset())
 
     # ---- under the lock -------------------------------------------------------------------------
 
-    def _give_up(self, leaving: frozenset[int]) -> None:
+    def _give_up(self, slabs: frozenset[int]) -> None:
+        if slabs:
+            self._leave(slabs)
+
+    def _leave(self, leaving: frozenset[int]) -> None:
         if self._state in (WeightsState.ACTIVATING, WeightsState.ACTIVE):
             self._move(WeightsState.EVICTING)
         if self._pin is None:

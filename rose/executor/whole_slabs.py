@@ -45,9 +45,9 @@ class WholeSlabs:
         self._blocks: dict[int, list[int]] = {}  # by slab
 
     @property
-    def slabs(self) -> Collection[int]:
+    def slabs(self) -> frozenset[int]:
         """Those that are held."""
-        return self._blocks.keys()
+        return frozenset(self._blocks)
 
     def take(self, lengths: Sequence[int]) -> list[range] | Refusal:
         """Hold a run of neighbouring slabs for each of `lengths`; grows the loan if need be.

@@ -209,9 +209,9 @@ def test_copy_that_stops_for_another_reason_goes_on_where_it_was(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = stepper.pair.weights.lease
-    uploads, stock = [], lease._bins._upload
+    uploads, stock = [], lease._upload.copy
     monkeypatch.setattr(
-        lease._bins, "_upload", lambda to, host: (uploads.append(host.nbytes), stock(to, host))
+        lease._upload, "copy", lambda to, host: (uploads.append(host.nbytes), stock(to, host))
     )
     stepper.client.send(prompt=prompt(3), new_tokens=2)
     stepper.gates, stepper.abort_at = 0, 2
@@ -227,7 +227,7 @@ def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, uploads = stepper.pair.weights.lease, []
-    stock = lease._bins._upload
+    stock = lease._upload.copy
 
     def upload(to, host) -> None:
         uploads.append(host.nbytes)
@@ -235,7 +235,7 @@ def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
             raise OSError("planted")
         stock(to, host)
 
-    monkeypatch.setattr(lease._bins, "_upload", upload)
+    monkeypatch.setattr(lease._upload, "copy", upload)
     stepper.client.send(prompt=prompt(4), new_tokens=2)
     with pytest.raises(OSError, match="planted"):
         stepper.prepare()
@@ -280,7 +280,7 @@ def test_commit_changes_the_host_and_what_is_active(
     stepper.processor.commits.add(TileCommit(live, fresh), version=1, on_done=done.append)
     wait_for(lambda: not stepper.processor.prepare_next_batch() and done)
     assert done[0].is_match
-    assert (lease.state is WeightsState.DORMANT) == is_evicted
+    assert (lease.state is WeightsState.DORMANT) == is_evicted  # It was copied, not evicted.
     assert (live.row == fresh).all()
     assert live.sweep()
     second = Client(pair.rollout, "after", 6)
@@ -289,6 +289,24 @@ def test_commit_changes_the_host_and_what_is_active(
     stepper.finish()
     assert live.sweep()
     assert second.wrong(truth(pair)) == []
+
+
+def test_commit_that_is_abandoned_when_the_loop_is_over_leaves_the_version_before(
+    open_pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = open_pair(is_live=True)
+    stepper, live = Stepper(pair, monkeypatch), pair.live
+    stepper.client.send(prompt=prompt(1), new_tokens=2)
+    stepper.finish()
+    before, commit = live.row.copy(), TileCommit(live, later(live.row, seed=9))
+    stepper.processor.commits.add(commit, version=1, on_done=lambda _done: None)
+    assert commit.step()
+    assert not (live.row == before).all()
+    pair.rollout.stop()
+    assert (live.row == before).all()
+    assert pair.weights.equals_host()
+    live.mirror = None
+    assert live.sweep()
 
 
 def test_sweep_sees_a_bit_that_differs_where_steps_read(

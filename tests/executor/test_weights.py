@@ -10,13 +10,26 @@ from hypothesis import strategies as st
 
 from rose.errors import InternalError, InvalidArgument, StepAborted
 from rose.executor import Reason, Refusal, Revocation, WeightsLease, WeightsState
-from rose.executor.weight_bins import upload_on_host
+from rose.executor.weight_bins import HostUpload
 from tests.executor.conftest import LONG_S, SLAB, Rig, wait_for
 
 # One tensor of two slabs, some that share one, one of nothing.
 SIZES = (5000, 900, 0, 3000, SLAB, 700, 1)
 SLABS_NEEDED = 4
 SLICE = 1000
+
+
+class Uploads(HostUpload):
+    """Counts copies, and does something on purpose before one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.before: Callable[[], None] = lambda: None
+
+    def copy(self, to, host) -> None:
+        self.count += 1
+        self.before()
+        super().copy(to, host)
 
 
 class Weights:
@@ -27,21 +40,15 @@ class Weights:
         self.rig = rig
         self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
         self.states: list[WeightsState] = []
-        self.uploads = 0
-        self.on_upload: Callable[[], None] = lambda: None
+        self.uploads = Uploads()
         self.lease = WeightsLease(
             rig.rollout,
             self.rows,
-            upload=self.upload,
+            upload=self.uploads,
             on_state=self.states.append,
             **{"slice_bytes": SLICE, **settings},
         )
         rig.rollout.on_revoke = self.on_revoke
-
-    def upload(self, to, host) -> None:
-        self.uploads += 1
-        self.on_upload()
-        upload_on_host(to, host)
 
     def on_revoke(self, revocation: Revocation) -> None:
         weights = self.lease.slabs
@@ -63,8 +70,13 @@ class Weights:
 
 
 @pytest.fixture
-def weights(open_rig) -> Weights:
-    return Weights(open_rig(regrow_after_ms=0))
+def rig(open_rig) -> Rig:
+    return open_rig(regrow_after_ms=0)
+
+
+@pytest.fixture
+def weights(rig: Rig) -> Weights:
+    return Weights(rig)
 
 
 def owners(weights: Weights) -> list[int]:
@@ -136,7 +148,7 @@ def test_weights_without_room_are_refused_and_hold_nothing(open_rig) -> None:
     assert refusal.reason is Reason.RESERVE_AT_RISK
     assert weights.lease.state is WeightsState.DORMANT
     assert weights.held == 0
-    assert weights.uploads == 0
+    assert weights.uploads.count == 0
 
 
 def test_large_tensor_without_neighbouring_slabs_is_refused_and_holds_nothing(open_rig) -> None:
@@ -161,10 +173,10 @@ def test_large_tensor_without_neighbouring_slabs_is_refused_and_holds_nothing(op
 @pytest.mark.parametrize("failing", [1, 3, 12])
 def test_copy_that_fails_gives_every_slab_back(weights: Weights, failing: int) -> None:
     def fail() -> None:
-        if weights.uploads == failing:
+        if weights.uploads.count == failing:
             raise OSError("planted")
 
-    weights.on_upload = fail
+    weights.uploads.before = fail
     with pytest.raises(OSError, match="planted"):
         weights.lease.activate()
     assert weights.lease.state is WeightsState.DORMANT
@@ -234,11 +246,11 @@ def test_weights_given_up_while_they_are_copied_leave_and_never_become_active(
     weights: Weights,
 ) -> None:
     def take() -> None:
-        if weights.uploads == 4:
+        if weights.uploads.count == 4:
             weights.rig.device.lender._revoke(1)
             assert weights.lease.state is WeightsState.EVICTING
 
-    weights.on_upload = take
+    weights.uploads.before = take
     assert weights.lease.activate() is None
     assert weights.states == [WeightsState.DORMANT]
     assert weights.held == 0
@@ -283,18 +295,15 @@ def test_dormant_weights_hold_no_more_than_the_bound(open_rig, bound_slabs: int)
     weights = Weights(open_rig(regrow_after_ms=0), dormant_bytes_max=bound_slabs * SLAB)
     lease = weights.lease
     lease.activate()
-    first = weights.uploads
+    first = weights.uploads.count
     lease.evict()
     assert lease.state is WeightsState.DORMANT
     assert len(lease.slabs) == weights.held <= bound_slabs
     kept = weights.held
-    for row in weights.rows:
-        row[:] = row[::-1].copy()
-    lease.write(0, lease.size_bytes)  # What is kept follows the host too.
-    weights.uploads = 0
+    weights.uploads.count = 0
     assert lease.activate() is None
     assert weights.are_right()
-    assert (weights.uploads < first) == (kept > 0)
+    assert (weights.uploads.count < first) == (kept > 0)
     # Dormant again, what is kept leaves to who wants it.
     lease.evict()
     weights.rig.device.lender._revoke(16)
@@ -328,35 +337,57 @@ def test_close_leaves_nothing_whatever_the_bound(open_rig) -> None:
     weights.lease.unpin()
 
 
+def test_bytes_that_change_while_nobody_pins_them_leave_the_device(weights: Weights) -> None:
+    lease = weights.lease
+    lease.activate()
+    lease.write(10, 10)
+    assert lease.state is WeightsState.ACTIVE  # Nothing has changed.
+    lease.write(10, 11)
+    assert lease.state is WeightsState.DORMANT
+    assert weights.held == 0
+
+
 # ---- the host's copy is the truth ----------------------------------------------------------------
 
 
 @given(
     changes=st.lists(
-        st.tuples(st.integers(0, sum(SIZES)), st.integers(0, 6000), st.booleans()), max_size=12
-    )
+        st.tuples(
+            st.integers(0, sum(SIZES)),
+            st.integers(0, 6000),
+            st.sampled_from(["pinned", "free", "half", "dormant"]),
+        ),
+        max_size=12,
+    ),
+    bound=st.sampled_from([0, SLAB, 3 * SLAB]),
 )
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_what_the_host_changes_is_on_the_device_whenever_it_is_active(
-    weights: Weights, changes: list[tuple[int, int, bool]]
+    rig: Rig, changes: list[tuple[int, int, str]], bound: int
 ) -> None:
-    lease, total = weights.lease, sum(SIZES)
-    flat = np.concatenate(weights.rows)
-    for start, count, is_evicted in changes:
-        stop = min(start + count, total)
-        flat[start:stop] += 1
-        at = 0
-        for row in weights.rows:
-            row[:] = flat[at : at + len(row)]
-            at += len(row)
-        lease.write(start, stop)
-        if is_evicted:
-            lease.evict()
-        elif lease.state is WeightsState.DORMANT:
+    weights = Weights(rig, dormant_bytes_max=bound)
+    lease, flat = weights.lease, np.concatenate(weights.rows)
+    for start, count, how in changes:
+        if how in ("pinned", "free"):
             assert lease.activate() is None
-        assert lease.state is WeightsState.DORMANT or weights.are_right()
+        else:
+            lease.evict()
+        is_pinned = how in ("pinned", "half") and lease.begin() is None and lease.pin()
+        if how == "half":
+            lease.advance()
+        flat[start : start + count] += 1
+        for row, end in zip(weights.rows, np.cumsum(SIZES), strict=True):
+            row[:] = flat[end - len(row) : end]
+        lease.write(start, min(start + count, len(flat)))
+        # Pinned weights are changed where they are.
+        assert how != "pinned" or (lease.state is WeightsState.ACTIVE and weights.are_right())
+        if is_pinned:
+            lease.unpin()
+        assert lease.activate() is None
+        assert weights.are_right()
+    lease.close()
 
 
 ORDERS = ("begin", "advance", "pin", "unpin", "evict", "revoke", "borrow", "return")

@@ -112,12 +112,10 @@ class LeasedWeights:
     def _is_right(self, at: int) -> bool:
         shown = self._parameters[at].data
         with self.lease.held() as state:
-            if state is WeightsState.ACTIVE:
-                is_there = shown.data_ptr() == self._on_device(at).data_ptr()
-                return is_there and torch.equal(
-                    _bits(shown), _bits(self._host[at]).to(self._device)
-                )
-            return self._is_apart or shown.data_ptr() == self._host[at].data_ptr()
+            if state is not WeightsState.ACTIVE:
+                return self._is_apart or shown.data_ptr() == int(self._host[at].data_ptr())
+            is_there = shown.data_ptr() == int(self._on_device(at).data_ptr())
+            return is_there and bool(torch.equal(_bits(shown), _bits(self._host[at]).to(shown)))
 
 
 def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:

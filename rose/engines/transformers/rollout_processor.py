@@ -138,25 +138,17 @@ class RolloutProcessor(DeviceProcessor):
             self.wake.set()
 
     def _activate(self) -> bool:
-        """Copy what is missing of the weights, within the quantum; False when they have to leave.
-
-        As with a step, what is in the stream must be over before the slabs are let go.
-        """
+        """Copy what is missing of the weights, within the quantum; False if they have to leave."""
         weights = self.weights
         if weights is None or self._are_active():
             return True
-        is_ended = False
         try:
             with suppress(StepAborted):
                 if weights.pin():
                     while weights.advance():
                         self.lane.gate()
-                    self.lane.finish()
-            is_ended = True
         finally:
-            if not is_ended:
-                self._drain()
-            weights.unpin()
+            self._let_weights_go()
         if weights.state is WeightsState.ACTIVATING:
             self.wake.set()  # Stopped on the way, not given up: back for the next quantum at once.
         return self._are_active()
@@ -166,6 +158,12 @@ class RolloutProcessor(DeviceProcessor):
 
     def _pin_weights(self) -> bool:
         return self.weights is None or self.weights.pin()
+
+    def _let_weights_go(self) -> None:
+        """Unpin the weights, when the copies that fill them are complete."""
+        if self.weights is not None:
+            self._drain()
+            self.weights.unpin()
 
     def _drain(self) -> None:
         """Wait until nothing of this step is in the stream."""
@@ -186,10 +184,14 @@ class RolloutProcessor(DeviceProcessor):
             return False
         is_over = False
         with quantum, suppress(StepAborted):
-            is_over = not self.commits.advance()
-            while not is_over and not self._is_called_away():
-                self.lane.gate()
+            self._pin_weights()  # Or they are dormant, and only the host's copy changes.
+            try:
                 is_over = not self.commits.advance()
+                while not is_over and not self._is_called_away():
+                    self.lane.gate()
+                    is_over = not self.commits.advance()
+            finally:
+                self._let_weights_go()
             if is_over:
                 self._settle_commit()  # In time that serving granted, like the slices.
         if not is_over:
