@@ -16,6 +16,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
 from rose.engines.torch import gate_layers
+from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_geometry
 from rose.engines.transformers.commits import OnCommitted, Slices
 from rose.engines.transformers.guard import check_version
@@ -330,6 +331,7 @@ def rollout_engine(
     *,
     layers_per_segment: float,
     weights: LeasedWeights | None = None,
+    arena: ActivationArena | None = None,
 ) -> Engine:
     """Build a borrower: gated every few layers, preempted at the token when serving needs slabs.
 
@@ -340,6 +342,7 @@ def rollout_engine(
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
         weights: of `model`, if they come and go with slabs of the lane; without it they stay where
             they are.
+        arena: where the forward pass allocates; seal it when the largest batches have run.
     """
     manager = _manager(model, config)
     cache = SlabCache(lane, **_cache_arguments(manager))
@@ -347,7 +350,11 @@ def rollout_engine(
 
     def processor(**kwargs: Any) -> RolloutProcessor:
         return RolloutProcessor(
-            lane, wake, weights=None if weights is None else weights.lease, **kwargs
+            lane,
+            wake,
+            weights=None if weights is None else weights.lease,
+            arena=arena,
+            **kwargs,
         )
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)

@@ -2,12 +2,13 @@
 
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
+from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
@@ -45,6 +46,7 @@ class RolloutProcessor(DeviceProcessor):
         wake: threading.Event,
         *,
         weights: WeightsLease | None = None,
+        arena: ActivationArena | None = None,
         **kwargs: Any,
     ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
@@ -52,6 +54,7 @@ class RolloutProcessor(DeviceProcessor):
         self.lane = lane
         self.wake = wake
         self.weights = weights
+        self._in_arena = nullcontext if arena is None else arena.step
         self.lock = threading.Lock()
         self.aborted_steps = 0
         # How often slabs had to leave: serving is short of memory, or could be.
@@ -238,7 +241,8 @@ class RolloutProcessor(DeviceProcessor):
             self.lane.gate()  # Between the batch's preparation and the model.
             io = self.inputs_and_outputs
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
-            self.model_runner.compute_batch(model, inputs)
+            with self._in_arena():
+                self.model_runner.compute_batch(model, inputs)
             self.lane.finish()  # Between the model and the books.
             io.retrieve_device_outputs()
             is_ended = True
