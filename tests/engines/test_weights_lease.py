@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from rose.engines.transformers import LeasedWeights, LiveWeights, Model, load_model
+from rose.engines.transformers import LeasedWeights, LiveWeights, Model, Sampling, load_model
 from rose.errors import InvalidArgument
 from rose.executor import WeightsState
+from rose.scheduler.worker import TurnEnd
+from rose.transfer.commit import CommitState
 from rose.units import MIB
+from tests.engines.borrowed import LEASED_POOL_BYTES, Borrowed
 from tests.engines.pair import WAIT_S, Client, Pair
-from tests.engines.policies import TileCommit, copy_of, later
+from tests.engines.policies import TileCommit, copy_of, later, say_alone
+from tests.engines.recorder import turn
 from tests.engines.stepper import Stepper, wait_for
-
-POOL = 72 * MIB  # 24 MiB of weights beside KV of both
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def open_pair(models: tuple[Model, Model], policy: Model) -> Iterator[Callable[.
         pairs.append(
             Pair(
                 (models[0], model),
-                pool_bytes=POOL,
+                pool_bytes=LEASED_POOL_BYTES,
                 lease=lambda model, lane: LeasedWeights(model, lane, live=live, **settings),
             )
         )
@@ -355,6 +357,63 @@ def test_storm_of_evictions_loses_no_token(open_pair) -> None:
     assert rollout.wrong(truth(pair)) == []
     assert all(one == list(range(1, tokens + 1)) for one in rollout.streamed.values())
     assert sum(one.slabs_fenced for one in pair.device.lender.history) == 0
+
+
+# ---- as a worker ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def borrowed(models: tuple[Model, Model]) -> Iterator[Borrowed]:
+    made = Borrowed(models[0], is_leased=True)
+    with made.pair:
+        yield made
+        made.pair.rollout.stop()
+        assert made.heard.faults == []
+        assert made.pair.device.gave_back is None
+        made.pair.device.arbiter.check_invariants()
+
+
+def test_worker_whose_weights_serving_took_ends_its_lease_and_opens_the_next_with_weights(
+    borrowed: Borrowed,
+) -> None:
+    lane, lease = borrowed.lane, borrowed.pair.weights.lease
+    borrowed.grant()
+    slab_tokens = lane.kv.blocks_per_slab * lane.kv.geometry.block_tokens
+    kv_slabs = lane.slabs_max() - lease.slabs_max
+    assert borrowed.heard.leases[-1].kv_tokens == kv_slabs * slab_tokens
+    borrowed.worker.start_turn(turn(0, prompt(1), 400))
+    borrowed.heard.wait_tokens(0, 3)
+    taken = borrowed.held
+    borrowed.take(taken)
+    borrowed.heard.wait_ended(0)
+    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    over = borrowed.heard.wait_lease(lambda one: one.kv_tokens == 0)
+    assert over.lease_epoch == 1
+    # Not before the weights have slabs again: its turns would wait for them.
+    borrowed.heard.wait_lease(lambda one: one.lease_epoch == 2 and one.kv_tokens > 0)
+    assert lease.state is not WeightsState.DORMANT
+    said = borrowed.heard.tokens(0)
+    rest = turn(0, prompt(1) + said, 12, first_token=len(said), lease_epoch=2)
+    borrowed.worker.start_turn(rest)
+    borrowed.heard.wait_ended(0, times=2)
+    whole = say_alone(truth(borrowed.pair), prompt(1), len(said) + 12, Sampling(1000, 1.0))
+    assert borrowed.heard.tokens(0) == whole
+
+
+def test_worker_commits_to_weights_that_are_away(borrowed: Borrowed) -> None:
+    lease = borrowed.pair.weights.lease
+    borrowed.grant()
+    assert lease.state is WeightsState.DORMANT
+    commit = borrowed.commit(1)
+    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    assert commit.state is CommitState.COMMITTED
+    borrowed.worker.start_turn(turn(0, prompt(1), 9))
+    borrowed.heard.wait_ended(0)
+    assert lease.state is WeightsState.ACTIVE
+    assert borrowed.weights.sweep()
+    assert borrowed.heard.tokens(0) == say_alone(
+        truth(borrowed.pair), prompt(1), 9, Sampling(1000, 1.0)
+    )
 
 
 # ---- what is refused -----------------------------------------------------------------------------
