@@ -242,20 +242,43 @@ def test_weights_in_a_step_leave_when_the_step_is_aborted(weights: Weights) -> N
     assert weights.are_right()
 
 
-def test_weights_given_up_while_they_are_copied_leave_and_never_become_active(
-    weights: Weights,
-) -> None:
-    def take() -> None:
-        if weights.uploads.count == 4:
-            weights.rig.device.lender._revoke(1)
-            assert weights.lease.state is WeightsState.EVICTING
+def test_weights_given_up_during_any_copy_leave_and_never_become_active(weights: Weights) -> None:
+    lease, uploads = weights.lease, weights.uploads
+    lease.activate()
+    copies = uploads.count
+    lease.evict()
+    for number in range(1, copies + 1):
+        uploads.count = 0
+        weights.states.clear()
 
-    weights.uploads.before = take
-    assert weights.lease.activate() is None
-    assert weights.states == [WeightsState.DORMANT]
-    assert weights.held == 0
-    assert weights.rig.revocations[0].slabs_pending() == 0
-    assert weights.rig.revocations[0].slabs_returned == 1
+        def take(number: int = number) -> None:
+            if uploads.count == number:
+                weights.rig.device.lender._revoke(1)
+                assert lease.state is WeightsState.EVICTING
+
+        uploads.before = take
+        assert lease.activate() is None
+        assert weights.states == [WeightsState.DORMANT]
+        assert weights.held == 0
+        revocation = weights.rig.revocations[-1]
+        assert (revocation.slabs_pending(), revocation.slabs_returned) == (0, 1)
+        weights.rig.serving.settle()
+
+
+def test_arbiter_knows_what_a_step_pins(weights: Weights) -> None:
+    lease, partition = weights.lease, weights.rig.rollout.kv.partition
+    lease.activate()
+
+    def pinned() -> set[int]:
+        candidates = weights.rig.device.arbiter.candidates(partition)
+        return {one.slab for one in candidates if one.pins}
+
+    assert pinned() == set()
+    assert lease.pin()
+    assert pinned() == lease.slabs
+    lease.unpin()
+    lease.unpin()  # Nothing happens.
+    assert pinned() == set()
 
 
 def test_pinned_weights_that_miss_the_deadline_are_fenced_and_come_home_when_let_go(
