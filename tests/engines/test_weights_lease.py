@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rose.engines.transformers import LeasedWeights, LiveWeights, Model, Sampling, load_model
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from rose.executor import WeightsState
 from rose.scheduler.worker import TurnEnd
 from rose.transfer.commit import CommitState
@@ -261,6 +261,16 @@ def test_requests_wait_while_there_is_no_room_and_go_on_when_there_is(stepper: S
     stepper.finish()
     assert stepper.client.streamed[name] == [1, 2, 3]
     assert stepper.client.wrong(truth(pair)) == []
+
+
+def test_requests_are_failed_when_the_device_lends_no_more(stepper: Stepper) -> None:
+    stepper.client.send(prompt=prompt(5), new_tokens=30)
+    stepper.step()
+    stepper.pair.device.lender.close()
+    assert stepper.pair.weights.lease.state is WeightsState.DORMANT
+    with pytest.raises(Unavailable, match="lends no more"):
+        stepper.prepare()
+    assert held(stepper.pair) == 0
 
 
 # ---- commits -------------------------------------------------------------------------------------

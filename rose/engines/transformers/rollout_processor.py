@@ -135,7 +135,13 @@ class RolloutProcessor(DeviceProcessor):
             return self.weights.begin()
 
     def _wait_for_growth(self, refusal: Refusal) -> None:
-        """Wait out what a revocation holds growth off for; the manager waits for anything else."""
+        """Wait out what a revocation holds growth off for; the manager waits for anything else.
+
+        Raises:
+            Unavailable: there will be no slabs any more; the manager then fails all requests.
+        """
+        if refusal.reason is Reason.CLOSED:
+            raise Unavailable(_LENDS_NO_MORE)
         if refusal.retry_after_ms > 0:
             self.wake.wait(min(refusal.retry_after_ms, _LOOK_UP_MS) * NS_PER_MS / NS_PER_S)
             self.wake.set()
