@@ -248,6 +248,28 @@ def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
     assert stepper.client.wrong(truth(stepper.pair)) == []
 
 
+def test_kv_stays_while_weights_can_come_back_and_makes_room_when_they_cannot(
+    stepper: Stepper,
+) -> None:
+    pair, lease = stepper.pair, stepper.pair.weights.lease
+    scheduler, arbiter = stepper.processor.scheduler, pair.device.arbiter
+    stepper.client.send(prompt=prompt(6, 40), new_tokens=6)
+    stepper.step()
+    lease.evict()
+    stepper.step()
+    assert scheduler.preempted_tokens == 0
+    lease.evict()
+    kv = pair.rollout_lane.slabs()
+    taken = arbiter.take(0, arbiter.slab_count)  # Serving has everything else.
+    assert not stepper.processor.prepare_next_batch()
+    assert scheduler.preempted_tokens > 0
+    assert kv
+    assert held(pair) == 0
+    assert arbiter.give_back(0, len(taken)) > 0
+    stepper.finish()
+    assert stepper.client.wrong(truth(pair)) == []
+
+
 def test_requests_wait_while_there_is_no_room_and_go_on_when_there_is(stepper: Stepper) -> None:
     pair, lease = stepper.pair, stepper.pair.weights.lease
     arbiter = pair.device.arbiter

@@ -32,9 +32,9 @@ class RolloutProcessor(DeviceProcessor):
     With a listener, requests whose memory serving takes are ended, and their owners told; without
     one they are requeued here.
 
-    With leased weights a step runs while they are active. They are the last that serving gets, and
-    KV goes with them: without them it is of no use. When work waits and there is memory, they are
-    copied to the device again, in quanta, with a gate after each slice.
+    With leased weights a step runs while they are active. They are the last that serving gets. When
+    work waits and there is memory, they are copied to the device again, in quanta, with a gate
+    after each slice; KV makes room for them, because without them it is of no use.
     """
 
     scheduler: PreemptingScheduler
@@ -132,6 +132,12 @@ class RolloutProcessor(DeviceProcessor):
         with self.lock:
             if self.weights.state is WeightsState.DORMANT:
                 self._evacuate(self.lane.leaving())
+            refusal = self.weights.begin()
+            of_kv = frozenset(self.lane.slabs()) - self.weights.slabs
+            if refusal is None or not of_kv:
+                return refusal
+            # Without weights KV is of no use, and its slabs may be those that are missing.
+            self._evacuate(of_kv)
             return self.weights.begin()
 
     def _wait_for_growth(self, refusal: Refusal) -> None:
@@ -349,14 +355,13 @@ class RolloutProcessor(DeviceProcessor):
     def _evacuate(self, leaving: frozenset[int]) -> None:
         """Preempt, at the token, every request outside the batch in flight with KV in `leaving`.
 
-        When the weights have to leave, all KV is.
+        Weights that lie there leave too.
         """
-        if leaving:
-            self.pressures += 1
-        if self.weights is not None and self.weights.give_up(leaving):
-            leaving |= frozenset(self.lane.slabs())
         if not leaving:
             return
+        self.pressures += 1
+        if self.weights is not None:
+            self.weights.give_up(leaving)
         for request_id, state in self._active().items():
             if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
                 continue
@@ -367,5 +372,3 @@ class RolloutProcessor(DeviceProcessor):
                 self._evicted.append(state)  # This may be serving's thread: it tells nobody.
         self.cache.drop_cached_in(leaving)
         self.cache.pool.try_to_free_sectors()
-        if self.weights is not None and self.weights.state is WeightsState.DORMANT:
-            self.lane.give_back_idle()
