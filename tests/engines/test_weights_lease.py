@@ -8,7 +8,7 @@ import torch
 
 from rose.engines.transformers import LeasedWeights, LiveWeights, Model, Sampling, load_model
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import WeightsState
+from rose.executor import Reason, Refusal, WeightsState
 from rose.scheduler.worker import TurnEnd
 from rose.transfer.commit import CommitState
 from rose.units import MIB
@@ -283,6 +283,21 @@ def test_requests_wait_while_there_is_no_room_and_go_on_when_there_is(stepper: S
     stepper.finish()
     assert stepper.client.streamed[name] == [1, 2, 3]
     assert stepper.client.wrong(truth(pair)) == []
+
+
+@pytest.mark.parametrize("hold_off_ms", [0.0, 1.0])
+def test_loop_comes_back_when_growth_is_no_longer_held_off(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch, hold_off_ms: float
+) -> None:
+    """Else it would sleep in the manager until there is news, which may be never."""
+    refusal = Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=hold_off_ms)
+    monkeypatch.setattr(stepper.pair.device.lender, "grow", lambda _blocks: refusal)
+    stepper.client.send(prompt=prompt(5), new_tokens=3)
+    stepper.processor.wake.clear()
+    assert not stepper.processor.prepare_next_batch()
+    assert stepper.processor.wake.is_set() == (hold_off_ms > 0)
+    monkeypatch.undo()
+    stepper.pair.rollout.cancel(next(iter(stepper.client.asked)))
 
 
 def test_requests_are_failed_when_the_device_lends_no_more(stepper: Stepper) -> None:
