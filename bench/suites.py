@@ -5,7 +5,10 @@ from typing import Final
 
 _PREFIX: Final = "bench_"
 # What a suite runs besides the file of its name.
-_FURTHER: Final = {"memory": ("tenants",), "transfer": ("codec",)}
+_FURTHER: Final = {
+    "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
+    "transfer": ("codec",),
+}
 
 
 def suites() -> list[str]:

@@ -9,6 +9,7 @@ class Reason(Enum):
 
     POOL_EMPTY = "the pool has no slab to lend"
     OVER_LIMIT = "the partition is at its limit"
+    FRAGMENTED = "no run of neighbouring slabs is long enough"
     RESERVE_AT_RISK = "serving could need these slabs before they came back"
     SERVING_BUSY = "serving has requests"
     SLO_AT_RISK = "a next serving request could miss its target"

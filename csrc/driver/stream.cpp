@@ -78,6 +78,13 @@ Status Stream::wait(Nanoseconds timeout_ns) const noexcept {
   }
 }
 
+Status Stream::copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept {
+  if (from.empty()) return {};
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  return ROSE_CU(device_->driver(), cuMemcpyHtoDAsync, to, from.data(), from.size(), stream_);
+}
+
 // ---- events
 
 Result<std::unique_ptr<Event>> Event::create(DevicePtr device, bool has_timing) noexcept {

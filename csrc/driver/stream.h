@@ -1,7 +1,9 @@
 // Streams of rose's own, with a priority, and events that mark a place in one.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,6 +32,9 @@ class Stream {
   // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits for this
   // stream only: nothing in rose synchronises a device.
   Status wait(Nanoseconds timeout_ns) const noexcept;
+  // Puts a copy of `from` to the device's `to` into the stream. The bytes must stay as they are
+  // until the stream has passed the copy; page-locked, it does not wait, else the driver may.
+  Status copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept;
 
  private:
   friend class GreenContext;

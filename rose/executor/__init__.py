@@ -7,6 +7,7 @@ from rose.executor.revocation import Cause, Revocation
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.executor.serving import ServingLane, ServingStep, StepBatch
 from rose.executor.ticket import Ticket
+from rose.executor.weights import WeightsLease, WeightsState
 from rose.memory import KVGeometry
 from rose.slo import SLO, Policy
 
@@ -27,4 +28,6 @@ __all__ = [
     "ServingStep",
     "StepBatch",
     "Ticket",
+    "WeightsLease",
+    "WeightsState",
 ]

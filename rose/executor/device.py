@@ -32,6 +32,7 @@ from rose.executor.revocation import Revocation
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane
+from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.units import MIB, ceil_div
@@ -284,6 +285,7 @@ class CoServing:
             on_revoke=on_revoke or _begin_at_once,
             why_refused=self._why_refused,
             stream=self._gpu.rollout.handle if self._gpu else None,
+            upload=StreamUpload(self._gpu.rollout) if self._gpu else HostUpload(),
         )
         self._rollout = lane
         self._lender.lend_to(

@@ -326,6 +326,22 @@ class Lender:
                 return Refusal(_REASONS[answer])
         return Refusal(Reason.RESERVE_AT_RISK)
 
+    def give_back_idle(self) -> int:
+        """Let go of the borrower's slabs that have no block in use and no pin; returns how many.
+
+        For a borrower that has no use for them soon: they are certified anew when it wants more.
+        """
+        borrower = self._borrower
+        if borrower is None:
+            return 0
+        candidates = self._arbiter.candidates(borrower.partition)
+        idle = sum(one.used == 0 and one.pins == 0 for one in candidates)
+        if idle == 0:
+            return 0
+        deadline_ns = self._clock.now_ns() + int(self._policy.revoke_ms * NS_PER_MS)
+        revocation = self._arbiter.revoke(borrower.partition, idle, deadline_ns=deadline_ns)
+        return int(self._arbiter.poll(revocation).returned)
+
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""
         return max(0.0, (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS)

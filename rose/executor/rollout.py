@@ -16,6 +16,7 @@ from rose.executor.lender import OnRevoke
 from rose.executor.loans import Loans
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
+from rose.executor.weight_bins import Upload
 from rose.memory import KVSpace
 
 # Longer than the creditor takes to answer, short enough to ask again and again.
@@ -65,10 +66,23 @@ class RolloutLane:
         on_revoke: OnRevoke,
         why_refused: Callable[[], Reason],
         stream: int | None,
+        upload: Upload,
     ) -> None:
-        """Made by `CoServing.rollout`; `stream` is what its GPU work must be put into."""
+        """Made by `CoServing.rollout`.
+
+        Args:
+            kv: its view of the pool.
+            gate: that its segments pass.
+            lender: of its slabs.
+            reporting: around what is rose's own.
+            on_revoke: frees blocks when serving wants slabs.
+            why_refused: a step.
+            stream: what its GPU work must be put into.
+            upload: copies bytes of the host into the pool, in that stream.
+        """
         self.kv = kv
         self.stream = stream
+        self.upload = upload
         self.on_revoke = on_revoke
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread each time it looks up from a gate that stays closed.
@@ -176,9 +190,10 @@ class RolloutLane:
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
-        return self._grow(blocks) is None
+        return self.grow(blocks) is None
 
-    def _grow(self, blocks: int) -> Refusal | None:
+    def grow(self, blocks: int) -> Refusal | None:
+        """Have `blocks` free blocks, by a grant if need be, or say why not."""
         missing = blocks - self.kv.allocator.free_blocks
         if missing <= 0:
             return None
@@ -200,7 +215,7 @@ class RolloutLane:
             A ticket whose `commit` gives block ids, or why not.
         """
         blocks = self.kv.geometry.blocks_for(tokens)
-        refusal = self._grow(blocks)
+        refusal = self.grow(blocks)
         if refusal is not None:
             return refusal
         reservation = self.kv.allocator.reserve(blocks)
@@ -227,6 +242,11 @@ class RolloutLane:
     def slabs_max(self) -> int:
         """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
         return self._loans.slabs_max()
+
+    def give_back_idle(self) -> int:
+        """Let go of slabs without a block in use or a pin; returns how many went."""
+        with self._reporting:
+            return self._lender.give_back_idle()
 
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""

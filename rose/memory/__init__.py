@@ -2,16 +2,21 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
+from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
     "AttentionGroup",
+    "Bin",
     "DeviceArray",
     "KVArray",
     "KVGeometry",
     "KVSpace",
     "Layout",
+    "Place",
     "Reach",
     "choose_slab_bytes",
+    "find_runs",
+    "pack_bins",
 ]

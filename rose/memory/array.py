@@ -29,6 +29,11 @@ class DeviceArray:
         """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def part(self, start: int, stop: int) -> "DeviceArray":
+        """Return elements `start` to `stop` of a flat array."""
+        address = self.address + start * self.dtype.itemsize
+        return DeviceArray(self.owner, address, (stop - start,), self.dtype)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Describe the array, version 3 of the protocol; the user orders its streams."""

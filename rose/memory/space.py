@@ -88,6 +88,17 @@ class KVSpace:
         ids = self._window_bytes // self.geometry.id_bytes
         return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
 
+    def slab_window(self, slabs: range) -> KVArray:
+        """Return all bytes of neighbouring slabs; for a tenant that holds every block of them."""
+        header_bytes = self._arbiter.header_slabs * self._arbiter.slab_bytes
+        start = header_bytes + slabs.start * self._arbiter.slab_bytes - self.origin_bytes
+        return self._window(start, (len(slabs) * self._arbiter.slab_bytes,), np.uint8)
+
+    @property
+    def slab_bytes(self) -> int:
+        """Return the bytes of one slab."""
+        return int(self._arbiter.slab_bytes)
+
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each is block `id` in that layer.
 

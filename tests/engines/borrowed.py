@@ -1,21 +1,35 @@
 """A borrower that is a worker, beside serving."""
 
-from rose.engines.transformers import EngineWorker, LiveWeights, Model, load_model
+from rose.engines.transformers import (
+    EngineWorker,
+    LeasedWeights,
+    LiveWeights,
+    Model,
+    load_model,
+)
 from rose.scheduler.worker import WorkerKind
+from rose.units import MIB
 from tests.engines.pair import Pair
 from tests.engines.policies import TileCommit, later
 from tests.engines.recorder import Recorder
 
 BIG_TILE = 1 << 20
+LEASED_POOL_BYTES = 72 * MIB  # the pair's, and 24 MiB of weights
 
 
 class Borrowed:
-    """Serving, and a borrower over live weights that is a worker."""
+    """Serving, and a borrower over live weights that is a worker; they may be leased too."""
 
-    def __init__(self, serving_model: Model) -> None:
+    def __init__(self, serving_model: Model, *, is_leased: bool = False) -> None:
         self.model = load_model("tiny-policy", seed=4)
         self.weights = LiveWeights(self.model, tile_elements=BIG_TILE)
-        self.pair = Pair((serving_model, self.model), is_sampling=True)
+        leased = {
+            "pool_bytes": LEASED_POOL_BYTES,
+            "lease": lambda model, lane: LeasedWeights(model, lane, live=self.weights),
+        }
+        self.pair = Pair(
+            (serving_model, self.model), is_sampling=True, **(leased if is_leased else {})
+        )
         self.heard = Recorder()
         self.worker = EngineWorker(
             self.pair.rollout, 2, WorkerKind.BORROWED, self.heard, flush_ms=0.0, ttl_ms=600.0

@@ -10,6 +10,7 @@ from typing_extensions import Self
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
+    LeasedWeights,
     Model,
     Output,
     Sampling,
@@ -17,7 +18,7 @@ from rose.engines.transformers import (
     rollout_engine,
     serving_engine,
 )
-from rose.executor import SLO, CoServing, Policy
+from rose.executor import SLO, CoServing, Policy, RolloutLane
 from rose.memory import choose_slab_bytes
 
 POOL_BYTES = 40 << 20
@@ -56,7 +57,13 @@ class Pair:
     """Serving and a borrower on one device, small enough to be at each other's throats."""
 
     def __init__(
-        self, models: tuple[Model, Model], *, prefix_cache: bool = True, is_sampling: bool = False
+        self,
+        models: tuple[Model, Model],
+        *,
+        prefix_cache: bool = True,
+        is_sampling: bool = False,
+        pool_bytes: int = POOL_BYTES,
+        lease: Callable[[Model, RolloutLane], LeasedWeights] | None = None,
     ) -> None:
         self.serving_model, self.rollout_model = models
         config = EngineConfig(max_batch_tokens=64)
@@ -67,7 +74,7 @@ class Pair:
         rollout_kv = kv_geometry(self.rollout_model, borrower)
         self.device = CoServing.open(
             "cpu",
-            pool_bytes=POOL_BYTES,
+            pool_bytes=pool_bytes,
             slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
             # Deadlines that a thread which lost its core for a while still keeps.
             policy=Policy(
@@ -81,10 +88,16 @@ class Pair:
             step_tokens=64,
             request_tokens=256,
         )
-        self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=POOL_BYTES)
+        self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=pool_bytes)
+        # Without it the borrower's weights stay where they are.
+        self.weights = None if lease is None else lease(self.rollout_model, self.rollout_lane)
         self.serving = serving_engine(self.serving_model, self.serving_lane, config)
         self.rollout = rollout_engine(
-            self.rollout_model, self.rollout_lane, borrower, layers_per_segment=1
+            self.rollout_model,
+            self.rollout_lane,
+            borrower,
+            layers_per_segment=1,
+            weights=self.weights,
         )
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """One device with fake engines: plain threads that call the lanes, on the real core."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rose._core import LedgerView, SlabRecord
 from rose.errors import StepAborted
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
 from rose.slo.verify import verify_log
@@ -96,6 +98,14 @@ class Rig:
         now = self.device.arbiter.snapshot()
         held = [partition.held for partition in now.partitions]
         return held[0], held[1], now.unowned, now.quarantined
+
+    def records(self) -> list[SlabRecord]:
+        """Every slab as the ledger has it."""
+        fd = self.device.arbiter.share_ledger()
+        try:
+            return LedgerView.open(fd).records()
+        finally:
+            os.close(fd)
 
     def start(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, daemon=True)

@@ -418,6 +418,11 @@ Answer cuMemsetD32Async(DevicePointer at, unsigned value, std::size_t count, CUs
   return world().issue(stream, Fill{at, value, count});
 }
 
+Answer cuMemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t size, CUstream stream) {
+  if (from == nullptr || !world().is_accessible(to, size)) return kInvalidValue;
+  return world().issue(stream, Copy{to, static_cast<const std::byte*>(from), size});
+}
+
 // ---- streams and events
 
 CUstream make_stream(CUcontext context, CUgreenCtx green, int priority) {

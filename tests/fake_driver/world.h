@@ -43,6 +43,11 @@ struct Fill {
   unsigned value;
   std::size_t count;
 };
+struct Copy {
+  DevicePointer to;
+  const std::byte* from;  // read when the copy runs, as from page-locked memory
+  std::size_t size_bytes;
+};
 struct Launch {
   CUkernel kernel;
   std::array<unsigned, 3> grid;
@@ -51,7 +56,7 @@ struct Launch {
   std::vector<std::uint64_t> arguments;
 };
 struct GraphRun;
-using Work = std::variant<Batch, Record, Fill, Launch, std::shared_ptr<GraphRun>>;
+using Work = std::variant<Batch, Record, Fill, Copy, Launch, std::shared_ptr<GraphRun>>;
 
 struct Node {
   CUgraphNode id;

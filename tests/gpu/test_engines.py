@@ -26,7 +26,9 @@ def engines(gpu: None) -> Any:
 class Pair:
     """Serving and a borrower on one GPU, with copies of both models on the CPU to compare with."""
 
-    def __init__(self, engines: Any) -> None:
+    def __init__(
+        self, engines: Any, *, pool_bytes: int = POOL_BYTES, is_leased: bool = False
+    ) -> None:
         from rose.executor import SLO, CoServing, Policy
         from rose.memory import choose_slab_bytes
 
@@ -37,22 +39,25 @@ class Pair:
         geometries = [engines.kv_geometry(model, config) for model in on_gpu]
         self.device = CoServing.open(
             "cuda:0",
-            pool_bytes=POOL_BYTES,
+            pool_bytes=pool_bytes,
             slab_bytes=choose_slab_bytes(*geometries),
             policy=Policy(
                 regrow_after_ms=5.0, revoke_ms=500.0, blocking_ms=2000.0, heartbeat_ttl_ms=5000.0
             ),
         )
-        serving_lane = self.device.serving(
+        self.serving_lane = self.device.serving(
             geometries[0],
             slo=SLO(ttft_ms=20_000.0, tpot_ms=1000.0),
             reserve_bytes=4 << 20,
             step_tokens=64,
             request_tokens=256,
         )
-        rollout_lane = self.device.rollout(geometries[1], limit_bytes=POOL_BYTES)
-        self.serving = engines.serving_engine(on_gpu[0], serving_lane, config)
-        self.rollout = engines.rollout_engine(on_gpu[1], rollout_lane, config, layers_per_segment=1)
+        rollout_lane = self.device.rollout(geometries[1], limit_bytes=pool_bytes)
+        self.serving = engines.serving_engine(on_gpu[0], self.serving_lane, config)
+        self.weights = engines.LeasedWeights(on_gpu[1], rollout_lane) if is_leased else None
+        self.rollout = engines.rollout_engine(
+            on_gpu[1], rollout_lane, config, layers_per_segment=1, weights=self.weights
+        )
 
 
 @pytest.fixture
@@ -94,3 +99,29 @@ def test_interrupted_rollouts_say_the_same(pair: Pair) -> None:
         assert client.errors() == []
         assert client.wrong(model) == []
     assert pair.device.gate.stats().pauses > 0
+
+
+def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
+    from rose.executor import WeightsState
+    from tests.engines.pair import Client
+
+    pair = Pair(engines, pool_bytes=256 << 20, is_leased=True)
+    lease = pair.weights.lease
+    pair.rollout.start()
+    try:
+        for seed in range(3):
+            client = Client(pair.rollout, f"rollout-{seed}", seed=seed)
+            client.send(prompt_tokens=40, new_tokens=12)
+            client.wait()
+            assert client.errors() == []
+            assert client.wrong(pair.alone[1]) == []
+            assert lease.state is WeightsState.ACTIVE
+            assert pair.weights.equals_host()
+            pair.device.lender._revoke(1 << 20)
+            assert lease.state is WeightsState.DORMANT
+            pair.serving_lane.settle()
+    finally:
+        pair.rollout.stop()
+        pair.device.close()
+    assert pair.device.gave_back is None
+    pair.device.arbiter.check_invariants()

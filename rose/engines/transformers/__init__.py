@@ -14,6 +14,7 @@ from rose.engines.transformers.engine import (
     stock_engine,
 )
 from rose.engines.transformers.guard import check_version
+from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.live_weights import LiveWeights, flat_bits, round_to_bf16
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
@@ -26,6 +27,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineWorker",
+    "LeasedWeights",
     "LiveWeights",
     "Model",
     "Output",

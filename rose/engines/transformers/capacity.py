@@ -67,8 +67,10 @@ class LaneCapacity:
 
     @property
     def tokens_max(self) -> int:
-        """Its limit, or what serving's reserve leaves of the pool."""
-        return self._lane.slabs_max() * self._slab_tokens
+        """Its limit, or what serving's reserve leaves of the pool, less what weights take."""
+        weights = self._processor.weights
+        taken = 0 if weights is None else weights.slabs_max
+        return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
 
     def squeezed(self) -> int | None:
         """Return what is lent still, if serving has taken slabs since the last look."""
@@ -80,10 +82,15 @@ class LaneCapacity:
 
     @property
     def _lent(self) -> int:
-        return len(self._lane.slabs()) * self._slab_tokens
+        weights = self._processor.weights
+        taken = frozenset() if weights is None else weights.slabs
+        return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Whether one more slab was lent just now, or there are no more; asks now and then."""
+        """Whether one more slab was lent just now, or there are no more; asks now and then.
+
+        Weights that had to leave get their slabs first.
+        """
         if self._lent >= self.tokens_max:
             return True
         now_ns = self._clock.now_ns()
@@ -92,6 +99,6 @@ class LaneCapacity:
             return False
         self._rooms = self._processor.rooms
         self._ask_after_ns = now_ns + int(_ASK_AGAIN_MS * NS_PER_MS)
-        return self._lane.ensure(
+        return self._processor.has_slabs_for_weights() and self._lane.ensure(
             self._lane.kv.allocator.free_blocks + self._lane.kv.blocks_per_slab
         )

@@ -16,9 +16,11 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
 from rose.engines.torch import gate_layers
+from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_geometry
 from rose.engines.transformers.commits import OnCommitted, Slices
 from rose.engines.transformers.guard import check_version
+from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
 from rose.engines.transformers.processor import DeviceProcessor, ServingProcessor
 from rose.engines.transformers.rollout_processor import RolloutProcessor
@@ -323,7 +325,13 @@ def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConf
 
 
 def rollout_engine(
-    model: PreTrainedModel, lane: RolloutLane, config: EngineConfig, *, layers_per_segment: float
+    model: PreTrainedModel,
+    lane: RolloutLane,
+    config: EngineConfig,
+    *,
+    layers_per_segment: float,
+    weights: LeasedWeights | None = None,
+    arena: ActivationArena | None = None,
 ) -> Engine:
     """Build a borrower: gated every few layers, preempted at the token when serving needs slabs.
 
@@ -332,13 +340,22 @@ def rollout_engine(
         lane: made with `kv_geometry(model, config)`.
         config: as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
+        weights: of `model`, if they come and go with slabs of the lane; without it they stay where
+            they are.
+        arena: where the forward pass allocates; seal it when the largest batches have run.
     """
     manager = _manager(model, config)
     cache = SlabCache(lane, **_cache_arguments(manager))
     wake: threading.Event = manager._wake_up_loop
 
     def processor(**kwargs: Any) -> RolloutProcessor:
-        return RolloutProcessor(lane, wake, **kwargs)
+        return RolloutProcessor(
+            lane,
+            wake,
+            weights=None if weights is None else weights.lease,
+            arena=arena,
+            **kwargs,
+        )
 
     engine = _engine(manager, cache, PreemptingScheduler, processor, config)
     borrower = engine.processor
@@ -346,5 +363,7 @@ def rollout_engine(
     lane.on_revoke = borrower.give_up_slabs
     lane.on_room = borrower.note_room
     lane.on_look = borrower.while_parked
+    if weights is not None:
+        engine.on_stop(weights.close)
     engine.on_stop(gate_layers(lane, model, every=layers_per_segment))
     return engine

@@ -1,6 +1,6 @@
 """The weights of a running engine as a flat row of bf16 bits, changed tile by tile."""
 
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,18 @@ from rose.transfer.row import Row
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
+
+
+class Mirror(Protocol):
+    """Where steps read the weights, if not in the buffer of `LiveWeights`."""
+
+    def write(self, first: int, last: int) -> None:
+        """Take elements `first` to `last` over from the buffer."""
+        ...
+
+    def equals_host(self) -> bool:
+        """Whether steps read what is in the buffer."""
+        ...
 
 
 def round_to_bf16(model: nn.Module) -> None:
@@ -44,6 +56,8 @@ class LiveWeights:
     The parameters of the model become views of one flat buffer, so a tile of the row is a slice of
     it and a change touches what changes only. Make it before the engine, and once for a model.
 
+    With a `mirror` steps read that instead: a change goes to the buffer first, then to the mirror.
+
     It is a `rose.transfer.commit.Target`; one thread, between two steps, changes it.
 
     Args:
@@ -62,6 +76,7 @@ class LiveWeights:
             raise InvalidArgument(
                 "live weights are of float32 and on one device: load the model with load_model"
             )
+        self.mirror: Mirror | None = None
         self.row = flat_bits(model)
         self.cut = Tiles.of(len(self.row), tile_elements)
         self._host = Row(self.row, self.cut)
@@ -77,6 +92,11 @@ class LiveWeights:
     def count(self) -> int:
         """How many elements the row has."""
         return len(self.row)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the buffer is in the host's memory."""
+        return bool(self._live.device.type == "cpu")
 
     @property
     def tiles(self) -> int:
@@ -102,6 +122,8 @@ class LiveWeights:
         fresh = _widened(part[changed]).view(torch.int32).to(self._live.device)
         index = torch.from_numpy(changed).to(self._live.device)
         self._live_bits[place].index_copy_(0, index, fresh)
+        if self.mirror is not None:
+            self.mirror.write(place.start, place.stop)
 
     def digest(self, tile: int) -> tuple[int, int]:
         """Return the tile's part of the digest of the whole row, by position."""
@@ -119,11 +141,12 @@ class LiveWeights:
         return view
 
     def sweep(self) -> bool:
-        """Return whether every live parameter lies in the buffer and equals the row, bit by bit.
+        """Return whether every live parameter equals the row, bit by bit, where it has to be.
 
         It reads all of the weights: for after a commit, when steps run again.
         """
-        return self._is_attached() and all(self._equals(tile) for tile in range(self.tiles))
+        is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()
+        return is_read and all(self._equals(tile) for tile in range(self.tiles))
 
     def _is_attached(self) -> bool:
         """Whether the model still computes with this buffer: its storage was not replaced."""

@@ -2,18 +2,20 @@
 
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
+from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor import Quantum, Revocation, RolloutLane
+from rose.executor import Quantum, Revocation, RolloutLane, WeightsLease, WeightsState
+from rose.units import NS_PER_MS, NS_PER_S
 
 # How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
 _LOOK_UP_MS = 50.0
@@ -29,16 +31,30 @@ class RolloutProcessor(DeviceProcessor):
 
     With a listener, requests whose memory serving takes are ended, and their owners told; without
     one they are requeued here.
+
+    With leased weights a step runs while they are active. They are the last that serving gets. When
+    work waits and there is memory, they are copied to the device again, in quanta, with a gate
+    after each slice; KV makes room for them, because without them it is of no use.
     """
 
     scheduler: PreemptingScheduler
     cache: SlabCache
 
-    def __init__(self, lane: RolloutLane, wake: threading.Event, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        lane: RolloutLane,
+        wake: threading.Event,
+        *,
+        weights: WeightsLease | None = None,
+        arena: ActivationArena | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         self.wake = wake
+        self.weights = weights
+        self._in_arena = nullcontext if arena is None else arena.step
         self.lock = threading.Lock()
         self.aborted_steps = 0
         # How often slabs had to leave: serving is short of memory, or could be.
@@ -84,19 +100,93 @@ class RolloutProcessor(DeviceProcessor):
 
     def _prepare(self) -> bool:
         """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        refusal = self._lease_weights()
+        if refusal is not None:
+            self._wait_for_growth(refusal)
+            return False
         self._quantum = self._ask_quantum()
         if self._quantum is None:
             return False
         is_ready = False
         try:
-            with self.lock:
-                is_ready = super()._prepare()
-                if is_ready:
-                    self._pin_batch()
+            if self._activate():
+                with self.lock:
+                    is_ready = self._pin_weights() and super()._prepare()
+                    if is_ready:
+                        self._pin_batch()
         finally:
             if not is_ready:
+                self._unpin()
                 self._end_quantum()
         return is_ready
+
+    # ---- the weights ----------------------------------------------------------------------------
+
+    def has_slabs_for_weights(self) -> bool:
+        """Whether the weights are where steps can run, or have the slabs to be copied to."""
+        return self._lease_weights() is None
+
+    def _lease_weights(self) -> Refusal | None:
+        if self.weights is None:
+            return None
+        with self.lock:
+            if self.weights.state is WeightsState.DORMANT:
+                self._evacuate(self.lane.leaving())
+            refusal = self.weights.begin()
+            of_kv = frozenset(self.lane.slabs()) - self.weights.slabs
+            if refusal is None or not of_kv:
+                return refusal
+            # Without weights KV is of no use, and its slabs may be those that are missing.
+            self._evacuate(of_kv)
+            return self.weights.begin()
+
+    def _wait_for_growth(self, refusal: Refusal) -> None:
+        """Wait out what a revocation holds growth off for; the manager waits for anything else.
+
+        Raises:
+            Unavailable: there will be no slabs any more; the manager then fails all requests.
+        """
+        if refusal.reason is Reason.CLOSED:
+            raise Unavailable(_LENDS_NO_MORE)
+        if refusal.retry_after_ms > 0:
+            self.wake.wait(min(refusal.retry_after_ms, _LOOK_UP_MS) * NS_PER_MS / NS_PER_S)
+            self.wake.set()
+
+    def _activate(self) -> bool:
+        """Copy what is missing of the weights, within the quantum; False if they have to leave."""
+        weights = self.weights
+        if weights is None or self._are_active():
+            return True
+        try:
+            with suppress(StepAborted):
+                if weights.pin():
+                    while weights.advance():
+                        self.lane.gate()
+        finally:
+            self._let_weights_go()
+        if weights.state is WeightsState.ACTIVATING:
+            self.wake.set()  # Stopped on the way, not given up: back for the next quantum at once.
+        return self._are_active()
+
+    def _are_active(self) -> bool:
+        return self.weights is None or self.weights.state is WeightsState.ACTIVE
+
+    def _pin_weights(self) -> bool:
+        return self.weights is None or self.weights.pin()
+
+    def _let_weights_go(self) -> None:
+        """Unpin the weights, when the copies that fill them are complete."""
+        if self.weights is not None:
+            self._drain()
+            self.weights.unpin()
+
+    def _drain(self) -> None:
+        """Wait until nothing of this step is in the stream."""
+        if self.stream is not None:
+            with suppress(StepAborted, RoseError):
+                self.lane.finish()
+
+    # ---- the loop thread: a step ----------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
         with self.lock:
@@ -109,10 +199,14 @@ class RolloutProcessor(DeviceProcessor):
             return False
         is_over = False
         with quantum, suppress(StepAborted):
-            is_over = not self.commits.advance()
-            while not is_over and not self._is_called_away():
-                self.lane.gate()
+            self._pin_weights()  # Or they are dormant, and only the host's copy changes.
+            try:
                 is_over = not self.commits.advance()
+                while not is_over and not self._is_called_away():
+                    self.lane.gate()
+                    is_over = not self.commits.advance()
+            finally:
+                self._let_weights_go()
             if is_over:
                 self._settle_commit()  # In time that serving granted, like the slices.
         if not is_over:
@@ -159,7 +253,8 @@ class RolloutProcessor(DeviceProcessor):
             self.lane.gate()  # Between the batch's preparation and the model.
             io = self.inputs_and_outputs
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
-            self.model_runner.compute_batch(model, inputs)
+            with self._in_arena():
+                self.model_runner.compute_batch(model, inputs)
             self.lane.finish()  # Between the model and the books.
             io.retrieve_device_outputs()
             is_ended = True
@@ -171,9 +266,7 @@ class RolloutProcessor(DeviceProcessor):
 
     def _drop_step(self) -> None:
         """End a step that failed: its slabs must not stay pinned when nobody will end it."""
-        if self.stream is not None:
-            with suppress(StepAborted, RoseError):
-                self.lane.finish()
+        self._drain()
         self._in_flight = frozenset()
         self._unpin()
         self._end_quantum()
@@ -182,6 +275,8 @@ class RolloutProcessor(DeviceProcessor):
         if self._pin is not None:
             self.lane.unpin(self._pin)
             self._pin = None
+        if self.weights is not None:
+            self.weights.unpin()
 
     def update_batch(self) -> None:
         """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
@@ -229,9 +324,15 @@ class RolloutProcessor(DeviceProcessor):
         return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
-        """Pick slabs greedily: unpinned, then few new victims, then little progress lost."""
+        """Pick slabs greedily: unpinned, then few new victims, then little progress lost.
+
+        Those of the weights come last: to have them again costs a copy of all of them.
+        """
         length = {name: state.current_len() for name, state in self._active().items()}
-        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
+        of_weights = frozenset() if self.weights is None else self.weights.slabs
+        users: dict[int, set[str]] = {
+            slab: set() for slab in self.lane.slabs() if slab not in of_weights
+        }
         for request_id in length:
             for slab in self._slabs_of(request_id) & users.keys():
                 users[slab].add(request_id)
@@ -246,16 +347,21 @@ class RolloutProcessor(DeviceProcessor):
             slab = min(users, key=cost)
             victims |= users.pop(slab)
             chosen.append(slab)
-        return chosen
+        return [*chosen, *of_weights]
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`."""
+        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`.
+
+        Weights that lie there leave too.
+        """
         if not leaving:
             return
         self.pressures += 1
+        if self.weights is not None:
+            self.weights.give_up(leaving)
         for request_id, state in self._active().items():
             if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
                 continue

@@ -1,0 +1,134 @@
+"""The parameters of a borrower's model: views of slabs while it works, of the host else."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from rose.engines.torch import as_tensor
+from rose.engines.transformers.live_weights import LiveWeights
+from rose.errors import InvalidArgument, check
+from rose.executor import RolloutLane, WeightsLease, WeightsState
+
+
+class LeasedWeights:
+    """Keeps a model's weights on the host, and lets its parameters be views of leased slabs.
+
+    Make it before the engine that runs the model, and after its live weights. Buffers are no
+    weights: they stay on the device. A model that is dormant on a GPU has parameters that keep
+    their shape and device but no bytes of their own.
+
+    Args:
+        model: of one dtype or several, on one device; its tensors become the host's copy.
+        lane: of the borrower that will run it.
+        live: of the same model, on the host; what they change is written to the slabs too.
+        device: where steps run, if the model is not there.
+        dormant_bytes_max: what the device may hold while the weights are dormant.
+
+    Raises:
+        InvalidArgument: the lane could never hold the weights and a slab of KV, or live weights
+            that are not on the host.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lane: RolloutLane,
+        *,
+        live: LiveWeights | None = None,
+        device: str | torch.device | None = None,
+        dormant_bytes_max: int = 0,
+    ) -> None:
+        self._parameters = list(model.parameters())
+        self._device = torch.device(device or self._parameters[0].device)
+        self._host = [_on_host(one, is_pinned=self._is_apart) for one in self._parameters]
+        if live is not None and not live.is_on_host:
+            raise InvalidArgument(
+                "live weights of a leased model are the host's copy of it: load it on the CPU"
+            )
+        self.lease = WeightsLease(
+            lane,
+            [_bytes_of(one) for one in self._host],
+            upload=lane.upload,
+            on_state=self._show,
+            dormant_bytes_max=dormant_bytes_max,
+        )
+        slabs = lane.slabs_max()
+        if self.lease.slabs_max >= slabs:
+            raise InvalidArgument(
+                f"weights of {self.lease.size_bytes} bytes take {self.lease.slabs_max} slabs, and "
+                f"the borrower can have {slabs}, with KV: raise limit_bytes or lower the reserve"
+            )
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(self._device)
+        self._show(WeightsState.DORMANT)
+        if live is not None:
+            live.mirror = self
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the device cannot read the host's copy."""
+        return bool(self._device.type != "cpu")
+
+    def _show(self, state: WeightsState) -> None:
+        """Let the parameters be what `state` says; under the lease's lock."""
+        for at, parameter in enumerate(self._parameters):
+            if state is WeightsState.ACTIVE:
+                parameter.data = self._on_device(at)
+            elif self._is_apart:
+                parameter.data = parameter.new_empty((), device=self._device).expand_as(parameter)
+            else:
+                parameter.data = self._host[at]
+
+    def _on_device(self, at: int) -> torch.Tensor:
+        """Return parameter `at` in its slabs."""
+        flat = as_tensor(self.lease.window_of(at), self._device)
+        return flat.view(self._host[at].dtype).view(self._host[at].shape)
+
+    def close(self) -> None:
+        """Give every slab back and leave the model with the host's copy; when its loop is over."""
+        self.lease.unpin()
+        self.lease.close()
+        for parameter, host in zip(self._parameters, self._host, strict=True):
+            parameter.data = host
+
+    # ---- the mirror of live weights -------------------------------------------------------------
+
+    def write(self, first: int, last: int) -> None:
+        """Copy elements `first` to `last` of the row from the host to the slabs, if they are there.
+
+        All parameters have the dtype of live weights.
+        """
+        size = self._host[0].element_size()
+        self.lease.write(first * size, last * size)
+
+    def equals_host(self) -> bool:
+        """Whether what steps read is the host's copy, bit by bit; where it is, is as it should be.
+
+        It reads all of the weights, and holds up who wants their slabs for one tensor at most.
+        """
+        return all(self._is_right(at) for at in range(len(self._host)))
+
+    def _is_right(self, at: int) -> bool:
+        shown = self._parameters[at].data
+        with self.lease.held() as state:
+            if state is not WeightsState.ACTIVE:
+                return self._is_apart or shown.data_ptr() == int(self._host[at].data_ptr())
+            is_there = shown.data_ptr() == int(self._on_device(at).data_ptr())
+            return is_there and bool(torch.equal(_bits(shown), _bits(self._host[at]).to(shown)))
+
+
+def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
+    """Return a contiguous tensor of the host; page-locked if a device is to copy it."""
+    host = parameter.data.to("cpu").contiguous()
+    check(not host.is_sparse, "weights are dense")
+    return host.pin_memory() if is_pinned and not host.is_pinned() else host
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    array: npt.NDArray[np.uint8] = _bits(tensor).numpy()
+    return array

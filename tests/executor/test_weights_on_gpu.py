@@ -1,0 +1,145 @@
+"""Weights as a lease on a GPU: copies in the borrower's stream, over the fake driver."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease, WeightsState
+from rose.executor.weight_bins import HostUpload, StreamUpload
+from rose.memory import DeviceArray
+from rose.units import MIB
+from tests.fake_driver import Fake, in_child
+
+SLAB = 2 * MIB
+SLABS = 12
+KV = KVGeometry(layers=2, block_tokens=16, bytes_per_token=16384)  # 8 blocks in a slab
+SIZES = (SLAB + 100, 4096, SLAB // 2, 77)
+COPY = "cuMemcpyHtoDAsync"
+LAUNCH_FAILED = 719
+
+
+class Rig:
+    """A borrower's lane on GPU 0, and weights for it."""
+
+    def __init__(self) -> None:
+        self.device = CoServing.open(
+            "cuda:0",
+            pool_bytes=(SLABS + 2) * SLAB,
+            slab_bytes=SLAB,
+            policy=Policy(
+                revoke_ms=5000.0,
+                regrow_after_ms=0.0,
+                heartbeat_ttl_ms=5000.0,
+                latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
+            ),
+        )
+        slo = SLO(ttft_ms=200_000, tpot_ms=1000)
+        self.device.serving(KV, slo=slo, reserve_bytes=SLAB, step_tokens=32, request_tokens=64)
+        self.lane = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
+        rng = np.random.default_rng(3)
+        self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in SIZES]
+        self.lease = WeightsLease(self.lane, self.rows, upload=self.lane.upload, slice_bytes=MIB)
+
+    def on_device(self) -> list[bytes]:
+        """What is there: the fake's device memory is the host's."""
+        windows = [self.lease.window_of(at) for at in range(len(self.rows))]
+        assert all(isinstance(one, DeviceArray) for one in windows)
+        return [ctypes.string_at(one.address, one.nbytes) for one in windows]
+
+    def expected(self) -> Sequence[bytes]:
+        return [row.tobytes() for row in self.rows]
+
+    @property
+    def held(self) -> int:
+        return self.device.arbiter.snapshot().partitions[1].held
+
+    def close(self, fake: Fake) -> None:
+        self.lease.close()
+        self.device.close()
+        self.device.arbiter.check_invariants()
+        assert fake.faults() == []
+
+
+@in_child()
+def test_weights_are_copied_once_and_in_the_borrowers_stream(fake: Fake) -> None:
+    rig = Rig()
+    assert rig.lease.activate() is None
+    assert rig.lease.state is WeightsState.ACTIVE
+    assert rig.on_device() == rig.expected()
+    calls = [line for line in fake.log() if line.startswith(COPY)]
+    assert len(calls) == fake.calls(COPY) == 6  # Pieces of up to a MiB: three of the large one.
+    assert all(f"{rig.lane.stream:#x}" in line for line in calls)
+    rig.close(fake)
+
+
+@in_child()
+def test_slabs_do_not_leave_under_copies_that_wait_in_the_stream(fake: Fake) -> None:
+    rig = Rig()
+    assert rig.lease.begin() is None
+    assert rig.lease.pin()
+    fake.hold(rig.lane.stream)
+    while rig.lease.advance():
+        pass
+    assert rig.lease.state is WeightsState.ACTIVE  # For who comes later in the same stream.
+    assert fake.pending(rig.lane.stream) > 0
+    rig.lane.on_revoke = lambda revocation: (
+        revocation.begin(rig.lease.slabs),
+        rig.lease.give_up(rig.lane.leaving()),
+    )
+    rig.device.lender._revoke(2)
+    assert rig.lease.state is WeightsState.EVICTING
+    assert rig.held == rig.lease.slabs_max
+    fake.release(rig.lane.stream)
+    rig.lane.upload.wait()
+    assert rig.on_device() == rig.expected()
+    rig.lease.unpin()
+    assert rig.held == 0
+    rig.close(fake)
+
+
+@in_child()
+def test_stream_that_does_not_end_keeps_the_slabs_pinned(fake: Fake) -> None:
+    rig = Rig()
+
+    def late() -> None:
+        raise DeadlineExceeded("the stream has work left")
+
+    rig.lane.upload.wait = late
+    with pytest.raises(DeadlineExceeded):
+        rig.lease.activate()
+    rig.lease.evict()
+    assert rig.lease.state is WeightsState.EVICTING
+    assert rig.held == rig.lease.slabs_max
+    rig.lease.unpin()
+    assert rig.held == 0
+    rig.close(fake)
+
+
+@in_child()
+def test_every_copy_that_fails_gives_all_slabs_back_and_is_said(fake: Fake) -> None:
+    rig = Rig()
+    for number in range(1, 7):
+        fake.fail(COPY, nth=number, code=LAUNCH_FAILED)
+        with pytest.raises(Unavailable, match=COPY):
+            rig.lease.activate()
+        assert not fake.is_fail_pending()
+        assert rig.lease.state is WeightsState.DORMANT
+        assert rig.held == 0
+    assert rig.lease.activate() is None
+    assert rig.on_device() == rig.expected()
+    rig.close(fake)
+
+
+@in_child()
+def test_each_way_of_copying_refuses_the_others_bytes(fake: Fake) -> None:
+    rig = Rig()
+    rig.lease.activate()
+    with pytest.raises(InvalidArgument, match="StreamUpload"):
+        HostUpload().copy(rig.lease.window_of(0), rig.rows[0])
+    with pytest.raises(InvalidArgument, match="HostUpload"):
+        rig.lane.upload.copy(rig.rows[1], rig.rows[1])
+    assert isinstance(rig.lane.upload, StreamUpload)
+    rig.close(fake)
