@@ -62,8 +62,8 @@ std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 // recorded before it is returned, and without a record there is none. With `serving` it is refused
 // too when more requests are pending than the terms say: looked at under the log's decision mutex,
 // so the log never shows an admission that forgot an arrival recorded before it.
-Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTerms& terms,
-                                                              CertificateLog* log,
-                                                              const ServingState* serving) noexcept;
+Result<std::optional<AdmissionBalance>> admission_certificate(
+    const AdmissionTerms& terms, CertificateLog* log,
+    const ServingState* serving = nullptr) noexcept;
 
 }  // namespace rose::slo
