@@ -87,14 +87,18 @@ def split(data, total: int, rates) -> list[int]:
 @given(known=KNOWN, rates=RATES, data=st.data())
 def test_after_a_certified_grant_the_worst_that_can_come_fits(known, rates, data) -> None:
     stored = data.draw(st.lists(st.integers(0, 100), max_size=4))
-    # About as many slabs as may be granted: further off, nothing could go wrong.
-    most = largest_grant(terms_of(known, rates, slabs=0, running=len(stored)))
-    slabs = data.draw(st.integers(max(1, most - 1), most + 1))
+    # As many slabs as there must be for some to be granted, and then all that may be: with more to
+    # spare, nothing could go wrong.
+    demand = admission_balance(terms_of(known, rates, slabs=0, running=len(stored))).demand_blocks
+    missing = demand - known["free_serving_blocks"] - known["revocable_blocks"]
+    enough = max(0, -(-missing // known["blocks_per_slab"]))
+    known = {**known, "unowned_slabs": enough + data.draw(st.integers(1, 3))}
+    slabs = largest_grant(terms_of(known, rates, slabs=0, running=len(stored)))
     terms = terms_of(known, rates, slabs=slabs, running=len(stored))
     _, tokens = arriving(rates)
     prompts = split(data, tokens, rates)
-    if admission_certificate(terms, log=None) is not None:
-        assert fits(known, rates, slabs=slabs, stored=stored, prompts=prompts)
+    assert admission_certificate(terms, log=None) is not None
+    assert fits(known, rates, slabs=slabs, stored=stored, prompts=prompts)
 
 
 @given(known=KNOWN, rates=ALONE, running=st.integers(0, 4))
