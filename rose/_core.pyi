@@ -628,7 +628,6 @@ class AdmissionTerms:
         running_requests: int,
         decode_tokens_per_s: float,
         prefill_tokens_per_s: float,
-        arrivals_per_s: float,
         max_request_tokens: int,
         max_batch_tokens: int,
         burst_requests: int,
@@ -647,8 +646,6 @@ class AdmissionTerms:
     def decode_tokens_per_s(self) -> float: ...
     @property
     def prefill_tokens_per_s(self) -> float: ...
-    @property
-    def arrivals_per_s(self) -> float: ...
     @property
     def burst_requests(self) -> int: ...
     @property

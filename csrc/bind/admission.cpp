@@ -21,9 +21,9 @@ AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std
                             std::uint32_t free_serving_blocks, std::uint32_t unowned_slabs,
                             std::uint32_t revocable_blocks, double horizon_ms,
                             std::uint32_t running_requests, double decode_tokens_per_s,
-                            double prefill_tokens_per_s, double arrivals_per_s,
-                            std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens,
-                            std::uint32_t burst_requests, std::uint32_t burst_request_tokens) {
+                            double prefill_tokens_per_s, std::uint32_t max_request_tokens,
+                            std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
+                            std::uint32_t burst_request_tokens) {
   const AdmissionTerms terms{.epoch = epoch,
                              .to_partition = to_partition,
                              .slabs = slabs,
@@ -36,7 +36,6 @@ AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std
                              .running_requests = running_requests,
                              .decode_tokens_per_s = decode_tokens_per_s,
                              .prefill_tokens_per_s = prefill_tokens_per_s,
-                             .arrivals_per_s = arrivals_per_s,
                              .max_request_tokens = max_request_tokens,
                              .max_batch_tokens = max_batch_tokens,
                              .burst_requests = burst_requests,
@@ -54,9 +53,8 @@ void bind_admission(py::module_& module) {
            py::arg("slabs"), py::arg("blocks_per_slab"), py::arg("block_tokens"),
            py::arg("free_serving_blocks"), py::arg("unowned_slabs"), py::arg("revocable_blocks"),
            py::arg("horizon_ms"), py::arg("running_requests"), py::arg("decode_tokens_per_s"),
-           py::arg("prefill_tokens_per_s"), py::arg("arrivals_per_s"),
-           py::arg("max_request_tokens"), py::arg("max_batch_tokens"), py::arg("burst_requests"),
-           py::arg("burst_request_tokens"))
+           py::arg("prefill_tokens_per_s"), py::arg("max_request_tokens"),
+           py::arg("max_batch_tokens"), py::arg("burst_requests"), py::arg("burst_request_tokens"))
       .def_readwrite("slabs", &AdmissionTerms::slabs)
       .def_readonly("epoch", &AdmissionTerms::epoch)
       .def_readonly("free_serving_blocks", &AdmissionTerms::free_serving_blocks)
@@ -64,7 +62,6 @@ void bind_admission(py::module_& module) {
       .def_readonly("running_requests", &AdmissionTerms::running_requests)
       .def_readonly("decode_tokens_per_s", &AdmissionTerms::decode_tokens_per_s)
       .def_readonly("prefill_tokens_per_s", &AdmissionTerms::prefill_tokens_per_s)
-      .def_readonly("arrivals_per_s", &AdmissionTerms::arrivals_per_s)
       .def_readonly("burst_requests", &AdmissionTerms::burst_requests)
       .def_readonly("burst_request_tokens", &AdmissionTerms::burst_request_tokens);
 

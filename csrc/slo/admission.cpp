@@ -23,13 +23,8 @@ std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) noexcept {
   return (value + by - 1) / by;
 }
 
-std::uint64_t count_within(double horizon_ms, double per_s) noexcept {
-  return static_cast<std::uint64_t>(std::floor(horizon_ms * per_s / 1000.0));
-}
-
-// Requests within T besides the largest one.
-std::uint64_t arrivals(const AdmissionTerms& terms) noexcept {
-  return terms.burst_requests + count_within(terms.horizon_ms, terms.arrivals_per_s);
+std::uint64_t tokens_within(double horizon_ms, double tokens_per_s) noexcept {
+  return static_cast<std::uint64_t>(std::floor(horizon_ms * tokens_per_s / 1000.0));
 }
 
 // supply without the slabs that are not owned.
@@ -50,26 +45,25 @@ Status check(const AdmissionTerms& terms) noexcept {
     return Status::invalid_argument("horizon_ms must lie in 0..1e7");
   }
   if (!is_within(terms.decode_tokens_per_s, kRateMax) ||
-      !is_within(terms.prefill_tokens_per_s, kRateMax) ||
-      !is_within(terms.arrivals_per_s, kRateMax)) {
-    return Status::invalid_argument("tokens and arrivals per second must lie in 0..1e8");
+      !is_within(terms.prefill_tokens_per_s, kRateMax)) {
+    return Status::invalid_argument("tokens per second must lie in 0..1e8");
   }
   if (terms.unowned_slabs > kSlabsMax || terms.blocks_per_slab > kSlabsMax) {
     return Status::invalid_argument("unowned_slabs and blocks_per_slab must be <= 16777216");
   }
-  if (terms.running_requests > kRequestsMax || arrivals(terms) > kRequestsMax) {
-    return Status::invalid_argument("running requests and arrivals within T must be <= 1000000");
+  if (terms.running_requests > kRequestsMax || terms.burst_requests > kRequestsMax) {
+    return Status::invalid_argument("running_requests and burst_requests must be <= 1000000");
   }
   return {};
 }
 
 AdmissionBalance balance(const AdmissionTerms& terms) noexcept {
   const std::uint64_t block = terms.block_tokens;
-  const std::uint64_t first = 1 + count_within(terms.horizon_ms, terms.decode_tokens_per_s);
-  const std::uint64_t further = arrivals(terms);
+  const std::uint64_t first = 1 + tokens_within(terms.horizon_ms, terms.decode_tokens_per_s);
+  const std::uint64_t further = terms.burst_requests;
   const std::uint64_t prompts = std::min<std::uint64_t>(
       terms.max_request_tokens + further * terms.burst_request_tokens,
-      terms.max_batch_tokens + count_within(terms.horizon_ms, terms.prefill_tokens_per_s));
+      terms.max_batch_tokens + tokens_within(terms.horizon_ms, terms.prefill_tokens_per_s));
   AdmissionBalance out;
   out.growth_blocks = terms.running_requests * ceil_div(first, block);
   out.request_blocks = ceil_div(prompts + first, block);
@@ -104,7 +98,6 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
       .horizon_ms = terms.horizon_ms,
       .decode_tokens_per_s = terms.decode_tokens_per_s,
       .prefill_tokens_per_s = terms.prefill_tokens_per_s,
-      .arrivals_per_s = terms.arrivals_per_s,
       .slack_blocks = sums.slack_blocks,
       .slabs = terms.slabs,
       .block_tokens = terms.block_tokens,

@@ -24,10 +24,9 @@ struct AdmissionTerms {
   std::uint32_t running_requests{0};
   double decode_tokens_per_s{0};          // of one request, at most
   double prefill_tokens_per_s{0};         // of the engine, at most
-  double arrivals_per_s{0};               // the rate of the arrivals' token bucket
   std::uint32_t max_request_tokens{0};    // the largest prompt that is accepted
   std::uint32_t max_batch_tokens{0};      // what one step may prefill at once
-  std::uint32_t burst_requests{0};        // the bucket's depth, the largest request not counted
+  std::uint32_t burst_requests{0};        // that may arrive within T besides the largest one
   std::uint32_t burst_request_tokens{0};  // the prompt of one of these, at most
 };
 
@@ -49,8 +48,8 @@ Status check(const AdmissionTerms& terms) noexcept;
 // Within T, with `b` tokens in a block:
 //   A running request finishes at most g = 1 + floor(T * decode rate) tokens (one step may be about
 //   to end); wherever they start, they need at most ceil(g / b) new blocks.
-//   a = burst + floor(T * arrival rate) requests arrive besides the largest one. They all share the
-//   engine, so of their prompts and the largest's no more is stored than
+//   a = burst_requests arrive besides the largest one. They all share the engine, so of their
+//   prompts and the largest's no more is stored than
 //   P = min(largest prompt + a * their prompt, one step's batch + floor(T * prefill rate)) tokens.
 //   Each of the 1 + a stores at most g tokens behind its prompt, and may leave a block begun: in
 //   all no more than ceil((P + g) / b) + a * ceil((g + b - 1) / b) blocks, however P is split.
@@ -63,8 +62,8 @@ std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 // recorded before it is returned, and without a record there is none. With `serving` it is refused
 // too when more requests are pending than the terms say: looked at under the log's decision mutex,
 // so the log never shows an admission that forgot an arrival recorded before it.
-Result<std::optional<AdmissionBalance>> admission_certificate(const AdmissionTerms& terms,
-                                                              CertificateLog* log,
-                                                              const ServingState* serving) noexcept;
+Result<std::optional<AdmissionBalance>> admission_certificate(
+    const AdmissionTerms& terms, CertificateLog* log,
+    const ServingState* serving = nullptr) noexcept;
 
 }  // namespace rose::slo

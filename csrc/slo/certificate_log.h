@@ -36,7 +36,7 @@
 //                    ttft_ms, blocking_ms; i64 heartbeat_age_ns; u32 segments, outstanding, passed,
 //                    close_epoch, pending
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
-//                    arrivals_per_s; i64 slack_blocks; u32 slabs, block_tokens,
+//                    i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
 //                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
 //                    demand_blocks, to_partition; what they mean: docs/certificates.md
@@ -137,7 +137,6 @@ struct Admission {
   double horizon_ms;
   double decode_tokens_per_s;
   double prefill_tokens_per_s;
-  double arrivals_per_s;
   std::int64_t slack_blocks;
   std::uint32_t slabs;
   std::uint32_t block_tokens;

@@ -38,11 +38,11 @@ inline std::uint32_t crc32(const std::byte* bytes, std::size_t count, std::uint3
   for (; count >= kAtOnce; bytes += kAtOnce, count -= kAtOnce) {
     std::array<std::uint32_t, 2> words;
     std::memcpy(words.data(), bytes, sizeof words);
-    words[0] ^= crc;
-    crc = 0;
-    for (std::size_t i = 0; i < kAtOnce; ++i) {
-      crc ^= kTables[kAtOnce - 1 - i][(words[i / 4] >> (8 * (i % 4))) & 0xFF];
-    }
+    const std::uint32_t low = words[0] ^ crc;
+    const std::uint32_t high = words[1];
+    crc = kTables[7][low & 0xFF] ^ kTables[6][(low >> 8) & 0xFF] ^ kTables[5][(low >> 16) & 0xFF] ^
+          kTables[4][low >> 24] ^ kTables[3][high & 0xFF] ^ kTables[2][(high >> 8) & 0xFF] ^
+          kTables[1][(high >> 16) & 0xFF] ^ kTables[0][high >> 24];
   }
   for (; count > 0; ++bytes, --count) {
     crc = (crc >> 8) ^ kTables[0][(crc ^ std::to_integer<std::uint32_t>(*bytes)) & 0xFF];

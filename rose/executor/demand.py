@@ -10,14 +10,11 @@ from rose.memory import KVGeometry
 from rose.slo import Policy
 from rose.slo.arrivals import ArrivalEnvelope
 from rose.slo.rates import ServingRates
-from rose.units import NS_PER_S
+from rose.units import NS_PER_MS, NS_PER_S
 
 # The certificate wants the most serving can do, the prior knows the mean: until steps were
 # measured, steps of the same shape are taken to vary by less than this factor.
 _COLD_MARGIN: Final = 2.0
-_MS_PER_S: Final = 1e3
-# A million requests within T are a mistake of the clock; the core refuses such terms.
-_ARRIVALS_MAX: Final = 1e5
 # Arrivals are forgotten after a minute: long enough for a gap between two storms, short enough that
 # memory is lent again when they are over.
 _REMEMBER_NS: Final = 60 * NS_PER_S
@@ -34,15 +31,6 @@ class ServingLimits:
 
     step_tokens: int
     request_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrivals:
-    """Requests besides the largest one: a token bucket, and the longest prompt of each."""
-
-    per_s: float
-    burst: int
-    prompt_tokens: int
 
 
 class Demand:
@@ -79,7 +67,10 @@ class Demand:
             epsilon=policy.epsilon, window=policy.residual_window, cold_margin=_COLD_MARGIN
         )
         self._arrivals = ArrivalEnvelope(
-            epsilon=policy.epsilon, window=policy.residual_window, remember_ns=_REMEMBER_NS
+            horizon_ns=int(policy.revoke_ms * NS_PER_MS),
+            remember_ns=_REMEMBER_NS,
+            epsilon=policy.epsilon,
+            window=policy.residual_window,
         )
 
     def arrived(self, *, prompt_tokens: int) -> None:
@@ -125,7 +116,7 @@ class Demand:
             rates = self._rates.bounds(
                 step_ms=step_ms, chunk_ms=chunk_ms, chunk_tokens=self._limits.step_tokens
             )
-            arrivals = self._expected_arrivals()
+            burst_requests, burst_request_tokens = self._expected_arrivals()
         return AdmissionTerms(
             epoch=epoch,
             to_partition=to_partition,
@@ -139,29 +130,26 @@ class Demand:
             running_requests=running,
             decode_tokens_per_s=rates.decode_tokens_per_s,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
-            arrivals_per_s=arrivals.per_s,
             max_request_tokens=self._limits.request_tokens,
             max_batch_tokens=self._limits.step_tokens,
-            burst_requests=arrivals.burst,
-            burst_request_tokens=arrivals.prompt_tokens,
+            burst_requests=burst_requests,
+            burst_request_tokens=burst_request_tokens,
         )
 
-    def _expected_arrivals(self) -> "_Arrivals":
-        """Say what may arrive besides the largest request; needs the lock.
+    def _expected_arrivals(self) -> tuple[int, int]:
+        """Return how many may arrive besides the largest, and how long each is; needs the lock.
 
         Before enough prompts were seen, all of them together are taken to be as long as
         `burst_requests` of the largest, and each as long as the longest so far.
         """
         seen, limit = self._arrivals, self._limits.request_tokens
         seen.forget(self._clock.now_ns())
-        burst = max(self._policy.burst_requests, math.ceil(seen.burst))
-        per_s = min(seen.rate_per_s, _ARRIVALS_MAX)
+        requests = max(self._policy.burst_requests, seen.most_requests)
         tokens = seen.prompt_tokens
         if tokens is None:
-            further = burst + int(self._policy.revoke_ms * per_s / _MS_PER_S)
-            prior = self._policy.burst_requests * limit / max(1, further)
+            prior = self._policy.burst_requests * limit / max(1, requests)
             tokens = max(prior, seen.longest_prompt_tokens)
-        return _Arrivals(per_s, burst, min(limit, math.ceil(tokens)))
+        return requests, min(limit, math.ceil(tokens))
 
     def blocks(self, *, running: int) -> int:
         """Return D(T) with `running` requests, in serving's blocks."""

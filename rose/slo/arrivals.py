@@ -1,50 +1,40 @@
-"""How requests arrive: a token bucket that they have kept to, and how long their prompts are."""
+"""How requests arrive: the most that came within a horizon, and how long their prompts are."""
 
 from collections import deque
-from itertools import pairwise
-from typing import Final
 
 from rose.slo.rates import UpperBound
-from rose.units import NS_PER_S
-
-# The bucket is fitted anew after so many arrivals, so that its mean cost per arrival is small.
-_FIT_EVERY: Final = 32
 
 
 class ArrivalEnvelope:
-    """A rate and a burst: among the last arrivals, no span has more than burst + rate * its length.
+    """The most requests that came within any span as long as the horizon, of those remembered.
 
-    The rate is the mean of what is remembered when the bucket was fitted last. The burst is then
-    the least that holds for every pair of arrivals: a bucket that leaks at this rate, and gets one
-    request with each arrival, is never fuller. Certificates count the largest request besides, so
-    there is always one more than was ever seen. The caller's lock.
+    Of all token buckets that the remembered arrivals have kept to within one horizon, this is the
+    tightest: any other allows as many in the horizon as came, at least. Certificates count the
+    largest request besides, so there is always one more than was ever seen. The caller's lock; an
+    arrival costs the same however many are remembered, on average.
     """
 
-    def __init__(self, *, epsilon: float, window: int, remember_ns: int) -> None:
+    def __init__(self, *, horizon_ns: int, remember_ns: int, epsilon: float, window: int) -> None:
         """Start without arrivals.
 
         Args:
+            horizon_ns: the length of the span, > 0.
+            remember_ns: for how long a span counts; a storm must not be waited for for ever.
             epsilon: the share of prompts that may be longer than `prompt_tokens`, in (0, 1).
-            window: arrivals remembered, at least 1.
-            remember_ns: for how long; a storm must not be waited for for ever.
+            window: prompts remembered.
         """
-        self._times_ns: deque[int] = deque(maxlen=window)
+        self._horizon_ns = horizon_ns
         self._remember_ns = remember_ns
-        self._since_fit = 0
-        self._rate_per_ns = 0.0
-        self._level = 0.0
-        self._burst = 0.0
+        self._recent_ns: deque[int] = deque()  # arrivals within the last horizon
+        # Spans by their last arrival, with their counts, which descend: a span that is older and
+        # not larger than another can never be the largest again.
+        self._spans: deque[tuple[int, int]] = deque()
         self._prompts = UpperBound(epsilon=epsilon, window=window)
 
     @property
-    def rate_per_s(self) -> float:
-        """Requests per second, in the long run."""
-        return self._rate_per_ns * NS_PER_S
-
-    @property
-    def burst(self) -> float:
-        """Requests at once; 0 without arrivals, else at least 1."""
-        return self._burst
+    def most_requests(self) -> int:
+        """How many came within one horizon, at most."""
+        return self._spans[0][1] if self._spans else 0
 
     @property
     def prompt_tokens(self) -> float | None:
@@ -64,35 +54,16 @@ class ArrivalEnvelope:
             prompt_tokens: of the request.
         """
         self._prompts.add(prompt_tokens)
-        gap_ns = now_ns - self._times_ns[-1] if self._times_ns else 0
-        self._times_ns.append(now_ns)
-        self._since_fit += 1
-        # A young bucket is fitted each time: it is cheap then, and its rate changes fast.
-        if len(self._times_ns) <= _FIT_EVERY or self._since_fit >= _FIT_EVERY:
-            self._fit()
-        else:
-            self._pour(gap_ns)
+        self._recent_ns.append(now_ns)
+        while self._recent_ns[0] < now_ns - self._horizon_ns:
+            self._recent_ns.popleft()
+        count = len(self._recent_ns)
+        while self._spans and self._spans[-1][1] <= count:
+            self._spans.pop()
+        self._spans.append((now_ns, count))
+        self.forget(now_ns)
 
     def forget(self, now_ns: int) -> None:
-        """Forget the times of arrivals that were too long ago."""
-        count = len(self._times_ns)
-        while self._times_ns and self._times_ns[0] < now_ns - self._remember_ns:
-            self._times_ns.popleft()
-        if len(self._times_ns) < count:
-            self._fit()
-
-    def _pour(self, gap_ns: int) -> None:
-        self._level = max(0.0, self._level - self._rate_per_ns * gap_ns) + 1
-        self._burst = max(self._burst, self._level)
-
-    def _fit(self) -> None:
-        """Take the mean rate, and pour all arrivals again."""
-        times = self._times_ns
-        span_ns = times[-1] - times[0] if times else 0
-        self._rate_per_ns = (len(times) - 1) / span_ns if span_ns > 0 else 0.0
-        self._since_fit = 0
-        self._level = self._burst = 0.0
-        if times:
-            self._pour(0)
-        for before_ns, now_ns in pairwise(times):
-            self._pour(now_ns - before_ns)
+        """Forget the spans that ended too long ago."""
+        while self._spans and self._spans[0][0] < now_ns - self._remember_ns:
+            self._spans.popleft()

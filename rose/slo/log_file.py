@@ -79,7 +79,6 @@ _FIELDS: Final[dict[str, list[tuple[str, str]]]] = {
         ("horizon_ms", "<f8"),
         ("decode_tokens_per_s", "<f8"),
         ("prefill_tokens_per_s", "<f8"),
-        ("arrivals_per_s", "<f8"),
         ("slack_blocks", "<i8"),
         ("slabs", "<u4"),
         ("block_tokens", "<u4"),

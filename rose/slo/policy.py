@@ -33,7 +33,8 @@ class Policy:
             two segments; each more is one more to let run when a step is aborted.
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
-        epsilon: share of serving steps that may exceed the upper estimate of their time.
+        epsilon: share of serving steps that may exceed the upper estimate of their time, or of
+            their speed, and of prompts that may be longer than certificates reckon with.
         latency_prior_ms: milliseconds per step, per decoding sequence, per context token, per
             prefill token, and per prefill token times context token, before any was measured.
         forgetting: weight of a measured step after one more; 0.998 is a memory of 500 steps,
@@ -41,7 +42,8 @@ class Policy:
         adaptation: how far one miss moves the level of the upper estimate. Larger follows drift
             faster and is noisier.
         cold_margin: upper estimate over prediction before the first measured step.
-        residual_window: residuals kept; at least 1 / epsilon, or the quantile does not exist.
+        residual_window: residuals, speeds and prompts kept; at least 1 / epsilon, or their
+            quantiles do not exist.
         revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
             thread that lost its core.
         revoke_ahead_slabs: slabs taken back beyond what is missing, so that the next request does
@@ -49,7 +51,8 @@ class Policy:
         regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
             step after step.
         lease_ttl_ms: a loan that is not renewed for so long is taken back.
-        burst_requests: requests that may arrive within T besides the largest one.
+        burst_requests: requests that are taken to arrive within T besides the largest one, at
+            least; as many as have come within T are, when that is more.
         waste_max: share of the borrower's slabs that may be lost to rounding.
         tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
     """

@@ -21,7 +21,6 @@ _ADMISSION_RANGES: Final = (
     ("horizon_ms", 1e7),
     ("decode_tokens_per_s", 1e8),
     ("prefill_tokens_per_s", 1e8),
-    ("arrivals_per_s", 1e8),
 )
 # Fields of an ADMISSION and of the header that say the same; a 0 in the header says nothing.
 _SAID_TWICE: Final = (
@@ -231,7 +230,7 @@ def _demand_blocks(record: dict[str, Any]) -> int:
     per_block, horizon_ms = record["block_tokens"], record["horizon_ms"]
     first = 1 + int(horizon_ms * record["decode_tokens_per_s"] / 1000.0)
     prefilled = int(horizon_ms * record["prefill_tokens_per_s"] / 1000.0)
-    further = record["burst_requests"] + int(horizon_ms * record["arrivals_per_s"] / 1000.0)
+    further = record["burst_requests"]
     asked = record["max_request_tokens"] + further * record["burst_request_tokens"]
     prompts = min(asked, record["max_batch_tokens"] + prefilled)
     return int(

@@ -51,14 +51,13 @@ def prompts_within(
     horizon_ms: int,
     *,
     prefill_tokens_per_s: int,
-    arrivals_per_s: int,
     max_request_tokens: int,
     max_batch_tokens: int,
     burst_requests: int,
     burst_request_tokens: int,
 ) -> tuple[int, int]:
     """Return how many requests can arrive within the horizon, and the prompt tokens of all."""
-    further = burst_requests + events_within(horizon_ms, arrivals_per_s) - 1
+    further = burst_requests
     prefilled = events_within(horizon_ms, prefill_tokens_per_s) - 1
     asked = max_request_tokens + further * burst_request_tokens
     return 1 + further, min(asked, max_batch_tokens + prefilled)

@@ -91,10 +91,9 @@ def write_log(path: Path) -> None:
         running_requests=1,
         decode_tokens_per_s=100,
         prefill_tokens_per_s=4160,
-        arrivals_per_s=20,
         max_request_tokens=256,
         max_batch_tokens=128,
-        burst_requests=1,
+        burst_requests=2,
         burst_request_tokens=40,
     )
     assert admission_certificate(terms, log=log, serving=state) is not None

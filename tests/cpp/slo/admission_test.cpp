@@ -34,11 +34,11 @@ AdmissionTerms some_terms() {
 TEST(every_term_is_counted_once) {
   const AdmissionBalance got = balance(some_terms());
   CHECK_EQ(got.growth_blocks, 4 * 2);  // 1 + 20 tokens: two blocks each
-  CHECK_EQ(got.request_blocks, 20);    // min(400, 256 + 50) = 306 tokens
-  CHECK_EQ(got.burst_blocks, 2 * 2);
-  CHECK_EQ(got.demand_blocks, 32);
+  CHECK_EQ(got.request_blocks, 21);    // min(400 + 2 * 17, 256 + 50) = 306 tokens, and 21
+  CHECK_EQ(got.burst_blocks, 2 * 3);   // 21 tokens, and up to 15 that begin a block
+  CHECK_EQ(got.demand_blocks, 35);
   CHECK_EQ(got.supply_blocks, 5 + 40 + 3);
-  CHECK_EQ(got.slack_blocks, 16);
+  CHECK_EQ(got.slack_blocks, 13);
 }
 
 TEST(the_largest_grant_is_granted_and_one_more_is_not) {
@@ -80,6 +80,41 @@ TEST(a_certificate_is_recorded_first_and_without_a_record_there_is_none) {
   CHECK_EQ(log->count(Kind::kAdmission), 1);
   CHECK(log->close().ok());
   CHECK(!admission_certificate(some_terms(), log.get()).value().has_value());
+}
+
+TEST(a_certificate_that_forgot_an_arrival_is_refused_under_the_decision_mutex) {
+  auto made = CertificateLog::create("", {}, std::make_shared<BootClock>());
+  const std::shared_ptr<CertificateLog> log{made.take()};
+  ServingState serving{log, nullptr};
+  AdmissionTerms terms = some_terms();
+  terms.running_requests = 1;
+  serving.arrived(8);
+  CHECK(admission_certificate(terms, log.get(), &serving).value().has_value());
+  serving.arrived(8);
+  CHECK(!admission_certificate(terms, log.get(), &serving).value().has_value());
+  CHECK_EQ(log->count(Kind::kAdmission), 1);
+}
+
+// At the borders that check() allows, no sum wraps.
+TEST(the_largest_terms_do_not_overflow) {
+  const std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+  const AdmissionTerms terms{.slabs = 1,
+                             .blocks_per_slab = 1U << 24,
+                             .block_tokens = 1,
+                             .unowned_slabs = 1U << 24,
+                             .horizon_ms = 1e7,
+                             .running_requests = 1'000'000,
+                             .decode_tokens_per_s = 1e8,
+                             .prefill_tokens_per_s = 1e8,
+                             .max_request_tokens = most,
+                             .max_batch_tokens = most,
+                             .burst_requests = 1'000'000,
+                             .burst_request_tokens = most};
+  CHECK(check(terms).ok());
+  const AdmissionBalance got = balance(terms);
+  CHECK(got.demand_blocks > got.growth_blocks && got.growth_blocks >= 1'000'000'000'000'000'000U);
+  CHECK(got.slack_blocks < 0);
+  CHECK_EQ(largest_grant(terms), 0U);
 }
 
 TEST(terms_without_a_meaning_are_invalid) {
