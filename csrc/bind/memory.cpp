@@ -4,12 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -160,19 +157,6 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
   return take(make());
 }
 
-int share_ledger(const Arbiter& arbiter) {
-  const FileDescriptor fd = take(arbiter.share_ledger());
-  const int given = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);  // the caller's to close
-  if (given < 0) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
-  return given;
-}
-
-LedgerView open_ledger(int fd) {
-  FileDescriptor copy{::fcntl(fd, F_DUPFD_CLOEXEC, 0)};
-  if (!copy.is_open()) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
-  return take(LedgerView::open(copy));
-}
-
 // ---- classes
 
 void bind_clocks(py::module_& m) {
@@ -250,7 +234,8 @@ void bind_values(py::module_& m) {
 
 void bind_ledger(py::module_& m) {
   py::class_<LedgerView>(m, "LedgerView")
-      .def_static("open", &open_ledger, py::arg("fd"))
+      .def_static(
+          "open", [](int fd) { return take(LedgerView::open(copy_of(fd))); }, py::arg("fd"))
       .def("audit", [](const LedgerView& view) { check(view.audit()); })
       .def("epoch", [](const LedgerView& view) { return take(view.read()).epoch; })
       .def("records", [](const LedgerView& view) { return take(view.read()).slabs; });
@@ -364,7 +349,27 @@ void bind_arbiter(py::module_& m) {
       .def("pool_view",
            [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
       .def("share_pool", [](const Self& a) { return share(a.pool()); })
-      .def("share_ledger", &share_ledger)
+      .def(
+          "share_slab",
+          [](const Self& a, SlabId slab) { return give_fd(take(a.pool().share_slab(slab))); },
+          py::arg("slab"))
+      .def(
+          "share_header",
+          [](const Self& a, std::int32_t index) {
+            return give_fd(take(a.pool().share_header(index)));
+          },
+          py::arg("index"))
+      .def(
+          "scrub",
+          [](const Self& a, SlabId slab) {
+            const auto scrub = [&] {
+              const py::gil_scoped_release unlocked;
+              return a.pool().scrub(slab);
+            };
+            check(scrub());
+          },
+          py::arg("slab"))
+      .def("share_ledger", [](const Self& a) { return give_fd(take(a.share_ledger())); })
       .def(
           "add_partition",
           [](Self& a, std::string name, std::int32_t reserve, std::int32_t limit) {

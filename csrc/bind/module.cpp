@@ -5,6 +5,7 @@ namespace rose::bind {
 
 void bind_driver(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
+void bind_mapped_window(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
@@ -24,6 +25,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__compiler__") = __VERSION__;
   rose::bind::bind_driver(module);
   rose::bind::bind_pool(module);
+  rose::bind::bind_mapped_window(module);
   rose::bind::bind_memory(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);

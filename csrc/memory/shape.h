@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/status.h"
+
 namespace rose::memory {
 
 // Numbers the lendable slabs from 0; header slabs have none.
@@ -25,5 +27,8 @@ struct PoolShape {
   }
   std::size_t total_bytes() const noexcept { return slab_base(slab_count); }
 };
+
+// InvalidArgument for what no pool can be: slabs that are not whole pages, none, or too many.
+Status check_shape(const PoolShape& shape) noexcept;
 
 }  // namespace rose::memory

@@ -2,6 +2,17 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
+from rose.memory.mapped import LentSlabs, MappedLoans, SlabWindow
 from rose.memory.space import KVArray, KVSpace
 
-__all__ = ["DeviceArray", "KVArray", "KVGeometry", "KVSpace", "Layout", "choose_slab_bytes"]
+__all__ = [
+    "DeviceArray",
+    "KVArray",
+    "KVGeometry",
+    "KVSpace",
+    "Layout",
+    "LentSlabs",
+    "MappedLoans",
+    "SlabWindow",
+    "choose_slab_bytes",
+]
