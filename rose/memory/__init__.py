@@ -2,6 +2,7 @@
 
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
+from rose.memory.heap import TensorHeap
 from rose.memory.mapped import LentSlabs, MappedLoans, SlabWindow
 from rose.memory.space import KVArray, KVSpace
 
@@ -14,5 +15,6 @@ __all__ = [
     "LentSlabs",
     "MappedLoans",
     "SlabWindow",
+    "TensorHeap",
     "choose_slab_bytes",
 ]
