@@ -1,6 +1,5 @@
 """Leases between processes on a device: hand-over, descriptors, a death, and mapped loans."""
 
-import os
 import statistics
 import time
 from typing import Any, Final
@@ -97,16 +96,7 @@ class MappedLoan:
         self.partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=slabs)
         self.allocator = self.arbiter.allocator(self.partition, block_bytes=MIB, origin_bytes=0)
         self.loans = MappedLoans(self.arbiter, self.allocator)
-        header = self.arbiter.share_header(0)
-        self.window = SlabWindow(
-            slab_bytes=SLAB_BYTES,
-            slab_count=slabs,
-            header_slabs=1,
-            header_index=0,
-            header_fd=header,
-            device=device,
-        )
-        os.close(header)
+        self.window = SlabWindow.of(self.arbiter, header_index=0, device=device)
 
     def cycle_s(self) -> tuple[float, float, float]:
         """Lend everything, map it, take it back and unmap it; what the first, second and last took.

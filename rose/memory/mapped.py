@@ -140,6 +140,22 @@ class SlabWindow:
         )
         self.mapping.open_header(header_index, fd=header_fd)
 
+    @classmethod
+    def of(cls, arbiter: Arbiter, *, header_index: int, device: CudaDevice | None = None) -> Self:
+        """Return a window on a pool of this process, for a borrower that lives here too."""
+        fd = arbiter.share_header(header_index)
+        try:
+            return cls(
+                slab_bytes=arbiter.slab_bytes,
+                slab_count=arbiter.slab_count,
+                header_slabs=arbiter.header_slabs,
+                header_index=header_index,
+                header_fd=fd,
+                device=device,
+            )
+        finally:
+            os.close(fd)
+
     def take(self, lent: LentSlabs) -> None:
         """Map what was lent, before any block of it is used.
 
@@ -150,7 +166,10 @@ class SlabWindow:
             self.mapping.take(slab, fd=fd)
 
     def keep(self, held: Collection[int]) -> None:
-        """Give up every slab that is not in `held`; a later `sweep` unmaps it."""
+        """Give up every slab that is not in `held`; a later `sweep` unmaps it.
+
+        A slab on its way back is held until it is back: it may have a block in use.
+        """
         for slab in self.mapping.held:
             if slab not in held:
                 self.mapping.give(slab)

@@ -78,18 +78,7 @@ class Serving:
         return self.arbiter.revoke(self.partition, slabs, deadline_ns=10**12)
 
     def window(self, device: CudaDevice | None = None) -> SlabWindow:
-        fd = self.arbiter.share_header(1)
-        try:
-            return SlabWindow(
-                slab_bytes=self.arbiter.slab_bytes,
-                slab_count=SLABS,
-                header_slabs=HEADERS,
-                header_index=1,
-                header_fd=fd,
-                device=device,
-            )
-        finally:
-            os.close(fd)
+        return SlabWindow.of(self.arbiter, header_index=1, device=device)
 
 
 def address(window: SlabWindow | Arbiter, slab: int) -> int:
@@ -331,6 +320,8 @@ def test_views_of_a_window_lie_where_the_blocks_are() -> None:
     assert ids is not None
     for layer, view in enumerate(space.views()):
         assert isinstance(view, np.ndarray)
+        start = view.ctypes.data - window.mapping.pool_address
+        assert 0 <= start < window.mapping.pool_bytes
         assert not view[ids].any()
         view[ids] = layer + 1
     assert content(serving.arbiter, answer.slabs[0]) == {1, 2}
