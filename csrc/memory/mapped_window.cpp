@@ -1,6 +1,5 @@
 #include "memory/mapped_window.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -48,19 +47,16 @@ Status MappedWindow::give(SlabId slab) noexcept {
     return Status::invalid_argument("slab " + std::to_string(slab) + " is not in this window");
   }
   if (std::exchange(place.presence, Presence::kLeaving) == Presence::kHere) {
-    to_sweep_.push_back(place_of(slab));
+    leaving_.push_back(place_of(slab));
   }
   return {};
 }
 
 std::int32_t MappedWindow::sweep(std::int32_t slabs_max) noexcept {
   std::int32_t swept = 0;
-  while (swept < slabs_max && !to_sweep_.empty()) {
-    const std::size_t place = to_sweep_.front();
-    to_sweep_.pop_front();
-    if (places_[place].presence != Presence::kLeaving) continue;  // lent again, or swept already
-    unmap(place);
-    ++swept;
+  for (; swept < slabs_max && !leaving_.empty(); ++swept) {
+    unmap(leaving_.front());
+    leaving_.pop_front();
   }
   return swept;
 }
@@ -71,11 +67,6 @@ std::vector<SlabId> MappedWindow::held() const noexcept {
     if (places_[place_of(slab)].presence == Presence::kHere) slabs.push_back(slab);
   }
   return slabs;
-}
-
-std::int32_t MappedWindow::leaving() const noexcept {
-  const auto is_leaving = [](const Place& one) { return one.presence == Presence::kLeaving; };
-  return static_cast<std::int32_t>(std::ranges::count_if(places_, is_leaving));
 }
 
 Status MappedWindow::check_slab(SlabId slab) const noexcept {
@@ -95,6 +86,7 @@ Status MappedWindow::map(std::size_t at, FileDescriptor fd) noexcept {
     }
     place.handle = handle.value();
   }
+  if (place.presence == Presence::kLeaving) std::erase(leaving_, at);
   place.presence = Presence::kHere;
   return {};
 }

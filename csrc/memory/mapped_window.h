@@ -55,7 +55,7 @@ class MappedWindow {
 
   // Those HERE, ascending.
   std::vector<SlabId> held() const noexcept;
-  std::int32_t leaving() const noexcept;
+  std::int32_t leaving() const noexcept { return static_cast<std::int32_t>(leaving_.size()); }
 
  private:
   enum class Presence : std::uint8_t { kAway, kHere, kLeaving };
@@ -75,8 +75,8 @@ class MappedWindow {
   std::unique_ptr<PageBackend> backend_;  // null after a move
   PoolShape shape_;
   VaRange range_;
-  std::vector<Place> places_;         // header slabs first
-  std::deque<std::size_t> to_sweep_;  // in the order they were given; some are back or gone
+  std::vector<Place> places_;        // header slabs first
+  std::deque<std::size_t> leaving_;  // the places of those that are LEAVING, as they were given
 };
 
 }  // namespace rose::memory

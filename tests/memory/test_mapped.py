@@ -386,7 +386,7 @@ class Windows(RuleBasedStateMachine):
 
 
 TestWindows = Windows.TestCase
-TestWindows.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestWindows.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 
 # ---- a device
