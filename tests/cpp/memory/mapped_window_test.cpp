@@ -180,8 +180,8 @@ TEST(scrub_makes_one_slab_zeros) {
 }
 
 TEST(scrub_fills_what_it_is_given_and_no_more) {
-  alignas(rose::memory::kScrubAlignment) std::array<std::byte, 6 * 64> bytes{};
-  for (const std::size_t lines : {0, 1, 2, 3, 4}) {
+  alignas(rose::memory::kScrubAlignment) static std::array<std::byte, 133 * 64> bytes{};
+  for (const std::size_t lines : {0, 1, 2, 3, 4, 63, 64, 65, 127, 128, 129, 131}) {
     bytes.fill(std::byte{7});
     rose::memory::scrub_host(bytes.data() + 64, 64 * lines);
     for (std::size_t at = 0; at < bytes.size(); ++at) {
