@@ -49,6 +49,7 @@ SUITES: Final = (
     Suite("bench.gpu.suite_pause_host"),
     Suite("bench.gpu.suite_memory"),
     Suite("bench.gpu.suite_weights"),
+    Suite("bench.gpu.suite_leases"),
     Suite("bench.gpu.suite_attention"),
     Suite("bench.gpu.suite_triton", limit_s=60.0),  # it compiles for some of that time
 )

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from bench.gpu.driver_calls import DriverCalls
 from bench.gpu.lanes import Lanes
@@ -72,17 +72,17 @@ def one_size(
 
 
 class Loan:
-    """A pool on the device with 1 GiB that a borrower holds and does not use."""
+    """A pool on the device with memory that a borrower holds and does not use."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, device: Any, size_bytes: int = GIB) -> None:
         from rose._core import Arbiter
 
-        self.slabs = GIB // SLAB_BYTES
+        self.slabs = size_bytes // SLAB_BYTES
         self.arbiter = Arbiter.create(
             slab_bytes=SLAB_BYTES,
             slab_count=self.slabs + 2,
             header_slabs=2,
-            device=lanes.gpu.device,
+            device=device,
         )
         check(not self.arbiter.is_on_host, "the pool is on the device")
         everything = {"reserve_slabs": 0, "limit_slabs": self.slabs + 2}
@@ -92,7 +92,7 @@ class Loan:
             self.arbiter.allocator(partition, block_bytes=MIB, origin_bytes=partition * SLAB_BYTES)
 
     def move_us(self) -> float:
-        """Lend 1 GiB, unmeasured, and take it back; it is serving's when the call returns."""
+        """Lend it all, unmeasured, and take it back; it is serving's when the call returns."""
         from rose._core import Grant
 
         epoch = self.arbiter.epoch
@@ -110,7 +110,7 @@ class Loan:
 def moves(report: Report, lanes: Lanes) -> None:
     names = ("move_1gib_us_p50", "move_1gib_us_p99", "move_1gib_us_p99_busy")
     with report.rows(*names):
-        loan = Loan(lanes)
+        loan = Loan(lanes.gpu.device)
         for _ in range(20):
             loan.move_us()
         idle = [loan.move_us() for _ in range(MOVES)]

@@ -4,10 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <fcntl.h>
-
 #include <bit>
-#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -77,13 +74,6 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
     return make_arbiter(std::move(parts));
   };
   return take(make());
-}
-
-int share_ledger(const Arbiter& arbiter) {
-  const FileDescriptor fd = take(arbiter.share_ledger());
-  const int given = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);  // the caller's to close
-  if (given < 0) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
-  return given;
 }
 
 // ---- classes
@@ -188,7 +178,27 @@ void bind_arbiter(py::module_& m) {
       .def("pool_view",
            [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
       .def("share_pool", [](const Self& a) { return share(a.pool()); })
-      .def("share_ledger", &share_ledger)
+      .def(
+          "share_slab",
+          [](const Self& a, SlabId slab) { return give_fd(take(a.pool().share_slab(slab))); },
+          py::arg("slab"))
+      .def(
+          "share_header",
+          [](const Self& a, std::int32_t index) {
+            return give_fd(take(a.pool().share_header(index)));
+          },
+          py::arg("index"))
+      .def(
+          "scrub",
+          [](const Self& a, SlabId slab) {
+            const auto scrub = [&] {
+              const py::gil_scoped_release unlocked;
+              return a.pool().scrub(slab);
+            };
+            check(scrub());
+          },
+          py::arg("slab"))
+      .def("share_ledger", [](const Self& a) { return give_fd(take(a.share_ledger())); })
       .def(
           "add_partition",
           [](Self& a, std::string name, std::int32_t reserve, std::int32_t limit) {

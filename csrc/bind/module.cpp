@@ -6,9 +6,11 @@ namespace rose::bind {
 void bind_driver(pybind11::module_& module);
 void bind_blocks(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
+void bind_mapped_window(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_ledger(pybind11::module_& module);
 void bind_tenants(pybind11::module_& module);
+void bind_slab_heap(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
@@ -29,9 +31,11 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_driver(module);
   rose::bind::bind_blocks(module);
   rose::bind::bind_pool(module);
+  rose::bind::bind_mapped_window(module);
   rose::bind::bind_memory(module);
   rose::bind::bind_ledger(module);
   rose::bind::bind_tenants(module);
+  rose::bind::bind_slab_heap(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);
   rose::bind::bind_stream_gate(module);

@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 
-#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <memory>
@@ -43,13 +42,19 @@ Result<std::unique_ptr<memory::PageBackend>> create_backend(const std::shared_pt
   return backend;
 }
 
-namespace {
-
 FileDescriptor copy_of(int fd) {
   FileDescriptor copy{::fcntl(fd, F_DUPFD_CLOEXEC, 0)};
   if (!copy.is_open()) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
   return copy;
 }
+
+int give_fd(const FileDescriptor& fd) {
+  const int given = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0);
+  if (given < 0) raise(from_errno("fcntl(F_DUPFD_CLOEXEC)", errno));
+  return given;
+}
+
+namespace {
 
 std::vector<int> fds_of(const PoolExport& from) {
   std::vector<int> fds;
@@ -91,15 +96,6 @@ std::unique_ptr<PoolExport> share(const Pool& pool) {
   return std::make_unique<PoolExport>(take(pool.share()));
 }
 
-py::array_t<std::uint8_t> view_of(const Pool& pool, const py::object& owner) {
-  if (!pool.is_on_host()) {
-    raise(Status::invalid_argument(
-        "the pool is in device memory, which the host cannot view: use pool_address"));
-  }
-  return py::array_t<std::uint8_t>{static_cast<py::ssize_t>(pool.size_bytes()),
-                                   reinterpret_cast<const std::uint8_t*>(pool.data()), owner};
-}
-
 void bind_pool(py::module_& m) {
   py::class_<PoolExport>(m, "PoolExport")
       .def(py::init(&make_export), py::arg("fds"), py::kw_only(), py::arg("sizes"),
@@ -113,19 +109,11 @@ void bind_pool(py::module_& m) {
                              [](const PoolExport& e) { return e.shape.header_slabs; })
       .def_readonly("is_on_host", &PoolExport::is_on_host);
   // Taking a device's memory apart may wait for the driver.
-  py::class_<Pool>(m, "Pool", py::release_gil_before_calling_cpp_dtor())
-      .def_static("attach", &attach, py::arg("source"), py::kw_only(),
+  py::class_<Pool> pool(m, "Pool", py::release_gil_before_calling_cpp_dtor());
+  pool.def_static("attach", &attach, py::arg("source"), py::kw_only(),
                   py::arg("device") = py::none(), py::arg("fail_backend_call") = 0)
-      .def("share", &share)
-      .def_property_readonly("slab_bytes", [](const Pool& p) { return p.shape().slab_bytes; })
-      .def_property_readonly("slab_count", [](const Pool& p) { return p.shape().slab_count; })
-      .def_property_readonly("header_slabs", [](const Pool& p) { return p.shape().header_slabs; })
-      .def_property_readonly("is_on_host", &Pool::is_on_host)
-      .def_property_readonly("pool_address",
-                             [](const Pool& p) { return std::bit_cast<std::uintptr_t>(p.data()); })
-      .def_property_readonly("pool_bytes", &Pool::size_bytes)
-      .def("pool_view",
-           [](const py::object& self) { return view_of(self.cast<const Pool&>(), self); });
+      .def("share", &share);
+  bind_bytes_of<Pool>(pool);
 }
 
 }  // namespace rose::bind

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "driver/stream.h"
-
 namespace rose::memory {
 
 using driver::Current;
@@ -109,13 +107,28 @@ Status CudaVmm::clear(VaRange range) noexcept {
   Result<std::unique_ptr<driver::Stream>> stream =
       driver::Stream::create(device_, driver::Priority::kLowest);
   if (!stream.ok()) return stream.status();
+  return fill_with_zeros(*stream.value(), range);
+}
+
+Status CudaVmm::fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept {
   {
     const Current current{*device_};
     ROSE_TRY(current.status());
     ROSE_TRY(ROSE_CU(device_->driver(), cuMemsetD32Async, pointer_of(range.base), 0,
-                     range.size_bytes / sizeof(std::uint32_t), stream.value()->get()));
+                     range.size_bytes / sizeof(std::uint32_t), stream.get()));
   }
-  return stream.value()->wait(kClearNs);
+  return stream.wait(kClearNs);
+}
+
+Status CudaVmm::scrub(VaRange range) noexcept {
+  const std::lock_guard lock{scrubbing_};
+  if (scrub_stream_ == nullptr) {
+    Result<std::unique_ptr<driver::Stream>> stream =
+        driver::Stream::create(device_, driver::Priority::kLowest);
+    if (!stream.ok()) return stream.status();
+    scrub_stream_ = stream.take();
+  }
+  return fill_with_zeros(*scrub_stream_, range);
 }
 
 Result<FileDescriptor> CudaVmm::export_fd(PageHandle handle) noexcept {

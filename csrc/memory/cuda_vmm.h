@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "driver/device.h"
+#include "driver/stream.h"
 #include "memory/page_backend.h"
 
 namespace rose::memory {
@@ -29,6 +31,7 @@ class CudaVmm final : public PageBackend {
   Status map(std::byte* at, PageHandle handle) noexcept override;
   void unmap(VaRange range) noexcept override;
   Status clear(VaRange range) noexcept override;
+  Status scrub(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
   // The driver does not tell how large imported memory is: too large a size shows at map().
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
@@ -37,9 +40,14 @@ class CudaVmm final : public PageBackend {
   CudaVmm(driver::DevicePtr device, std::size_t granularity_bytes) noexcept
       : device_{std::move(device)}, granularity_bytes_{granularity_bytes} {}
   Status check_size(std::size_t size_bytes) const noexcept;
+  // Waits until they are there.
+  Status fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept;
 
   driver::DevicePtr device_;
   std::size_t granularity_bytes_;
+
+  std::mutex scrubbing_;  // guards the stream, which the first scrub() makes
+  std::unique_ptr<driver::Stream> scrub_stream_;
 };
 
 }  // namespace rose::memory

@@ -45,6 +45,11 @@ Status FaultyBackend::clear(VaRange range) noexcept {
   return inner_->clear(range);
 }
 
+Status FaultyBackend::scrub(VaRange range) noexcept {
+  ROSE_TRY(next_call());
+  return inner_->scrub(range);
+}
+
 Result<FileDescriptor> FaultyBackend::export_fd(PageHandle handle) noexcept {
   ROSE_TRY(next_call());
   return inner_->export_fd(handle);

@@ -39,6 +39,7 @@ class FaultyBackend final : public PageBackend {
   Status map(std::byte* at, PageHandle handle) noexcept override;
   void unmap(VaRange range) noexcept override;
   Status clear(VaRange range) noexcept override;
+  Status scrub(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
 

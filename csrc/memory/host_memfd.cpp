@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "memory/scrub.h"
+
 namespace rose::memory {
 
 Result<VaRange> HostMemfd::reserve(std::size_t size_bytes) noexcept {
@@ -26,7 +28,9 @@ Result<PageHandle> HostMemfd::create(std::size_t size_bytes) noexcept {
 }
 
 void HostMemfd::release(PageHandle handle) noexcept {
-  if (find(handle) != nullptr) objects_[handle.value - 1] = FileDescriptor{};
+  if (find(handle) == nullptr) return;
+  objects_[handle.value - 1] = FileDescriptor{};
+  free_.push_back(handle.value);
 }
 
 Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
@@ -49,6 +53,11 @@ Status HostMemfd::clear(VaRange range) noexcept {
   if (::madvise(range.base, range.size_bytes, MADV_REMOVE) != 0) {
     return from_errno("madvise(clear)", errno);
   }
+  return {};
+}
+
+Status HostMemfd::scrub(VaRange range) noexcept {
+  scrub_host(range.base, range.size_bytes);
   return {};
 }
 
@@ -75,8 +84,14 @@ Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_byte
 }
 
 PageHandle HostMemfd::keep(FileDescriptor fd, std::size_t size_bytes) noexcept {
-  objects_.push_back(std::move(fd));
-  return PageHandle{objects_.size(), size_bytes};
+  if (free_.empty()) {
+    objects_.push_back(std::move(fd));
+    return PageHandle{objects_.size(), size_bytes};
+  }
+  const std::uint64_t value = free_.back();
+  free_.pop_back();
+  objects_[value - 1] = std::move(fd);
+  return PageHandle{value, size_bytes};
 }
 
 const FileDescriptor* HostMemfd::find(PageHandle handle) const noexcept {

@@ -1,6 +1,7 @@
 // Host memory for CPU-only machines: each object is a memfd, mapped into reserved address space.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "memory/page_backend.h"
@@ -17,6 +18,7 @@ class HostMemfd final : public PageBackend {
   Status map(std::byte* at, PageHandle handle) noexcept override;
   void unmap(VaRange range) noexcept override;
   Status clear(VaRange range) noexcept override;
+  Status scrub(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
 
@@ -24,8 +26,10 @@ class HostMemfd final : public PageBackend {
   PageHandle keep(FileDescriptor fd, std::size_t size_bytes) noexcept;
   const FileDescriptor* find(PageHandle handle) const noexcept;
 
-  // A handle is its position here plus one; a released object leaves a closed descriptor behind.
+  // A handle is its position here plus one; a released object leaves a closed descriptor behind,
+  // and its handle to the next one.
   std::vector<FileDescriptor> objects_;
+  std::vector<std::uint64_t> free_;
 };
 
 }  // namespace rose::memory

@@ -43,6 +43,9 @@ class PageBackend {
   virtual void unmap(VaRange range) noexcept = 0;
   // Makes the mapped bytes of `range` zero; they are when it returns.
   virtual Status clear(VaRange range) noexcept = 0;
+  // As clear(), for bytes that are in use: the memory stays where it is, for whoever else has it
+  // mapped and for the one who touches it next. The range is whole pages. Any thread.
+  virtual Status scrub(VaRange range) noexcept = 0;
 
   // A descriptor another process can import; the caller owns it.
   virtual Result<FileDescriptor> export_fd(PageHandle handle) noexcept = 0;

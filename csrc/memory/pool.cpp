@@ -1,32 +1,12 @@
 #include "memory/pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
 namespace rose::memory {
 
 namespace {
-
-Status check_shape(const PoolShape& shape) noexcept {
-  const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  if (shape.slab_bytes == 0 || shape.slab_bytes % page_bytes != 0) {
-    return Status::invalid_argument("slab_bytes of " + std::to_string(shape.slab_bytes) +
-                                    " is not a multiple of the page of " +
-                                    std::to_string(page_bytes) + " bytes");
-  }
-  if (shape.slab_count < 1) return Status::invalid_argument("slab_count must be at least 1");
-  if (shape.header_slabs < 0) return Status::invalid_argument("header_slabs is negative");
-  const auto slabs =
-      static_cast<std::size_t>(shape.slab_count) + static_cast<std::size_t>(shape.header_slabs);
-  if (shape.slab_bytes > std::numeric_limits<std::int64_t>::max() / slabs) {
-    return Status::invalid_argument("the pool is larger than the address space");
-  }
-  return {};
-}
 
 // The objects of `from` are whole slabs, and all slabs of its shape.
 Status check_objects(const PoolExport& from) noexcept {
@@ -99,6 +79,39 @@ Result<PoolExport> Pool::share() const noexcept {
     out.sizes.push_back(object.range.size_bytes);
   }
   return out;
+}
+
+Status Pool::scrub(SlabId slab) const noexcept {
+  ROSE_TRY(check_slab(slab));
+  return backend_->scrub({range_.base + shape_.slab_base(slab), shape_.slab_bytes});
+}
+
+Result<FileDescriptor> Pool::share_slab(SlabId slab) const noexcept {
+  ROSE_TRY(check_slab(slab));
+  return share_place(static_cast<std::size_t>(shape_.header_slabs) +
+                     static_cast<std::size_t>(slab));
+}
+
+Result<FileDescriptor> Pool::share_header(std::int32_t index) const noexcept {
+  if (index < 0 || index >= shape_.header_slabs) {
+    return Status::invalid_argument("there is no header slab " + std::to_string(index));
+  }
+  return share_place(static_cast<std::size_t>(index));
+}
+
+Result<FileDescriptor> Pool::share_place(std::size_t place) const noexcept {
+  if (objects_.size() != shape_.total_bytes() / shape_.slab_bytes) {
+    return Status::invalid_argument(
+        "a slab cannot be shared alone: make the pool with memory objects of one slab each "
+        "(object_bytes_max " +
+        std::to_string(shape_.slab_bytes) + ")");
+  }
+  return backend_->export_fd(objects_[place].handle);
+}
+
+Status Pool::check_slab(SlabId slab) const noexcept {
+  if (slab >= 0 && slab < shape_.slab_count) return {};
+  return Status::invalid_argument("no slab " + std::to_string(slab));
 }
 
 Status Pool::reserve() noexcept {

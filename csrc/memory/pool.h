@@ -53,6 +53,17 @@ class Pool {
   // shared on. Thread rule: as the back end's, so not while the pool ends.
   Result<PoolExport> share() const noexcept;
 
+  // ---- one slab alone, for a borrower that maps what it is lent and no more
+
+  // Makes the slab zeros through this mapping; they are when it returns. For a slab that its new
+  // owner has not touched yet, and that cannot go back to the old one meanwhile (it is pinned).
+  // Any thread. After DeadlineExceeded the device may still be writing.
+  Status scrub(SlabId slab) const noexcept;
+  // A new descriptor of one slab, or of a header slab. InvalidArgument unless each memory object
+  // is one slab (object_bytes_max of create()).
+  Result<FileDescriptor> share_slab(SlabId slab) const noexcept;
+  Result<FileDescriptor> share_header(std::int32_t index) const noexcept;
+
   // 140 GiB in 1 GiB objects are 140 descriptors; the usual limit of a process is 1,024.
   static constexpr std::size_t kObjectBytesMax = std::size_t{1} << 30;
 
@@ -64,6 +75,8 @@ class Pool {
 
   Pool(std::unique_ptr<PageBackend> backend, PoolShape shape) noexcept
       : backend_{std::move(backend)}, shape_{shape} {}
+  Status check_slab(SlabId slab) const noexcept;
+  Result<FileDescriptor> share_place(std::size_t place) const noexcept;
   Status reserve() noexcept;
   // Takes the handle, also when it fails.
   Status map_next(std::size_t offset, Result<PageHandle> handle) noexcept;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/status.h"
+
 namespace rose::memory {
 
 // Numbers the lendable slabs from 0; header slabs have none.
@@ -27,5 +29,8 @@ struct PoolShape {
 
   bool operator==(const PoolShape&) const = default;
 };
+
+// InvalidArgument for what no pool can be: slabs that are not whole pages, none, or too many.
+Status check_shape(const PoolShape& shape) noexcept;
 
 }  // namespace rose::memory

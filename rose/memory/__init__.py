@@ -4,6 +4,8 @@ from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
+from rose.memory.heap import TensorHeap
+from rose.memory.mapped import LentSlabs, MappedLoans, SlabWindow
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
@@ -14,8 +16,12 @@ __all__ = [
     "KVGeometry",
     "KVSpace",
     "Layout",
+    "LentSlabs",
+    "MappedLoans",
     "Place",
     "Reach",
+    "SlabWindow",
+    "TensorHeap",
     "choose_slab_bytes",
     "find_runs",
     "pack_bins",

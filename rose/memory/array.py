@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rose._core import Arbiter
+from rose._core import Arbiter, MappedWindow, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DeviceArray:
         dtype: of its elements.
     """
 
-    owner: Arbiter
+    owner: Arbiter | MappedWindow | Pool
     address: int
     shape: tuple[int, ...]
     dtype: "np.dtype[np.generic]"

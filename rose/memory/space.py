@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rose._core import Arbiter
+from rose._core import Arbiter, MappedWindow
 from rose.errors import InvalidArgument
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import NULL_BLOCKS_MIN, KVGeometry, Layout
@@ -27,13 +27,20 @@ class KVSpace:
         partition: the tenant's.
         geometry: of its model.
         header_index: which header slab is the tenant's own; each tenant needs another.
+        window: the tenant's own mapping, if it sees the pool through one: its views are of that.
 
     Raises:
         InvalidArgument: the geometry does not fit the slabs, or there is no such header slab.
     """
 
     def __init__(
-        self, arbiter: Arbiter, partition: int, geometry: KVGeometry, *, header_index: int
+        self,
+        arbiter: Arbiter,
+        partition: int,
+        geometry: KVGeometry,
+        *,
+        header_index: int,
+        window: MappedWindow | None = None,
     ) -> None:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:
@@ -48,6 +55,7 @@ class KVSpace:
             )
         layer_major = geometry.layout is Layout.LAYER_MAJOR
         self._arbiter = arbiter
+        self._mapping = arbiter if window is None else window
         self.partition = partition
         self.geometry = geometry
         self.origin_bytes = header_index * slab_bytes
@@ -74,10 +82,10 @@ class KVSpace:
         """Return the bytes from the tenant's byte `start` on as an array of `shape`."""
         start += self.origin_bytes
         dtype = np.dtype(dtype)
-        if not self._arbiter.is_on_host:
-            return DeviceArray(self._arbiter, self._arbiter.pool_address + start, shape, dtype)
+        if not self._mapping.is_on_host:
+            return DeviceArray(self._mapping, self._mapping.pool_address + start, shape, dtype)
         end = start + math.prod(shape) * dtype.itemsize
-        return self._arbiter.pool_view()[start:end].view(dtype).reshape(shape)
+        return self._mapping.pool_view()[start:end].view(dtype).reshape(shape)
 
     @property
     def _window_bytes(self) -> int:

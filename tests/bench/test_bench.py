@@ -44,7 +44,7 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "suite", ["memory", "compute", "executor", "transfer", "codec", "scheduler", "circle"]
+    "suite", ["memory", "compute", "executor", "transfer", "codec", "scheduler", "circle", "scrub"]
 )
 def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "--collect-only", "-q"]
@@ -54,7 +54,13 @@ def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:
     assert files_of("transfer") == ["bench/bench_transfer.py", "bench/bench_codec.py"]
-    assert files_of("memory") == ["bench/bench_memory.py", "bench/bench_admission.py"]
+    assert files_of("memory") == [
+        "bench/bench_memory.py",
+        *(
+            f"bench/bench_{name}.py"
+            for name in ("admission", "blocks", "scrub", "tenants", "weights")
+        ),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,20 @@ TEST(released_handle_is_no_longer_known) {
   CHECK(backend.map(nullptr, handle).code() == Code::kInvalidArgument);
 }
 
+TEST(handles_of_released_memory_are_used_again) {
+  HostMemfd backend;
+  const PageHandle kept = backend.create(kSlab).take();
+  const PageHandle first = backend.create(kSlab).take();
+  for (int i = 0; i < 10; ++i) {
+    backend.release(first);
+    backend.release(first);  // a second time changes nothing
+    const PageHandle next = backend.create(kSlab).take();
+    CHECK_EQ(next.value, first.value);
+    CHECK(next.value != kept.value);
+  }
+  CHECK(backend.create(kSlab).take().value != first.value);
+}
+
 TEST(attached_pool_shows_the_same_bytes_at_the_same_distances) {
   const auto plan = std::make_shared<FaultPlan>();
   const Pool pool = create(plan, 2 * kSlab).take();

@@ -1,0 +1,449 @@
+"""Mapped loans: a borrower reaches the slabs it holds, finds zeros there, and nothing else."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rose._core import Arbiter, CudaDevice, Grant, ManualClock
+from rose.errors import DeadlineExceeded, InvalidArgument, OutOfMemory, RoseError
+from rose.memory import KVGeometry, KVSpace, MappedLoans, SlabWindow
+from tests.fake_driver import Fake, in_child
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = 2 << 20
+SMALL = 64 << 10
+SLABS = 4
+HEADERS = 2
+SECRET = 0x5A
+
+
+def is_readable(address: int) -> bool:
+    """Ask the kernel, which answers EFAULT where the processor would raise a signal."""
+    ends = os.pipe()
+    try:
+        os.write(ends[1], cast("Any", ctypes.c_char.from_address(address)))
+    except OSError:
+        return False
+    finally:
+        for end in ends:
+            os.close(end)
+    return True
+
+
+def descriptors() -> list[str]:
+    return sorted(one.name for one in Path("/proc/self/fd").iterdir())
+
+
+class Serving:
+    """The arbiter's side: a pool full of serving's bytes, and a borrower without a slab."""
+
+    def __init__(self, *, slab_bytes: int = SMALL, device: CudaDevice | None = None) -> None:
+        self.clock = ManualClock()
+        self.arbiter = Arbiter.create(
+            slab_bytes=slab_bytes,
+            slab_count=SLABS,
+            header_slabs=HEADERS,
+            object_bytes_max=slab_bytes,
+            clock=self.clock,
+            device=device,
+        )
+        ctypes.memset(self.arbiter.pool_address, SECRET, self.arbiter.pool_bytes)
+        everything = {"reserve_slabs": 0, "limit_slabs": SLABS}
+        self.partition = self.arbiter.add_partition("rollout", **everything)
+        self.blocks = self.arbiter.allocator(
+            self.partition, block_bytes=slab_bytes, origin_bytes=slab_bytes
+        )
+        self.loans = MappedLoans(self.arbiter, self.blocks)
+
+    def grant(self, slabs: int) -> list[int]:
+        epoch = self.arbiter.epoch
+        answer = self.arbiter.grant(self.partition, slabs, ttl_ns=10**12, expected_epoch=epoch)
+        assert isinstance(answer, Grant)
+        return answer.slabs
+
+    def revoke(self, slabs: int) -> int:
+        return self.arbiter.revoke(self.partition, slabs, deadline_ns=10**12)
+
+    def window(self, device: CudaDevice | None = None) -> SlabWindow:
+        return SlabWindow.of(self.arbiter, header_index=1, device=device)
+
+
+def address(window: SlabWindow | Arbiter, slab: int) -> int:
+    mapping = window if isinstance(window, Arbiter) else window.mapping
+    return mapping.pool_address + (HEADERS + slab) * mapping.slab_bytes
+
+
+def content(window: SlabWindow | Arbiter, slab: int) -> set[int]:
+    size = (window if isinstance(window, Arbiter) else window.mapping).slab_bytes
+    return set(ctypes.string_at(address(window, slab), size))
+
+
+# ---- the truth, in a process of its own
+
+BORROWER = f"""
+import ctypes, os, socket, sys
+from rose.memory import LentSlabs, SlabWindow
+line = socket.socket(fileno=int(sys.argv[1]))
+def receive():
+    text, fds, _, _ = socket.recv_fds(line, 4096, 16)
+    return text.decode().split(), fds
+_, (header,) = receive()
+window = SlabWindow(slab_bytes={SMALL}, slab_count={SLABS}, header_slabs={HEADERS},
+                    header_index=1, header_fd=header)
+line.send(b".")
+while True:
+    (verb, *slabs), fds = receive()
+    slabs = [int(one) for one in slabs]
+    if verb == "lend":
+        with LentSlabs(dict(zip(slabs, fds))) as lent:
+            window.take(lent)
+        line.send(b".")
+    elif verb == "keep":
+        window.keep(slabs)
+        window.sweep(8)
+        line.send(b".")
+    elif verb == "read":
+        at = window.mapping.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
+        line.send(bytes(sorted(set(ctypes.string_at(at, {SMALL})))))
+    elif verb == "write":
+        at = window.mapping.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
+        ctypes.memset(at, slabs[1], {SMALL})
+        line.send(b".")
+"""
+
+
+@contextmanager
+def borrower(serving: Serving) -> Iterator[Callable[..., bytes]]:
+    """Run a borrower in another process, told over a socket what it is lent and what to touch.
+
+    An answer of no bytes means that it is dead.
+    """
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        here.settimeout(60)
+        number = there.fileno()
+        child = subprocess.Popen(
+            [sys.executable, "-c", BORROWER, str(number)], pass_fds=[number], cwd=ROOT
+        )
+        there.close()
+
+        def tell(verb: str, *slabs: int, fds: dict[int, int] | None = None) -> bytes:
+            text = " ".join(map(str, (verb, *slabs)))
+            socket.send_fds(here, [text.encode()], list((fds or {}).values()))
+            answer = here.recv(4096)
+            if not answer:
+                assert child.wait(60) == -signal.SIGSEGV
+            return answer
+
+        try:
+            fd = serving.arbiter.share_header(1)
+            tell("header", fds={1: fd})
+            os.close(fd)
+            yield tell
+        finally:
+            child.kill()
+            child.wait()
+
+
+def lend(serving: Serving, tell: Callable[..., bytes], slabs: int) -> list[int]:
+    with serving.loans.lend(serving.grant(slabs)) as lent:
+        tell("lend", *lent.fds, fds=lent.fds)
+        return list(lent.fds)
+
+
+def test_borrower_finds_zeros_where_serving_had_bytes() -> None:
+    serving = Serving()
+    with borrower(serving) as tell:
+        (slab,) = lend(serving, tell, 1)
+        assert tell("read", slab) == b"\0"
+        tell("write", slab, 7)
+        assert content(serving.arbiter, slab) == {7}
+        others = set(range(SLABS)) - {slab}
+        assert all(content(serving.arbiter, one) == {SECRET} for one in others)
+
+
+def test_borrower_dies_where_it_was_never_lent_a_slab() -> None:
+    serving = Serving()
+    with borrower(serving) as tell:
+        (slab,) = lend(serving, tell, 1)
+        other = next(one for one in range(SLABS) if one != slab)
+        assert tell("read", other) == b""
+
+
+def test_borrower_dies_in_the_header_slab_of_serving() -> None:
+    serving = Serving()
+    with borrower(serving) as tell:
+        assert tell("read", 1 - HEADERS) == bytes([SECRET])  # its own
+        assert tell("read", -HEADERS) == b""
+
+
+def test_borrower_dies_where_a_slab_was_taken_back() -> None:
+    serving = Serving()
+    with borrower(serving) as tell:
+        first, second = lend(serving, tell, 2)
+        tell("keep", second)
+        assert tell("read", second) == b"\0"
+        assert tell("write", first, 1) == b""
+
+
+def test_slab_lent_to_another_is_zeros_again() -> None:
+    serving = Serving()
+    with borrower(serving) as tell:
+        (slab,) = lend(serving, tell, 1)
+        tell("write", slab, 7)
+        serving.revoke(1)
+        assert content(serving.arbiter, slab) == {7}  # nothing is scrubbed on the way back
+        tell("keep")
+        assert lend(serving, tell, SLABS) == list(range(SLABS))
+        assert tell("read", slab) == b"\0"
+
+
+# ---- serving's side
+
+
+class During:
+    """An arbiter in whose scrub something happens."""
+
+    def __init__(self, arbiter: Arbiter, happens: Callable[[int], None]) -> None:
+        self._arbiter = arbiter
+        self.scrub = happens
+
+    def share_slab(self, slab: int) -> int:
+        return self._arbiter.share_slab(slab)
+
+
+def test_slab_waits_for_its_scrub_before_it_goes_back() -> None:
+    serving = Serving()
+    granted = serving.grant(2)
+    revocations = []
+
+    def scrub(slab: int) -> None:
+        if not revocations:
+            revocations.append(serving.revoke(2))
+        progress = serving.arbiter.poll(revocations[0])
+        assert (progress.returned, progress.pending) == (1, 1)
+        serving.arbiter.scrub(slab)
+
+    during = cast("Arbiter", During(serving.arbiter, scrub))
+    before = descriptors()
+    with MappedLoans(during, serving.blocks).lend(granted) as lent:
+        # The one that was not yet begun has gone at once; it is not lent any more.
+        assert list(lent.fds) == granted[:1]
+    assert serving.arbiter.poll(revocations[0]).returned == 2
+    assert descriptors() == before
+    assert content(serving.arbiter, granted[1]) == {SECRET}
+    serving.arbiter.check_invariants()
+
+
+def test_slab_whose_scrub_may_go_on_is_nobodys() -> None:
+    serving = Serving()
+    granted = serving.grant(2)
+
+    def scrub(_slab: int) -> None:
+        raise DeadlineExceeded("the stream has work left")
+
+    before = descriptors()
+    with pytest.raises(DeadlineExceeded):
+        MappedLoans(cast("Arbiter", During(serving.arbiter, scrub)), serving.blocks).lend(granted)
+    assert descriptors() == before
+    revocation = serving.arbiter.revoke(
+        serving.partition, 2, deadline_ns=serving.clock.now_ns() + 1_000
+    )
+    serving.clock.advance(2_000)
+    assert serving.arbiter.poll(revocation).fenced == 1
+    assert serving.arbiter.snapshot().quarantined == 1
+    assert serving.arbiter.prove_completion(serving.partition) == 1
+    serving.arbiter.check_invariants()
+
+
+def test_failed_scrub_leaves_slab_and_descriptors_as_they_were() -> None:
+    plain = {"slab_bytes": SMALL, "slab_count": 2, "header_slabs": 1, "object_bytes_max": SMALL}
+    calls = 1 + 2 * 3 + 1  # the reservation, three objects, the header
+    # MappedLoans exports once to see whether it can, then a slab: its scrub comes third.
+    arbiter = Arbiter.create(**plain, fail_backend_call=calls + 3)
+    partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=2)
+    blocks = arbiter.allocator(partition, block_bytes=SMALL, origin_bytes=0)
+    answer = arbiter.grant(partition, 1, ttl_ns=10**12, expected_epoch=arbiter.epoch)
+    assert isinstance(answer, Grant)
+    loans = MappedLoans(arbiter, blocks)
+    before = descriptors()
+    with pytest.raises(OutOfMemory, match="on purpose"):
+        loans.lend(answer.slabs)
+    assert descriptors() == before
+    revocation = arbiter.revoke(partition, 1, deadline_ns=10**18)
+    assert arbiter.poll(revocation).returned == 1  # no pin is left
+
+
+def test_loans_of_what_cannot_be_are_refused() -> None:
+    serving = Serving()
+    before = descriptors()
+    with pytest.raises(InvalidArgument, match="no slab 4"):
+        serving.loans.lend([0, SLABS])
+    assert descriptors() == before
+    with serving.loans.lend([0]) as lent:  # it was never granted
+        assert lent.fds == {}
+    assert content(serving.arbiter, 0) == {SECRET}
+    large = Arbiter.create(slab_bytes=SMALL, slab_count=2, header_slabs=0)
+    partition = large.add_partition("rollout", reserve_slabs=0, limit_slabs=2)
+    blocks = large.allocator(partition, block_bytes=SMALL, origin_bytes=0)
+    with pytest.raises(InvalidArgument, match=r"memory objects of one slab .*object_bytes_max 65"):
+        MappedLoans(large, blocks)
+
+
+# ---- the borrower's side
+
+
+def test_views_of_a_window_lie_where_the_blocks_are() -> None:
+    serving = Serving()
+    window = serving.window()
+    geometry = KVGeometry(layers=2, block_tokens=4, bytes_per_token=1024)
+    rollout = serving.arbiter.add_partition("other", reserve_slabs=0, limit_slabs=SLABS)
+    space = KVSpace(serving.arbiter, rollout, geometry, header_index=1, window=window.mapping)
+    answer = serving.arbiter.grant(rollout, 1, ttl_ns=10**12, expected_epoch=serving.arbiter.epoch)
+    assert isinstance(answer, Grant)
+    with MappedLoans(serving.arbiter, space.allocator).lend(answer.slabs) as lent:
+        window.take(lent)
+    ids = space.allocator.alloc(space.blocks_per_slab)
+    assert ids is not None
+    for layer, view in enumerate(space.views()):
+        assert isinstance(view, np.ndarray)
+        start = view.ctypes.data - window.mapping.pool_address
+        assert 0 <= start < window.mapping.pool_bytes
+        assert not view[ids].any()
+        view[ids] = layer + 1
+    assert content(serving.arbiter, answer.slabs[0]) == {1, 2}
+    assert content(serving.arbiter, answer.slabs[0] + 1) == {SECRET}
+
+
+def test_views_outlive_the_window_object() -> None:
+    serving = Serving()
+    window = serving.window()
+    view = window.mapping.pool_view()
+    del window
+    assert view[SMALL] == SECRET  # its own header slab
+
+
+class Windows(RuleBasedStateMachine):
+    """Loans in any order: what is readable is what is held, or given and not yet swept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.serving = Serving()
+        self.window = self.serving.window()
+        self.held: set[int] = set()
+        self.leaving: list[int] = []
+
+    @rule(slabs=st.integers(1, SLABS))
+    def lend(self, slabs: int) -> None:
+        slabs = min(slabs, self.serving.arbiter.snapshot().unowned)
+        if slabs == 0:
+            return
+        granted = self.serving.grant(slabs)
+        with self.serving.loans.lend(granted) as lent:
+            self.window.take(lent)
+        for slab in granted:
+            assert content(self.window, slab) == {0}
+            ctypes.memset(address(self.window, slab), slab + 1, SMALL)
+        self.held |= set(granted)
+        self.leaving = [one for one in self.leaving if one not in self.held]
+
+    @rule(slabs=st.integers(1, SLABS))
+    def take_back(self, slabs: int) -> None:
+        self.serving.revoke(slabs)
+        views = self.serving.arbiter.candidates(self.serving.partition)
+        now = {one.slab for one in views}
+        for slab in sorted(self.held - now):  # serving's again, at once
+            ctypes.memset(address(self.serving.arbiter, slab), SECRET, SMALL)
+        self.window.keep(now)
+        self.leaving += sorted(self.held - now)
+        self.held = now
+
+    @rule(at_most=st.integers(0, SLABS))
+    def sweep(self, at_most: int) -> None:
+        assert self.window.sweep(at_most) == min(at_most, len(self.leaving))
+        del self.leaving[:at_most]
+
+    @invariant()
+    def reachable_is_held_or_leaving(self) -> None:
+        assert self.window.mapping.held == sorted(self.held)
+        assert self.window.mapping.leaving == len(self.leaving)
+        for slab in range(SLABS):
+            expected = slab in self.held or slab in self.leaving
+            assert is_readable(address(self.window, slab)) == expected, f"slab {slab}"
+
+
+TestWindows = Windows.TestCase
+TestWindows.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+# ---- a device
+
+
+@in_child()
+def test_device_slab_is_scrubbed_on_a_stream_and_mapped(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    serving = Serving(slab_bytes=PAGE, device=device)
+    window = serving.window(device)
+    fake.reset()
+    granted = serving.grant(1)
+    assert fake.log() == []
+    with serving.loans.lend(granted) as lent:
+        names = [line.split("(")[0] for line in fake.log()]
+        assert names.count("cuStreamCreateWithPriority") == 1
+        assert names.index("cuMemsetD32Async") < names.index("cuStreamQuery")
+        assert "cuMemMap" not in names
+        window.take(lent)
+    assert content(window, granted[0]) == {0}
+    fake.reset()
+    with serving.loans.lend(serving.grant(1)):
+        assert fake.calls("cuStreamCreateWithPriority") == 0  # the stream is kept
+    serving.revoke(2)
+    window.keep([])
+    log = fake.log()
+    assert not any(line.startswith(("cuMemUnmap", "cuMemMap")) for line in log)
+    assert window.sweep(8) == 1
+    assert fake.calls("cuMemUnmap") == 1
+    assert not is_readable(address(window, granted[0]))
+    del serving, window, device
+    assert (fake.live(), fake.faults()) == ([], [])
+
+
+@in_child()
+def test_nothing_leaks_when_the_nth_driver_call_of_a_loan_fails(fake: Fake) -> None:
+    device = CudaDevice.open(0)
+    serving = Serving(slab_bytes=PAGE, device=device)
+    opened = descriptors()
+    raised = n = 0
+    while True:
+        n += 1
+        fake.reset()
+        before = fake.live()
+        fake.fail("*", nth=n, code=2)
+        try:
+            window = serving.window(device)
+            with serving.loans.lend(serving.grant(1)) as lent:
+                window.take(lent)
+        except RoseError:
+            raised += 1
+        window = None  # type: ignore[assignment]
+        fake_left = [one for one in fake.live() if not one.startswith("streams")]
+        assert fake_left == [one for one in before if not one.startswith("streams")], f"call {n}"
+        assert (fake.faults(), fake.depth(), descriptors()) == ([], 0, opened)
+        serving.revoke(SLABS)
+        assert serving.arbiter.snapshot().unowned == SLABS  # no pin is left
+        if fake.is_fail_pending():
+            break
+    assert raised > 20
