@@ -125,6 +125,14 @@ def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> No
     assert rig.counts()[1] == lent
 
 
+def test_grant_counts_in_its_epoch_only_though_there_is_enough(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    seen = overtake(monkeypatch, after=lambda: rig.device.arbiter.take(0, 1))
+    assert isinstance(rig.device.lender.grow(8), Lease)
+    (first, *_), (second, *_) = seen
+    assert second > first
+
+
 def test_grant_is_computed_again_when_serving_took_blocks_in_slabs_of_its_own(
     open_rig, monkeypatch
 ) -> None:
