@@ -404,6 +404,24 @@ def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
     rig.serving.finished("a")
 
 
+def test_nobody_is_asked_again_when_all_that_is_lent_is_on_its_way(open_rig) -> None:
+    rig = open_rig()
+    rig.stop_keeper()
+    rig.device.lender.grow(10_000)
+    rig.held = rig.rollout.kv.allocator.alloc(rig.rollout.kv.allocator.free_blocks)
+    pin = rig.rollout.pin(rig.held)
+    for name in range(60):  # they could need more than there is
+        rig.serving.arrived(str(name), prompt_tokens=64)
+    rig.device.lender.recheck()
+    assert rig.rollout.slabs() == []
+    rig.device.lender.recheck()
+    assert rig.device.arbiter.is_short(0)
+    assert len(rig.revocations) == 1
+    rig.rollout.unpin(pin)
+    for name in range(60):
+        rig.serving.finished(str(name))
+
+
 # ---- slabs in use --------------------------------------------------------------------------------
 
 
