@@ -125,6 +125,14 @@ def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> No
     assert rig.counts()[1] == lent
 
 
+def test_grant_counts_in_its_epoch_only_though_there_is_enough(open_rig, monkeypatch) -> None:
+    rig = open_rig()
+    seen = overtake(monkeypatch, after=lambda: rig.device.arbiter.take(0, 1))
+    assert isinstance(rig.device.lender.grow(8), Lease)
+    (first, *_), (second, *_) = seen
+    assert second > first
+
+
 def test_grant_is_computed_again_when_serving_took_blocks_in_slabs_of_its_own(
     open_rig, monkeypatch
 ) -> None:
@@ -394,6 +402,24 @@ def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
     rig.rollout.unpin(pin)
     rig.serving.kv.allocator.free(taken)
     rig.serving.finished("a")
+
+
+def test_nobody_is_asked_again_when_all_that_is_lent_is_on_its_way(open_rig) -> None:
+    rig = open_rig()
+    rig.stop_keeper()
+    rig.device.lender.grow(10_000)
+    rig.held = rig.rollout.kv.allocator.alloc(rig.rollout.kv.allocator.free_blocks)
+    pin = rig.rollout.pin(rig.held)
+    for name in range(60):  # they could need more than there is
+        rig.serving.arrived(str(name), prompt_tokens=64)
+    rig.device.lender.recheck()
+    assert rig.rollout.slabs() == []
+    rig.device.lender.recheck()
+    assert rig.device.arbiter.is_short(0)
+    assert len(rig.revocations) == 1
+    rig.rollout.unpin(pin)
+    for name in range(60):
+        rig.serving.finished(str(name))
 
 
 # ---- slabs in use --------------------------------------------------------------------------------
