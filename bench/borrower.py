@@ -122,4 +122,3 @@ def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -
             line.recv()
             line.send(lengths)
             lengths = []
-

@@ -120,6 +120,7 @@ Status Arbiter::revoke_victims(RevocationId id) noexcept {
     if (!is_home) {
       ROSE_TRY(holder->close_slab(slab));
       is_home = holder->load(slab).is_idle();
+      if (is_home) holder->remove_slab(slab);
     }
     if (is_home) {
       ROSE_TRY(bring_home(slab, revocation, home));
@@ -143,17 +144,20 @@ Status Arbiter::on_slab_idle(SlabId slab) noexcept {
 // REVOKING, without a block in use or a pin, changes hands.
 Status Arbiter::bring_home(SlabId slab) noexcept {
   const RevocationId id = std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0);
+  Revocation& revocation = revocations_.at(id);
+  SlabHolder* holder = holder_of(revocation.partition);
+  if (holder != nullptr) holder->remove_slab(slab);
   Homecoming home;
-  ROSE_TRY(bring_home(slab, revocations_.at(id), home));
+  ROSE_TRY(bring_home(slab, revocation, home));
   end(home);
   return {};
 }
 
+// Its holder has let go of it.
 Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home) noexcept {
   const PartitionId from = revocation.partition;
   Lease& lease = lease_for(slab, home);
   ROSE_TRY(slabs_.move(slab, SlabState::kQuiesced));
-  if (holder_of(from) != nullptr) holder_of(from)->remove_slab(slab);
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
   --partition(from).held;
   --lease.revoking;

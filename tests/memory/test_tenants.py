@@ -1,4 +1,4 @@
-"""A borrower in another process: what it left comes home without it, and its death gives all back."""
+"""A borrower in another process: what it left comes home without it, what it held when it dies."""
 
 import mmap
 import os
@@ -293,9 +293,7 @@ def test_garbage_in_the_mailbox_harms_its_tenant_alone(device: Device, word: int
         box[:WORD_AT] = bytes(WORD_AT)
     device.arbiter.check_invariants()
     device.arbiter.snapshot()
-    progress = device.arbiter.wait(
-        device.revoke(3, within_ns=1_000_000), timeout_ns=60 * SECOND
-    )
+    progress = device.arbiter.wait(device.revoke(3, within_ns=1_000_000), timeout_ns=60 * SECOND)
     assert progress.pending == 0
     device.tenant.kill()
     assert device.tenant.tenant.wait_lost(timeout_ms=LONG_MS)
@@ -353,7 +351,7 @@ def attach_here(device: Device, **other: object) -> Attachment:
 
 
 def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_what_does_not_belong_together_is_refused(device: Device, tmp_path: Path) -> None:

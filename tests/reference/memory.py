@@ -209,10 +209,18 @@ class MemoryModel:
         self.begin(name, victims)
 
     def begin(self, name: int, victims: list[Slab]) -> None:
+        """Revoke; neighbours of one lease that go home to one owner are a single move."""
+        run: tuple[int, int | None] = (0, None)  # the lease at hand, and where its last slab went
         for slab in victims:
             slab.state, slab.revocation = "REVOKING", name
+            lease, epoch = slab.lease, self.epoch
+            if run[0] != lease:
+                run = (lease, None)
             self.close_tickets(slab)
             self.settle(slab)
+            if self.epoch != epoch:
+                self.epoch -= run[1] == slab.owner
+                run = (lease, slab.owner)
 
     def close_tickets(self, slab: Slab) -> None:
         slab.aside = 0

@@ -124,6 +124,17 @@ void check_tenant_has_only_its_own(TwoParties& all, const Arbiter& arbiter) {
   for (const BlockId block : all.held) CHECK(owned.contains(all.blocks->grid().slab_at(block)));
 }
 
+// Ids from before name nothing in a slab that the successor took away.
+void check_generations_moved_on(const TwoParties& all, const Arbiter& heir) {
+  const std::vector<SlabRecord> before = all.ledger.read_torn().slabs;
+  const LedgerView view = LedgerView::open(heir.share_ledger().take()).take();
+  const std::vector<SlabRecord> after = view.read().take().slabs;
+  for (std::size_t slab = 0; slab < before.size(); ++slab) {
+    const bool was_taken = before[slab].owner != kNobody && after[slab].owner == kNobody;
+    if (was_taken) CHECK(after[slab].generation > before[slab].generation);
+  }
+}
+
 // The tenant lives: a successor adopts it, and in the end serving can have every slab.
 void survive_arbiter(TwoParties& all) {
   std::vector<Survivor> survivors;
@@ -133,6 +144,7 @@ void survive_arbiter(TwoParties& all) {
   CHECK_EQ(made.status().message(), std::string{});
   const std::unique_ptr<Arbiter> heir = made.take();
   CHECK(heir->check_invariants().ok());
+  check_generations_moved_on(all, *heir);
   const PartitionId serving = heir->add_partition("serving", 1, 4).take();
   CHECK_EQ(heir->take(serving, 1).take().size(), 1);  // its reserve, at once
   check_tenant_has_only_its_own(all, *heir);
