@@ -1,10 +1,12 @@
 """vLLM's real scheduler on the CPU: with rose's pool, and as it comes out of the wheel."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from bench.vllm_wheel import importable, load
 from rose.executor import SLO, CoServing, KVGeometry, Policy
@@ -16,6 +18,8 @@ GEOMETRY = KVGeometry(layers=2, block_tokens=BLOCK_TOKENS, bytes_per_token=2 * 2
 BLOCKS_PER_SLAB = 4
 SLAB_BYTES = BLOCKS_PER_SLAB * GEOMETRY.block_bytes
 TOKEN = 7  # what every step samples
+REQUEST_TOKENS = 1024  # serving's longest prompt
+STEPS_MAX = 5000
 _TENANTS = 2
 _CONFIG = {
     "architectures": ["RoseTestModel"],
@@ -58,6 +62,8 @@ class Parts:
         utils = load("vllm.v1.core.kv_cache_utils")
         hash_ = load("vllm.utils.hashing").sha256
         utils.init_none_hash(hash_)
+        # What came out, by request; its own test resets it.
+        self.tokens_of: Counter[str] = Counter()
         self._hasher = utils.get_request_block_hasher(BLOCK_TOKENS, hash_)
         load("vllm.model_executor.models").ModelRegistry.register_model("RoseTestModel", Model)
         (folder / "config.json").write_text(json.dumps(_CONFIG))
@@ -131,7 +137,7 @@ class Parts:
             block_hasher=self._hasher,
         )
 
-    def run(self, scheduler: Any, plan: Any) -> Any:
+    def run(self, scheduler: Any, plan: Any) -> None:
         """Run a step that was planned: each request whose prompt is through gets one token."""
         names = list(plan.num_scheduled_tokens)
         sampled = [
@@ -146,7 +152,9 @@ class Parts:
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
-        return scheduler.update_from_output(plan, output)
+        for outputs in scheduler.update_from_output(plan, output).values():
+            for one in outputs.outputs:
+                self.tokens_of[one.request_id] += len(one.new_token_ids)
 
     def step(self, scheduler: Any) -> Any:
         """Plan and run a step; returns the plan."""
@@ -167,11 +175,50 @@ def open_device(log_path: Path, *, slabs: int, **knobs: Any) -> CoServing:
     )
 
 
-def serve(device: CoServing, *, reserve_slabs: int, request_tokens: int) -> Any:
-    return device.serving(
-        GEOMETRY,
-        slo=SLO(ttft_ms=20_000, tpot_ms=1000),
-        reserve_bytes=reserve_slabs * SLAB_BYTES,
-        step_tokens=request_tokens,
-        request_tokens=request_tokens,
-    )
+class Pair:
+    """Serving and a borrower on one device, each with a real scheduler; left, the books balance."""
+
+    def __init__(
+        self, parts: Parts, log_path: Path, *, slabs: int, reserve_slabs: int = 8, **knobs: Any
+    ) -> None:
+        from rose.engines.vllm.rollout_scheduler import RolloutScheduler
+        from rose.engines.vllm.serving_scheduler import ServingScheduler
+
+        self.parts = parts
+        self.device = open_device(log_path, slabs=slabs, **{"regrow_after_ms": 0.0, **knobs})
+        lane = self.device.serving(
+            GEOMETRY,
+            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
+            reserve_bytes=reserve_slabs * SLAB_BYTES,
+            step_tokens=REQUEST_TOKENS,
+            request_tokens=REQUEST_TOKENS,
+        )
+        rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
+        blocks = slabs * BLOCKS_PER_SLAB + 1
+        self.serving = ServingScheduler(lane, **parts.of_scheduler(blocks=blocks))
+        self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(blocks=blocks))
+        self.tokens_of = parts.tokens_of
+        self.tokens_of.clear()
+
+    def finish(self) -> None:
+        """Step both until every request is over."""
+        for scheduler in (self.serving, self.borrower):
+            for _ in range(STEPS_MAX):
+                if not scheduler.has_unfinished_requests():
+                    break
+                self.parts.step(scheduler)
+            assert not scheduler.has_unfinished_requests()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_failure: object) -> None:
+        self.device.close()
+        if kind is not None:
+            return
+        assert self.device.gave_back is None
+        self.device.arbiter.check_invariants()
+        for scheduler in (self.serving, self.borrower):
+            assert scheduler.kv_cache_manager.block_pool.get_usage() == 0
+            assert scheduler.reset_prefix_cache()
+        assert all(part.used_blocks == 0 for part in self.device.arbiter.snapshot().partitions)
