@@ -89,9 +89,11 @@ class _PrefixIndex:
         if not self._counts.lookup(key_of(key)):
             self._counts.publish([block.block_id], key_of(key))
 
-    def pop(self, key: GroupHash, block_id: int) -> LeasedBlock:
-        if self.contain(key, block_id):
-            self._counts.forget([block_id])
+    def pop(self, key: GroupHash, block_id: int) -> LeasedBlock | None:
+        found = self._counts.lookup(key_of(key))
+        if found and found != [block_id]:
+            return None  # A duplicate: its hash is cached as before.
+        self._counts.forget(found)
         return self._blocks[block_id]
 
 

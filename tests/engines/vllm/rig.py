@@ -165,13 +165,13 @@ class Parts:
 
 def open_device(log_path: Path, *, slabs: int, **knobs: Any) -> CoServing:
     """Open a CPU device whose slabs hold a few blocks."""
-    calm = {"revoke_ms": 2000.0, "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0)}
     return CoServing.open(
         "cpu",
         pool_bytes=(slabs + _TENANTS) * SLAB_BYTES,
         slab_bytes=SLAB_BYTES,
         log_path=log_path,
-        policy=Policy(**{**calm, **knobs}),
+        # A slow engine takes little within a deadline, so much can be lent.
+        policy=Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), **knobs),
     )
 
 
@@ -179,24 +179,32 @@ class Pair:
     """Serving and a borrower on one device, each with a real scheduler; left, the books balance."""
 
     def __init__(
-        self, parts: Parts, log_path: Path, *, slabs: int, reserve_slabs: int = 8, **knobs: Any
+        self,
+        parts: Parts,
+        log_path: Path,
+        *,
+        slabs: int,
+        reserve_slabs: int = 8,
+        request_tokens: int = REQUEST_TOKENS,
+        revoke_ms: float = 2000.0,
+        **options: Any,
     ) -> None:
         from rose.engines.vllm.rollout_scheduler import RolloutScheduler
         from rose.engines.vllm.serving_scheduler import ServingScheduler
 
         self.parts = parts
-        self.device = open_device(log_path, slabs=slabs, **{"regrow_after_ms": 0.0, **knobs})
+        self.device = open_device(log_path, slabs=slabs, revoke_ms=revoke_ms, regrow_after_ms=0.0)
         lane = self.device.serving(
             GEOMETRY,
             slo=SLO(ttft_ms=20_000, tpot_ms=1000),
             reserve_bytes=reserve_slabs * SLAB_BYTES,
-            step_tokens=REQUEST_TOKENS,
-            request_tokens=REQUEST_TOKENS,
+            step_tokens=request_tokens,
+            request_tokens=request_tokens,
         )
         rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
         blocks = slabs * BLOCKS_PER_SLAB + 1
-        self.serving = ServingScheduler(lane, **parts.of_scheduler(blocks=blocks))
-        self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(blocks=blocks))
+        self.serving = ServingScheduler(lane, **parts.of_scheduler(blocks=blocks, **options))
+        self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(blocks=blocks, **options))
         self.tokens_of = parts.tokens_of
         self.tokens_of.clear()
 
