@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from rose.engines.lane import KVLane
-from rose.engines.vllm.prefix_blocks import KEY_BYTES, PrefixBlocks
+from rose.engines.vllm.prefix_blocks import KEY_BYTES, PrefixBlocks, SharedBlocks, shared_blocks
 from rose.errors import InvalidArgument, check
 
 # A hash of vLLM's, and the number of the KV cache group it belongs to.
@@ -28,9 +28,9 @@ class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
 
     __slots__ = ("_counts",)
 
-    def __init__(self, block_id: int, *, pool: "LeasedBlockPool", counts: PrefixBlocks) -> None:
+    def __init__(self, block_id: int, *, pool: "LeasedBlockPool", counts: SharedBlocks) -> None:
         """Made by the pool, once for each id."""
-        self._counts: PrefixBlocks | None = None
+        self._counts: SharedBlocks | None = None
         super().__init__(block_id, pool=pool)
         self._counts = counts
 
@@ -73,7 +73,7 @@ class _Blocks:
 class _PrefixIndex:
     """vLLM's map from hash to block, kept by the allocator: one key a block, one block a key."""
 
-    def __init__(self, counts: PrefixBlocks, blocks: _Blocks) -> None:
+    def __init__(self, counts: SharedBlocks, blocks: _Blocks) -> None:
         self._counts = counts
         self._blocks = blocks
 
@@ -144,7 +144,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         del self.free_block_queue  # Nobody shall walk a queue that is always empty.
         self.num_gpu_blocks = num_gpu_blocks
         self._lane = lane
-        self._counts = PrefixBlocks(lane.kv.allocator)
+        self._counts = shared_blocks(lane.kv.allocator)
         self.blocks = _Blocks(self._make_block)
         self.cached_block_hash_to_block = _PrefixIndex(self._counts, self.blocks)
 
@@ -156,13 +156,14 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         missing = blocks - self._counts.free_blocks
         if missing <= 0:
             return True
-        # The lane does not count what is cached.
+        # Whether what is cached counts as free is the allocator's affair.
         self._lane.ensure(self._lane.kv.allocator.free_blocks + missing)
         return self._counts.free_blocks >= blocks
 
     def forget_in(self, slabs: frozenset[int]) -> None:
-        """Drop cached blocks without a reference that lie in `slabs`."""
-        self._counts.forget_in(slabs)
+        """Drop cached blocks without a reference that lie in `slabs`, so that those can leave."""
+        if isinstance(self._counts, PrefixBlocks):  # Otherwise the allocator has done so.
+            self._counts.forget_in(slabs)
 
     # ---- vLLM's contract ------------------------------------------------------------------------
 
@@ -262,7 +263,5 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def _note_lost_prefixes(self) -> None:
         index = self.cached_block_hash_to_block
         for block in self.blocks:
-            if block.block_hash is None or block.ref_cnt > 0:
-                continue
-            if not index.contain(block.block_hash, block.block_id):
+            if block.block_hash is not None and index.get_one_block(block.block_hash) is None:
                 self._maybe_evict_cached_block(block)

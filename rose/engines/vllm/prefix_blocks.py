@@ -1,8 +1,8 @@
-"""Reference counts and a prefix cache over an allocator that only gives and takes blocks."""
+"""Blocks with reference counts and a prefix cache: what vLLM's pool asks of an allocator."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
 
 from rose._core import BlockAllocator
 from rose.errors import InvalidArgument
@@ -10,8 +10,64 @@ from rose.errors import InvalidArgument
 KEY_BYTES: Final = 16
 
 
+class SharedBlocks(Protocol):
+    """The blocks of one partition, shared and cached.
+
+    A block has references, or is cached, or is free; `free_blocks` counts the last two.
+    """
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that `alloc` could give, those cached without a reference included."""
+        ...
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks with a reference, and those set aside."""
+        ...
+
+    def references(self, block: int) -> int:
+        """Return how many hold the block."""
+        ...
+
+    def alloc(self, n: int) -> list[int] | None:
+        """Take `n` blocks with one reference each; None, and nothing taken, if fewer are free."""
+        ...
+
+    def share(self, ids: Sequence[int]) -> None:
+        """Add a reference to each block; cached ones come alive."""
+        ...
+
+    def free(self, ids: Sequence[int]) -> None:
+        """Take one reference of each block away, as often as it is named."""
+        ...
+
+    def publish(self, ids: Sequence[int], keys: bytes) -> None:
+        """Let each block be found by its key of 16 bytes; the first block of a key keeps it."""
+        ...
+
+    def lookup(self, keys: bytes) -> list[int]:
+        """Return the blocks of the longest prefix of `keys` that is cached, taking no reference."""
+        ...
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Take the keys of blocks away; those without a reference are free."""
+        ...
+
+    def forget_all(self) -> None:
+        """Take all keys away."""
+        ...
+
+
+def shared_blocks(allocator: BlockAllocator) -> SharedBlocks:
+    """Return what shares and caches the blocks of `allocator`: itself, if it can."""
+    if hasattr(allocator, "lookup"):
+        return cast("SharedBlocks", allocator)
+    return PrefixBlocks(allocator)
+
+
 class PrefixBlocks:
-    """The blocks of one partition, shared and cached. For one thread at a time.
+    """References and keys for an allocator that only gives and takes. For one thread at a time.
 
     The life of a block: `alloc` → `share`* → `free`, … → free; one that was published stays cached
     when its last reference goes, counts as free, and is taken anew when nothing else is left,
@@ -103,7 +159,7 @@ class PrefixBlocks:
             found.append(block)
         return found
 
-    def forget(self, ids: Collection[int]) -> None:
+    def forget(self, ids: Sequence[int]) -> None:
         """Take the keys of blocks away; those without a reference are free."""
         for block in ids:
             key = self._key_of.pop(block, None)
