@@ -14,12 +14,15 @@ class Environment:
             set.
         cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set to a number.
         is_cuda_eager: `CUDA_MODULE_LOADING` says that kernels are loaded before their first launch.
+        vllm_wheel: `ROSE_VLLM_WHEEL`, the wheel of the vLLM that rose is compared with, or how to
+            come by it; None when it is not set.
     """
 
     is_ci: bool
     isa: str | None = None
     cuda_max_connections: int | None = None
     is_cuda_eager: bool = False
+    vllm_wheel: str | None = None
 
 
 def read_environment() -> Environment:
@@ -30,4 +33,5 @@ def read_environment() -> Environment:
         isa=os.environ.get("ROSE_ISA") or None,
         cuda_max_connections=int(connections) if connections.isdecimal() else None,
         is_cuda_eager=os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER",
+        vllm_wheel=os.environ.get("ROSE_VLLM_WHEEL") or None,
     )
