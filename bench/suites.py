@@ -5,7 +5,7 @@ from typing import Final
 
 _PREFIX: Final = "bench_"
 # What a suite runs besides the file of its name.
-_FURTHER: Final = {"transfer": ("codec",)}
+_FURTHER: Final = {"memory": ("blocks",), "transfer": ("codec",)}
 
 
 def suites() -> list[str]:
