@@ -225,6 +225,7 @@ class BlockAllocator final : public SlabHolder {
   Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
   Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
 
+  void add_reference(Place at) noexcept;
   bool stays_cached(Place at) noexcept;
   bool has_key(Place at) const noexcept { return cache_.namespace_of(at.slot) != 0; }
   void erase_key(Place at) noexcept;

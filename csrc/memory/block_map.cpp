@@ -163,13 +163,11 @@ void BlockMap::add_reference(Place at) noexcept {
     ++state(at);
     return;
   }
-  Entry& slab = entry(at.slab);
   unlink(at.slab);
   clear_cached(at);
   state(at) = 1;
-  count_used(slab, 1);
+  count_used(entry(at.slab), 1);
   link(at.slab);
-  if (slab.kept > 0) queue_.touch(at.slab);
 }
 
 // ---- giving

@@ -21,9 +21,18 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
       ROSE_TRY(give(blocks.first(done)));
       return map_.check_in_use(blocks[done]);
     }
-    map_.add_reference(at);
+    add_reference(at);
   }
   return {};
+}
+
+// A hit makes the other cached blocks of its slab young again, unless they are of no use now.
+void BlockAllocator::add_reference(Place at) noexcept {
+  const bool is_hit = map_.is_cached(at);
+  map_.add_reference(at);
+  const bool is_current =
+      cached_namespaces_[static_cast<std::size_t>(at.slab)] == cache_.current();
+  if (is_hit && is_current && map_.kept(at.slab) > 0) map_.touch_cached(at.slab);
 }
 
 Result<std::int32_t> BlockAllocator::references(BlockId block) const noexcept {
@@ -90,7 +99,7 @@ std::size_t BlockAllocator::acquire(std::span<const BlockKey> keys,
     if (!slot.has_value()) break;
     const Place at = map_.place_of(*slot);
     if (map_.is_cached(at) && !enter(at.slab)) break;  // it left, and its keys are forgotten
-    map_.add_reference(at);
+    add_reference(at);
     out[found++] = map_.block_at(at);
   }
   return found;
