@@ -77,7 +77,7 @@ bool BlockAllocator::enter(SlabId slab) noexcept {
 }
 
 // Call it when a slab may have become idle; nothing happens when it has not.
-Status BlockAllocator::settle(SlabId slab) noexcept {
+Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
   if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
   if (door_ == nullptr) return use == SlabUse::kOpen ? Status{} : watcher_->on_slab_idle(slab);
@@ -104,7 +104,7 @@ Status BlockAllocator::reconcile_slabs() noexcept {
       remove_slab(slab);
     } else if (map_.use(slab) == SlabUse::kOpen) {
       ROSE_TRY(close_slab(slab));
-      ROSE_TRY(settle(slab));
+      ROSE_TRY(settle_slab(slab));
     }
   }
   return {};
@@ -181,7 +181,7 @@ Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
     std::size_t run = 1;
     while (run < blocks.size() && map_.holds(slab, blocks[run])) ++run;
     map_.release(slab, blocks.first(run), [this](Place at) { return stays_cached(at); });
-    ROSE_TRY(settle(slab));
+    ROSE_TRY(settle_slab(slab));
     blocks = blocks.subspan(run);
   }
   return {};
@@ -191,7 +191,7 @@ Status BlockAllocator::put_back(std::span<const BlockId> blocks) noexcept {
   for (const BlockId block : blocks) {
     const Place at = map_.find(block);
     map_.put_back(at);
-    ROSE_TRY(settle(at.slab));
+    ROSE_TRY(settle_slab(at.slab));
   }
   return {};
 }
@@ -281,7 +281,7 @@ Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
 
 Status BlockAllocator::drop_pins(std::span<const PinnedSlab> slabs) noexcept {
   for (const PinnedSlab& one : slabs) {
-    if (map_.unpin(one.slab, one.generation)) ROSE_TRY(settle(one.slab));
+    if (map_.unpin(one.slab, one.generation)) ROSE_TRY(settle_slab(one.slab));
   }
   return {};
 }

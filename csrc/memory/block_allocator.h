@@ -213,7 +213,7 @@ class BlockAllocator final : public SlabHolder {
                  SlabDoor* door) noexcept;
 
   bool enter(SlabId slab) noexcept;
-  Status settle(SlabId slab) noexcept;
+  Status settle_slab(SlabId slab) noexcept;
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
 

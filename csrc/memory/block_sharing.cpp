@@ -30,8 +30,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
 void BlockAllocator::add_reference(Place at) noexcept {
   const bool is_hit = map_.is_cached(at);
   map_.add_reference(at);
-  const bool is_current =
-      cached_namespaces_[static_cast<std::size_t>(at.slab)] == cache_.current();
+  const bool is_current = cached_namespaces_[static_cast<std::size_t>(at.slab)] == cache_.current();
   if (is_hit && is_current && map_.kept(at.slab) > 0) map_.touch_cached(at.slab);
 }
 

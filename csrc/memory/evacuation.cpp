@@ -146,13 +146,13 @@ Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
   const SlabId target = grid().slab_at(to);
   if (map_.unpin(target, move.to_generation)) {
     if (!has_moved) map_.put_back(map_.find(to));
-    ROSE_TRY(settle(target));
+    ROSE_TRY(settle_slab(target));
   }
   const SlabId source = grid().slab_at(move.from);
   if (!map_.has_slab(source) || map_.generation(source) != move.from_generation) return {};
   const bool is_last = --moves_out_of_[static_cast<std::size_t>(source)] == 0;
   if (is_last) map_.set_draining(source, false);
-  return settle(source);
+  return settle_slab(source);
 }
 
 // False, and nothing changed, when the source was freed or the target must go home.
