@@ -164,7 +164,7 @@ TEST(slab_that_was_used_longest_ago_gives_all_its_cached_blocks) {
 
 TEST(hit_makes_a_slab_young_again) {
   Cached tenant;
-  tenant.free(tenant.acquire({1}));
+  tenant.acquire({1});
   tenant.alloc(1);
   CHECK(tenant.lookup({1, 2, 3, 4}) == tenant.first);
   CHECK(tenant.lookup({5}).empty());

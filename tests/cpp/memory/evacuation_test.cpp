@@ -183,6 +183,16 @@ TEST(block_that_was_freed_meanwhile_does_not_come_back) {
   CHECK_EQ(tenant.blocks.free_blocks(), 5);
 }
 
+TEST(source_keeps_nothing_cached_for_later) {
+  Sparse tenant{{1, 3}};
+  tenant.publish(tenant.held[0], {7});
+  const Evacuation plan = tenant.plan();
+  tenant.free(tenant.held[0]);
+  CHECK_EQ(tenant.blocks.cached_blocks(), 0);
+  CHECK(tenant.lookup({7}).empty());
+  tenant.cancel(plan);
+}
+
 TEST(target_slab_is_held_while_bytes_are_written_there) {
   Sparse tenant{{1, 2}};
   const Evacuation plan = tenant.plan();
