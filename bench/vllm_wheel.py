@@ -53,7 +53,7 @@ def load(module: str) -> Any:
     Raises:
         Unavailable: vLLM cannot be had here; the sentence says why, and what would mend it.
     """
-    with _importable():
+    with importable():
         try:
             version = importlib.import_module("vllm.version").__version__
             found = importlib.import_module(module)
@@ -65,7 +65,8 @@ def load(module: str) -> Any:
 
 
 @contextmanager
-def _importable() -> Iterator[None]:
+def importable() -> Iterator[None]:
+    """Let vLLM import more of itself, as it does when some of its classes are used."""
     # vLLM sets variables for its own processes; this one is not its.
     with mock.patch.dict(os.environ, VLLM_CONFIGURE_LOGGING="0"), placeholders(_UNUSED):
         if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:

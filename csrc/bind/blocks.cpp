@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind/host_ints.h"
 #include "bind/status.h"
 #include "memory/block_allocator.h"
 
@@ -20,6 +24,9 @@ namespace rose::bind {
 namespace py = pybind11;
 using memory::BlockAllocator;
 using memory::BlockId;
+using memory::BlockKey;
+using memory::BlockTable;
+using memory::Evacuation;
 using memory::SlabId;
 
 namespace {
@@ -39,6 +46,9 @@ class Ids {
       const auto array = py::reinterpret_borrow<IdArray>(source);
       BlockId* out = resize(static_cast<std::size_t>(array.size()));
       std::copy_n(array.data(), count_, out);
+    } else if (py::hasattr(source, "__dlpack__") && !py::isinstance<py::array>(source)) {
+      const HostInts array{source, "ids", 1, false};
+      std::copy_n(array.data(), array.width(), resize(array.width()));
     } else {
       const auto sequence = py::list(py::reinterpret_borrow<py::object>(source));
       BlockId* out = resize(sequence.size());
@@ -93,6 +103,107 @@ py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill)
   return fill(out) ? py::object{to_list(out)} : py::object{py::none()};
 }
 
+// Keys that came from Python: a list of 16 bytes each, or all of them in one buffer.
+class Keys {
+ public:
+  explicit Keys(const py::handle& source) {
+    if (PyList_CheckExact(source.ptr()) != 0) {
+      const auto count = static_cast<std::size_t>(PyList_GET_SIZE(source.ptr()));
+      BlockKey* out = resize(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        copy(PyList_GET_ITEM(source.ptr(), static_cast<py::ssize_t>(i)), out + i);
+      }
+      return;
+    }
+    if (PyObject_CheckBuffer(source.ptr()) == 0) refuse();
+    const py::buffer_info all = py::reinterpret_borrow<py::buffer>(source).request();
+    const auto bytes = static_cast<std::size_t>(all.size * all.itemsize);
+    if (bytes % sizeof(BlockKey) != 0 || PyBuffer_IsContiguous(all.view(), 'C') == 0) refuse();
+    BlockKey* out = resize(bytes / sizeof(BlockKey));
+    if (bytes > 0) std::memcpy(out, all.ptr, bytes);
+  }
+  std::span<const BlockKey> span() const {
+    return {large_.empty() ? small_.data() : large_.data(), count_};
+  }
+
+ private:
+  static void copy(PyObject* source, BlockKey* out) {
+    if (PyBytes_CheckExact(source) == 0 || PyBytes_GET_SIZE(source) != sizeof(BlockKey)) refuse();
+    std::memcpy(out, PyBytes_AS_STRING(source), sizeof(BlockKey));
+  }
+  [[noreturn]] static void refuse() {
+    raise(Status::invalid_argument(
+        "keys must be 16 bytes each: a list of bytes, or one contiguous buffer of all of them"));
+  }
+  BlockKey* resize(std::size_t count) {
+    count_ = count;
+    if (count <= small_.size()) return small_.data();
+    large_.resize(count);
+    return large_.data();
+  }
+
+  std::array<BlockKey, 64> small_;
+  std::vector<BlockKey> large_;
+  std::size_t count_{0};
+};
+
+// Calls `find` on keys and room for as many ids; the list of those it found.
+template <typename Find>
+py::list find_list(const py::object& keys, Find find) {
+  const Keys wanted{keys};
+  std::array<BlockId, 64> small;
+  std::vector<BlockId> large;
+  std::span<BlockId> out{small.data(), std::min(wanted.span().size(), small.size())};
+  if (wanted.span().size() > small.size()) {
+    large.resize(wanted.span().size());
+    out = large;
+  }
+  return to_list(out.first(find(wanted.span(), out)));
+}
+
+// A namespace is named by 16 bytes, or by a model and the version of its weights. The first letter
+// keeps the two kinds apart.
+std::string namespace_name(const py::object& key) {
+  if (py::isinstance<py::bytes>(key)) {
+    const auto name = key.cast<std::string>();
+    if (name.size() == sizeof(BlockKey)) return "k" + name;
+  } else if (py::isinstance<py::tuple>(key) && py::len(key) == 2) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(key);
+    if (py::isinstance<py::str>(pair[0]) && py::isinstance<py::int_>(pair[1])) {
+      return "v" + py::str(pair[1]).cast<std::string>() + " " + pair[0].cast<std::string>();
+    }
+  }
+  raise(Status::invalid_argument(
+      "a cache namespace is named by 16 bytes or by (model, version): a string and an integer"));
+}
+
+BlockTable table_of(const HostInts& ids, const HostInts& lengths) {
+  if (lengths.width() != ids.rows()) {
+    raise(Status::invalid_argument(std::to_string(lengths.width()) + " lengths for a table of " +
+                                   std::to_string(ids.rows()) + " rows"));
+  }
+  return {ids.data(), lengths.data(), ids.rows(), ids.width(), ids.stride()};
+}
+
+py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
+                          std::optional<std::int64_t> limit) {
+  if (limit.has_value() && *limit < 0) {
+    raise(Status::invalid_argument("cannot move less than no block"));
+  }
+  const std::int64_t most = limit.value_or(std::numeric_limits<std::int64_t>::max());
+  const Evacuation plan =
+      slabs.is_none() ? self.plan_evacuation(most) : self.plan_evacuation(Ids{slabs}.span(), most);
+  return py::make_tuple(to_list(plan.from), to_list(plan.to));
+}
+
+py::list finish_evacuation(BlockAllocator& self, const py::object& from, const py::object& to) {
+  const Ids sources{from};
+  const Ids targets{to};
+  std::vector<BlockId> now_at(targets.span().size());
+  check(self.finish_evacuation(sources.span(), targets.span(), now_at));
+  return to_list(now_at);
+}
+
 void check_slab(const BlockAllocator& allocator, SlabId slab) {
   if (slab >= 0 && slab < allocator.grid().shape().slab_count) return;
   raise(Status::invalid_argument("no slab " + std::to_string(slab)));
@@ -111,10 +222,72 @@ void bind_blocks(py::module_& m) {
           py::arg("n"))
       .def(
           "alloc_into",
-          [](Self& self, IdArray out) {
-            return self.alloc({out.mutable_data(), static_cast<std::size_t>(out.size())});
+          [](Self& self, const py::object& out) {
+            const HostInts ids{out, "out", 1, true};
+            return self.alloc(ids.span());
           },
-          py::arg("out").noconvert())
+          py::arg("out"))
+      .def(
+          "alloc_rows",
+          [](Self& self, const py::object& counts, const py::object& table,
+             const py::object& lengths) {
+            const HostInts ids{table, "table", 2, true};
+            const HostInts used{lengths, "lengths", 1, true};
+            return take(self.alloc_rows(Ids{counts}.span(), table_of(ids, used)));
+          },
+          py::arg("counts"), py::arg("table"), py::arg("lengths"))
+      .def(
+          "free_rows",
+          [](Self& self, const py::object& table, const py::object& lengths,
+             const py::object& rows) {
+            const HostInts ids{table, "table", 2, false};
+            const HostInts used{lengths, "lengths", 1, true};
+            check(self.free_rows(table_of(ids, used), Ids{rows}.span()));
+          },
+          py::arg("table"), py::arg("lengths"), py::arg("rows"))
+      .def(
+          "share", [](Self& self, const py::object& ids) { check(self.share(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def(
+          "references",
+          [](const Self& self, BlockId block) { return take(self.references(block)); },
+          py::arg("block"))
+      .def(
+          "set_cache_namespace",
+          [](Self& self, const py::object& key) { self.set_cache_namespace(namespace_name(key)); },
+          py::arg("key"))
+      .def(
+          "publish",
+          [](Self& self, const py::object& ids, const py::object& keys) {
+            check(self.publish(Ids{ids}.span(), Keys{keys}.span()));
+          },
+          py::arg("ids"), py::arg("keys"))
+      .def(
+          "lookup",
+          [](const Self& self, const py::object& keys) {
+            return find_list(keys, [&](auto wanted, auto out) { return self.lookup(wanted, out); });
+          },
+          py::arg("keys"))
+      .def(
+          "acquire",
+          [](Self& self, const py::object& keys) {
+            return find_list(keys,
+                             [&](auto wanted, auto out) { return self.acquire(wanted, out); });
+          },
+          py::arg("keys"))
+      .def(
+          "forget", [](Self& self, const py::object& ids) { check(self.forget(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def("forget_all", &Self::forget_all)
+      .def("plan_evacuation", &plan_evacuation, py::arg("slabs") = py::none(),
+           py::arg("limit") = py::none())
+      .def("finish_evacuation", &finish_evacuation, py::arg("from_ids"), py::arg("to_ids"))
+      .def(
+          "cancel_evacuation",
+          [](Self& self, const py::object& from, const py::object& to) {
+            check(self.cancel_evacuation(Ids{from}.span(), Ids{to}.span()));
+          },
+          py::arg("from_ids"), py::arg("to_ids"))
       .def(
           "free", [](Self& self, const py::object& ids) { check(self.free(Ids{ids}.span())); },
           py::arg("ids"))
@@ -154,8 +327,10 @@ void bind_blocks(py::module_& m) {
       .def(
           "unpin", [](Self& self, memory::PinId pin) { check(self.unpin(pin)); }, py::arg("pin"))
       .def_property_readonly("free_blocks", &Self::free_blocks)
+      .def_property_readonly("cached_blocks", &Self::cached_blocks)
       .def_property_readonly("used_blocks", &Self::used_blocks)
       .def_property_readonly("capacity_blocks", &Self::capacity_blocks)
+      .def("reconcile", [](Self& self) { check(self.reconcile()); })
       .def("used", &Self::used, py::arg("slab"))
       .def(
           "generation", [](const Self& self, SlabId slab) { return take(self.generation(slab)); },

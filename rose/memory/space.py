@@ -1,6 +1,7 @@
 """The KV space of one tenant: its block ids, its allocator and its views of the shared pool."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -137,3 +138,59 @@ class KVSpace:
             self._window(layer * layer_bytes, (ids, stride // itemsize), dtype)
             for layer in range(self.geometry.layers)
         ]
+
+    # ---- moving data
+
+    def copy_blocks(self, from_ids: Sequence[int], to_ids: Sequence[int]) -> None:
+        """Copy block `from_ids[i]` to `to_ids[i]` in every layer.
+
+        All sources are read as they were before the call. On a GPU the copy is the engine's, on
+        its own stream and with its own kernels.
+
+        Raises:
+            InvalidArgument: the ids do not pair up, or the pool is in device memory.
+        """
+        if len(from_ids) != len(to_ids):
+            raise InvalidArgument(f"{len(from_ids)} blocks cannot be copied to {len(to_ids)}")
+        if not self._arbiter.is_on_host:
+            raise InvalidArgument("the pool is in device memory: the engine copies its blocks")
+        sources, targets = np.asarray(from_ids, np.intp), np.asarray(to_ids, np.intp)
+        for rows in self._block_rows():
+            rows[targets] = rows[sources]
+
+    def _block_rows(self) -> "list[npt.NDArray[np.uint8]]":
+        """Return arrays in which row `id` is all or one layer of block `id`; together all of it."""
+        if self.geometry.layout is Layout.LAYER_MAJOR:
+            return [np.asarray(view) for view in self.views()]
+        return [np.asarray(self.flat()).reshape(-1, self.geometry.block_bytes)]
+
+    def evacuate(
+        self, slabs: Sequence[int] | None = None, *, limit: int | None = None
+    ) -> dict[int, int]:
+        """Move blocks together on a CPU, so that whole slabs come empty.
+
+        A leaving slab that comes empty goes home inside the call. Nobody may write a block of this
+        tenant during the call, and no step may be prepared or running on blocks of `slabs` that it
+        did not pin: pinned slabs stay as they are. On a GPU an engine does the same in three steps,
+        with its own copy between `allocator.plan_evacuation` and `finish_evacuation`.
+
+        Args:
+            slabs: those to empty, in this order; None: the sparsest, as far as the others have
+                room.
+            limit: the most blocks to move; None: no limit.
+
+        Returns:
+            The new id of each block that moved: the caller rewrites its block tables before its
+            next step.
+
+        Raises:
+            InvalidArgument: the pool is in device memory; nothing has moved.
+        """
+        from_ids, to_ids = self.allocator.plan_evacuation(slabs, limit)
+        try:
+            self.copy_blocks(from_ids, to_ids)
+        except InvalidArgument:
+            self.allocator.cancel_evacuation(from_ids, to_ids)
+            raise
+        now_at = self.allocator.finish_evacuation(from_ids, to_ids)
+        return {old: new for old, new in zip(from_ids, now_at, strict=True) if old != new}

@@ -1,12 +1,19 @@
 """The C++ arbiter and its allocators do what the plain model does, over all orders of calls."""
 
+import copy
 import os
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rose._core import Arbiter, Grant, LedgerView, ManualClock
 from rose.errors import InvalidArgument
@@ -21,6 +28,11 @@ TENANTS = (
 PARTITIONS = st.integers(0, 1)
 COUNTS = st.integers(1, SLABS)
 TIMES = st.integers(1, 50)
+KEYS = st.integers(0, 7)
+
+
+def key_bytes(key: int) -> bytes:
+    return key.to_bytes(16, "little")
 
 
 class MemoryMachine(RuleBasedStateMachine):
@@ -34,7 +46,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.model.now = self.clock.now_ns()
         self.blocks = []
         for index, tenant in enumerate(TENANTS):
-            self.model.add(Tenant(**vars(tenant)))
+            self.model.add(copy.deepcopy(tenant))
             partition = self.arbiter.add_partition(
                 f"tenant {index}", reserve_slabs=tenant.reserve, limit_slabs=tenant.limit
             )
@@ -47,6 +59,8 @@ class MemoryMachine(RuleBasedStateMachine):
         fd = self.arbiter.share_ledger()
         self.ledger = LedgerView.open(fd)
         os.close(fd)
+        for blocks in self.blocks:
+            blocks.set_cache_namespace(("", 0))
         self.next_lease = 1
         self.next_revocation = 1
 
@@ -161,22 +175,13 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @rule(partition=PARTITIONS, data=st.data())
     def free(self, partition: int, data: Any) -> None:
-        used = [
-            block
-            for slab in self.model.slabs
-            if slab.owner == partition
-            for block in sorted(slab.used)
-        ]
-        if used:
+        if used := self.used(partition):
             ids = data.draw(st.lists(st.sampled_from(used), max_size=12, unique=True))
             self.blocks[partition].free(ids)
             self.model.free(partition, ids)
 
     @rule(partition=PARTITIONS, ids=st.lists(st.integers(-1, 80), max_size=4))
     def free_anything(self, partition: int, ids: list[int]) -> None:
-        set_aside = any(slab.aside for slab in self.model.slabs)
-        if set_aside:
-            return  # a ticket's ids are not known to the model
         if self.model.may_free(partition, ids):
             self.blocks[partition].free(ids)
             self.model.free(partition, ids)
@@ -206,6 +211,90 @@ class MemoryMachine(RuleBasedStateMachine):
         partition, name = data.draw(st.sampled_from(sorted(self.model.tickets)))
         self.blocks[partition].cancel(name)
         self.model.cancel(partition, name)
+
+    # ---- references and prefixes
+
+    def used(self, partition: int) -> list[int]:
+        owned = [slab for slab in self.model.slabs if slab.owner == partition]
+        return [block for slab in owned for block in sorted(slab.used)]
+
+    @rule(partition=PARTITIONS, data=st.data())
+    def share(self, partition: int, data: Any) -> None:
+        owned = [slab for slab in self.model.slabs if slab.owner == partition]
+        known = [block for slab in owned for block in sorted([*slab.used, *slab.cached])]
+        if known:
+            ids = data.draw(st.lists(st.sampled_from(known), max_size=6))
+            self.blocks[partition].share(ids)
+            self.model.share(partition, ids)
+
+    @rule(partition=PARTITIONS, ids=st.lists(st.integers(-1, 80), max_size=3))
+    def share_anything(self, partition: int, ids: list[int]) -> None:
+        if self.model.may_share(partition, ids):
+            self.blocks[partition].share(ids)
+            self.model.share(partition, ids)
+        else:
+            with pytest.raises(InvalidArgument):
+                self.blocks[partition].share(ids)
+
+    @rule(partition=PARTITIONS, data=st.data())
+    def publish(self, partition: int, data: Any) -> None:
+        if used := self.used(partition):
+            ids = data.draw(st.lists(st.sampled_from(used), max_size=6))
+            keys = data.draw(st.lists(KEYS, min_size=len(ids), max_size=len(ids)))
+            self.blocks[partition].publish(ids, b"".join(map(key_bytes, keys)))
+            self.model.publish(partition, ids, keys)
+
+    @rule(partition=PARTITIONS, keys=st.lists(KEYS, max_size=4))
+    def lookup(self, partition: int, keys: list[int]) -> None:
+        found = self.blocks[partition].lookup(list(map(key_bytes, keys)))
+        assert found == self.model.lookup(partition, keys)
+
+    @rule(partition=PARTITIONS, keys=st.lists(KEYS, max_size=4))
+    def acquire(self, partition: int, keys: list[int]) -> None:
+        found = self.blocks[partition].acquire(list(map(key_bytes, keys)))
+        assert found == self.model.lookup(partition, keys)
+        self.model.share(partition, found)
+
+    @rule(partition=PARTITIONS, data=st.data())
+    def forget(self, partition: int, data: Any) -> None:
+        if used := self.used(partition):
+            cached = [b for s in self.model.open(partition) for b in sorted(s.cached)]
+            ids = data.draw(st.lists(st.sampled_from(used + cached), max_size=3))
+            self.blocks[partition].forget(ids)
+            self.model.forget(partition, ids)
+
+    @rule(partition=PARTITIONS, name=st.sampled_from(["", "one", "two"]))
+    def set_cache_namespace(self, partition: int, name: str) -> None:
+        self.blocks[partition].set_cache_namespace((name, len(name)))
+        self.model.enter_namespace(partition, name)
+
+    # ---- evacuation
+
+    @rule(
+        partition=PARTITIONS,
+        slabs=st.none() | st.lists(st.integers(0, SLABS - 1), max_size=4),
+        limit=st.integers(0, 20),
+    )
+    def plan_evacuation(self, partition: int, slabs: list[int] | None, limit: int) -> None:
+        plan = self.blocks[partition].plan_evacuation(slabs, limit)
+        if slabs is None:
+            self.model.accept_sparse_plan(partition, limit, plan)
+        else:
+            self.model.accept_plan(partition, slabs, limit, plan)
+
+    @precondition(lambda self: self.model.moves)
+    @rule(data=st.data(), is_done=st.booleans())
+    def end_evacuation(self, data: Any, is_done: bool) -> None:
+        partition = data.draw(st.sampled_from(sorted({p for p, _ in self.model.moves})))
+        planned = sorted(to for p, to in self.model.moves if p == partition)
+        targets = data.draw(st.permutations(planned))[: data.draw(st.integers(1, len(planned)))]
+        sources = [self.model.moves[partition, to].from_block for to in targets]
+        if is_done:
+            now_at = self.blocks[partition].finish_evacuation(sources, targets)
+            assert now_at == self.model.end_moves(partition, targets, is_done=True)
+        else:
+            self.blocks[partition].cancel_evacuation(sources, targets)
+            self.model.end_moves(partition, targets, is_done=False)
 
     # ---- pins
 
@@ -264,6 +353,11 @@ class MemoryMachine(RuleBasedStateMachine):
             assert got.quarantined == len(self.model.of(partition, "QUARANTINED"))
             assert got.free_blocks == self.model.free_blocks(partition)
             assert got.used_blocks == self.model.used_blocks(partition)
+            blocks = self.blocks[partition]
+            assert blocks.cached_blocks == self.model.cached_blocks(partition)
+            for slab in self.model.slabs:
+                for block, references in slab.used.items() if slab.owner == partition else ():
+                    assert blocks.references(block) == references
             lent = self.model.of(partition, "GRANTED")
             assert got.revocable_now == sum(slab.is_idle for slab in lent)
             assert got.in_revocation == len(self.model.of(partition, "REVOKING"))
@@ -276,3 +370,10 @@ class MemoryMachine(RuleBasedStateMachine):
 
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(max_examples=400, stateful_step_count=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_million_random_operations_do_what_the_model_does() -> None:
+    many = settings(max_examples=10_000, stateful_step_count=100)
+    run_state_machine_as_test(MemoryMachine, settings=many)

@@ -4,6 +4,7 @@ Which block ids an allocator picks among equally full slabs is its own affair: t
 ids and checks that they were allowed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 NOBODY = -1
@@ -17,13 +18,17 @@ class Slab:
     generation: int = 0
     lease: int = 0
     revocation: int = 0
-    used: set[int] = field(default_factory=set)
+    used: dict[int, int] = field(default_factory=dict)  # references by block
+    cached: set[int] = field(default_factory=set)
+    cached_in: str = ""  # the namespace of all that is cached here
     aside: int = 0  # blocks that tickets hold
+    targets: set[int] = field(default_factory=set)  # blocks that others move to
+    moving: int = 0  # blocks that move out; it gives none until the last is gone
     pins: int = 0
 
     @property
     def taken(self) -> int:
-        return len(self.used) + self.aside
+        return len(self.used) + self.aside + len(self.targets)
 
     @property
     def is_idle(self) -> bool:
@@ -37,6 +42,29 @@ class Tenant:
     block_bytes: int
     origin: int
     is_live: bool = True
+    namespace: str = ""
+    blocks_by_key: dict[tuple[str, int], int] = field(default_factory=dict)
+    eviction: list[int] = field(default_factory=list)  # slabs with cached blocks, the next first
+
+    def key_of(self, block: int) -> tuple[str, int] | None:
+        return next((key for key, at in self.blocks_by_key.items() if at == block), None)
+
+    def unpublish(self, block: int) -> None:
+        key = self.key_of(block)
+        if key is not None:
+            del self.blocks_by_key[key]
+
+    def touch(self, slab: int) -> None:
+        if slab in self.eviction:
+            self.eviction.remove(slab)
+        self.eviction.append(slab)
+
+
+@dataclass
+class Move:
+    from_block: int
+    from_slab: tuple[int, int]  # its index and its generation
+    to_slab: tuple[int, int]
 
 
 @dataclass
@@ -67,6 +95,7 @@ class MemoryModel:
         self.revocations: dict[int, Revocation] = {}
         self.tickets: dict[tuple[int, int], dict[int, int]] = {}
         self.pins: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.moves: dict[tuple[int, int], Move] = {}  # by partition and target
         self.epoch = 1
         self.now = 0
 
@@ -116,11 +145,17 @@ class MemoryModel:
                 return slab
         return None
 
-    def free_in(self, slab: Slab) -> int:
+    def not_taken(self, slab: Slab) -> int:
         return len(self.ids(slab.owner, slab.index)) - slab.taken
 
+    def free_in(self, slab: Slab) -> int:
+        return 0 if slab.moving else self.not_taken(slab) - len(slab.cached)
+
     def free_blocks(self, partition: int) -> int:
-        return sum(self.free_in(slab) for slab in self.open(partition))
+        return sum(self.free_in(slab) + len(slab.cached) for slab in self.open(partition))
+
+    def cached_blocks(self, partition: int) -> int:
+        return sum(len(slab.cached) for slab in self.open(partition))
 
     def used_blocks(self, partition: int) -> int:
         return sum(slab.taken for slab in self.held(partition))
@@ -216,13 +251,15 @@ class MemoryModel:
             lease, epoch = slab.lease, self.epoch
             if run[0] != lease:
                 run = (lease, None)
-            self.close_tickets(slab)
+            self.close(slab)
             self.settle(slab)
             if self.epoch != epoch:
                 self.epoch -= run[1] == slab.owner
                 run = (lease, slab.owner)
 
-    def close_tickets(self, slab: Slab) -> None:
+    def close(self, slab: Slab) -> None:
+        """Take away what holds no data, and all keys."""
+        self.forget_slab(slab)
         slab.aside = 0
         for (partition, _), aside in self.tickets.items():
             if partition == slab.owner:
@@ -249,9 +286,10 @@ class MemoryModel:
         self.epoch += 1
 
     def clear(self, slab: Slab) -> None:
+        self.forget_slab(slab)
         slab.owner, slab.state, slab.generation = NOBODY, "UNOWNED", slab.generation + 1
-        slab.lease = slab.revocation = slab.aside = slab.pins = 0
-        slab.used = set()
+        slab.lease = slab.revocation = slab.aside = slab.pins = slab.moving = 0
+        slab.used, slab.targets = {}, set()
 
     def pending(self, name: int) -> list[Slab]:
         return [slab for slab in self.slabs if slab.revocation == name and slab.state == "REVOKING"]
@@ -267,6 +305,7 @@ class MemoryModel:
         return revocation.wanted, revocation.returned, pending, revocation.fenced
 
     def quarantine(self, slab: Slab) -> None:
+        self.forget_slab(slab)
         slab.state, slab.lease, slab.revocation = "QUARANTINED", 0, 0
         self.epoch += 1
 
@@ -287,7 +326,7 @@ class MemoryModel:
         given = 0
         for slab in self.held(partition):
             if slab.state == "OWNED":
-                self.close_tickets(slab)
+                self.close(slab)
             if slab.revocation:
                 self.revocations[slab.revocation].fenced += 1
                 self.leases[slab.lease].is_fenced = True
@@ -304,44 +343,251 @@ class MemoryModel:
     def accept_alloc(self, partition: int, n: int, ids: list[int] | None) -> None:
         """Check the answer to alloc(n), and remember it."""
         assert (ids is None) == (n > self.free_blocks(partition))
-        for slab, part in self.runs(partition, ids or []):
-            self.check_fullest(partition, slab)
-            assert not part & slab.used
-            assert len(part) <= self.free_in(slab)
-            slab.used |= part
+        for slab, block in self.accept_taken(partition, ids or []):
+            slab.used[block] = 1
 
-    def runs(self, partition: int, ids: list[int]) -> list[tuple[Slab, set[int]]]:
-        runs: list[tuple[Slab, set[int]]] = []
+    def accept_taken(self, partition: int, ids: list[int]) -> Iterator[tuple[Slab, int]]:
+        """Check that each id was allowed at its turn; the caller puts it where it belongs."""
+        slab: Slab | None = None
         for block in ids:
-            slab = self.slab_with(partition, block)
-            assert slab in self.open(partition), f"block {block} lies in no open slab"
-            if not runs or runs[-1][0] is not slab:
-                runs.append((slab, set()))
-            assert block not in runs[-1][1]
-            runs[-1][1].add(block)
-        return runs
+            if slab is None or not self.free_in(slab):
+                if not any(map(self.free_in, self.open(partition))):
+                    self.evict_oldest(partition)
+                slab = self.slab_with(partition, block)
+                assert slab in self.open(partition), f"block {block} lies in no open slab"
+                assert slab is not None
+                self.check_fullest(partition, slab)
+            assert block in self.ids(partition, slab.index)
+            assert self.free_in(slab) > 0
+            assert block not in slab.cached | slab.targets | set(slab.used)
+            yield slab, block
 
     def check_fullest(self, partition: int, chosen: Slab) -> None:
-        least = min(self.free_in(slab) for slab in self.open(partition) if self.free_in(slab))
-        assert self.free_in(chosen) == least, "a fuller slab had room"
+        givers = [slab for slab in self.open(partition) if self.free_in(slab)]
+        assert chosen in givers
+        assert self.not_taken(chosen) == min(map(self.not_taken, givers)), "a fuller slab had room"
 
     def may_free(self, partition: int, ids: list[int]) -> bool:
         slabs = [self.slab_with(partition, block) for block in ids]
-        return len(set(ids)) == len(ids) and all(
-            slab is not None and slab.owner == partition and block in slab.used
+        return all(
+            slab is not None
+            and slab.owner == partition
+            and slab.used.get(block, 0) >= ids.count(block)
             for slab, block in zip(slabs, ids, strict=True)
         )
 
     def free(self, partition: int, ids: list[int]) -> None:
         touched = []
         for block in ids:
-            slab = self.slab_with(partition, block)
-            assert slab is not None
-            slab.used.discard(block)
+            self.owned_slab(partition, block).used[block] -= 1
+        for block in dict.fromkeys(ids):
+            slab = self.owned_slab(partition, block)
+            if slab.used[block] == 0:
+                del slab.used[block]
+                self.keep_or_forget(partition, slab, block)
             if slab not in touched:
                 touched.append(slab)
         for slab in touched:
             self.settle(slab)
+
+    def owned_slab(self, partition: int, block: int) -> Slab:
+        slab = self.slab_with(partition, block)
+        assert slab is not None
+        assert slab.owner == partition
+        return slab
+
+    # ---- references and keys
+
+    def may_share(self, partition: int, ids: list[int]) -> bool:
+        slabs = [self.slab_with(partition, block) for block in ids]
+        return all(
+            slab is not None
+            and slab.owner == partition
+            and (block in slab.used or block in slab.cached)
+            for slab, block in zip(slabs, ids, strict=True)
+        )
+
+    def share(self, partition: int, ids: list[int]) -> None:
+        tenant = self.tenants[partition]
+        for block in ids:
+            slab = self.owned_slab(partition, block)
+            slab.used[block] = slab.used.get(block, 0) + 1
+            if block not in slab.cached:
+                continue
+            slab.cached.remove(block)
+            if not slab.cached:
+                tenant.eviction.remove(slab.index)
+            elif slab.cached_in == tenant.namespace:
+                tenant.touch(slab.index)
+
+    def enter_namespace(self, partition: int, name: str) -> None:
+        tenant = self.tenants[partition]
+        tenant.namespace = name
+        tenant.eviction.sort(key=lambda index: self.slabs[index].cached_in == name)
+
+    def publish(self, partition: int, ids: list[int], keys: list[int]) -> None:
+        tenant = self.tenants[partition]
+        for block, key in zip(ids, keys, strict=True):
+            is_open = self.owned_slab(partition, block) in self.open(partition)
+            if is_open and (tenant.namespace, key) not in tenant.blocks_by_key:
+                tenant.unpublish(block)
+                tenant.blocks_by_key[tenant.namespace, key] = block
+
+    def lookup(self, partition: int, keys: list[int]) -> list[int]:
+        tenant = self.tenants[partition]
+        found: list[int] = []
+        for key in keys:
+            if (tenant.namespace, key) not in tenant.blocks_by_key:
+                break
+            found.append(tenant.blocks_by_key[tenant.namespace, key])
+        return found
+
+    def forget(self, partition: int, ids: list[int]) -> None:
+        for block in ids:
+            slab = self.owned_slab(partition, block)
+            self.tenants[partition].unpublish(block)
+            if block in slab.cached:
+                self.uncache(partition, slab, {block})
+
+    def forget_slab(self, slab: Slab) -> None:
+        if slab.owner == NOBODY:
+            return
+        self.uncache(slab.owner, slab, set(slab.cached))
+        for block in slab.used:
+            self.tenants[slab.owner].unpublish(block)
+
+    def uncache(self, partition: int, slab: Slab, blocks: set[int]) -> None:
+        tenant = self.tenants[partition]
+        for block in blocks:
+            tenant.unpublish(block)
+        slab.cached -= blocks
+        if not slab.cached and slab.index in tenant.eviction:
+            tenant.eviction.remove(slab.index)
+
+    def evict_oldest(self, partition: int) -> None:
+        slab = self.slabs[self.tenants[partition].eviction[0]]
+        self.uncache(partition, slab, set(slab.cached))
+
+    def keep_or_forget(self, partition: int, slab: Slab, block: int) -> None:
+        """Cache a block that nobody uses any more, if it can be found again."""
+        tenant = self.tenants[partition]
+        key = tenant.key_of(block)
+        if key is None or key[0] != tenant.namespace or slab.moving:
+            tenant.unpublish(block)
+            return
+        if slab.cached_in != tenant.namespace:
+            self.uncache(partition, slab, set(slab.cached))
+            slab.cached_in = tenant.namespace
+        slab.cached.add(block)
+        tenant.touch(slab.index)
+
+    # ---- evacuation
+
+    def can_empty(self, slab: Slab, limit: int) -> bool:
+        return (
+            0 < len(slab.used) <= limit
+            and not slab.aside
+            and not slab.targets
+            and not slab.pins
+            and not slab.moving
+            and slab.state != "QUARANTINED"
+        )
+
+    def accept_plan(
+        self, partition: int, slabs: list[int], limit: int, plan: tuple[list[int], list[int]]
+    ) -> None:
+        """Check the plan to empty these slabs, and remember it."""
+        sources = []
+        for index in slabs:
+            slab = self.slabs[index]
+            if slab.owner == partition and self.can_empty(slab, limit):
+                limit -= len(slab.used)
+                self.uncache(partition, slab, set(slab.cached))
+                slab.moving = len(slab.used)
+                sources.append(slab)
+        left = list(zip(*plan, strict=True))
+        for slab in sources:
+            if slab.moving > self.free_blocks(partition):
+                slab.moving = 0
+                continue
+            part, left = left[: slab.moving], left[slab.moving :]
+            assert [block for block, _ in part] == sorted(slab.used)
+            targets = [block for _, block in part]
+            for target, block in self.accept_taken(partition, targets):
+                target.targets.add(block)
+            self.remember_moves(partition, slab, part)
+        assert not left
+
+    def accept_sparse_plan(
+        self, partition: int, limit: int, plan: tuple[list[int], list[int]]
+    ) -> None:
+        """Check the plan to empty what is sparse, and remember it."""
+        givers = [slab for slab in self.open(partition) if slab.taken and not slab.moving]
+        room = sum(self.free_in(slab) for slab in givers)
+        pairs = list(zip(*plan, strict=True))
+        sources = []
+        for slab in sorted(givers, key=lambda slab: (slab.taken, slab.index)):
+            if not self.can_empty(slab, slab.taken):
+                continue
+            room -= self.free_in(slab)
+            if slab.taken > min(limit, room):
+                break
+            room -= slab.taken
+            limit -= slab.taken
+            self.uncache(partition, slab, set(slab.cached))
+            sources.append(slab)
+        assert [block for block, _ in pairs] == [b for slab in sources for b in sorted(slab.used)]
+        for slab in sources:
+            slab.moving = len(slab.used)
+        for slab in sources:
+            part, pairs = pairs[: slab.moving], pairs[slab.moving :]
+            for _, block in part:
+                target = self.owned_slab(partition, block)
+                assert target in givers
+                assert not target.moving
+                assert self.free_in(target) > 0
+                assert block not in target.cached | target.targets | set(target.used)
+                target.targets.add(block)
+            self.remember_moves(partition, slab, part)
+
+    def remember_moves(self, partition: int, slab: Slab, pairs: list[tuple[int, int]]) -> None:
+        for block, to in pairs:
+            target = self.owned_slab(partition, to)
+            target.pins += 1
+            self.moves[partition, to] = Move(
+                block, (slab.index, slab.generation), (target.index, target.generation)
+            )
+
+    def end_moves(self, partition: int, targets: list[int], *, is_done: bool) -> list[int]:
+        return [self.end_move(partition, to, is_done=is_done) for to in targets]
+
+    def end_move(self, partition: int, to: int, *, is_done: bool) -> int:
+        """Return where the data is."""
+        move = self.moves.pop((partition, to))
+        source, target = self.slabs[move.from_slab[0]], self.slabs[move.to_slab[0]]
+        has_source = source.owner == partition and source.generation == move.from_slab[1]
+        has_target = target.owner == partition and target.generation == move.to_slab[1]
+        has_moved = (
+            is_done
+            and has_source
+            and has_target
+            and move.from_block in source.used
+            and target in self.open(partition)
+        )
+        if has_moved:
+            tenant = self.tenants[partition]
+            target.used[to] = source.used.pop(move.from_block)
+            key = tenant.key_of(move.from_block)
+            if key is not None:
+                tenant.blocks_by_key[key] = to
+        if has_target:
+            target.targets.remove(to)
+            target.pins -= 1
+            self.settle(target)
+        if has_source:
+            source.moving -= 1
+            self.settle(source)
+        return to if has_moved else move.from_block
 
     def accept_reserve(
         self, partition: int, name: int | None, n: int, aside: dict[int, int]
@@ -352,13 +598,24 @@ class MemoryModel:
             assert not aside
             return
         assert sum(aside.values()) == n
-        # The fullest first, and among equals those that were filled up: only the last was not.
-        for index in sorted(aside, key=lambda s: (self.free_in(self.slabs[s]), -aside[s])):
-            slab = self.slabs[index]
-            assert slab in self.open(partition)
-            self.check_fullest(partition, slab)
-            slab.aside += aside[index]
         self.tickets[partition, name] = dict(aside)
+        aside = dict(aside)
+        free = [slab for slab in self.open(partition) if self.free_in(slab)]
+        # Cached blocks are touched only when every free one is taken.
+        while sum(aside.values()) > sum(map(self.free_in, free)):
+            for slab in free:
+                aside[slab.index] -= self.free_in(slab)
+                slab.aside += self.free_in(slab)
+            self.evict_oldest(partition)
+            free = [slab for slab in self.open(partition) if self.free_in(slab)]
+        # The fullest first, and among equals those that were filled up: only the last was not.
+        order = sorted(aside, key=lambda s: (self.not_taken(self.slabs[s]), -aside[s]))
+        for index in order:
+            slab = self.slabs[index]
+            if aside[index]:
+                assert slab in self.open(partition)
+                self.check_fullest(partition, slab)
+                slab.aside += aside[index]
 
     def accept_commit(self, partition: int, name: int, n: int, ids: list[int] | None) -> None:
         aside = self.tickets[partition, name]
@@ -370,7 +627,7 @@ class MemoryModel:
             assert aside.get(slab.index, 0) > 0
             aside[slab.index] -= 1
             slab.aside -= 1
-            slab.used.add(block)
+            slab.used[block] = 1
         if n and ids and not sum(aside.values()):
             del self.tickets[partition, name]
 

@@ -7,7 +7,7 @@ changes owner without a byte being moved: one rose block is one sector.
 
 import copy
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -23,26 +23,10 @@ from transformers.generation.continuous_batching.cache_allocators.cache_pool imp
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 from transformers.generation.continuous_batching.requests import RequestState
 
+from rose.engines.lane import KVLane
 from rose.engines.torch import as_tensor
 from rose.errors import InternalError, check
 from rose.memory import KVGeometry, KVSpace, Layout
-
-
-class KVLane(Protocol):
-    """What the cache needs of a lane: its space, and ways to ask for blocks and to take them."""
-
-    @property
-    def kv(self) -> KVSpace:
-        """The tenant's view of the pool."""
-        ...
-
-    def ensure(self, blocks: int) -> bool:
-        """Try to have `blocks` free blocks now."""
-        ...
-
-    def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks, or None when fewer are free."""
-        ...
 
 
 def sector_geometry(

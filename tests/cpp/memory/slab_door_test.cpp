@@ -14,6 +14,7 @@ using rose::Code;
 using rose::memory::BlockAllocator;
 using rose::memory::BlockGrid;
 using rose::memory::BlockId;
+using rose::memory::BlockKey;
 using rose::memory::PinId;
 using rose::memory::PoolShape;
 using rose::memory::SlabDoor;
@@ -206,6 +207,37 @@ TEST(closed_slab_with_nothing_but_a_ticket_goes_home_at_the_next_look) {
   CHECK(tenant.door.is(0, Word::kAbsent));
   CHECK_EQ(tenant.blocks.capacity_blocks(), 0);
   CHECK(tenant.blocks.cancel(*ticket).ok());  // nothing is left in it
+}
+
+TEST(cached_blocks_leave_with_their_slab_and_are_found_no_more) {
+  Tenant tenant{1};
+  const std::vector<BlockId> ids = tenant.alloc(2);
+  const std::vector<BlockKey> keys{{1, 1}, {2, 2}};
+  CHECK(tenant.blocks.publish(ids, keys).ok());
+  tenant.free(ids);
+  CHECK(tenant.door.is(0, Word::kIdle));  // they do not hold it
+  std::vector<BlockId> found(2);
+  CHECK_EQ(tenant.blocks.acquire({keys.data(), 1}, found), 1);
+  CHECK(tenant.door.is(0, Word::kBusy));  // one in use does
+  tenant.free({found[0]});
+  tenant.door.revoke_silently(0);
+  CHECK_EQ(tenant.blocks.acquire(keys, found), 0);
+  tenant.audit();
+  CHECK_EQ(tenant.blocks.capacity_blocks(), 0);
+}
+
+TEST(share_of_a_cached_block_that_left_is_all_or_none) {
+  Tenant tenant{2};
+  const std::vector<BlockId> ids = tenant.alloc(kBlocks + 1);
+  const std::vector<BlockKey> keys{{1, 1}};
+  const std::vector<BlockId> last{ids.back()};
+  CHECK(tenant.blocks.publish(last, keys).ok());
+  tenant.free(last);
+  tenant.door.revoke_silently(tenant.slab_of(ids.back()));
+  const std::vector<BlockId> both{ids.front(), ids.back()};
+  CHECK(tenant.blocks.share(both).code() == Code::kInvalidArgument);
+  tenant.audit();
+  CHECK_EQ(tenant.blocks.references(ids.front()).take(), 1);
 }
 
 TEST(pin_of_a_slab_that_left_is_refused_and_holds_nothing) {

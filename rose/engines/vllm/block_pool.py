@@ -1,0 +1,267 @@
+"""vLLM's `BlockPool` over the block allocator of a tenant."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from rose.engines.lane import KVLane
+from rose.engines.vllm.prefix_blocks import KEY_BYTES, PrefixBlocks, SharedBlocks, shared_blocks
+from rose.errors import InvalidArgument, check
+
+# A hash of vLLM's, and the number of the KV cache group it belongs to.
+GroupHash: TypeAlias = bytes
+
+
+def key_of(group_hash: GroupHash) -> bytes:
+    """Return the allocator's key for a hash of any length."""
+    return blake2b(group_hash, digest_size=KEY_BYTES).digest()
+
+
+class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
+    """A `KVCacheBlock` whose reference count is the allocator's."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, block_id: int, *, pool: "LeasedBlockPool", counts: SharedBlocks) -> None:
+        """Made by the pool, once for each id."""
+        self._counts: SharedBlocks | None = None
+        super().__init__(block_id, pool=pool)
+        self._counts = counts
+
+    @property
+    def ref_cnt(self) -> int:
+        """How many requests hold the block; vLLM adds to it in places."""
+        return 0 if self._counts is None else self._counts.references(self.block_id)
+
+    @ref_cnt.setter
+    def ref_cnt(self, references: int) -> None:
+        if self._counts is None:
+            return  # The zero that vLLM's constructor begins with.
+        more = references - self.ref_cnt
+        if more > 0:
+            self._counts.share([self.block_id] * more)
+        elif more < 0:
+            self._counts.free([self.block_id] * -more)
+
+
+class _Blocks:
+    """The blocks by id, each made when it is first asked for: few of all ids are ever a tenant's.
+
+    Ids count in steps of a layer's block, so there are far more of them than blocks.
+    """
+
+    def __init__(self, make: Callable[[int], LeasedBlock]) -> None:
+        self._make = make
+        self._made: dict[int, LeasedBlock] = {}
+
+    def __getitem__(self, block_id: int) -> LeasedBlock:
+        block = self._made.get(block_id)
+        if block is None:
+            block = self._made[block_id] = self._make(block_id)
+        return block
+
+    def __iter__(self) -> Iterator[LeasedBlock]:
+        return iter(list(self._made.values()))
+
+
+class _PrefixIndex:
+    """vLLM's map from hash to block, kept by the allocator: one key a block, one block a key."""
+
+    def __init__(self, counts: SharedBlocks, blocks: _Blocks) -> None:
+        self._counts = counts
+        self._blocks = blocks
+
+    def get_one_block(self, key: GroupHash) -> LeasedBlock | None:
+        found = self._counts.lookup(key_of(key))
+        return self._blocks[found[0]] if found else None
+
+    def contain(self, key: GroupHash, block_id: int) -> bool:
+        return self._counts.lookup(key_of(key)) == [block_id]
+
+    def insert(self, key: GroupHash, block: LeasedBlock) -> None:
+        # vLLM keeps duplicates side by side; the first one is what it hands out, so it is kept.
+        if not self._counts.lookup(key_of(key)):
+            self._counts.publish([block.block_id], key_of(key))
+
+    def pop(self, key: GroupHash, block_id: int) -> LeasedBlock | None:
+        found = self._counts.lookup(key_of(key))
+        if found and found != [block_id]:
+            return None  # A duplicate: its hash is cached as before.
+        self._counts.forget(found)
+        return self._blocks[block_id]
+
+
+class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
+    """A `BlockPool` whose free blocks lie in the slabs that its tenant holds.
+
+    What vLLM adds to a block's life (hashes, events, metrics) is inherited; references, the free
+    blocks and the prefix cache are the allocator's. So the order in which vLLM would evict is not
+    kept: the allocator prefers to empty slabs.
+
+    `get_num_free_blocks` is what can be had without asking anybody; `ensure` asks. For the
+    scheduler's thread, or under its lock.
+
+    Args:
+        lane: of the tenant.
+        num_gpu_blocks: the most blocks that vLLM was told of, the null block included.
+        enable_caching: whether blocks are cached.
+        hash_block_size: tokens that one hash covers.
+        enable_kv_cache_events: whether `take_events` tells of them.
+        metrics_collector: of vLLM's, or None.
+        num_hash_lookahead_tokens: tokens after each block that its hash covers.
+        medium: as events call the memory.
+    """
+
+    def __init__(
+        self,
+        lane: KVLane,
+        *,
+        num_gpu_blocks: int,
+        enable_caching: bool,
+        hash_block_size: int,
+        enable_kv_cache_events: bool = False,
+        metrics_collector: KVCacheMetricsCollector | None = None,
+        num_hash_lookahead_tokens: int = 0,
+        medium: str = MEDIUM_GPU,
+    ) -> None:
+        """Build vLLM's pool with the null block alone, and lay it over `lane.kv`."""
+        super().__init__(
+            num_gpu_blocks=1,
+            enable_caching=enable_caching,
+            hash_block_size=hash_block_size,
+            enable_kv_cache_events=enable_kv_cache_events,
+            metrics_collector=metrics_collector,
+            num_hash_lookahead_tokens=num_hash_lookahead_tokens,
+            medium=medium,
+        )
+        check(self.null_block.block_id == lane.kv.null_block, "the null block has another id")
+        del self.free_block_queue  # Nobody shall walk a queue that is always empty.
+        self.num_gpu_blocks = num_gpu_blocks
+        self._lane = lane
+        self._counts = shared_blocks(lane.kv.allocator)
+        self.blocks = _Blocks(self._make_block)
+        self.cached_block_hash_to_block = _PrefixIndex(self._counts, self.blocks)
+
+    def _make_block(self, block_id: int) -> LeasedBlock:
+        return LeasedBlock(block_id, pool=self, counts=self._counts)
+
+    def ensure(self, blocks: int) -> bool:
+        """Try to have `blocks` free blocks: by taking slabs back, or by a grant."""
+        missing = blocks - self._counts.free_blocks
+        if missing <= 0:
+            return True
+        # Whether what is cached counts as free is the allocator's affair.
+        self._lane.ensure(self._lane.kv.allocator.free_blocks + missing)
+        return self._counts.free_blocks >= blocks
+
+    def forget_in(self, slabs: frozenset[int]) -> None:
+        """Drop cached blocks without a reference that lie in `slabs`, so that those can leave."""
+        if isinstance(self._counts, PrefixBlocks):  # Otherwise the allocator has done so.
+            self._counts.forget_in(slabs)
+
+    # ---- vLLM's contract ------------------------------------------------------------------------
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks `get_new_blocks` could give now."""
+        return self._counts.free_blocks
+
+    def get_usage(self) -> float:
+        """Return the share of what vLLM was told of that is in use, between 0 and 1."""
+        most = self.num_gpu_blocks - 1
+        return self._counts.used_blocks / most if most else 0.0
+
+    def get_new_blocks(self, num_blocks: int) -> list[LeasedBlock]:
+        """Take blocks with one reference each.
+
+        Raises:
+            ValueError: fewer are free, as vLLM says it.
+        """
+        ids = self._counts.alloc(num_blocks)
+        if ids is None:
+            raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
+        blocks = [self.blocks[block_id] for block_id in ids]
+        for block in blocks:
+            # The hash of its last life; the allocator has forgotten it.
+            if block.block_hash is not None or self.metrics_collector:
+                self._maybe_evict_cached_block(block)
+            if self.metrics_collector:
+                self.metrics_collector.on_block_allocated(block)
+        return blocks
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add a reference to each block; cached ones come alive."""
+        shared = [block for block in blocks if not block.is_null]
+        self._counts.share([block.block_id for block in shared])
+        if self.metrics_collector:
+            for block in shared:
+                self.metrics_collector.on_block_accessed(block)
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Take one reference of each block away; the allocator decides what is reused first."""
+        ours: list[int] = []
+        for block in ordered_blocks:
+            if block.is_null:
+                continue
+            if block.pool is self:
+                ours.append(block.block_id)
+            else:
+                block.pool.free_blocks([block])
+        self._counts.free(ours)
+
+    def unpin_blocks(
+        self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
+    ) -> None:
+        """Refuse: a block that nobody holds may leave with its slab, and nobody would hear of it.
+
+        Raises:
+            InvalidArgument: always.
+        """
+        del blocks, on_reuse
+        raise InvalidArgument("HiSparse reads blocks after it gave them back: lend it no memory")
+
+    def cache_partial_block(self, request: Request, block: KVCacheBlock, **entry: Any) -> Any:
+        """Cache a block under a prefix that ends inside it, unless it is cached already.
+
+        vLLM would keep several keys; here the second is not cached.
+        """
+        if block.block_hash is not None and not entry.get("replace_existing_hashes", False):
+            return None
+        return super().cache_partial_block(request=request, block=block, **entry)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Take blocks out of the prefix cache; those that are held stay with their requests."""
+        for block_id in block_ids:
+            self._maybe_evict_cached_block(self.blocks[block_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prefixes; False, and nothing forgotten, while a block is held."""
+        if self._counts.used_blocks:
+            return False
+        self._counts.forget_all()
+        self.cached_block_hashes_by_block.clear()
+        for block in self.blocks:
+            block.reset_hash()
+        if self.metrics_collector:
+            self.metrics_collector.reset()
+        if self.enable_kv_cache_events:
+            self.kv_event_queue.append(AllBlocksCleared())
+        return True
+
+    def take_events(self) -> list[Any]:
+        """Return what happened since the last call, prefixes that left with a slab included."""
+        if self.enable_kv_cache_events:
+            self._note_lost_prefixes()
+        events: list[Any] = super().take_events()
+        return events
+
+    def _note_lost_prefixes(self) -> None:
+        index = self.cached_block_hash_to_block
+        for block in self.blocks:
+            if block.block_hash is not None and index.get_one_block(block.block_hash) is None:
+                self._maybe_evict_cached_block(block)

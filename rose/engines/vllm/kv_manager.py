@@ -1,0 +1,72 @@
+"""vLLM's `KVCacheManager`, which asks rose for blocks before it counts those it has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.request import Request, RequestStatus
+
+from rose.engines.vllm.block_pool import LeasedBlockPool
+
+
+class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
+    """A `KVCacheManager` over a `LeasedBlockPool`.
+
+    vLLM asks how many blocks are free and only then says how many it needs; here the need comes
+    first, so that slabs come home, or are lent, before a request is turned away.
+    """
+
+    block_pool: LeasedBlockPool
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        **options: Any,
+    ) -> KVCacheBlocks | None:
+        """Give `request` room for its next tokens; None when there is not enough, as vLLM says."""
+        local = request.num_computed_tokens + num_new_computed_tokens
+        computed = local + options.get("num_external_computed_tokens", 0)
+        tokens = computed + num_new_tokens + options.get("num_lookahead_tokens", 0)
+        hits = new_computed_blocks or self.empty_kv_cache_blocks
+        needed = self._blocks_for(request, tokens, hits.blocks, local=local, computed=computed)
+        if options.get("full_sequence_must_fit", False):
+            whole = self._blocks_for(
+                request, request.num_tokens, hits.blocks, local=local, computed=computed
+            )
+            needed = max(needed, whole)
+        if request.status != RequestStatus.RUNNING:
+            needed += self.watermark_blocks
+        self.block_pool.ensure(needed + options.get("reserved_blocks", 0))
+        return super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens=num_new_computed_tokens,
+            new_computed_blocks=new_computed_blocks,
+            **options,
+        )
+
+    def _blocks_for(
+        self,
+        request: Request,
+        tokens: int,
+        hits: tuple[Sequence[Any], ...],
+        *,
+        local: int,
+        computed: int,
+    ) -> int:
+        """Return how many blocks have to be free for the first `tokens` tokens of a request."""
+        tokens = min(tokens, self.max_model_len)
+        return int(
+            self.coordinator.get_num_blocks_to_allocate(
+                request_id=request.request_id,
+                num_tokens=tokens,
+                new_computed_blocks=hits,
+                num_encoder_tokens=0,
+                total_computed_tokens=min(computed, self.max_model_len),
+                num_local_computed_tokens=local,
+                num_tokens_main_model=tokens,
+            )
+        )

@@ -1,0 +1,159 @@
+"""vLLM's scheduler in the borrower's lane: its requests give way to serving at the token."""
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from rose.engines.vllm.seams import pool_of
+from rose.executor import Revocation, RolloutLane
+
+
+class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
+    """A `Scheduler` on borrowed slabs.
+
+    A step pins the blocks of its requests from `schedule` to `update_from_output`, or to
+    `step_aborted` when it was told to stop at its gate. When slabs are taken back, the requests in
+    them are preempted as vLLM preempts: requeued in front, every token kept.
+
+    vLLM calls it from one thread and serving's thread asks for slabs: `_books` keeps them apart.
+
+    Args:
+        lane: the borrower's.
+        parts: what vLLM's constructor takes.
+    """
+
+    running: list[Request]
+
+    def __init__(self, lane: RolloutLane, **parts: Any) -> None:
+        """Build vLLM's scheduler over `lane`, and hear its revocations from now on."""
+        self.lane = lane
+        self._books = threading.RLock()  # Guards all that vLLM keeps, and the pins.
+        self._pins: dict[int, int] = {}  # Of the steps in flight, by the identity of their plan.
+        self.preempted_tokens = 0
+        with pool_of(lane):
+            super().__init__(**parts)
+        lane.on_revoke = self.give_up_slabs
+
+    # ---- vLLM's thread --------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request."""
+        with self._books:
+            super().add_request(request)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """End requests from outside."""
+        with self._books:
+            ended: list[Request] = super().finish_requests(request_ids, finished_status)
+            return ended
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all prefixes, as after a change of weights."""
+        with self._books:
+            return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Plan a step and pin what it will read and write."""
+        with self._books:
+            self._evacuate(self.lane.leaving())
+            output = super().schedule(throttle_prefills)
+            blocks = {
+                block for name in output.num_scheduled_tokens for block in self._blocks_of(name)
+            }
+            if blocks:
+                self._pins[id(output)] = self.lane.pin(blocks)
+            return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, Any]:
+        """Take the tokens of a step, and let go of its slabs."""
+        with self._books:
+            try:
+                outputs: dict[int, Any] = super().update_from_output(
+                    scheduler_output, model_runner_output
+                )
+            finally:
+                self._unpin(scheduler_output)
+            self._evacuate(self.lane.leaving())
+            return outputs
+
+    def step_aborted(self, scheduler_output: SchedulerOutput) -> None:
+        """Undo a step that was stopped at its gate: its KV is half written.
+
+        Its requests are preempted with the tokens they had before it.
+        """
+        with self._books:
+            for name in scheduler_output.num_scheduled_tokens:
+                request = self.requests.get(name)
+                if request is None:
+                    continue
+                if request.status == RequestStatus.RUNNING:
+                    self._preempt(request, drop_stale_output=True)
+                request.drop_stale_output = True
+            self.update_from_output(scheduler_output, EMPTY_MODEL_RUNNER_OUTPUT)
+
+    def _unpin(self, scheduler_output: SchedulerOutput) -> None:
+        pin = self._pins.pop(id(scheduler_output), None)
+        if pin is not None:
+            self.lane.unpin(pin)
+
+    # ---- serving's thread -----------------------------------------------------------------------
+
+    def give_up_slabs(self, revocation: Revocation) -> None:
+        """Choose slabs for `revocation` and empty those; what a step pins leaves when it ends."""
+        if not self._books.acquire(timeout=revocation.remaining_s()):
+            return
+        try:
+            revocation.begin(self._cheapest_slabs(revocation.slabs))
+            self._evacuate(self.lane.leaving())
+        finally:
+            self._books.release()
+
+    def _blocks_of(self, request_id: str) -> Iterable[int]:
+        null_blocks = self.lane.kv.null_blocks
+        for group in self.kv_cache_manager.get_block_ids(request_id):
+            yield from (block for block in group if block not in null_blocks)
+
+    def _slabs_of(self, request_id: str) -> set[int]:
+        slab_of = self.lane.kv.allocator.slab_of
+        return {slab_of(block) for block in self._blocks_of(request_id)}
+
+    def _cheapest_slabs(self, count: int) -> list[int]:
+        """Return the slabs whose requests have the fewest tokens to compute again, together."""
+        lost = dict.fromkeys(self.lane.slabs(), 0)
+        for request in self.running:
+            for slab in self._slabs_of(request.request_id) & lost.keys():
+                lost[slab] += request.num_computed_tokens
+        return sorted(lost, key=lost.__getitem__)[:count]
+
+    def _evacuate(self, leaving: frozenset[int]) -> None:
+        """Preempt the requests with blocks in `leaving`; the last to come is the first to go."""
+        if not leaving:
+            return
+        for request in reversed(self.running):
+            if not leaving.isdisjoint(self._slabs_of(request.request_id)):
+                # Between two steps of an asynchronous engine the request could run again before
+                # its token arrives, so that token is computed again.
+                self._preempt(
+                    request, drop_stale_output=bool(self.scheduler_config.async_scheduling)
+                )
+        self.kv_cache_manager.block_pool.forget_in(leaving)
+
+    def _preempt(self, request: Request, *, drop_stale_output: bool) -> None:
+        self.preempted_tokens += request.num_computed_tokens
+        # A new list: whoever walks the old one goes on undisturbed.
+        self.running = [other for other in self.running if other is not request]
+        # Without a time, vLLM reads its own clock.
+        self._preempt_request(request, None, drop_stale_output=drop_stale_output)
+        # It is no longer in the worker's batch: should it run at once, it starts over.
+        self.prev_step_scheduled_req_ids.discard(request.request_id)

@@ -1,0 +1,30 @@
+"""Where vLLM takes rose's pool: the names by which its constructors find theirs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from vllm.v1.core import kv_cache_coordinator
+from vllm.v1.core.sched import scheduler
+
+from rose.engines.lane import KVLane
+from rose.engines.vllm.block_pool import LeasedBlockPool
+from rose.engines.vllm.kv_manager import LeasedKVCacheManager
+
+
+@contextmanager
+def pool_of(lane: KVLane) -> Iterator[None]:
+    """Let the scheduler that is built in this context live on `lane`.
+
+    The names belong to all of vLLM in the process: build one scheduler at a time.
+    """
+    with ExitStack() as undo:
+        _stand_in(undo, scheduler, "KVCacheManager", LeasedKVCacheManager)
+        _stand_in(undo, kv_cache_coordinator, "BlockPool", partial(LeasedBlockPool, lane))
+        yield
+
+
+def _stand_in(undo: ExitStack, module: Any, name: str, value: Any) -> None:
+    undo.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, value)

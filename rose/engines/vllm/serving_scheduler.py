@@ -1,0 +1,64 @@
+"""vLLM's scheduler in serving's lane."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from rose.engines.vllm.seams import pool_of
+from rose.executor import ServingLane
+
+
+class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
+    """A `Scheduler` whose requests are given the borrower's slabs in the step that wants them.
+
+    Args:
+        lane: serving's.
+        parts: what vLLM's constructor takes.
+    """
+
+    def __init__(self, lane: ServingLane, **parts: Any) -> None:
+        """Build vLLM's scheduler over `lane`."""
+        self.lane = lane
+        with pool_of(lane):
+            super().__init__(**parts)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; a front end that knew of it earlier has told the lane already."""
+        self.lane.arrived(request.request_id, prompt_tokens=request.num_prompt_tokens)
+        super().add_request(request)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Plan a step, then make sure of memory for what could come after it."""
+        output = super().schedule(throttle_prefills)
+        self.lane.recheck()
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, Any]:
+        """Take a step's tokens; offer the slabs that ended requests leave behind."""
+        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
+        for request_id in scheduler_output.num_scheduled_tokens:
+            self.lane.emitted(request_id)
+        self._tell_finished()
+        return outputs
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """End requests from outside."""
+        ended: list[Request] = super().finish_requests(request_ids, finished_status)
+        self._tell_finished()
+        return ended
+
+    def _tell_finished(self) -> None:
+        # vLLM keeps them until the next step is planned; the lane may hear of one twice.
+        if not self.finished_req_ids:
+            return
+        for request_id in self.finished_req_ids:
+            self.lane.finished(request_id)
+        self.lane.settle()
