@@ -140,13 +140,7 @@ class Parts:
     def run(self, scheduler: Any, plan: Any) -> None:
         """Run a step that was planned: each request whose prompt is through gets one token."""
         names = list(plan.num_scheduled_tokens)
-        sampled = [
-            [TOKEN]
-            if (one := scheduler.requests[name]).num_computed_tokens >= one.num_tokens
-            or one.num_stale_output_tokens > 0
-            else []
-            for name in names
-        ]
+        sampled = [[TOKEN] if _samples(scheduler.requests.get(name)) else [] for name in names]
         output = self._outputs(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -161,6 +155,15 @@ class Parts:
         plan = scheduler.schedule()
         self.run(scheduler, plan)
         return plan
+
+
+def _samples(request: Any) -> bool:
+    """Whether the step that was planned for a request reaches the end of what is known of it."""
+    if request is None:  # aborted since
+        return False
+    if request.num_stale_output_tokens > 0:  # preempted since: it is not known any more
+        return request.num_output_tokens > 0
+    return request.num_computed_tokens >= request.num_tokens
 
 
 def open_device(log_path: Path, *, slabs: int, **knobs: Any) -> CoServing:
@@ -208,14 +211,19 @@ class Pair:
         self.tokens_of = parts.tokens_of
         self.tokens_of.clear()
 
-    def finish(self) -> None:
-        """Step both until every request is over."""
+    def finish(self, *, is_cache_dropped: bool = False) -> None:
+        """Step both until every request is over, serving first.
+
+        Its prefix cache holds slabs that a borrower may need; `is_cache_dropped` frees those.
+        """
         for scheduler in (self.serving, self.borrower):
             for _ in range(STEPS_MAX):
                 if not scheduler.has_unfinished_requests():
                     break
                 self.parts.step(scheduler)
             assert not scheduler.has_unfinished_requests()
+            if scheduler is self.serving and is_cache_dropped:
+                assert scheduler.reset_prefix_cache()
 
     def __enter__(self) -> Self:
         return self
