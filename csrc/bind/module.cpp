@@ -4,6 +4,7 @@
 namespace rose::bind {
 
 void bind_driver(pybind11::module_& module);
+void bind_blocks(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
@@ -22,6 +23,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of rose.";
   module.attr("__compiler__") = __VERSION__;
   rose::bind::bind_driver(module);
+  rose::bind::bind_blocks(module);
   rose::bind::bind_memory(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);

@@ -73,7 +73,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
                                " are not lent or reserved now: revoke loans first");
   }
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
-  allocators_.emplace_back();
+  holders_.emplace_back();
   return id;
 }
 
@@ -82,16 +82,18 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
   if (!grid.ok()) return grid.status();
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
-  std::unique_ptr<BlockAllocator>& place = allocators_[static_cast<std::size_t>(id)];
+  std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
   if (place != nullptr) {
     return Status::invalid_argument("partition '" + partition(id).name +
                                     "' has an allocator already");
   }
-  place.reset(new BlockAllocator{grid.value(), books_, *this});
+  std::unique_ptr<BlockAllocator> allocator{new BlockAllocator{grid.value(), books_, *this}};
+  BlockAllocator* const made = allocator.get();
+  place = std::move(allocator);
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
   }
-  return place.get();
+  return made;
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {
@@ -132,7 +134,7 @@ Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept
   for (SlabId slab = slabs_.size() - 1; slab >= 0 && given < std::min(n, above_reserve); --slab) {
     const SlabRecord& record = slabs_[slab];
     if (record.owner != id || record.state != SlabState::kOwned || !is_idle(slab)) continue;
-    if (allocator_of(id) != nullptr) allocator_of(id)->remove_slab(slab);
+    if (holder_of(id) != nullptr) holder_of(id)->remove_slab(slab);
     ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
     ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
     --partition(id).held;
@@ -219,8 +221,8 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
 Status Arbiter::hand_out(SlabId slab, SlabState to, Hold hold) noexcept {
   ROSE_TRY(slabs_.move(slab, to, hold));
   ++partition(hold.owner).held;
-  BlockAllocator* allocator = allocator_of(hold.owner);
-  if (allocator != nullptr) allocator->add_slab(slab, slabs_[slab].generation);
+  SlabHolder* holder = holder_of(hold.owner);
+  if (holder != nullptr) holder->add_slab(slab, slabs_[slab].generation);
   return {};
 }
 
@@ -230,14 +232,14 @@ void Arbiter::announce(Move move) noexcept {
 }
 
 bool Arbiter::is_idle(SlabId slab) const noexcept {
-  const BlockAllocator* allocator = allocator_of(slabs_[slab].owner);
-  return allocator == nullptr || allocator->map().is_idle(slab);
+  const SlabHolder* holder = holder_of(slabs_[slab].owner);
+  return holder == nullptr || holder->load(slab).is_idle();
 }
 
 Candidate Arbiter::candidate(SlabId slab) const noexcept {
-  const BlockAllocator* allocator = allocator_of(slabs_[slab].owner);
-  if (allocator == nullptr) return {slab, 0, 0};
-  return {slab, allocator->map().used(slab), allocator->map().pins(slab)};
+  const SlabHolder* holder = holder_of(slabs_[slab].owner);
+  const SlabLoad load = holder == nullptr ? SlabLoad{} : holder->load(slab);
+  return {slab, load.used, load.pins};
 }
 
 }  // namespace rose::memory

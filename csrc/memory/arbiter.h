@@ -238,8 +238,8 @@ class Arbiter final : private SlabWatcher {
   Partition& partition(PartitionId id) noexcept {
     return partitions_[static_cast<std::size_t>(id)];
   }
-  BlockAllocator* allocator_of(PartitionId id) const noexcept {
-    return allocators_[static_cast<std::size_t>(id)].get();
+  SlabHolder* holder_of(PartitionId id) const noexcept {
+    return holders_[static_cast<std::size_t>(id)].get();
   }
   std::int32_t spare_for(PartitionId asking) const noexcept {
     return memory::spare_for(partitions_, asking, slabs_.unowned());
@@ -273,8 +273,8 @@ class Arbiter final : private SlabWatcher {
   SlabTable slabs_;
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
-  std::vector<std::unique_ptr<BlockAllocator>> allocators_;  // by partition; null until added
-  std::map<LeaseId, Lease> leases_;                          // those with a slab left
+  std::vector<std::unique_ptr<SlabHolder>> holders_;  // by partition; null until added
+  std::map<LeaseId, Lease> leases_;                   // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
   std::vector<SlabId> victims_;           // of the revocation at hand

@@ -12,10 +12,10 @@ Snapshot Arbiter::snapshot() const noexcept {
   for (const Partition& one : partitions_) {
     PartitionSnapshot& shown = all.partitions.emplace_back();
     shown.partition = one;
-    const BlockAllocator* allocator = allocator_of(one.id);
-    if (allocator == nullptr) continue;
-    shown.free_blocks = allocator->map().free_blocks();
-    shown.used_blocks = allocator->map().used_blocks();
+    if (holder_of(one.id) == nullptr) continue;
+    const BlockTotals totals = holder_of(one.id)->totals();
+    shown.free_blocks = totals.free;
+    shown.used_blocks = totals.used;
   }
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     const SlabRecord& record = slabs_[slab];
@@ -49,32 +49,28 @@ Status Arbiter::check_invariants() const noexcept {
 Status Arbiter::audit_partition(const Partition& one) const noexcept {
   std::int32_t held = 0;
   std::int32_t quarantined = 0;
-  const BlockAllocator* allocator = allocator_of(one.id);
+  const SlabHolder* holder = holder_of(one.id);
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     const SlabState state = slabs_[slab].state;
     const bool is_mine = slabs_[slab].owner == one.id;
     if (is_mine && is_held(state)) ++held;
     if (is_mine && state == SlabState::kQuarantined) ++quarantined;
-    if (allocator == nullptr) continue;
+    if (holder == nullptr) continue;
     SlabUse due = SlabUse::kAbsent;
     if (is_mine) {
       due = state == SlabState::kRevoking      ? SlabUse::kClosed
             : state == SlabState::kQuarantined ? SlabUse::kQuarantined
                                                : SlabUse::kOpen;
     }
-    const std::string name = "slab " + std::to_string(slab);
-    ROSE_CHECK(allocator->map().use(slab) == due,
-               name + " is not to the allocator of '" + one.name + "' what it is to the arbiter");
-    if (!is_mine) continue;
-    ROSE_CHECK(allocator->map().generation(slab) == slabs_[slab].generation,
-               name + " has two generations");
-    ROSE_CHECK(due == SlabUse::kOpen || !is_idle(slab), name + " is idle and was not handed over");
+    ROSE_TRY(holder->audit_slab(slab, due, slabs_[slab].generation));
+    ROSE_CHECK(!is_mine || due == SlabUse::kOpen || !is_idle(slab),
+               "slab " + std::to_string(slab) + " is idle and was not handed over");
   }
   ROSE_CHECK(held == one.held && quarantined == one.quarantined,
              "'" + one.name + "' holds another number of slabs than is counted");
   ROSE_CHECK(held + quarantined <= one.limit_slabs, "'" + one.name + "' is over its limit");
   ROSE_CHECK(one.is_live || held == 0, "'" + one.name + "' was dropped and still holds slabs");
-  return allocator == nullptr ? Status{} : allocator->audit();
+  return holder == nullptr ? Status{} : holder->audit();
 }
 
 Status Arbiter::audit_loans() const noexcept {

@@ -6,15 +6,149 @@
 
 namespace rose::memory {
 
+namespace {
+
+Status not_ours_to_pin(SlabId slab) noexcept {
+  return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours to pin");
+}
+
+}  // namespace
+
+BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher* watcher,
+                               SlabDoor* door) noexcept
+    : books_{books},
+      watcher_{watcher},
+      door_{door},
+      map_{grid},
+      entered_{static_cast<std::size_t>(grid.shape().slab_count)},
+      cache_{map_.slots()},
+      keys_(entered_.size(), 0),
+      cached_namespaces_(entered_.size(), 0),
+      moves_out_of_(entered_.size(), 0) {}
+
 BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books,
                                SlabWatcher& watcher) noexcept
-    : books_{books}, watcher_{watcher}, map_{grid} {}
+    : BlockAllocator{grid, books, &watcher, nullptr} {}
+
+BlockAllocator::BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabDoor& door) noexcept
+    : BlockAllocator{grid, books, nullptr, &door} {}
+
+// ---- slabs
+
+void BlockAllocator::quarantine_slab(SlabId slab) noexcept {
+  forget_keys(slab);
+  map_.quarantine(slab);
+}
+
+void BlockAllocator::remove_slab(SlabId slab) noexcept {
+  forget_keys(slab);
+  const auto index = static_cast<std::size_t>(slab);
+  entered_.clear(index);
+  moves_out_of_[index] = 0;
+  map_.remove(slab);
+}
+
+Status BlockAllocator::close_slab(SlabId slab) noexcept {
+  forget_keys(slab);
+  map_.close(slab);
+  if (map_.aside(slab) == 0) return {};
+  const auto is_leaving = [&](BlockId block) { return map_.holds(slab, block); };
+  for (auto& [ticket, blocks] : tickets_) {
+    for (const BlockId block : blocks) {
+      if (is_leaving(block)) map_.put_back(map_.find(block, slab));
+    }
+    std::erase_if(blocks, is_leaving);
+  }
+  return {};
+}
+
+// ---- the door
+
+// False, and the slab forgotten, when it has left since we last used it.
+bool BlockAllocator::enter(SlabId slab) noexcept {
+  const auto index = static_cast<std::size_t>(slab);
+  if (door_ == nullptr || entered_.test(index)) return true;
+  if (door_->enter(slab, map_.generation(slab))) {
+    entered_.set(index);
+    return true;
+  }
+  remove_slab(slab);
+  return false;
+}
+
+// Call it when a slab may have become idle; nothing happens when it has not.
+Status BlockAllocator::settle(SlabId slab) noexcept {
+  const SlabUse use = map_.use(slab);
+  if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
+  if (door_ == nullptr) return use == SlabUse::kOpen ? Status{} : watcher_->on_slab_idle(slab);
+  const auto index = static_cast<std::size_t>(slab);
+  if (!entered_.test(index)) return {};
+  entered_.clear(index);
+  if (!door_->leave(slab, map_.generation(slab))) remove_slab(slab);
+  return {};
+}
+
+Status BlockAllocator::hear_news() noexcept {
+  return door_ != nullptr && door_->has_news() ? reconcile_slabs() : Status{};
+}
+
+Status BlockAllocator::reconcile() noexcept {
+  const std::lock_guard lock{books_};
+  return door_ != nullptr ? reconcile_slabs() : Status{};
+}
+
+Status BlockAllocator::reconcile_slabs() noexcept {
+  for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
+    if (!map_.has_slab(slab) || door_->is_open(slab, map_.generation(slab))) continue;
+    if (!entered_.test(static_cast<std::size_t>(slab))) {
+      remove_slab(slab);
+    } else if (map_.use(slab) == SlabUse::kOpen) {
+      ROSE_TRY(close_slab(slab));
+      ROSE_TRY(settle(slab));
+    }
+  }
+  return {};
+}
+
+Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcept {
+  const std::lock_guard lock{books_};
+  const std::string name = "slab " + std::to_string(slab);
+  if (slab < 0 || slab >= grid().shape().slab_count) {
+    return Status::invalid_argument("no " + name + " to admit");
+  }
+  if (map_.has_slab(slab)) {
+    if (map_.generation(slab) == generation) return {};
+    if (!map_.is_idle(slab)) {
+      return Status::invalid_argument(name + " is still in use at generation " +
+                                      std::to_string(map_.generation(slab)));
+    }
+    remove_slab(slab);
+  }
+  map_.add(slab, generation);
+  return {};
+}
 
 // ---- blocks
 
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
-  return map_.take(static_cast<std::int64_t>(out.size()), out.data());
+  if (!hear_news().ok()) return false;
+  return take(static_cast<std::int64_t>(out.size()), out.data());
+}
+
+bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
+  std::int64_t taken = 0;
+  while (n - taken <= map_.free_blocks()) {
+    if (taken == n) return true;
+    const SlabId slab = map_.fullest();
+    if (slab == kNoSlab) {
+      drop_cached(map_.oldest_cached());
+    } else if (enter(slab)) {
+      taken += map_.take_from(slab, n - taken, out + taken);
+    }
+  }
+  static_cast<void>(give({out, static_cast<std::size_t>(taken)}));
+  return false;
 }
 
 Status BlockAllocator::free(std::span<const BlockId> blocks) noexcept {
@@ -36,30 +170,40 @@ Status BlockAllocator::free_checked(BlockId block, std::uint32_t generation) noe
 }
 
 Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
-  ROSE_TRY(map_.give(blocks));
-  SlabId last = kNoSlab;
-  for (const BlockId block : blocks) {
-    const SlabId slab = grid().slab_at(block);
-    if (slab == last) continue;
-    ROSE_TRY(report_if_idle(slab));
-    last = slab;
+  ROSE_TRY(map_.drop(blocks));
+  return release(blocks);
+}
+
+// One run of ids of the same slab at a time.
+Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
+  while (!blocks.empty()) {
+    const SlabId slab = grid().slab_at(blocks.front());
+    std::size_t run = 1;
+    while (run < blocks.size() && map_.holds(slab, blocks[run])) ++run;
+    map_.release(slab, blocks.first(run), [this](Place at) { return stays_cached(at); });
+    ROSE_TRY(settle(slab));
+    blocks = blocks.subspan(run);
   }
   return {};
 }
 
-Status BlockAllocator::report_if_idle(SlabId slab) noexcept {
-  const SlabUse use = map_.use(slab);
-  const bool is_leaving = use == SlabUse::kClosed || use == SlabUse::kQuarantined;
-  return is_leaving && map_.is_idle(slab) ? watcher_.on_slab_idle(slab) : Status{};
+Status BlockAllocator::put_back(std::span<const BlockId> blocks) noexcept {
+  for (const BlockId block : blocks) {
+    const Place at = map_.find(block);
+    map_.put_back(at);
+    ROSE_TRY(settle(at.slab));
+  }
+  return {};
 }
 
 // ---- tickets
 
 std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   const std::lock_guard lock{books_};
-  if (n > map_.free_blocks()) return std::nullopt;
+  if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
-  map_.take(n, blocks.data());
+  if (!take(n, blocks.data())) return std::nullopt;
+  map_.set_aside(blocks);
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;
@@ -74,6 +218,7 @@ Result<bool> BlockAllocator::commit(TicketId ticket, std::span<BlockId> out) noe
   std::vector<BlockId>& left = found->second;
   if (out.size() > left.size()) return false;
   std::copy_n(left.begin(), out.size(), out.begin());
+  for (const BlockId block : out) map_.hand_out(map_.find(block), 1);
   left.erase(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(out.size()));
   if (left.empty() && !out.empty()) tickets_.erase(found);
   return true;
@@ -87,25 +232,14 @@ Status BlockAllocator::cancel(TicketId ticket) noexcept {
   }
   const std::vector<BlockId> left = std::move(found->second);
   tickets_.erase(found);
-  return give(left);
-}
-
-Status BlockAllocator::close_slab(SlabId slab) noexcept {
-  map_.close(slab);
-  const auto is_leaving = [&](BlockId block) { return grid().slab_at(block) == slab; };
-  for (auto& [ticket, blocks] : tickets_) {
-    const auto leaving = std::stable_partition(blocks.begin(), blocks.end(),
-                                               [&](BlockId block) { return !is_leaving(block); });
-    ROSE_TRY(map_.give({leaving, blocks.end()}));
-    blocks.erase(leaving, blocks.end());
-  }
-  return {};
+  return put_back(left);
 }
 
 // ---- pins
 
 Result<PinId> BlockAllocator::pin_blocks(std::span<const BlockId> blocks) noexcept {
   const std::lock_guard lock{books_};
+  ROSE_TRY(hear_news());
   std::vector<PinnedSlab> slabs;
   for (const BlockId block : blocks) {
     ROSE_TRY(map_.check_in_use(block));
@@ -118,25 +252,38 @@ Result<PinId> BlockAllocator::pin_blocks(std::span<const BlockId> blocks) noexce
 
 Result<PinId> BlockAllocator::pin_slabs(std::span<const SlabId> slabs) noexcept {
   const std::lock_guard lock{books_};
+  ROSE_TRY(hear_news());
   std::vector<PinnedSlab> pinned;
   for (const SlabId slab : slabs) {
-    if (!map_.has_slab(slab)) {
-      return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours to pin");
-    }
+    if (!map_.has_slab(slab)) return not_ours_to_pin(slab);
     pinned.push_back({slab, map_.generation(slab)});
   }
   return keep_pin(std::move(pinned));
 }
 
 // One hold for each slab, however many of its blocks were named.
-PinId BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
+Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);
   slabs.erase(repeated.begin(), repeated.end());
-  for (const PinnedSlab& one : slabs) map_.pin(one.slab);
+  for (std::size_t done = 0; done < slabs.size(); ++done) {
+    if (enter(slabs[done].slab)) {
+      map_.pin(slabs[done].slab);
+      continue;
+    }
+    ROSE_TRY(drop_pins({slabs.data(), done}));
+    return not_ours_to_pin(slabs[done].slab);
+  }
   const PinId pin = next_id_++;
   pins_.emplace(pin, std::move(slabs));
   return pin;
+}
+
+Status BlockAllocator::drop_pins(std::span<const PinnedSlab> slabs) noexcept {
+  for (const PinnedSlab& one : slabs) {
+    if (map_.unpin(one.slab, one.generation)) ROSE_TRY(settle(one.slab));
+  }
+  return {};
 }
 
 Status BlockAllocator::unpin(PinId pin) noexcept {
@@ -147,11 +294,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
   }
   const std::vector<PinnedSlab> slabs = std::move(found->second);
   pins_.erase(found);
-  for (const PinnedSlab& one : slabs) {
-    map_.unpin(one.slab, one.generation);
-    ROSE_TRY(report_if_idle(one.slab));
-  }
-  return {};
+  return drop_pins(slabs);
 }
 
 // ---- numbers
@@ -159,6 +302,11 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
 std::int64_t BlockAllocator::free_blocks() const noexcept {
   const std::lock_guard lock{books_};
   return map_.free_blocks();
+}
+
+std::int64_t BlockAllocator::cached_blocks() const noexcept {
+  const std::lock_guard lock{books_};
+  return map_.cached_blocks();
 }
 
 std::int64_t BlockAllocator::used_blocks() const noexcept {
@@ -184,23 +332,85 @@ Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
   return map_.generation(slab);
 }
 
+Status BlockAllocator::audit_slab(SlabId slab, SlabUse use,
+                                  std::uint32_t generation) const noexcept {
+  const std::string name = "slab " + std::to_string(slab);
+  ROSE_CHECK(map_.use(slab) == use, name + " is not to its allocator what it is to the arbiter");
+  ROSE_CHECK(use == SlabUse::kAbsent || map_.generation(slab) == generation,
+             name + " has two generations");
+  return {};
+}
+
 Status BlockAllocator::audit() const noexcept {
   ROSE_TRY(map_.audit());
+  ROSE_TRY(cache_.audit());
+  ROSE_TRY(audit_aside());
+  ROSE_TRY(audit_pins());
+  for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) ROSE_TRY(audit_keys(slab));
+  return {};
+}
+
+Status BlockAllocator::audit_keys(SlabId slab) const noexcept {
+  const auto index = static_cast<std::size_t>(slab);
+  const std::string name = "slab " + std::to_string(slab);
+  std::int32_t keys = 0;
+  for (std::int32_t block = 0; block < map_.count(slab); ++block) {
+    const Place at = map_.place_in(slab, block);
+    const std::uint32_t in_namespace = cache_.namespace_of(at.slot);
+    keys += in_namespace != 0 ? 1 : 0;
+    ROSE_CHECK(in_namespace == 0 || map_.references(at) > 0 || map_.is_cached(at),
+               name + " has a key for a block without data");
+    ROSE_CHECK(!map_.is_cached(at) || in_namespace == cached_namespaces_[index],
+               name + " caches a block without a key, or of two namespaces");
+  }
+  ROSE_CHECK(keys == keys_[index], name + " has another number of keys than is counted");
+  ROSE_CHECK(keys == 0 || map_.use(slab) == SlabUse::kOpen, name + " has keys and is not open");
+  return {};
+}
+
+Status BlockAllocator::audit_aside() const noexcept {
+  std::vector<std::int32_t> aside(keys_.size(), 0);
   for (const auto& [ticket, blocks] : tickets_) {
     for (const BlockId block : blocks) {
-      ROSE_CHECK(map_.check_in_use(block).ok() && map_.use(grid().slab_at(block)) == SlabUse::kOpen,
-                 "ticket " + std::to_string(ticket) + " holds a block that is not set aside");
+      const Place at = map_.find(block);
+      ROSE_CHECK(at.slab != kNoSlab && map_.use(at.slab) == SlabUse::kOpen,
+                 "ticket " + std::to_string(ticket) + " holds a block of a slab that is not open");
+      ++aside[static_cast<std::size_t>(at.slab)];
     }
   }
-  std::unordered_map<SlabId, std::int32_t> held;
-  for (const auto& [pin, slabs] : pins_) {
-    for (const PinnedSlab& one : slabs) {
-      if (map_.has_slab(one.slab) && map_.generation(one.slab) == one.generation) ++held[one.slab];
-    }
+  for (const auto& [to, move] : moves_) {
+    const Place at = map_.find(to);
+    const bool is_there = at.slab != kNoSlab && map_.generation(at.slab) == move.to_generation;
+    if (is_there) ++aside[static_cast<std::size_t>(at.slab)];
   }
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
-    ROSE_CHECK(!map_.has_slab(slab) || map_.pins(slab) == held[slab],
+    ROSE_CHECK(aside[static_cast<std::size_t>(slab)] == map_.aside(slab),
+               "slab " + std::to_string(slab) + " has blocks set aside for nobody");
+  }
+  return {};
+}
+
+Status BlockAllocator::audit_pins() const noexcept {
+  std::vector<std::int32_t> pins(keys_.size(), 0);
+  const auto count = [&](SlabId slab, std::uint32_t generation) {
+    if (map_.has_slab(slab) && map_.generation(slab) == generation) {
+      ++pins[static_cast<std::size_t>(slab)];
+    }
+  };
+  for (const auto& [pin, slabs] : pins_) {
+    for (const PinnedSlab& one : slabs) count(one.slab, one.generation);
+  }
+  for (const auto& [to, move] : moves_) count(grid().slab_at(to), move.to_generation);
+  for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
+    const auto index = static_cast<std::size_t>(slab);
+    ROSE_CHECK(pins[index] == map_.pins(slab),
                "slab " + std::to_string(slab) + " has another number of pins than is held");
+    const bool should_be_in = door_ != nullptr && map_.has_slab(slab) && !map_.is_idle(slab);
+    ROSE_CHECK(
+        entered_.test(index) == should_be_in,
+        "slab " + std::to_string(slab) + " is used without having been entered, or not left");
+    ROSE_CHECK(map_.is_draining(slab) == (moves_out_of_[index] > 0),
+               "slab " + std::to_string(slab) + " gives no blocks, and nothing moves out of it");
   }
   return {};
 }

@@ -1,15 +1,20 @@
-// The blocks of one partition: allocation, set-aside tickets and the pins of running steps.
+// The blocks of one partition: references, cached prefixes, tickets, pins and evacuations.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
+#include "memory/bit_set.h"
 #include "memory/block_map.h"
+#include "memory/prefix_cache.h"
+#include "memory/slab_door.h"
+#include "memory/slab_holder.h"
 
 namespace rose::memory {
 
@@ -25,6 +30,34 @@ class SlabWatcher {
   ~SlabWatcher() = default;
 };
 
+// For many sequences at once: row i of `ids` holds the blocks of a sequence, lengths[i] of them.
+// The caller owns both arrays.
+struct BlockTable {
+  BlockId* ids;
+  std::int32_t* lengths;
+  std::size_t rows;
+  std::size_t width;
+  std::size_t stride;  // in ids, from row to row
+
+  BlockId* row(std::size_t index) const noexcept { return ids + index * stride; }
+};
+
+// Block from[i] is to be copied to to[i].
+struct Evacuation {
+  std::vector<BlockId> from;
+  std::vector<BlockId> to;
+};
+
+// The life of a block:
+//   alloc()     one reference
+//   share()     one more for each who uses the same data, also of a cached block
+//   publish()   its data has a key, under which others find it
+//   free()      one less; with the last one a block with a key stays cached, any other is free
+// A cached block counts as free. When no other is left, slabs give up their cached blocks, the slab
+// whose cached blocks were used longest ago first and all of its at once, so that whole slabs
+// empty; those of namespaces that are not current go before all others. A slab that is being
+// revoked loses its keys and its cached blocks at once.
+//
 // The life of a ticket:
 //   reserve(n)  sets n blocks aside: nobody else can have them, and they count as used
 //   commit(k)   hands k of them out; the ticket is over with its last block
@@ -35,21 +68,71 @@ class SlabWatcher {
 // A pin holds whole slabs for a step, from its preparation to its completion: a pinned slab never
 // changes owner, even when all its blocks were freed.
 //
-// Thread rule: any thread; public methods take the arbiter's mutex. A method that frees or unpins
-// may, inside the call, hand a revoked slab over.
-class BlockAllocator {
+// The life of an evacuation:
+//   plan()      chooses blocks that move, so that slabs come empty, and sets their targets aside;
+//               the slabs of the targets are pinned, for bytes will be written there
+//   (the engine copies the bytes of each block in every layer, and writes none of them meanwhile)
+//   finish()    references and keys move over, the sources are free; the engine rewrites its tables
+//   cancel()    nothing has moved
+//
+// The arbiter is in this process and hears of idle slabs through a SlabWatcher, or it is in another
+// one and the slabs are used through a SlabDoor. Then an idle slab may leave at any moment:
+// whatever needs a slab that is not entered yet does without it when the door says that it has
+// left.
+//
+// Thread rule: any thread; public methods take `books`, the mutex of the arbiter or of the tenant.
+// A method that frees or unpins may, inside the call, hand a revoked slab over.
+//
+// Invariants:
+//   1. With a door, a slab is entered exactly while it has a block in use or set aside, or a pin.
+//   2. A block with a key is in use or cached, in an open slab; a cached block has a key.
+//   3. The cached blocks of a slab are of one namespace.
+class BlockAllocator final : public SlabHolder {
  public:
   BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher& watcher) noexcept;
+  BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabDoor& door) noexcept;
   BlockAllocator(const BlockAllocator&) = delete;
   BlockAllocator& operator=(const BlockAllocator&) = delete;
 
+  // ---- blocks
+
   // Writes n ids to `out`; false, and nothing taken, when fewer are free.
   bool alloc(std::span<BlockId> out) noexcept;
-  // Takes all of `blocks` back, or none: InvalidArgument for an id that is out of range, stale,
-  // free already or given twice. Ids of a quarantined slab count as evidence of its completion.
+  // One reference less for all of `blocks`, or for none: InvalidArgument for an id that is out of
+  // range, stale, free already, set aside, or named more often than it has references. Ids of a
+  // quarantined slab count as evidence of its completion.
   Status free(std::span<const BlockId> blocks) noexcept;
   // As free() of one block that was allocated when its slab had `generation`.
   Status free_checked(BlockId block, std::uint32_t generation) noexcept;
+  // One reference more for all of `blocks`, which are in use or cached, or for none.
+  Status share(std::span<const BlockId> blocks) noexcept;
+  // 0 for a block that is free, cached or set aside.
+  Result<std::int32_t> references(BlockId block) const noexcept;
+
+  // Appends counts[i] fresh ids to row i, for all rows; false, and nothing taken, when fewer are
+  // free. InvalidArgument, and nothing taken, when a row has no room.
+  Result<bool> alloc_rows(std::span<const std::int32_t> counts, const BlockTable& table) noexcept;
+  // As free() of all ids in the named rows, which are empty afterwards.
+  Status free_rows(const BlockTable& table, std::span<const std::int32_t> rows) noexcept;
+
+  // ---- prefix cache
+
+  // Keys go into this namespace, and only its own are found, from here on. Takes time for each slab
+  // with a cached block.
+  void set_cache_namespace(std::string_view name) noexcept;
+  // Blocks in use get keys; all of them or, on InvalidArgument, none. Where a key has a block
+  // already, that one keeps it; a block in a slab that is being revoked gets none.
+  Status publish(std::span<const BlockId> blocks, std::span<const BlockKey> keys) noexcept;
+  // The blocks of the longest prefix of `keys` that is there. No references are taken.
+  std::size_t lookup(std::span<const BlockKey> keys, std::span<BlockId> out) const noexcept;
+  // As lookup() and share() of what was found.
+  std::size_t acquire(std::span<const BlockKey> keys, std::span<BlockId> out) noexcept;
+  // These blocks have no key any more, and the cached ones among them are free. InvalidArgument,
+  // and no change, for an id that is out of range or stale.
+  Status forget(std::span<const BlockId> blocks) noexcept;
+  void forget_all() noexcept;
+
+  // ---- tickets
 
   // Nothing when fewer than n are free.
   std::optional<TicketId> reserve(std::int64_t n) noexcept;
@@ -57,12 +140,33 @@ class BlockAllocator {
   Result<bool> commit(TicketId ticket, std::span<BlockId> out) noexcept;
   Status cancel(TicketId ticket) noexcept;
 
+  // ---- pins
+
   // All of them or none; the blocks must be in use, the slabs must be ours.
   Result<PinId> pin_blocks(std::span<const BlockId> blocks) noexcept;
   Result<PinId> pin_slabs(std::span<const SlabId> slabs) noexcept;
   Status unpin(PinId pin) noexcept;
 
+  // ---- evacuation
+
+  // Empties `slabs`, in this order, each wholly or not at all; moves at most `limit` blocks. Passes
+  // over slabs that are not ours, pinned, hold set-aside blocks, or do not fit elsewhere. Their
+  // cached blocks are free at once, and they give no blocks until finish or cancel.
+  Evacuation plan_evacuation(std::span<const SlabId> slabs, std::int64_t limit) noexcept;
+  // As above for the slabs with the fewest blocks in use, as long as the others that are in use
+  // have room.
+  Evacuation plan_evacuation(std::int64_t limit) noexcept;
+  // now_at[i] is where the data of from[i] is: to[i], or from[i] when it was freed meanwhile or the
+  // slab of to[i] is being revoked. InvalidArgument, and no change, for a pair that is not planned.
+  Status finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,
+                           std::span<BlockId> now_at) noexcept;
+  Status cancel_evacuation(std::span<const BlockId> from, std::span<const BlockId> to) noexcept;
+
+  // ---- numbers
+
+  // Cached ones included: alloc() can have them.
   std::int64_t free_blocks() const noexcept;
+  std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;
   // 0 for a slab that is not ours.
@@ -70,30 +174,86 @@ class BlockAllocator {
   Result<std::uint32_t> generation(SlabId slab) const noexcept;
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
+  // ---- with a door
+
+  // The arbiter has granted us a slab. Once more at the same generation changes nothing;
+  // InvalidArgument when there is no such slab or an earlier life of it is still in use.
+  Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
+  // Looks at every slab of ours: what is closed gives no new blocks from here on, what has left is
+  // forgotten. Whatever takes blocks or pins does this by itself when the door has news.
+  Status reconcile() noexcept;
+
  private:
-  // The arbiter opens and closes slabs, and counts, while it holds the lock itself.
-  friend class Arbiter;
-  const BlockMap& map() const noexcept { return map_; }
-  void add_slab(SlabId slab, std::uint32_t generation) noexcept { map_.add(slab, generation); }
-  Status close_slab(SlabId slab) noexcept;
-  void quarantine_slab(SlabId slab) noexcept { map_.quarantine(slab); }
-  void remove_slab(SlabId slab) noexcept { map_.remove(slab); }
-  Status audit() const noexcept;
+  // For the arbiter alone, which holds the lock.
+  void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
+    map_.add(slab, generation);
+  }
+  Status close_slab(SlabId slab) noexcept override;
+  void quarantine_slab(SlabId slab) noexcept override;
+  void remove_slab(SlabId slab) noexcept override;
+  SlabLoad load(SlabId slab) const noexcept override {
+    return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
+  }
+  BlockTotals totals() const noexcept override { return {map_.free_blocks(), map_.used_blocks()}; }
+  Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
+  Status audit() const noexcept override;
 
   struct PinnedSlab {
     SlabId slab;
     std::uint32_t generation;
   };
+  // A planned copy, by the block it goes to.
+  struct Move {
+    BlockId from;
+    std::uint32_t from_generation;
+    std::uint32_t to_generation;
+  };
 
+  BlockAllocator(const BlockGrid& grid, std::mutex& books, SlabWatcher* watcher,
+                 SlabDoor* door) noexcept;
+
+  bool enter(SlabId slab) noexcept;
+  Status settle(SlabId slab) noexcept;
+  Status hear_news() noexcept;
+  Status reconcile_slabs() noexcept;
+
+  // All n or none.
+  bool take(std::int64_t n, BlockId* out) noexcept;
   Status give(std::span<const BlockId> blocks) noexcept;
-  Status report_if_idle(SlabId slab) noexcept;
-  PinId keep_pin(std::vector<PinnedSlab> slabs) noexcept;
+  Status release(std::span<const BlockId> blocks) noexcept;
+  Status put_back(std::span<const BlockId> blocks) noexcept;
+  Result<PinId> keep_pin(std::vector<PinnedSlab> slabs) noexcept;
+  Status drop_pins(std::span<const PinnedSlab> slabs) noexcept;
 
-  std::mutex& books_;  // guards all of the below; it is the arbiter's
-  SlabWatcher& watcher_;
+  bool stays_cached(Place at) noexcept;
+  bool has_key(Place at) const noexcept { return cache_.namespace_of(at.slot) != 0; }
+  void erase_key(Place at) noexcept;
+  void drop_cached(SlabId slab) noexcept;
+  void forget_keys(SlabId slab) noexcept;
+  std::int32_t& keys_in(SlabId slab) noexcept { return keys_[static_cast<std::size_t>(slab)]; }
+
+  bool can_empty(SlabId slab) const noexcept;
+  void clear_out(SlabId slab, std::span<const BlockId> targets, Evacuation& plan) noexcept;
+  Status check_planned(std::span<const BlockId> from, std::span<const BlockId> to) const noexcept;
+  Status end_move(BlockId to, BlockId* now_at) noexcept;
+  bool carry_over(const Move& move, BlockId to) noexcept;
+
+  Status audit_keys(SlabId slab) const noexcept;
+  Status audit_aside() const noexcept;
+  Status audit_pins() const noexcept;
+
+  std::mutex& books_;  // guards all of the below
+  SlabWatcher* const watcher_;
+  SlabDoor* const door_;  // exactly one of the two is there
   BlockMap map_;
+  BitSet entered_;  // the slabs that we are through the door of
+  PrefixCache cache_;
+  std::vector<std::int32_t> keys_;                // by slab: blocks with a key
+  std::vector<std::uint32_t> cached_namespaces_;  // by slab: of its cached blocks, if it has any
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
   std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
+  std::unordered_map<BlockId, Move> moves_;
+  std::vector<std::int32_t> moves_out_of_;  // by slab; it gives no blocks until the last is over
   std::uint64_t next_id_{1};
 };
 

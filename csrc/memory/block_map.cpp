@@ -1,19 +1,18 @@
 #include "memory/block_map.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 
 namespace rose::memory {
 
 namespace {
 
-std::int32_t largest_count(const BlockGrid& grid) noexcept {
+std::uint32_t largest_count(const BlockGrid& grid) noexcept {
   std::int32_t most = 0;
   for (SlabId slab = 0; slab < grid.shape().slab_count; ++slab) {
     most = std::max(most, grid.blocks_of(slab).count);
   }
-  return most;
+  return static_cast<std::uint32_t>(most);
 }
 
 constexpr std::uint64_t bit(std::int32_t index) noexcept {
@@ -24,34 +23,43 @@ constexpr std::uint64_t bit(std::int32_t index) noexcept {
 
 BlockMap::BlockMap(const BlockGrid& grid) noexcept
     : grid_{grid},
-      words_per_slab_{(static_cast<std::size_t>(largest_count(grid)) + 63) / 64},
+      blocks_per_slab_{largest_count(grid)},
+      words_per_slab_{(std::size_t{blocks_per_slab_} + 63) / 64},
       entries_(static_cast<std::size_t>(grid.shape().slab_count)),
       free_bits_(entries_.size() * words_per_slab_, 0),
-      buckets_(static_cast<std::size_t>(largest_count(grid)) + 1, kNoSlab),
-      filled_buckets_{buckets_.size()} {
+      cached_bits_(free_bits_.size(), 0),
+      references_(entries_.size() * blocks_per_slab_, 0),
+      buckets_(std::size_t{blocks_per_slab_} + 1, kNoSlab),
+      filled_buckets_{buckets_.size()},
+      queue_{entries_.size()} {
   for (SlabId slab = 0; slab < grid.shape().slab_count; ++slab) {
     entry(slab).run = grid.blocks_of(slab);
+    reset(slab);
   }
 }
 
 // ---- slabs
 
+// An absent slab has every block free, so that add() need not touch each.
+void BlockMap::reset(SlabId slab) noexcept {
+  const std::int32_t count = entry(slab).run.count;
+  std::uint64_t* word = words(free_bits_, slab);
+  std::fill_n(word, count / 64, ~std::uint64_t{0});
+  if (count % 64 != 0) word[count / 64] = bit(count) - 1;
+  std::fill_n(words(cached_bits_, slab), words_per_slab_, 0);
+  std::fill_n(&references_[place_in(slab, 0).slot], count, 0);
+}
+
 void BlockMap::add(SlabId slab, std::uint32_t generation) noexcept {
   Entry& at = entry(slab);
-  at.used = at.pins = at.first_word = 0;
   at.generation = generation;
   at.use = SlabUse::kOpen;
-  std::uint64_t* word = words(slab);
-  std::fill_n(word, at.run.count / 64, ~std::uint64_t{0});
-  if (at.run.count % 64 != 0) word[at.run.count / 64] = bit(at.run.count) - 1;
-  free_ += at.run.count;
   capacity_ += at.run.count;
   link(slab);
 }
 
 void BlockMap::close(SlabId slab) noexcept {
   unlink(slab);
-  free_ -= entry(slab).free();
   entry(slab).use = SlabUse::kClosed;
 }
 
@@ -65,118 +73,213 @@ void BlockMap::quarantine(SlabId slab) noexcept {
 void BlockMap::remove(SlabId slab) noexcept {
   if (entry(slab).use != SlabUse::kQuarantined) quarantine(slab);
   Entry& at = entry(slab);
+  cached_ -= at.kept;
+  queue_.remove(slab);
+  if (at.used > 0 || at.kept > 0) reset(slab);
   at.use = SlabUse::kAbsent;
-  at.used = at.pins = 0;
+  at.is_draining = false;
+  at.used = at.kept = at.aside = at.pins = at.first_word = 0;
 }
 
-// ---- blocks
+void BlockMap::set_draining(SlabId slab, bool is_draining) noexcept {
+  unlink(slab);
+  entry(slab).is_draining = is_draining;
+  link(slab);
+}
 
-bool BlockMap::take(std::int64_t n, BlockId* out) noexcept {
-  if (n > free_) return false;
-  while (n > 0) {
-    const SlabId fullest = buckets_[filled_buckets_.find(1)];
-    const auto part = static_cast<std::int32_t>(std::min<std::int64_t>(n, entry(fullest).free()));
-    unlink(fullest);
-    take_bits(fullest, part, out);
-    link(fullest);
-    out += part;
-    n -= part;
+// ---- places
+
+Place BlockMap::find(BlockId block, SlabId near) const noexcept {
+  if (near != kNoSlab && entry(near).has(block)) return place_in(near, entry(near).index_of(block));
+  const SlabId slab = grid_.slab_at(block);
+  if (slab == kNoSlab || !entry(slab).has(block) || use(slab) == SlabUse::kAbsent) return {};
+  return place_in(slab, entry(slab).index_of(block));
+}
+
+Place BlockMap::place_of(std::uint32_t slot) const noexcept {
+  return {static_cast<SlabId>(slot / blocks_per_slab_),
+          static_cast<std::int32_t>(slot % blocks_per_slab_), slot};
+}
+
+Status BlockMap::check_in_use(BlockId block) const noexcept {
+  const Place at = find(block);
+  return at.slab != kNoSlab && state(at) > 0 ? Status{} : why_not_in_use(block);
+}
+
+Status BlockMap::why_not_in_use(BlockId block) const noexcept {
+  const std::string name = "block " + std::to_string(block);
+  const SlabId slab = grid_.slab_at(block);
+  if (slab == kNoSlab) return Status::invalid_argument(name + " is out of range");
+  if (!entry(slab).has(block)) return Status::invalid_argument(name + " is out of range");
+  if (entry(slab).use == SlabUse::kAbsent) {
+    return Status::invalid_argument(name + " is stale: slab " + std::to_string(slab) +
+                                    " has another owner now");
   }
-  return true;
+  const Place at = place_in(slab, entry(slab).index_of(block));
+  if (state(at) == kAside) return Status::invalid_argument(name + " is set aside");
+  if (is_dropped(at)) {
+    return Status::invalid_argument(
+        name + " is free already: this call gives it back more often than it has references");
+  }
+  return Status::invalid_argument(name + " is free already");
+}
+
+// ---- taking
+
+SlabId BlockMap::fullest() const noexcept {
+  const std::size_t least = filled_buckets_.find(1);
+  return least == filled_buckets_.size() ? kNoSlab : buckets_[least];
+}
+
+std::int32_t BlockMap::take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept {
+  const auto part = static_cast<std::int32_t>(std::min<std::int64_t>(n, entry(slab).free()));
+  unlink(slab);
+  take_bits(slab, part, out);
+  link(slab);
+  return part;
 }
 
 void BlockMap::take_bits(SlabId slab, std::int32_t n, BlockId* out) noexcept {
   Entry& at = entry(slab);
-  std::uint64_t* word = words(slab);
-  at.used += n;
-  used_ += n;
-  free_ -= n;
+  std::uint64_t* word = words(free_bits_, slab);
+  std::int32_t* references = &references_[place_in(slab, 0).slot];
+  count_used(at, n);
   while (n > 0) {
     std::uint64_t& bits = word[at.first_word];
     if (bits == 0) {
       ++at.first_word;
       continue;
     }
-    *out++ = at.run.first + at.first_word * 64 + std::countr_zero(bits);
+    const std::int32_t index = at.first_word * 64 + std::countr_zero(bits);
+    *out++ = at.run.first + index;
+    references[index] = 1;
     bits &= bits - 1;
     --n;
   }
 }
 
-Status BlockMap::check_in_use(BlockId block) const noexcept {
-  const SlabId slab = grid_.slab_at(block);
-  const std::string name = "block " + std::to_string(block);
-  if (slab == kNoSlab) return Status::invalid_argument(name + " is out of range");
-  const Entry& at = entry(slab);
-  const std::int32_t index = block - at.run.first;
-  if (index < 0 || index >= at.run.count)
-    return Status::invalid_argument(name + " is out of range");
-  if (at.use == SlabUse::kAbsent) {
-    return Status::invalid_argument(name + " is stale: slab " + std::to_string(slab) +
-                                    " has another owner now");
+void BlockMap::add_reference(Place at) noexcept {
+  if (state(at) > 0) {
+    ++state(at);
+    return;
   }
-  if ((words(slab)[index / 64] & bit(index)) != 0) {
-    return Status::invalid_argument(name + " is free already");
-  }
-  return {};
+  Entry& slab = entry(at.slab);
+  unlink(at.slab);
+  clear_cached(at);
+  state(at) = 1;
+  count_used(slab, 1);
+  link(at.slab);
+  if (slab.kept > 0) queue_.touch(at.slab);
 }
 
-Status BlockMap::give(std::span<const BlockId> blocks) noexcept {
-  // First the bits, which also catches a repeated id; a failure puts them back.
+// ---- giving
+
+Status BlockMap::drop(std::span<const BlockId> blocks) noexcept {
+  SlabId near = kNoSlab;
   for (std::size_t done = 0; done < blocks.size(); ++done) {
-    const SlabId slab = grid_.slab_at(blocks[done]);
-    const std::int32_t index = slab == kNoSlab ? -1 : blocks[done] - entry(slab).run.first;
-    const bool is_ours = index >= 0 && index < entry(slab).run.count &&
-                         entry(slab).use != SlabUse::kAbsent &&
-                         (words(slab)[index / 64] & bit(index)) == 0;
-    if (is_ours) {
-      words(slab)[index / 64] |= bit(index);
+    const Place at = find(blocks[done], near);
+    if (at.slab != kNoSlab && state(at) > 0) {
+      --state(at);
+      near = at.slab;
       continue;
     }
-    const Status failure = check_in_use(blocks[done]);
-    for (const BlockId block : blocks.first(done)) {
-      const SlabId undone = grid_.slab_at(block);
-      const std::int32_t at = block - entry(undone).run.first;
-      words(undone)[at / 64] &= ~bit(at);
-    }
+    Status failure = why_not_in_use(blocks[done]);
+    undo_drop(blocks.first(done));
     return failure;
-  }
-  // Then the counts, one run of ids of the same slab at a time.
-  for (std::size_t begin = 0; begin < blocks.size();) {
-    const SlabId slab = grid_.slab_at(blocks[begin]);
-    Entry& at = entry(slab);
-    std::size_t end = begin;
-    for (; end < blocks.size() && grid_.slab_at(blocks[end]) == slab; ++end) {
-      at.first_word = std::min(at.first_word, (blocks[end] - at.run.first) / 64);
-    }
-    give_counts(slab, static_cast<std::int32_t>(end - begin));
-    begin = end;
   }
   return {};
 }
 
-void BlockMap::give_counts(SlabId slab, std::int32_t n) noexcept {
-  Entry& at = entry(slab);
-  const bool is_open = at.use == SlabUse::kOpen;
-  if (is_open) unlink(slab);
-  at.used -= n;
-  if (at.use != SlabUse::kQuarantined) used_ -= n;
-  if (!is_open) return;
-  free_ += n;
-  link(slab);
+void BlockMap::undo_drop(std::span<const BlockId> blocks) noexcept {
+  for (const BlockId block : blocks) ++state(find(block));
 }
 
-void BlockMap::unpin(SlabId slab, std::uint32_t generation) noexcept {
+void BlockMap::set_free(Place at) noexcept {
+  state(at) = 0;
+  words(free_bits_, at.slab)[at.index / 64] |= bit(at.index);
+  std::int32_t& first_word = entry(at.slab).first_word;
+  first_word = std::min(first_word, at.index / 64);
+}
+
+void BlockMap::set_cached(Place at) noexcept {
+  state(at) = kCached;
+  words(cached_bits_, at.slab)[at.index / 64] |= bit(at.index);
+}
+
+void BlockMap::clear_cached(Place at) noexcept {
+  words(cached_bits_, at.slab)[at.index / 64] &= ~bit(at.index);
+  --cached_;
+  if (--entry(at.slab).kept == 0) queue_.remove(at.slab);
+}
+
+void BlockMap::count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept {
   Entry& at = entry(slab);
-  if (at.use != SlabUse::kAbsent && at.generation == generation) --at.pins;
+  unlink(slab);
+  count_used(at, -dropped);
+  at.kept += cached;
+  cached_ += cached;
+  link(slab);
+  if (cached > 0) queue_.touch(slab);
+}
+
+void BlockMap::count_used(Entry& at, std::int32_t more) noexcept {
+  at.used += more;
+  if (at.use != SlabUse::kQuarantined) used_ += more;
+}
+
+// ---- set aside
+
+void BlockMap::set_aside(std::span<const BlockId> blocks) noexcept {
+  SlabId near = kNoSlab;
+  for (const BlockId block : blocks) {
+    const Place at = find(block, near);
+    near = at.slab;
+    state(at) = kAside;
+    ++entry(at.slab).aside;
+  }
+}
+
+void BlockMap::hand_out(Place at, std::int32_t references) noexcept {
+  state(at) = references;
+  --entry(at.slab).aside;
+}
+
+void BlockMap::put_back(Place at) noexcept {
+  set_free(at);
+  --entry(at.slab).aside;
+  count_released(at.slab, 1, 0);
+}
+
+void BlockMap::free_used(Place at) noexcept {
+  set_free(at);
+  count_released(at.slab, 1, 0);
+}
+
+// ---- cached
+
+void BlockMap::uncache(Place at) noexcept {
+  unlink(at.slab);
+  clear_cached(at);
+  set_free(at);
+  link(at.slab);
+}
+
+// ---- pins
+
+bool BlockMap::unpin(SlabId slab, std::uint32_t generation) noexcept {
+  Entry& at = entry(slab);
+  if (at.use == SlabUse::kAbsent || at.generation != generation) return false;
+  --at.pins;
+  return true;
 }
 
 // ---- buckets
 
 void BlockMap::link(SlabId slab) noexcept {
   Entry& at = entry(slab);
-  if (at.free() == 0) return;
-  const auto bucket = static_cast<std::size_t>(at.free());
+  if (!at.gives() || at.free() == 0) return;
+  free_ += at.free();
+  const std::size_t bucket = at.bucket();
   at.previous = kNoSlab;
   at.next = buckets_[bucket];
   if (at.next != kNoSlab) entry(at.next).previous = slab;
@@ -186,8 +289,9 @@ void BlockMap::link(SlabId slab) noexcept {
 
 void BlockMap::unlink(SlabId slab) noexcept {
   Entry& at = entry(slab);
-  if (at.free() == 0) return;
-  const auto bucket = static_cast<std::size_t>(at.free());
+  if (!at.gives() || at.free() == 0) return;
+  free_ -= at.free();
+  const std::size_t bucket = at.bucket();
   if (at.next != kNoSlab) entry(at.next).previous = at.previous;
   if (at.previous != kNoSlab) {
     entry(at.previous).next = at.next;
@@ -197,40 +301,62 @@ void BlockMap::unlink(SlabId slab) noexcept {
   }
 }
 
+// ---- recounting
+
 Status BlockMap::audit() const noexcept {
-  std::int64_t free = 0;
-  std::int64_t used = 0;
-  std::int64_t capacity = 0;
   std::vector<std::int32_t> listed(entries_.size(), 0);
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     ROSE_CHECK(filled_buckets_.test(bucket) == (buckets_[bucket] != kNoSlab),
                "the set of filled buckets is wrong");
     for (SlabId slab = buckets_[bucket]; slab != kNoSlab; slab = entry(slab).next) {
-      ROSE_CHECK(entry(slab).free() == static_cast<std::int32_t>(bucket),
+      ROSE_CHECK(entry(slab).bucket() == bucket,
                  "slab " + std::to_string(slab) + " is in the wrong bucket");
       ROSE_CHECK(++listed[static_cast<std::size_t>(slab)] == 1, "a bucket holds a slab twice");
     }
   }
+  std::int64_t free = 0;
+  std::int64_t cached = 0;
+  std::int64_t used = 0;
+  std::int64_t capacity = 0;
   for (SlabId slab = 0; slab < grid_.shape().slab_count; ++slab) {
     const Entry& at = entry(slab);
-    const std::string name = "slab " + std::to_string(slab);
-    const bool is_open = at.use == SlabUse::kOpen;
-    ROSE_CHECK((listed[static_cast<std::size_t>(slab)] == 1) == (is_open && at.free() > 0),
-               name + " is wrongly in or out of a bucket");
+    ROSE_CHECK((listed[static_cast<std::size_t>(slab)] == 1) == (at.gives() && at.free() > 0),
+               "slab " + std::to_string(slab) + " is wrongly in or out of a bucket");
+    ROSE_TRY(audit_slab(slab));
     if (at.use == SlabUse::kAbsent) continue;
-    std::int32_t free_here = 0;
-    for (std::size_t word = 0; word < words_per_slab_; ++word) {
-      free_here += std::popcount(words(slab)[word]);
-    }
-    ROSE_CHECK(free_here == at.free(), name + ": its bits and its count differ");
-    ROSE_CHECK(at.pins >= 0, name + " has fewer pins than none");
-    if (is_open) free += free_here;
+    if (at.gives()) free += at.free();
+    cached += at.kept;
     if (at.use == SlabUse::kQuarantined) continue;
     used += at.used;
     capacity += at.run.count;
   }
-  ROSE_CHECK(free == free_ && used == used_ && capacity == capacity_,
+  ROSE_CHECK(free == free_ && cached == cached_ && used == used_ && capacity == capacity_,
              "the totals of a block map are not the sums of its slabs");
+  return {};
+}
+
+Status BlockMap::audit_slab(SlabId slab) const noexcept {
+  const Entry& at = entry(slab);
+  const std::string name = "slab " + std::to_string(slab);
+  std::int32_t free = 0;
+  std::int32_t cached = 0;
+  std::int32_t aside = 0;
+  for (std::int32_t index = 0; index < at.run.count; ++index) {
+    const Place place = place_in(slab, index);
+    const bool has_cached_bit = (words(cached_bits_, slab)[index / 64] & bit(index)) != 0;
+    ROSE_CHECK(!is_dropped(place) && is_free(place) == (state(place) == 0),
+               name + " has a block that is free and something else, or neither");
+    ROSE_CHECK(has_cached_bit == is_cached(place), name + " has lost a cached block");
+    free += is_free(place) ? 1 : 0;
+    cached += is_cached(place) ? 1 : 0;
+    aside += state(place) == kAside ? 1 : 0;
+  }
+  ROSE_CHECK(free == at.free() && cached == at.kept && aside == at.aside,
+             name + ": its bits and its counts differ");
+  ROSE_CHECK(queue_.has(slab) == (at.kept > 0), name + " is wrongly in or out of the queue");
+  ROSE_CHECK(at.pins >= 0, name + " has fewer pins than none");
+  ROSE_CHECK(at.use != SlabUse::kAbsent || (free == at.run.count && at.pins == 0),
+             name + " is absent and in use");
   return {};
 }
 

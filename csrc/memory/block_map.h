@@ -1,6 +1,8 @@
 // Which blocks of a partition's slabs are in use. No locks, no owners: only bits and counts.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -8,24 +10,34 @@
 #include "base/status.h"
 #include "memory/bit_set.h"
 #include "memory/geometry.h"
+#include "memory/slab_holder.h"
+#include "memory/slab_queue.h"
 
 namespace rose::memory {
 
-// What a slab is to this map.
-enum class SlabUse : std::uint8_t {
-  kAbsent,       // not ours: its ids are stale
-  kOpen,         // gives and takes back blocks
-  kClosed,       // being revoked: takes back, gives none
-  kQuarantined,  // lost: takes back, as evidence of completion, and counts nowhere
+// A block of a slab that is present; `slab` is kNoSlab where there is none.
+struct Place {
+  SlabId slab{kNoSlab};
+  std::int32_t index{0};  // in its slab
+  std::uint32_t slot{0};  // dense over all slabs
 };
 
+// A block is free, or in use with one reference or more, or set aside (nobody's yet, and no data is
+// in it), or cached (nobody's any more, and its data may be wanted again). Cached blocks hold
+// nothing up: a slab with no others is idle, and evict() frees them.
+//
 // Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. A block is in use at most once: its bit is set exactly while it is free.
-//   2. used(slab) is the number of its blocks in use; open slabs with a free block, and only they,
-//      are in the bucket of their free count.
-//   3. free_blocks() counts open slabs; capacity and used blocks count open and closed ones.
+//   1. A block's bit is set exactly while it is free, and references are counted exactly while it
+//   is
+//      in use: it is never given twice.
+//   2. used(slab) counts its blocks in use or set aside, kept(slab) its cached ones. Slabs that
+//   give
+//      blocks (open, not draining) and have a free one, and only they, are in the bucket of the
+//      blocks that are not used; slabs with a cached block, and only they, are in the queue.
+//   3. free_blocks() counts free blocks of slabs that give, and cached ones; capacity and used
+//      blocks count open and closed slabs.
 class BlockMap {
  public:
   explicit BlockMap(const BlockGrid& grid) noexcept;
@@ -33,15 +45,25 @@ class BlockMap {
   const BlockGrid& grid() const noexcept { return grid_; }
   SlabUse use(SlabId slab) const noexcept { return entry(slab).use; }
   std::int32_t used(SlabId slab) const noexcept { return entry(slab).used; }
+  std::int32_t free_in(SlabId slab) const noexcept { return entry(slab).free(); }
+  std::int32_t kept(SlabId slab) const noexcept { return entry(slab).kept; }
+  std::int32_t count(SlabId slab) const noexcept { return entry(slab).run.count; }
+  std::int32_t aside(SlabId slab) const noexcept { return entry(slab).aside; }
   std::int32_t pins(SlabId slab) const noexcept { return entry(slab).pins; }
   std::uint32_t generation(SlabId slab) const noexcept { return entry(slab).generation; }
   bool is_idle(SlabId slab) const noexcept { return used(slab) == 0 && pins(slab) == 0; }
+  bool is_draining(SlabId slab) const noexcept { return entry(slab).is_draining; }
   bool has_slab(SlabId slab) const noexcept {
     return slab >= 0 && slab < grid_.shape().slab_count && use(slab) != SlabUse::kAbsent;
   }
-  std::int64_t free_blocks() const noexcept { return free_; }
+  bool holds(SlabId slab, BlockId block) const noexcept { return entry(slab).has(block); }
+  std::int64_t free_blocks() const noexcept { return free_ + cached_; }
   std::int64_t used_blocks() const noexcept { return used_; }
+  std::int64_t cached_blocks() const noexcept { return cached_; }
   std::int64_t capacity_blocks() const noexcept { return capacity_; }
+  std::size_t slots() const noexcept { return references_.size(); }
+
+  // ---- slabs
 
   // kAbsent -> kOpen, with every block free.
   void add(SlabId slab, std::uint32_t generation) noexcept;
@@ -51,60 +73,178 @@ class BlockMap {
   void quarantine(SlabId slab) noexcept;
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   void remove(SlabId slab) noexcept;
+  // A slab that is draining gives no block, as if it were closed, and can stop to.
+  void set_draining(SlabId slab, bool is_draining) noexcept;
 
-  // Writes n ids to `out`, from the fullest open slabs first so that whole slabs stay empty. False,
-  // and nothing taken, when fewer are free.
-  bool take(std::int64_t n, BlockId* out) noexcept;
+  // ---- places
+
+  // `near`, a slab that is present or kNoSlab, is tried first: ids of one slab come in runs.
+  Place find(BlockId block, SlabId near = kNoSlab) const noexcept;
+  Place place_of(std::uint32_t slot) const noexcept;
+  Place place_in(SlabId slab, std::int32_t index) const noexcept {
+    return {
+        slab, index,
+        static_cast<std::uint32_t>(slab) * blocks_per_slab_ + static_cast<std::uint32_t>(index)};
+  }
+  BlockId block_at(Place at) const noexcept { return entry(at.slab).run.first + at.index; }
+  // 0 unless the block is in use.
+  std::int32_t references(Place at) const noexcept { return std::max(state(at), 0); }
+  bool is_cached(Place at) const noexcept { return state(at) == kCached; }
+  // Its last reference was dropped, and release() was not called yet.
+  bool is_dropped(Place at) const noexcept { return state(at) == 0 && !is_free(at); }
   // InvalidArgument for an id that is out of range, stale (its slab is not ours) or not in use.
   Status check_in_use(BlockId block) const noexcept;
-  // Takes all ids back, or on the error of check_in_use() or a repeated id, none.
-  Status give(std::span<const BlockId> blocks) noexcept;
 
-  // A hold on a slab that is present; unpin() of an earlier generation changes nothing.
+  // ---- taking
+
+  // The slab with the fewest blocks that are not used, of those that give and have a free one;
+  // kNoSlab when there is none. Whoever takes from it first keeps whole slabs empty.
+  SlabId fullest() const noexcept;
+  // Writes up to n free ids of that slab to `out`, with one reference each; returns how many.
+  std::int32_t take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept;
+  // One reference more for a block in use; the first of a cached one.
+  void add_reference(Place at) noexcept;
+
+  // ---- giving
+
+  // One reference less for each, or on the error of check_in_use() or of an id with more drops than
+  // references, no change. Each slab needs a release() after it.
+  Status drop(std::span<const BlockId> blocks) noexcept;
+  // Takes a drop() back; nothing was released since.
+  void undo_drop(std::span<const BlockId> blocks) noexcept;
+  // Of one slab: what was dropped for good becomes cached where keep(place) says so, and free where
+  // not.
+  template <typename Keep>
+  void release(SlabId slab, std::span<const BlockId> blocks, Keep keep) noexcept {
+    std::int32_t dropped = 0;
+    std::int32_t cached = 0;
+    for (const BlockId block : blocks) {
+      const Place at = find(block, slab);
+      if (!is_dropped(at)) continue;
+      ++dropped;
+      if (keep(at)) {
+        ++cached;
+        set_cached(at);
+      } else {
+        set_free(at);
+      }
+    }
+    if (dropped > 0) count_released(slab, dropped, cached);
+  }
+
+  // In use, with however many references -> free.
+  void free_used(Place at) noexcept;
+
+  // ---- set aside
+
+  // In use with one reference, as take_from() left it -> set aside.
+  void set_aside(std::span<const BlockId> blocks) noexcept;
+  // Set aside -> in use with `references`.
+  void hand_out(Place at, std::int32_t references) noexcept;
+  // Set aside -> free.
+  void put_back(Place at) noexcept;
+
+  // ---- cached
+
+  // The slab whose cached blocks were used longest ago, or kNoSlab.
+  SlabId oldest_cached() const noexcept { return queue_.front(); }
+  SlabId cached_after(SlabId slab) const noexcept { return queue_.after(slab); }
+  // A slab in the queue goes to its end.
+  void touch_cached(SlabId slab) noexcept { queue_.touch(slab); }
+  // Cached -> free.
+  void uncache(Place at) noexcept;
+  // All cached blocks of a slab -> free; calls forget(place) for each.
+  template <typename Forget>
+  void evict(SlabId slab, Forget forget) noexcept {
+    for (std::size_t word = 0; entry(slab).kept > 0 && word < words_per_slab_; ++word) {
+      while (const std::uint64_t bits = words(cached_bits_, slab)[word]) {
+        const Place at =
+            place_in(slab, static_cast<std::int32_t>(word) * 64 + std::countr_zero(bits));
+        forget(at);
+        uncache(at);
+      }
+    }
+  }
+
+  // ---- pins
+
+  // A hold on a slab that is present; unpin() of an earlier generation changes nothing and is
+  // false.
   void pin(SlabId slab) noexcept { ++entry(slab).pins; }
-  void unpin(SlabId slab, std::uint32_t generation) noexcept;
+  bool unpin(SlabId slab, std::uint32_t generation) noexcept;
 
   // Recounts everything.
   Status audit() const noexcept;
 
  private:
+  // What references_ says of a block without references; a free or a dropped one has 0.
+  static constexpr std::int32_t kCached = -1;
+  static constexpr std::int32_t kAside = -2;
+
   struct Entry {
     BlockRun run;
     std::int32_t used{0};
+    std::int32_t kept{0};
+    std::int32_t aside{0};  // of those used
     std::int32_t pins{0};
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
+    bool is_draining{false};
     // The neighbours in its bucket.
     SlabId next{kNoSlab};
     SlabId previous{kNoSlab};
     // No word before this one has a free bit.
     std::int32_t first_word{0};
 
-    std::int32_t free() const noexcept { return run.count - used; }
+    std::int32_t index_of(BlockId block) const noexcept { return block - run.first; }
+    bool has(BlockId block) const noexcept {
+      return block >= run.first && index_of(block) < run.count;
+    }
+    std::int32_t free() const noexcept { return run.count - used - kept; }
+    std::size_t bucket() const noexcept { return static_cast<std::size_t>(run.count - used); }
+    bool gives() const noexcept { return use == SlabUse::kOpen && !is_draining; }
   };
+  using Words = std::vector<std::uint64_t>;
 
   Entry& entry(SlabId slab) noexcept { return entries_[static_cast<std::size_t>(slab)]; }
   const Entry& entry(SlabId slab) const noexcept {
     return entries_[static_cast<std::size_t>(slab)];
   }
-  std::uint64_t* words(SlabId slab) noexcept {
-    return &free_bits_[static_cast<std::size_t>(slab) * words_per_slab_];
+  std::uint64_t* words(Words& all, SlabId slab) const noexcept {
+    return &all[static_cast<std::size_t>(slab) * words_per_slab_];
   }
-  const std::uint64_t* words(SlabId slab) const noexcept {
-    return &free_bits_[static_cast<std::size_t>(slab) * words_per_slab_];
+  const std::uint64_t* words(const Words& all, SlabId slab) const noexcept {
+    return &all[static_cast<std::size_t>(slab) * words_per_slab_];
   }
+  std::int32_t& state(Place at) noexcept { return references_[at.slot]; }
+  std::int32_t state(Place at) const noexcept { return references_[at.slot]; }
+  bool is_free(Place at) const noexcept {
+    return (words(free_bits_, at.slab)[at.index / 64] >> (at.index % 64) & 1) != 0;
+  }
+  Status why_not_in_use(BlockId block) const noexcept;
+  void reset(SlabId slab) noexcept;
   void link(SlabId slab) noexcept;
   void unlink(SlabId slab) noexcept;
   void take_bits(SlabId slab, std::int32_t n, BlockId* out) noexcept;
-  void give_counts(SlabId slab, std::int32_t n) noexcept;
+  void set_free(Place at) noexcept;
+  void set_cached(Place at) noexcept;
+  void clear_cached(Place at) noexcept;
+  void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
+  void count_used(Entry& at, std::int32_t more) noexcept;
+  Status audit_slab(SlabId slab) const noexcept;
 
   BlockGrid grid_;
+  std::uint32_t blocks_per_slab_{0};  // the most that any has
   std::size_t words_per_slab_{0};
   std::vector<Entry> entries_;
-  std::vector<std::uint64_t> free_bits_;
-  std::vector<SlabId> buckets_;  // by free count: the first slab of a list
+  Words free_bits_;
+  Words cached_bits_;
+  std::vector<std::int32_t> references_;  // by slot
+  std::vector<SlabId> buckets_;           // by blocks that are not used: the first slab of a list
   BitSet filled_buckets_;
+  SlabQueue queue_;
   std::int64_t free_{0};
+  std::int64_t cached_{0};
   std::int64_t used_{0};
   std::int64_t capacity_{0};
 };

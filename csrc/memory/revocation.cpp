@@ -112,8 +112,8 @@ Status Arbiter::revoke_victims(RevocationId id) noexcept {
     Lease& lease = leases_.at(slabs_.lease_of(slab));
     --lease.granted;
     ++lease.revoking;
-    BlockAllocator* allocator = allocator_of(revocation.partition);
-    if (allocator != nullptr) ROSE_TRY(allocator->close_slab(slab));
+    SlabHolder* holder = holder_of(revocation.partition);
+    if (holder != nullptr) ROSE_TRY(holder->close_slab(slab));
     if (is_idle(slab)) ROSE_TRY(bring_home(slab));
   }
   return {};
@@ -135,7 +135,7 @@ Status Arbiter::bring_home(SlabId slab) noexcept {
   Revocation& revocation =
       revocations_.at(std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0));
   ROSE_TRY(slabs_.move(slab, SlabState::kQuiesced));
-  if (allocator_of(from) != nullptr) allocator_of(from)->remove_slab(slab);
+  if (holder_of(from) != nullptr) holder_of(from)->remove_slab(slab);
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
   --partition(from).held;
   leave_lease(lease_id, false);
@@ -233,7 +233,7 @@ Status Arbiter::quarantine(SlabId slab) noexcept {
   ROSE_TRY(slabs_.move(slab, SlabState::kQuarantined));
   --partition(from).held;
   ++partition(from).quarantined;
-  if (allocator_of(from) != nullptr) allocator_of(from)->quarantine_slab(slab);
+  if (holder_of(from) != nullptr) holder_of(from)->quarantine_slab(slab);
   if (id != 0) {
     leave_lease(lease_id, true);
     --revocations_.at(id).progress.pending;
@@ -247,7 +247,7 @@ Status Arbiter::quarantine(SlabId slab) noexcept {
 
 Status Arbiter::release_quarantined(SlabId slab) noexcept {
   const PartitionId from = slabs_[slab].owner;
-  if (allocator_of(from) != nullptr) allocator_of(from)->remove_slab(slab);
+  if (holder_of(from) != nullptr) holder_of(from)->remove_slab(slab);
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
   ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
   --partition(from).quarantined;
@@ -278,18 +278,18 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
     ROSE_TRY(revoke_victims(open_revocation(id, kNobody, clock_->now_ns(),
                                             static_cast<std::int32_t>(victims_.size()))));
   }
-  BlockAllocator* allocator = allocator_of(id);
+  SlabHolder* holder = holder_of(id);
   std::int32_t given = 0;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].owner != id || !is_held(slabs_[slab].state)) continue;
-    if (slabs_[slab].state == SlabState::kOwned && allocator != nullptr) {
-      ROSE_TRY(allocator->close_slab(slab));
+    if (slabs_[slab].state == SlabState::kOwned && holder != nullptr) {
+      ROSE_TRY(holder->close_slab(slab));
     }
     if (!is_idle(slab)) {
       ROSE_TRY(quarantine(slab));
       continue;
     }
-    if (allocator != nullptr) allocator->remove_slab(slab);
+    if (holder != nullptr) holder->remove_slab(slab);
     ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
     ROSE_TRY(slabs_.move(slab, SlabState::kUnowned));
     --partition(id).held;

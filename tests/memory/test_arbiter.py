@@ -317,14 +317,18 @@ def test_alloc_into_fills_a_row_of_a_block_table(device: Device) -> None:
 
 def test_alloc_into_wants_int32_that_can_be_written(device: Device) -> None:
     device.grant(1)
-    with pytest.raises(TypeError):
-        device.blocks.alloc_into(np.zeros(1, dtype=np.int64))  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        device.blocks.alloc_into(np.zeros(4, dtype=np.int32)[::2])
     frozen = np.zeros(1, dtype=np.int32)
     frozen.flags.writeable = False
-    with pytest.raises(ValueError, match="writeable"):
-        device.blocks.alloc_into(frozen)
+    for out, why in (
+        (np.zeros(1, dtype=np.int64), "has another type of number"),
+        (np.zeros(1, dtype=np.float32), "has another type of number"),
+        (np.zeros((1, 1), dtype=np.int32), "has another shape"),
+        (np.zeros(4, dtype=np.int32)[::2], "has gaps"),
+        (frozen, "cannot be written"),
+        ([0], "is no array"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"out {why}: it must be int32, 1-dimensional"):
+            device.blocks.alloc_into(out)  # type: ignore[arg-type]
     assert device.blocks.used_blocks == 0
 
 

@@ -1,0 +1,361 @@
+// The block allocators for Python.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/host_ints.h"
+#include "bind/status.h"
+#include "memory/block_allocator.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using memory::BlockAllocator;
+using memory::BlockId;
+using memory::BlockKey;
+using memory::BlockTable;
+using memory::Evacuation;
+using memory::SlabId;
+
+namespace {
+
+using IdArray = py::array_t<BlockId, py::array::c_style>;
+
+// Block ids that came from Python, without a heap allocation for the short lists of a decode step.
+class Ids {
+ public:
+  explicit Ids(const py::handle& source) {
+    if (PyList_CheckExact(source.ptr()) != 0) {
+      BlockId* out = resize(static_cast<std::size_t>(PyList_GET_SIZE(source.ptr())));
+      for (std::size_t i = 0; i < count_; ++i) {
+        out[i] = to_id(PyList_GET_ITEM(source.ptr(), static_cast<py::ssize_t>(i)));
+      }
+    } else if (py::isinstance<IdArray>(source)) {
+      const auto array = py::reinterpret_borrow<IdArray>(source);
+      BlockId* out = resize(static_cast<std::size_t>(array.size()));
+      std::copy_n(array.data(), count_, out);
+    } else if (py::hasattr(source, "__dlpack__") && !py::isinstance<py::array>(source)) {
+      const HostInts array{source, "ids", 1, false};
+      std::copy_n(array.data(), array.width(), resize(array.width()));
+    } else {
+      const auto sequence = py::list(py::reinterpret_borrow<py::object>(source));
+      BlockId* out = resize(sequence.size());
+      for (std::size_t i = 0; i < count_; ++i) out[i] = to_id(sequence[i].ptr());
+    }
+  }
+  std::span<const BlockId> span() const {
+    return {large_.empty() ? small_.data() : large_.data(), count_};
+  }
+
+ private:
+  // An id that does not fit is out of range for every allocator, and -1 is too.
+  static BlockId to_id(PyObject* value) {
+    int overflow = 0;
+    const long id = PyLong_AsLongAndOverflow(value, &overflow);
+    if (id == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    const bool fits = overflow == 0 && id == static_cast<BlockId>(id);
+    return fits ? static_cast<BlockId>(id) : BlockId{-1};
+  }
+  BlockId* resize(std::size_t count) {
+    count_ = count;
+    if (count <= small_.size()) return small_.data();
+    large_.resize(count);
+    return large_.data();
+  }
+
+  std::array<BlockId, 64> small_;
+  std::vector<BlockId> large_;
+  std::size_t count_{0};
+};
+
+py::list to_list(std::span<const BlockId> ids) {
+  py::list list{ids.size()};
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), static_cast<py::ssize_t>(i), PyLong_FromLong(ids[i]));
+  }
+  return list;
+}
+
+// Calls `fill` on room for n ids; the list of them, or None when it says false.
+template <typename Fill>
+py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill) {
+  if (n < 0) raise(Status::invalid_argument("cannot take " + std::to_string(n) + " blocks"));
+  std::array<BlockId, 64> small;
+  std::vector<BlockId> large;
+  std::span<BlockId> out{small.data(), std::min(static_cast<std::size_t>(n), small.size())};
+  if (static_cast<std::size_t>(n) > small.size()) {
+    if (n > allocator.capacity_blocks()) return py::none();  // before room for it is made
+    large.resize(static_cast<std::size_t>(n));
+    out = large;
+  }
+  return fill(out) ? py::object{to_list(out)} : py::object{py::none()};
+}
+
+// Keys that came from Python: a list of 16 bytes each, or all of them in one buffer.
+class Keys {
+ public:
+  explicit Keys(const py::handle& source) {
+    if (PyList_CheckExact(source.ptr()) != 0) {
+      const auto count = static_cast<std::size_t>(PyList_GET_SIZE(source.ptr()));
+      BlockKey* out = resize(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        copy(PyList_GET_ITEM(source.ptr(), static_cast<py::ssize_t>(i)), out + i);
+      }
+      return;
+    }
+    if (PyObject_CheckBuffer(source.ptr()) == 0) refuse();
+    const py::buffer_info all = py::reinterpret_borrow<py::buffer>(source).request();
+    const auto bytes = static_cast<std::size_t>(all.size * all.itemsize);
+    if (bytes % sizeof(BlockKey) != 0 || PyBuffer_IsContiguous(all.view(), 'C') == 0) refuse();
+    BlockKey* out = resize(bytes / sizeof(BlockKey));
+    if (bytes > 0) std::memcpy(out, all.ptr, bytes);
+  }
+  std::span<const BlockKey> span() const {
+    return {large_.empty() ? small_.data() : large_.data(), count_};
+  }
+
+ private:
+  static void copy(PyObject* source, BlockKey* out) {
+    if (PyBytes_CheckExact(source) == 0 || PyBytes_GET_SIZE(source) != sizeof(BlockKey)) refuse();
+    std::memcpy(out, PyBytes_AS_STRING(source), sizeof(BlockKey));
+  }
+  [[noreturn]] static void refuse() {
+    raise(Status::invalid_argument(
+        "keys must be 16 bytes each: a list of bytes, or one contiguous buffer of all of them"));
+  }
+  BlockKey* resize(std::size_t count) {
+    count_ = count;
+    if (count <= small_.size()) return small_.data();
+    large_.resize(count);
+    return large_.data();
+  }
+
+  std::array<BlockKey, 64> small_;
+  std::vector<BlockKey> large_;
+  std::size_t count_{0};
+};
+
+// Calls `find` on keys and room for as many ids; the list of those it found.
+template <typename Find>
+py::list find_list(const py::object& keys, Find find) {
+  const Keys wanted{keys};
+  std::array<BlockId, 64> small;
+  std::vector<BlockId> large;
+  std::span<BlockId> out{small.data(), std::min(wanted.span().size(), small.size())};
+  if (wanted.span().size() > small.size()) {
+    large.resize(wanted.span().size());
+    out = large;
+  }
+  return to_list(out.first(find(wanted.span(), out)));
+}
+
+// A namespace is named by 16 bytes, or by a model and the version of its weights. The first letter
+// keeps the two kinds apart.
+std::string namespace_name(const py::object& key) {
+  if (py::isinstance<py::bytes>(key)) {
+    const auto name = key.cast<std::string>();
+    if (name.size() == sizeof(BlockKey)) return "k" + name;
+  } else if (py::isinstance<py::tuple>(key) && py::len(key) == 2) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(key);
+    if (py::isinstance<py::str>(pair[0]) && py::isinstance<py::int_>(pair[1])) {
+      return "v" + py::str(pair[1]).cast<std::string>() + " " + pair[0].cast<std::string>();
+    }
+  }
+  raise(Status::invalid_argument(
+      "a cache namespace is named by 16 bytes or by (model, version): a string and an integer"));
+}
+
+BlockTable table_of(const HostInts& ids, const HostInts& lengths) {
+  if (lengths.width() != ids.rows()) {
+    raise(Status::invalid_argument(std::to_string(lengths.width()) + " lengths for a table of " +
+                                   std::to_string(ids.rows()) + " rows"));
+  }
+  return {ids.data(), lengths.data(), ids.rows(), ids.width(), ids.stride()};
+}
+
+py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
+                          std::optional<std::int64_t> limit) {
+  if (limit.has_value() && *limit < 0) {
+    raise(Status::invalid_argument("cannot move less than no block"));
+  }
+  const std::int64_t most = limit.value_or(std::numeric_limits<std::int64_t>::max());
+  const Evacuation plan =
+      slabs.is_none() ? self.plan_evacuation(most) : self.plan_evacuation(Ids{slabs}.span(), most);
+  return py::make_tuple(to_list(plan.from), to_list(plan.to));
+}
+
+py::list finish_evacuation(BlockAllocator& self, const py::object& from, const py::object& to) {
+  const Ids sources{from};
+  const Ids targets{to};
+  std::vector<BlockId> now_at(targets.span().size());
+  check(self.finish_evacuation(sources.span(), targets.span(), now_at));
+  return to_list(now_at);
+}
+
+void check_slab(const BlockAllocator& allocator, SlabId slab) {
+  if (slab >= 0 && slab < allocator.grid().shape().slab_count) return;
+  raise(Status::invalid_argument("no slab " + std::to_string(slab)));
+}
+
+}  // namespace
+
+void bind_blocks(py::module_& m) {
+  using Self = BlockAllocator;
+  py::class_<Self, std::unique_ptr<Self, py::nodelete>>(m, "BlockAllocator")
+      .def(
+          "alloc",
+          [](Self& self, std::int64_t n) {
+            return fill_list(self, n, [&](std::span<BlockId> out) { return self.alloc(out); });
+          },
+          py::arg("n"))
+      .def(
+          "alloc_into",
+          [](Self& self, const py::object& out) {
+            const HostInts ids{out, "out", 1, true};
+            return self.alloc(ids.span());
+          },
+          py::arg("out"))
+      .def(
+          "alloc_rows",
+          [](Self& self, const py::object& counts, const py::object& table,
+             const py::object& lengths) {
+            const HostInts ids{table, "table", 2, true};
+            const HostInts used{lengths, "lengths", 1, true};
+            return take(self.alloc_rows(Ids{counts}.span(), table_of(ids, used)));
+          },
+          py::arg("counts"), py::arg("table"), py::arg("lengths"))
+      .def(
+          "free_rows",
+          [](Self& self, const py::object& table, const py::object& lengths,
+             const py::object& rows) {
+            const HostInts ids{table, "table", 2, false};
+            const HostInts used{lengths, "lengths", 1, true};
+            check(self.free_rows(table_of(ids, used), Ids{rows}.span()));
+          },
+          py::arg("table"), py::arg("lengths"), py::arg("rows"))
+      .def(
+          "share", [](Self& self, const py::object& ids) { check(self.share(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def(
+          "references",
+          [](const Self& self, BlockId block) { return take(self.references(block)); },
+          py::arg("block"))
+      .def(
+          "set_cache_namespace",
+          [](Self& self, const py::object& key) { self.set_cache_namespace(namespace_name(key)); },
+          py::arg("key"))
+      .def(
+          "publish",
+          [](Self& self, const py::object& ids, const py::object& keys) {
+            check(self.publish(Ids{ids}.span(), Keys{keys}.span()));
+          },
+          py::arg("ids"), py::arg("keys"))
+      .def(
+          "lookup",
+          [](const Self& self, const py::object& keys) {
+            return find_list(keys, [&](auto wanted, auto out) { return self.lookup(wanted, out); });
+          },
+          py::arg("keys"))
+      .def(
+          "acquire",
+          [](Self& self, const py::object& keys) {
+            return find_list(keys,
+                             [&](auto wanted, auto out) { return self.acquire(wanted, out); });
+          },
+          py::arg("keys"))
+      .def(
+          "forget", [](Self& self, const py::object& ids) { check(self.forget(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def("forget_all", &Self::forget_all)
+      .def("plan_evacuation", &plan_evacuation, py::arg("slabs") = py::none(),
+           py::arg("limit") = py::none())
+      .def("finish_evacuation", &finish_evacuation, py::arg("from_ids"), py::arg("to_ids"))
+      .def(
+          "cancel_evacuation",
+          [](Self& self, const py::object& from, const py::object& to) {
+            check(self.cancel_evacuation(Ids{from}.span(), Ids{to}.span()));
+          },
+          py::arg("from_ids"), py::arg("to_ids"))
+      .def(
+          "free", [](Self& self, const py::object& ids) { check(self.free(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def(
+          "free_checked",
+          [](Self& self, BlockId block, std::uint32_t generation) {
+            check(self.free_checked(block, generation));
+          },
+          py::arg("block"), py::kw_only(), py::arg("generation"))
+      .def(
+          "reserve",
+          [](Self& self, std::int64_t n) {
+            if (n < 0) raise(Status::invalid_argument("cannot reserve less than no block"));
+            return self.reserve(n);
+          },
+          py::arg("n"))
+      .def(
+          "commit",
+          [](Self& self, memory::TicketId ticket, std::int64_t n) {
+            return fill_list(
+                self, n, [&](std::span<BlockId> out) { return take(self.commit(ticket, out)); });
+          },
+          py::arg("ticket"), py::arg("n"))
+      .def(
+          "cancel", [](Self& self, memory::TicketId ticket) { check(self.cancel(ticket)); },
+          py::arg("ticket"))
+      .def(
+          "pin",
+          [](Self& self, const py::object& ids) { return take(self.pin_blocks(Ids{ids}.span())); },
+          py::arg("ids"))
+      .def(
+          "pin_slabs",
+          [](Self& self, const py::object& slabs) {
+            return take(self.pin_slabs(Ids{slabs}.span()));
+          },
+          py::arg("slabs"))
+      .def(
+          "unpin", [](Self& self, memory::PinId pin) { check(self.unpin(pin)); }, py::arg("pin"))
+      .def_property_readonly("free_blocks", &Self::free_blocks)
+      .def_property_readonly("cached_blocks", &Self::cached_blocks)
+      .def_property_readonly("used_blocks", &Self::used_blocks)
+      .def_property_readonly("capacity_blocks", &Self::capacity_blocks)
+      .def("reconcile", [](Self& self) { check(self.reconcile()); })
+      .def("used", &Self::used, py::arg("slab"))
+      .def(
+          "generation", [](const Self& self, SlabId slab) { return take(self.generation(slab)); },
+          py::arg("slab"))
+      .def(
+          "slab_of", [](const Self& self, BlockId block) { return self.grid().slab_at(block); },
+          py::arg("block"))
+      .def(
+          "slab_blocks",
+          [](const Self& self, SlabId slab) {
+            check_slab(self, slab);
+            const memory::BlockRun run = self.grid().blocks_of(slab);
+            return std::pair{run.first, run.count};
+          },
+          py::arg("slab"))
+      .def(
+          "block_offset",
+          [](const Self& self, BlockId block) {
+            if (block < 0) {
+              raise(
+                  Status::invalid_argument("block " + std::to_string(block) + " is out of range"));
+            }
+            return self.grid().offset_of(block);
+          },
+          py::arg("block"));
+}
+
+}  // namespace rose::bind
