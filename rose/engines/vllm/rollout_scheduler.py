@@ -147,7 +147,6 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
                 self._preempt(
                     request, drop_stale_output=bool(self.scheduler_config.async_scheduling)
                 )
-        self.kv_cache_manager.block_pool.forget_in(leaving)
 
     def _preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         self.preempted_tokens += request.num_computed_tokens

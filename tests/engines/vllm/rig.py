@@ -211,19 +211,14 @@ class Pair:
         self.tokens_of = parts.tokens_of
         self.tokens_of.clear()
 
-    def finish(self, *, is_cache_dropped: bool = False) -> None:
-        """Step both until every request is over, serving first.
-
-        Its prefix cache holds slabs that a borrower may need; `is_cache_dropped` frees those.
-        """
+    def finish(self) -> None:
+        """Step both until every request is over, serving first."""
         for scheduler in (self.serving, self.borrower):
             for _ in range(STEPS_MAX):
                 if not scheduler.has_unfinished_requests():
                     break
                 self.parts.step(scheduler)
             assert not scheduler.has_unfinished_requests()
-            if scheduler is self.serving and is_cache_dropped:
-                assert scheduler.reset_prefix_cache()
 
     def __enter__(self) -> Self:
         return self

@@ -97,7 +97,7 @@ def test_every_request_that_is_not_aborted_gets_all_its_tokens(vllm, log_path, s
             storm.check()
         while storm.in_flight is not None:
             storm.roll()
-        pair.finish(is_cache_dropped=True)
+        pair.finish()
         assert vllm.tokens_of == storm.wanted
         history = pair.device.lender.history
         assert sum(one.slabs_returned for one in history) > 0
