@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Parts:
         policy: str = "fcfs",
         sequences: int = 512,
         step_tokens: int = 8192,
-        events: bool = False,
+        watermark: float = 0.0,
     ) -> dict[str, Any]:
         """Return what `Scheduler` takes.
 
@@ -88,7 +89,7 @@ class Parts:
             policy: of vLLM.
             sequences: that may run at once.
             step_tokens: of one step.
-            events: whether it keeps events of its prefix cache.
+            watermark: share of the blocks that an admission leaves free.
         """
         with importable():
             cache = self._config.CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
@@ -103,11 +104,9 @@ class Parts:
                     is_encoder_decoder=False,
                     policy=policy,
                     async_scheduling=False,
+                    watermark=watermark,
                 ),
                 device_config=self._config.DeviceConfig(device="cpu"),
-                kv_events_config=self._config.KVEventsConfig(
-                    enable_kv_cache_events=events, publisher="null"
-                ),
             )
         spec = self._interface.FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=16, dtype=torch.float32
@@ -197,17 +196,20 @@ class Pair:
 
         self.parts = parts
         self.device = open_device(log_path, slabs=slabs, revoke_ms=revoke_ms, regrow_after_ms=0.0)
-        lane = self.device.serving(
-            GEOMETRY,
-            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
-            reserve_bytes=reserve_slabs * SLAB_BYTES,
-            step_tokens=request_tokens,
-            request_tokens=request_tokens,
-        )
-        rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
-        blocks = slabs * BLOCKS_PER_SLAB + 1
-        self.serving = ServingScheduler(lane, **parts.of_scheduler(blocks=blocks, **options))
-        self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(blocks=blocks, **options))
+        options = {"blocks": slabs * BLOCKS_PER_SLAB + 1, **options}
+        with ExitStack() as undo:
+            undo.callback(self.device.close)
+            lane = self.device.serving(
+                GEOMETRY,
+                slo=SLO(ttft_ms=20_000, tpot_ms=1000),
+                reserve_bytes=reserve_slabs * SLAB_BYTES,
+                step_tokens=request_tokens,
+                request_tokens=request_tokens,
+            )
+            rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
+            self.serving = ServingScheduler(lane, **parts.of_scheduler(**options))
+            self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(**options))
+            undo.pop_all()
         self.tokens_of = parts.tokens_of
         self.tokens_of.clear()
 

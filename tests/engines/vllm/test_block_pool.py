@@ -255,3 +255,17 @@ def test_blocks_that_are_read_after_their_release_are_refused(vllm) -> None:
     blocks = ours.get_new_blocks(1)
     with pytest.raises(InvalidArgument, match="HiSparse"):
         ours.unpin_blocks(blocks, lambda block: None)
+
+
+def test_a_prefix_is_found_in_its_own_group_only(vllm) -> None:
+    ours, _ = pools()
+    request = requests(vllm)[5]
+    first, second = ours.get_new_blocks(1), ours.get_new_blocks(1)
+    ours.cache_full_blocks(request, first, 0, 1, BLOCK_TOKENS, 0)
+    hash_ = request.block_hashes[0]
+    assert ours.get_cached_block(hash_, [0]) == first
+    assert ours.get_cached_block(hash_, [0, 1]) is None
+    ours.cache_full_blocks(request, second, 0, 1, BLOCK_TOKENS, 1)
+    assert [one.block_id for one in ours.get_cached_block(hash_, [1, 0])] == [
+        one.block_id for one in (*second, *first)
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 from rose.errors import StepAborted
 from rose.executor import Quantum
-from tests.engines.vllm.rig import BLOCK_TOKENS, REQUEST_TOKENS, Pair
+from tests.engines.vllm.rig import BLOCK_TOKENS, BLOCKS_PER_SLAB, REQUEST_TOKENS, Pair
 
 pytestmark = pytest.mark.peer
 
@@ -103,7 +103,9 @@ def test_a_step_that_ends_delivers_the_tokens_of_requests_that_were_preempted_in
         fill(vllm, pair)
         lent = held(pair)
         plan = pair.borrower.schedule()
+        order = [one.request_id for one in pair.borrower.running]
         pair.device.lender._revoke(lent)  # all of it; nobody waits here
+        assert [one.request_id for one in pair.borrower.waiting][: len(order)] == order
         assert not pair.borrower.running
         assert held(pair) == lent  # the step pins every one of them
         vllm.tokens_of.clear()
@@ -162,3 +164,57 @@ def test_what_is_only_cached_is_given_before_any_request_is_touched(vllm, log_pa
         pair.borrower.add_request(vllm.request("again", [0] * (8 * BLOCK_TOKENS + 1), tokens=1))
         plan = vllm.step(pair.borrower)
         assert [one.num_computed_tokens for one in plan.scheduled_new_reqs] == [0]
+
+
+def test_serving_waits_for_a_busy_borrower_until_the_deadline_and_no_longer(vllm, log_path) -> None:
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64, revoke_ms=30.0) as pair:
+        fill(vllm, pair)
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def plan_forever() -> None:
+            with pair.borrower._books:
+                is_held.set()
+                assert may_end.wait(LONG_S)
+
+        thread = threading.Thread(target=plan_forever, daemon=True)
+        thread.start()
+        assert is_held.wait(LONG_S)
+        running = list(pair.borrower.running)
+        pair.device.lender._revoke(2)
+        # It came back although the borrower's books were taken, and did not touch them.
+        assert pair.borrower.running == running
+        assert len(pair.borrower.lane.leaving()) == 2
+        may_end.set()
+        thread.join(LONG_S)
+        vllm.step(pair.borrower)
+        assert not pair.borrower.lane.leaving()
+
+
+def test_an_admission_leaves_the_watermark_free_if_that_can_be_had(vllm, log_path) -> None:
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64, watermark=0.1) as pair:
+        free = pair.borrower.kv_cache_manager.block_pool.get_num_free_blocks
+        for index in range(2):
+            prompt = [index] * PROMPT
+            pair.borrower.add_request(vllm.request(str(index), prompt, tokens=TOKENS))
+        vllm.step(pair.borrower)
+        assert len(pair.borrower.running) == 2
+        assert free() >= 0.1 * SLABS * BLOCKS_PER_SLAB
+
+
+def test_a_long_prompt_is_admitted_whole_or_not_at_all(vllm, log_path) -> None:
+    chunks = {"step_tokens": 64, "sequences": 64}
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64, **chunks) as pair:
+        for index in range(24):
+            prompt = [index] * PROMPT
+            pair.borrower.add_request(vllm.request(f"rollout {index}", prompt, tokens=500))
+        while len(pair.borrower.running) < 16:
+            vllm.step(pair.borrower)
+        pair.serving.add_request(urgent(vllm))
+        plan = vllm.step(pair.serving)
+        # Its first chunk alone would have fitted what was free; its last will too.
+        assert plan.num_scheduled_tokens == {"urgent": 64}
+        pool = pair.serving.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() >= (REQUEST_TOKENS - 8 - 64) // BLOCK_TOKENS
+        while pair.serving.has_unfinished_requests():
+            vllm.step(pair.serving)
+        assert pair.tokens_of["urgent"] == 2

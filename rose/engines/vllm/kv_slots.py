@@ -27,16 +27,13 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         **options: Any,
     ) -> KVCacheBlocks | None:
         """Give `request` room for its next tokens; None when there is not enough, as vLLM says."""
+        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         local = request.num_computed_tokens + num_new_computed_tokens
-        computed = local + options.get("num_external_computed_tokens", 0)
-        tokens = computed + num_new_tokens + options.get("num_lookahead_tokens", 0)
-        hits = new_computed_blocks or self.empty_kv_cache_blocks
-        needed = self._blocks_for(request, tokens, hits.blocks, local=local, computed=computed)
+        tokens = local + num_new_tokens + options.get("num_external_computed_tokens", 0)
+        tokens += options.get("num_lookahead_tokens", 0)
         if options.get("full_sequence_must_fit", False):
-            whole = self._blocks_for(
-                request, request.num_tokens, hits.blocks, local=local, computed=computed
-            )
-            needed = max(needed, whole)
+            tokens = max(tokens, request.num_tokens)
+        needed = self._blocks_for(request, tokens, hits, local=local, options=options)
         if request.status != RequestStatus.RUNNING:
             needed += self.watermark_blocks
         self.block_pool.ensure(needed + options.get("reserved_blocks", 0))
@@ -55,16 +52,25 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         hits: tuple[Sequence[Any], ...],
         *,
         local: int,
-        computed: int,
+        options: dict[str, Any],
     ) -> int:
-        """Return how many blocks have to be free for the first `tokens` tokens of a request."""
+        """Return how many blocks have to be free for the first `tokens` tokens of a request.
+
+        Args:
+            request: that wants them.
+            tokens: of it.
+            hits: blocks that hold its first tokens already, by KV cache group.
+            local: tokens that need not be computed.
+            options: of `allocate_slots`.
+        """
         tokens = min(tokens, self.max_model_len)
+        computed = local + options.get("num_external_computed_tokens", 0)
         return int(
             self.coordinator.get_num_blocks_to_allocate(
                 request_id=request.request_id,
                 num_tokens=tokens,
                 new_computed_blocks=hits,
-                num_encoder_tokens=0,
+                num_encoder_tokens=options.get("num_encoder_tokens", 0),
                 total_computed_tokens=min(computed, self.max_model_len),
                 num_local_computed_tokens=local,
                 num_tokens_main_model=tokens,
