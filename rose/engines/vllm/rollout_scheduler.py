@@ -66,9 +66,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         with self._books:
             self._evacuate(self.lane.leaving())
             output = super().schedule(throttle_prefills)
-            blocks = {
-                block for name in output.num_scheduled_tokens for block in self._blocks_of(name)
-            }
+            blocks = self._blocks_of(output.num_scheduled_tokens)
             if blocks:
                 self._pins[id(output)] = self.lane.pin(blocks)
             return output
@@ -119,20 +117,20 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         finally:
             self._books.release()
 
-    def _blocks_of(self, request_id: str) -> Iterable[int]:
-        null_blocks = self.lane.kv.null_blocks
-        for group in self.kv_cache_manager.get_block_ids(request_id):
-            yield from (block for block in group if block not in null_blocks)
+    def _blocks_of(self, request_ids: Iterable[str]) -> set[int]:
+        blocks: set[int] = set()
+        for request_id in request_ids:
+            blocks.update(*self.kv_cache_manager.get_block_ids(request_id))
+        return blocks.difference(self.lane.kv.null_blocks)
 
-    def _slabs_of(self, request_id: str) -> set[int]:
-        slab_of = self.lane.kv.allocator.slab_of
-        return {slab_of(block) for block in self._blocks_of(request_id)}
+    def _slabs_of(self, request: Request) -> set[int]:
+        return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
         """Return the slabs whose requests have the fewest tokens to compute again, together."""
         lost = dict.fromkeys(self.lane.slabs(), 0)
         for request in self.running:
-            for slab in self._slabs_of(request.request_id) & lost.keys():
+            for slab in self._slabs_of(request) & lost.keys():
                 lost[slab] += request.num_computed_tokens
         return sorted(lost, key=lost.__getitem__)[:count]
 
@@ -141,7 +139,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         if not leaving:
             return
         for request in reversed(self.running):
-            if not leaving.isdisjoint(self._slabs_of(request.request_id)):
+            if not leaving.isdisjoint(self._slabs_of(request)):
                 # Between two steps of an asynchronous engine the request could run again before
                 # its token arrives, so that token is computed again.
                 self._preempt(

@@ -155,7 +155,7 @@ def test_what_is_only_cached_is_given_before_any_request_is_touched(vllm, log_pa
         pair.finish()
         pair.borrower.add_request(vllm.request("live", [9] * PROMPT, tokens=TOKENS))
         vllm.step(pair.borrower)
-        needed = pair.borrower._slabs_of("live")
+        needed = pair.borrower._slabs_of(pair.borrower.requests["live"])
         assert held(pair) > 2 * len(needed)
         pair.device.lender._revoke(held(pair) - len(needed))
         assert set(pair.borrower.lane.slabs()) == needed
