@@ -1,4 +1,4 @@
-"""vLLM's `KVCacheManager`, which asks rose for blocks before it counts those it has."""
+"""vLLM's `KVCacheManager`, which asks rose for blocks before it turns a request away."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,9 @@ from rose.engines.vllm.block_pool import LeasedBlockPool
 class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
     """A `KVCacheManager` over a `LeasedBlockPool`.
 
-    vLLM asks how many blocks are free and only then says how many it needs; here the need comes
-    first, so that slabs come home, or are lent, before a request is turned away.
+    vLLM asks a pool how many blocks are free, and never says how many it needs. So when it has
+    turned a request away, which leaves nothing behind, the need is worked out, slabs come home or
+    are lent, and it is asked again: all in the same step.
     """
 
     block_pool: LeasedBlockPool
@@ -27,6 +28,19 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         **options: Any,
     ) -> KVCacheBlocks | None:
         """Give `request` room for its next tokens; None when there is not enough, as vLLM says."""
+
+        def allocate() -> KVCacheBlocks | None:
+            return super(LeasedKVCacheManager, self).allocate_slots(
+                request,
+                num_new_tokens,
+                num_new_computed_tokens=num_new_computed_tokens,
+                new_computed_blocks=new_computed_blocks,
+                **options,
+            )
+
+        slots = allocate()
+        if slots is not None:
+            return slots
         hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         local = request.num_computed_tokens + num_new_computed_tokens
         tokens = local + num_new_tokens + options.get("num_external_computed_tokens", 0)
@@ -37,13 +51,7 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         if request.status != RequestStatus.RUNNING:
             needed += self.watermark_blocks
         self.block_pool.ensure(needed + options.get("reserved_blocks", 0))
-        return super().allocate_slots(
-            request,
-            num_new_tokens,
-            num_new_computed_tokens=num_new_computed_tokens,
-            new_computed_blocks=new_computed_blocks,
-            **options,
-        )
+        return allocate()
 
     def _blocks_for(
         self,
