@@ -124,8 +124,9 @@ def test_slabs_that_were_revoked_unasked_are_emptied_before_the_next_step(vllm, 
         arbiter, lane = pair.device.arbiter, pair.borrower.lane
         arbiter.revoke(lane.kv.partition, 3, deadline_ns=arbiter.now_ns() + 10**12)
         assert len(lane.leaving()) == 3
-        plan = vllm.step(pair.borrower)
+        plan = pair.borrower.schedule()
         assert not lane.leaving()
+        vllm.run(pair.borrower, plan)
         # There was room elsewhere, so that what was preempted runs on in the same step.
         assert pair.borrower.preempted_tokens > 0
         assert len(plan.num_scheduled_tokens) == 24
