@@ -132,6 +132,18 @@ def test_slabs_that_were_revoked_unasked_are_emptied_before_the_next_step(vllm, 
         assert len(plan.num_scheduled_tokens) == 24
 
 
+def test_slabs_that_were_revoked_unasked_within_a_step_leave_when_it_ends(vllm, log_path) -> None:
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64) as pair:
+        fill(vllm, pair)
+        arbiter, lane = pair.device.arbiter, pair.borrower.lane
+        plan = pair.borrower.schedule()
+        arbiter.revoke(lane.kv.partition, 3, deadline_ns=arbiter.now_ns() + 10**12)
+        assert len(lane.leaving()) == 3
+        # It may be long until the next step is planned.
+        vllm.run(pair.borrower, plan)
+        assert not lane.leaving()
+
+
 def test_the_slabs_that_cost_least_are_given_first(vllm, log_path) -> None:
     with Pair(vllm, log_path, slabs=SLABS, request_tokens=64) as pair:
         # Five requests, each with three slabs of its own, the later the further.
