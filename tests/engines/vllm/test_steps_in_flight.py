@@ -231,3 +231,20 @@ def test_a_long_prompt_is_admitted_whole_or_not_at_all(vllm, log_path) -> None:
         while pair.serving.has_unfinished_requests():
             vllm.step(pair.serving)
         assert pair.tokens_of["urgent"] == 2
+
+
+def test_a_preempted_request_that_runs_at_once_tells_the_worker_its_tokens_again(
+    vllm, log_path, monkeypatch
+) -> None:
+    # The first of vLLM's two model runners keeps the tokens of the requests of the last step.
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64) as pair:
+        fill(vllm, pair)
+        running = [one.request_id for one in pair.borrower.running]
+        pair.device.lender._revoke(held(pair))
+        plan = pair.borrower.schedule()
+        again = plan.scheduled_cached_reqs
+        assert again.resumed_req_ids
+        assert again.resumed_req_ids <= set(running)
+        assert again.resumed_req_ids == again.all_token_ids.keys()
+        vllm.run(pair.borrower, plan)
