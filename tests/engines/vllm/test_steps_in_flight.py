@@ -248,3 +248,24 @@ def test_a_preempted_request_that_runs_at_once_tells_the_worker_its_tokens_again
         assert again.resumed_req_ids <= set(running)
         assert again.resumed_req_ids == again.all_token_ids.keys()
         vllm.run(pair.borrower, plan)
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_no_block_that_an_aborted_step_did_not_write_is_found_again(
+    vllm, log_path, is_revoked: bool
+) -> None:
+    chunks = {"step_tokens": 3 * BLOCK_TOKENS, "sequences": 4}
+    with Pair(vllm, log_path, slabs=SLABS, request_tokens=64, **chunks) as pair:
+        prompt = list(range(6 * BLOCK_TOKENS + 1))
+        pair.borrower.add_request(vllm.request("once", prompt, tokens=TOKENS))
+        vllm.step(pair.borrower)  # Three blocks are written.
+        plan = pair.borrower.schedule()  # Three more are not yet, but vLLM has cached them.
+        if is_revoked:
+            pair.borrower._evacuate(frozenset(pair.borrower.lane.slabs()))
+        pair.borrower.step_aborted(plan)
+        plan = pair.borrower.schedule()
+        (again,) = plan.scheduled_new_reqs
+        assert again.num_computed_tokens == 3 * BLOCK_TOKENS
+        vllm.run(pair.borrower, plan)
+        pair.finish()
+        assert pair.tokens_of["once"] == TOKENS
