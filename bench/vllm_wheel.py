@@ -100,9 +100,12 @@ def _unpacked() -> Path:
 
 def _fetch() -> Path:
     _CACHE.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
     answer = subprocess.run(
-        [*command, "--dest", str(_CACHE), f"vllm=={VERSION}"],
+        [
+            *(sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"),
+            *("--no-deps", "--only-binary", ":all:"),
+            *("--dest", str(_CACHE), f"vllm=={VERSION}"),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -27,6 +27,7 @@ ROOMS = [
     "rose._core",
     "rose.cli.main",
     "rose.engines",
+    "rose.engines.vllm",
     "rose.executor",
     "rose.kernels",
     "rose.memory",

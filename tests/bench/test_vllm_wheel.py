@@ -79,6 +79,47 @@ def test_what_is_no_wheel_is_refused_and_not_kept(
     assert list((empty_cache / "peers").iterdir()) == []
 
 
+def made_wheel(folder: Path) -> None:
+    """Make a wheel by the name of vLLM's, with one Python file and one library."""
+    name = f"vllm-{vllm_wheel.VERSION}"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as archive:
+        archive.writestr("vllm/v1/core/block_pool.py", "class BlockPool: ...\n")
+        archive.writestr("vllm/_C.abi3.so", "")
+        info = f"{name}.dist-info"
+        archive.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm_wheel.VERSION}\n",
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_a_wheel_is_fetched_when_that_is_allowed_and_its_python_files_are_kept(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_wheel(empty_cache / "index")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(empty_cache / "index"))
+    with pytest.raises(Unavailable, match="there is no vLLM"):
+        vllm_wheel._unpacked()  # Nobody said that it may.
+    monkeypatch.setenv("ROSE_VLLM_WHEEL", "download")
+    folder = vllm_wheel._unpacked()
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert files == [Path("vllm/v1/core/block_pool.py")]
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert vllm_wheel._unpacked() == folder
+
+
+def test_what_pip_says_is_said(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("ROSE_VLLM_WHEEL", "download")
+    with pytest.raises(Unavailable, match=r"could not be fetched: .*No matching distribution"):
+        vllm_wheel._unpacked()
+
+
 @pytest.mark.peer
 def test_the_block_pool_of_vllm_works_as_it_is() -> None:
     before = dict(os.environ)

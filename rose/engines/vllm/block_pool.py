@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared
 from vllm.v1.core.block_pool import BlockPool
@@ -10,44 +10,47 @@ from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from rose._core import BlockAllocator
 from rose.engines.lane import KVLane
-from rose.engines.vllm.prefix_blocks import KEY_BYTES, PrefixBlocks, SharedBlocks, shared_blocks
 from rose.errors import InvalidArgument, check
 
 # A hash of vLLM's, and the number of the KV cache group it belongs to.
 GroupHash: TypeAlias = bytes
+_KEY_BYTES: Final = 16
 
 
 def key_of(group_hash: GroupHash) -> bytes:
     """Return the allocator's key for a hash of any length."""
-    return blake2b(group_hash, digest_size=KEY_BYTES).digest()
+    return blake2b(group_hash, digest_size=_KEY_BYTES).digest()
 
 
 class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
     """A `KVCacheBlock` whose reference count is the allocator's."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_allocator",)
 
-    def __init__(self, block_id: int, *, pool: "LeasedBlockPool", counts: SharedBlocks) -> None:
+    def __init__(
+        self, block_id: int, *, pool: "LeasedBlockPool", allocator: BlockAllocator
+    ) -> None:
         """Made by the pool, once for each id."""
-        self._counts: SharedBlocks | None = None
+        self._allocator: BlockAllocator | None = None
         super().__init__(block_id, pool=pool)
-        self._counts = counts
+        self._allocator = allocator
 
     @property
     def ref_cnt(self) -> int:
         """How many requests hold the block; vLLM adds to it in places."""
-        return 0 if self._counts is None else self._counts.references(self.block_id)
+        return 0 if self._allocator is None else self._allocator.references(self.block_id)
 
     @ref_cnt.setter
     def ref_cnt(self, references: int) -> None:
-        if self._counts is None:
+        if self._allocator is None:
             return  # The zero that vLLM's constructor begins with.
         more = references - self.ref_cnt
         if more > 0:
-            self._counts.share([self.block_id] * more)
+            self._allocator.share([self.block_id] * more)
         elif more < 0:
-            self._counts.free([self.block_id] * -more)
+            self._allocator.free([self.block_id] * -more)
 
 
 class _Blocks:
@@ -73,27 +76,26 @@ class _Blocks:
 class _PrefixIndex:
     """vLLM's map from hash to block, kept by the allocator: one key a block, one block a key."""
 
-    def __init__(self, counts: SharedBlocks, blocks: _Blocks) -> None:
-        self._counts = counts
+    def __init__(self, allocator: BlockAllocator, blocks: _Blocks) -> None:
+        self._allocator = allocator
         self._blocks = blocks
 
     def get_one_block(self, key: GroupHash) -> LeasedBlock | None:
-        found = self._counts.lookup(key_of(key))
+        found = self._allocator.lookup(key_of(key))
         return self._blocks[found[0]] if found else None
 
     def contain(self, key: GroupHash, block_id: int) -> bool:
-        return self._counts.lookup(key_of(key)) == [block_id]
+        return self._allocator.lookup(key_of(key)) == [block_id]
 
     def insert(self, key: GroupHash, block: LeasedBlock) -> None:
-        # vLLM keeps duplicates side by side; the first one is what it hands out, so it is kept.
-        if not self._counts.lookup(key_of(key)):
-            self._counts.publish([block.block_id], key_of(key))
+        # vLLM keeps duplicates side by side and hands out the first, which keeps the key here.
+        self._allocator.publish([block.block_id], key_of(key))
 
     def pop(self, key: GroupHash, block_id: int) -> LeasedBlock | None:
-        found = self._counts.lookup(key_of(key))
+        found = self._allocator.lookup(key_of(key))
         if found and found != [block_id]:
             return None  # A duplicate: its hash is cached as before.
-        self._counts.forget(found)
+        self._allocator.forget(found)
         return self._blocks[block_id]
 
 
@@ -144,37 +146,27 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         del self.free_block_queue  # Nobody shall walk a queue that is always empty.
         self.num_gpu_blocks = num_gpu_blocks
         self._lane = lane
-        self._counts = shared_blocks(lane.kv.allocator)
+        self._allocator = lane.kv.allocator
         self.blocks = _Blocks(self._make_block)
-        self.cached_block_hash_to_block = _PrefixIndex(self._counts, self.blocks)
+        self.cached_block_hash_to_block = _PrefixIndex(self._allocator, self.blocks)
 
     def _make_block(self, block_id: int) -> LeasedBlock:
-        return LeasedBlock(block_id, pool=self, counts=self._counts)
+        return LeasedBlock(block_id, pool=self, allocator=self._allocator)
 
     def ensure(self, blocks: int) -> bool:
         """Try to have `blocks` free blocks: by taking slabs back, or by a grant."""
-        missing = blocks - self._counts.free_blocks
-        if missing <= 0:
-            return True
-        # Whether what is cached counts as free is the allocator's affair.
-        self._lane.ensure(self._lane.kv.allocator.free_blocks + missing)
-        return self._counts.free_blocks >= blocks
-
-    def forget_in(self, slabs: frozenset[int]) -> None:
-        """Drop cached blocks without a reference that lie in `slabs`, so that those can leave."""
-        if isinstance(self._counts, PrefixBlocks):  # Otherwise the allocator has done so.
-            self._counts.forget_in(slabs)
+        return self._lane.ensure(blocks)
 
     # ---- vLLM's contract ------------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks `get_new_blocks` could give now."""
-        return self._counts.free_blocks
+        return self._allocator.free_blocks
 
     def get_usage(self) -> float:
         """Return the share of what vLLM was told of that is in use, between 0 and 1."""
         most = self.num_gpu_blocks - 1
-        return self._counts.used_blocks / most if most else 0.0
+        return self._allocator.used_blocks / most if most else 0.0
 
     def get_new_blocks(self, num_blocks: int) -> list[LeasedBlock]:
         """Take blocks with one reference each.
@@ -182,7 +174,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         Raises:
             ValueError: fewer are free, as vLLM says it.
         """
-        ids = self._counts.alloc(num_blocks)
+        ids = self._allocator.alloc(num_blocks)
         if ids is None:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks = [self.blocks[block_id] for block_id in ids]
@@ -197,7 +189,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add a reference to each block; cached ones come alive."""
         shared = [block for block in blocks if not block.is_null]
-        self._counts.share([block.block_id for block in shared])
+        self._allocator.share([block.block_id for block in shared])
         if self.metrics_collector:
             for block in shared:
                 self.metrics_collector.on_block_accessed(block)
@@ -212,7 +204,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
                 ours.append(block.block_id)
             else:
                 block.pool.free_blocks([block])
-        self._counts.free(ours)
+        self._allocator.free(ours)
 
     def unpin_blocks(
         self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
@@ -241,9 +233,9 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
 
     def reset_prefix_cache(self) -> bool:
         """Forget all prefixes; False, and nothing forgotten, while a block is held."""
-        if self._counts.used_blocks:
+        if self._allocator.used_blocks:
             return False
-        self._counts.forget_all()
+        self._allocator.forget_all()
         self.cached_block_hashes_by_block.clear()
         for block in self.blocks:
             block.reset_hash()

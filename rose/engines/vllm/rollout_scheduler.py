@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -11,6 +12,14 @@ from vllm.v1.request import Request, RequestStatus
 
 from rose.engines.vllm.seams import pool_of
 from rose.executor import Revocation, RolloutLane
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """What a planned step holds, and the blocks it writes to."""
+
+    pin: int
+    written: set[int]
 
 
 class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
@@ -32,8 +41,8 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def __init__(self, lane: RolloutLane, **parts: Any) -> None:
         """Build vLLM's scheduler over `lane`, and hear its revocations from now on."""
         self.lane = lane
-        self._books = threading.RLock()  # Guards all that vLLM keeps, and the pins.
-        self._pins: dict[int, int] = {}  # Of the steps in flight, by the identity of their plan.
+        self._books = threading.RLock()  # Guards all that vLLM keeps, and the steps in flight.
+        self._in_flight: dict[int, _InFlight] = {}  # By the identity of the plan.
         self.preempted_tokens = 0
         with pool_of(lane):
             super().__init__(**parts)
@@ -66,11 +75,10 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         with self._books:
             self._evacuate(self.lane.leaving())
             output = super().schedule(throttle_prefills)
-            blocks = {
-                block for name in output.num_scheduled_tokens for block in self._blocks_of(name)
-            }
+            blocks = self._blocks_of(output.num_scheduled_tokens)
             if blocks:
-                self._pins[id(output)] = self.lane.pin(blocks)
+                written = self._written_by(output.num_scheduled_tokens)
+                self._in_flight[id(output)] = _InFlight(self.lane.pin(blocks), written)
             return output
 
     def update_from_output(
@@ -90,9 +98,14 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def step_aborted(self, scheduler_output: SchedulerOutput) -> None:
         """Undo a step that was stopped at its gate: its KV is half written.
 
-        Its requests are preempted with the tokens they had before it.
+        Its requests are preempted with the tokens they had before it. vLLM caches a block when it
+        plans the step that fills it: those are forgotten. A step that was planned on top of this
+        one must be aborted too.
         """
         with self._books:
+            step = self._in_flight.get(id(scheduler_output))
+            if step is not None:
+                self.kv_cache_manager.evict_blocks(step.written)
             for name in scheduler_output.num_scheduled_tokens:
                 request = self.requests.get(name)
                 if request is None:
@@ -103,9 +116,9 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             self.update_from_output(scheduler_output, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def _unpin(self, scheduler_output: SchedulerOutput) -> None:
-        pin = self._pins.pop(id(scheduler_output), None)
-        if pin is not None:
-            self.lane.unpin(pin)
+        step = self._in_flight.pop(id(scheduler_output), None)
+        if step is not None:
+            self.lane.unpin(step.pin)
 
     # ---- serving's thread -----------------------------------------------------------------------
 
@@ -119,20 +132,31 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         finally:
             self._books.release()
 
-    def _blocks_of(self, request_id: str) -> Iterable[int]:
-        null_blocks = self.lane.kv.null_blocks
-        for group in self.kv_cache_manager.get_block_ids(request_id):
-            yield from (block for block in group if block not in null_blocks)
+    def _blocks_of(self, request_ids: Iterable[str]) -> set[int]:
+        blocks: set[int] = set()
+        for request_id in request_ids:
+            blocks.update(*self.kv_cache_manager.get_block_ids(request_id))
+        return blocks.difference(self.lane.kv.null_blocks)
 
-    def _slabs_of(self, request_id: str) -> set[int]:
-        slab_of = self.lane.kv.allocator.slab_of
-        return {slab_of(block) for block in self._blocks_of(request_id)}
+    def _written_by(self, scheduled_tokens: dict[str, int]) -> set[int]:
+        """Return the blocks that a step which has just been planned writes to."""
+        written: set[int] = set()
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        for request_id, tokens in scheduled_tokens.items():
+            first = self.requests[request_id].num_computed_tokens - tokens
+            groups = self.kv_cache_manager.get_block_ids(request_id)
+            for group, manager in zip(groups, managers, strict=True):
+                written.update(group[first // manager.block_size :])
+        return written.difference(self.lane.kv.null_blocks)
+
+    def _slabs_of(self, request: Request) -> set[int]:
+        return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
         """Return the slabs whose requests have the fewest tokens to compute again, together."""
         lost = dict.fromkeys(self.lane.slabs(), 0)
         for request in self.running:
-            for slab in self._slabs_of(request.request_id) & lost.keys():
+            for slab in self._slabs_of(request) & lost.keys():
                 lost[slab] += request.num_computed_tokens
         return sorted(lost, key=lost.__getitem__)[:count]
 
@@ -141,13 +165,12 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         if not leaving:
             return
         for request in reversed(self.running):
-            if not leaving.isdisjoint(self._slabs_of(request.request_id)):
+            if not leaving.isdisjoint(self._slabs_of(request)):
                 # Between two steps of an asynchronous engine the request could run again before
                 # its token arrives, so that token is computed again.
                 self._preempt(
                     request, drop_stale_output=bool(self.scheduler_config.async_scheduling)
                 )
-        self.kv_cache_manager.block_pool.forget_in(leaving)
 
     def _preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         self.preempted_tokens += request.num_computed_tokens

@@ -10,7 +10,8 @@ from vllm.v1.core.sched import scheduler
 
 from rose.engines.lane import KVLane
 from rose.engines.vllm.block_pool import LeasedBlockPool
-from rose.engines.vllm.kv_manager import LeasedKVCacheManager
+from rose.engines.vllm.guard import check_version
+from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 
 
 @contextmanager
@@ -18,7 +19,11 @@ def pool_of(lane: KVLane) -> Iterator[None]:
     """Let the scheduler that is built in this context live on `lane`.
 
     The names belong to all of vLLM in the process: build one scheduler at a time.
+
+    Raises:
+        Unavailable: this is another vLLM than rose was tested with.
     """
+    check_version()
     with ExitStack() as undo:
         _stand_in(undo, scheduler, "KVCacheManager", LeasedKVCacheManager)
         _stand_in(undo, kv_cache_coordinator, "BlockPool", partial(LeasedBlockPool, lane))

@@ -55,6 +55,14 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         self._tell_finished()
         return ended
 
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all prefixes, and offer the slabs that they lay in."""
+        is_reset = bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+        self.lane.settle()
+        return is_reset
+
     def _tell_finished(self) -> None:
         # vLLM keeps them until the next step is planned; the lane may hear of one twice.
         if not self.finished_req_ids:

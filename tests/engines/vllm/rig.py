@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Parts:
         policy: str = "fcfs",
         sequences: int = 512,
         step_tokens: int = 8192,
-        events: bool = False,
+        watermark: float = 0.0,
     ) -> dict[str, Any]:
         """Return what `Scheduler` takes.
 
@@ -88,7 +89,7 @@ class Parts:
             policy: of vLLM.
             sequences: that may run at once.
             step_tokens: of one step.
-            events: whether it keeps events of its prefix cache.
+            watermark: share of the blocks that an admission leaves free.
         """
         with importable():
             cache = self._config.CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
@@ -103,11 +104,9 @@ class Parts:
                     is_encoder_decoder=False,
                     policy=policy,
                     async_scheduling=False,
+                    watermark=watermark,
                 ),
                 device_config=self._config.DeviceConfig(device="cpu"),
-                kv_events_config=self._config.KVEventsConfig(
-                    enable_kv_cache_events=events, publisher="null"
-                ),
             )
         spec = self._interface.FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=16, dtype=torch.float32
@@ -140,13 +139,7 @@ class Parts:
     def run(self, scheduler: Any, plan: Any) -> None:
         """Run a step that was planned: each request whose prompt is through gets one token."""
         names = list(plan.num_scheduled_tokens)
-        sampled = [
-            [TOKEN]
-            if (one := scheduler.requests[name]).num_computed_tokens >= one.num_tokens
-            or one.num_stale_output_tokens > 0
-            else []
-            for name in names
-        ]
+        sampled = [[TOKEN] if _samples(scheduler.requests.get(name)) else [] for name in names]
         output = self._outputs(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -161,6 +154,15 @@ class Parts:
         plan = scheduler.schedule()
         self.run(scheduler, plan)
         return plan
+
+
+def _samples(request: Any) -> bool:
+    """Whether the step that was planned for a request reaches the end of what is known of it."""
+    if request is None:  # aborted since
+        return False
+    if request.num_stale_output_tokens > 0:  # preempted since: it is not known any more
+        return request.num_output_tokens > 0
+    return request.num_computed_tokens >= request.num_tokens
 
 
 def open_device(log_path: Path, *, slabs: int, **knobs: Any) -> CoServing:
@@ -194,22 +196,25 @@ class Pair:
 
         self.parts = parts
         self.device = open_device(log_path, slabs=slabs, revoke_ms=revoke_ms, regrow_after_ms=0.0)
-        lane = self.device.serving(
-            GEOMETRY,
-            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
-            reserve_bytes=reserve_slabs * SLAB_BYTES,
-            step_tokens=request_tokens,
-            request_tokens=request_tokens,
-        )
-        rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
-        blocks = slabs * BLOCKS_PER_SLAB + 1
-        self.serving = ServingScheduler(lane, **parts.of_scheduler(blocks=blocks, **options))
-        self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(blocks=blocks, **options))
+        options = {"blocks": slabs * BLOCKS_PER_SLAB + 1, **options}
+        with ExitStack() as undo:
+            undo.callback(self.device.close)
+            lane = self.device.serving(
+                GEOMETRY,
+                slo=SLO(ttft_ms=20_000, tpot_ms=1000),
+                reserve_bytes=reserve_slabs * SLAB_BYTES,
+                step_tokens=request_tokens,
+                request_tokens=request_tokens,
+            )
+            rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
+            self.serving = ServingScheduler(lane, **parts.of_scheduler(**options))
+            self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(**options))
+            undo.pop_all()
         self.tokens_of = parts.tokens_of
         self.tokens_of.clear()
 
     def finish(self) -> None:
-        """Step both until every request is over."""
+        """Step both until every request is over, serving first."""
         for scheduler in (self.serving, self.borrower):
             for _ in range(STEPS_MAX):
                 if not scheduler.has_unfinished_requests():

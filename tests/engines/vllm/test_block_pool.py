@@ -27,11 +27,9 @@ class OwnSlabs:
         partition = self.arbiter.add_partition("own", reserve_slabs=0, limit_slabs=SLABS)
         self.kv = KVSpace(self.arbiter, partition, GEOMETRY, header_index=0)
         self.arbiter.take(partition, slabs)
-        self.asked: list[int] = []
 
     def ensure(self, blocks: int) -> bool:
-        self.asked.append(blocks)
-        return False
+        return self.kv.allocator.free_blocks >= blocks
 
 
 def pools(*, slabs: int = SLABS, events: bool = True) -> tuple[Any, Any]:
@@ -173,7 +171,7 @@ def machine(vllm) -> type[RuleBasedStateMachine]:
         def teardown(self) -> None:
             while self.held:
                 self.end(0)
-            assert self.ours._counts.used_blocks == 0
+            assert self.ours._allocator.used_blocks == 0
             self.ours._lane.arbiter.check_invariants()
 
     return Twins
@@ -217,11 +215,10 @@ def test_cached_blocks_are_taken_when_nothing_else_is_left_and_that_is_told(vllm
 def test_prefixes_that_leave_with_their_slab_are_told(vllm) -> None:
     ours, _ = pools(slabs=2)
     request = requests(vllm)[5]
-    chain = cached_chain(ours, request, 8)
+    cached_chain(ours, request, 8)
     told = after(set(), ours.take_events())
     assert len(told) == 8
     arbiter, space = ours._lane.arbiter, ours._lane.kv
-    ours.forget_in(frozenset({space.allocator.slab_of(chain[0].block_id)}))
     assert arbiter.give_back(space.partition, 1) == 1
     told = after(told, ours.take_events())
     assert len(told) == len(found(ours, request)) <= 8 - BLOCKS_PER_SLAB
@@ -253,16 +250,22 @@ def test_the_null_block_is_the_tenants_own_and_never_given(vllm) -> None:
     assert ours.get_num_free_blocks() == 0
 
 
-def test_only_what_is_missing_is_asked_for(vllm) -> None:
-    ours, _ = pools(slabs=2)
-    assert ours.ensure(8)
-    assert ours._lane.asked == []
-    assert not ours.ensure(11)
-    assert ours._lane.asked == [11]
-
-
 def test_blocks_that_are_read_after_their_release_are_refused(vllm) -> None:
     ours, _ = pools()
     blocks = ours.get_new_blocks(1)
     with pytest.raises(InvalidArgument, match="HiSparse"):
         ours.unpin_blocks(blocks, lambda block: None)
+
+
+def test_a_prefix_is_found_in_its_own_group_only(vllm) -> None:
+    ours, _ = pools()
+    request = requests(vllm)[5]
+    first, second = ours.get_new_blocks(1), ours.get_new_blocks(1)
+    ours.cache_full_blocks(request, first, 0, 1, BLOCK_TOKENS, 0)
+    hash_ = request.block_hashes[0]
+    assert ours.get_cached_block(hash_, [0]) == first
+    assert ours.get_cached_block(hash_, [0, 1]) is None
+    ours.cache_full_blocks(request, second, 0, 1, BLOCK_TOKENS, 1)
+    assert [one.block_id for one in ours.get_cached_block(hash_, [1, 0])] == [
+        one.block_id for one in (*second, *first)
+    ]

@@ -1,0 +1,124 @@
+"""The version guard: rose overrides methods of vLLM's scheduler, so it checks them first."""
+
+import inspect
+from typing import Any, Final
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.version import __version__
+
+from rose.errors import Unavailable
+
+SUPPORTED: Final = "0.33"
+
+# What rose overrides or calls, with the parameters that it passes on by place or by name.
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
+    "BlockPool.__init__": (
+        BlockPool.__init__,
+        (
+            "self",
+            "num_gpu_blocks",
+            "enable_caching",
+            "hash_block_size",
+            "enable_kv_cache_events",
+            "metrics_collector",
+            "num_hash_lookahead_tokens",
+            "medium",
+        ),
+    ),
+    "BlockPool.get_new_blocks": (BlockPool.get_new_blocks, ("self", "num_blocks")),
+    "BlockPool.touch": (BlockPool.touch, ("self", "blocks")),
+    "BlockPool.free_blocks": (BlockPool.free_blocks, ("self", "ordered_blocks")),
+    "BlockPool.evict_blocks": (BlockPool.evict_blocks, ("self", "block_ids")),
+    "BlockPool.unpin_blocks": (BlockPool.unpin_blocks, ("self", "blocks", "on_reuse")),
+    "BlockPool.cache_partial_block": (
+        BlockPool.cache_partial_block,
+        (
+            "self",
+            "request",
+            "block",
+            "num_tokens",
+            "kv_cache_group_id",
+            "block_size",
+            "replace_existing_hashes",
+        ),
+    ),
+    "BlockPool._maybe_evict_cached_block": (
+        BlockPool._maybe_evict_cached_block,
+        ("self", "block"),
+    ),
+    "KVCacheCoordinator.get_num_blocks_to_allocate": (
+        KVCacheCoordinator.get_num_blocks_to_allocate,
+        (
+            "self",
+            "request_id",
+            "num_tokens",
+            "new_computed_blocks",
+            "num_encoder_tokens",
+            "total_computed_tokens",
+            "num_local_computed_tokens",
+            "num_tokens_main_model",
+            "apply_admission_cap",
+            "prefill_end",
+        ),
+    ),
+    "KVCacheManager.allocate_slots": (
+        KVCacheManager.allocate_slots,
+        (
+            "self",
+            "request",
+            "num_new_tokens",
+            "num_new_computed_tokens",
+            "new_computed_blocks",
+            "num_lookahead_tokens",
+            "num_external_computed_tokens",
+            "delay_cache_blocks",
+            "num_encoder_tokens",
+            "full_sequence_must_fit",
+            "reserved_blocks",
+            "has_scheduled_reqs",
+            "skip_zeroing_group_ids",
+        ),
+    ),
+    "Scheduler.schedule": (Scheduler.schedule, ("self", "throttle_prefills")),
+    "Scheduler.update_from_output": (
+        Scheduler.update_from_output,
+        ("self", "scheduler_output", "model_runner_output"),
+    ),
+    "Scheduler.add_request": (Scheduler.add_request, ("self", "request")),
+    "Scheduler.finish_requests": (
+        Scheduler.finish_requests,
+        ("self", "request_ids", "finished_status"),
+    ),
+    "Scheduler.reset_prefix_cache": (
+        Scheduler.reset_prefix_cache,
+        ("self", "reset_running_requests", "reset_connector"),
+    ),
+    "Scheduler._preempt_request": (
+        Scheduler._preempt_request,
+        ("self", "request", "timestamp", "drop_stale_output"),
+    ),
+}
+
+
+def check_version() -> None:
+    """Refuse a vLLM whose scheduler is not the one rose was tested with.
+
+    Raises:
+        Unavailable: the version, or a signature that rose relies on, differs.
+    """
+    found = str(__version__)
+    if not found.startswith(f"{SUPPORTED}."):
+        raise Unavailable(
+            f"vLLM {found} is not supported: rose drives the scheduler of {SUPPORTED}.x "
+            f"(pip install 'vllm=={SUPPORTED}.*')"
+        )
+    for name, (function, expected) in _SIGNATURES.items():
+        actual = tuple(inspect.signature(function).parameters)
+        if actual != expected:
+            raise Unavailable(
+                f"vLLM {found} changed {name}: rose expects the parameters "
+                f"{', '.join(expected)}, not {', '.join(actual)}"
+            )

@@ -1,0 +1,86 @@
+"""vLLM's `KVCacheManager`, which asks rose for blocks before it turns a request away."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.request import Request, RequestStatus
+
+from rose.engines.vllm.block_pool import LeasedBlockPool
+
+
+class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
+    """A `KVCacheManager` over a `LeasedBlockPool`.
+
+    vLLM asks a pool how many blocks are free, and never says how many it needs. So when it has
+    turned a request away, which leaves nothing behind, the need is worked out, slabs come home or
+    are lent, and it is asked again: all in the same step.
+    """
+
+    block_pool: LeasedBlockPool
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        **options: Any,
+    ) -> KVCacheBlocks | None:
+        """Give `request` room for its next tokens; None when there is not enough, as vLLM says."""
+
+        def allocate() -> KVCacheBlocks | None:
+            return super(LeasedKVCacheManager, self).allocate_slots(
+                request,
+                num_new_tokens,
+                num_new_computed_tokens=num_new_computed_tokens,
+                new_computed_blocks=new_computed_blocks,
+                **options,
+            )
+
+        slots = allocate()
+        if slots is not None:
+            return slots
+        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
+        local = request.num_computed_tokens + num_new_computed_tokens
+        tokens = local + num_new_tokens + options.get("num_external_computed_tokens", 0)
+        tokens += options.get("num_lookahead_tokens", 0)
+        if options.get("full_sequence_must_fit", False):
+            tokens = max(tokens, request.num_tokens)
+        needed = self._blocks_for(request, tokens, hits, local=local, options=options)
+        if request.status != RequestStatus.RUNNING:
+            needed += self.watermark_blocks
+        self.block_pool.ensure(needed + options.get("reserved_blocks", 0))
+        return allocate()
+
+    def _blocks_for(
+        self,
+        request: Request,
+        tokens: int,
+        hits: tuple[Sequence[Any], ...],
+        *,
+        local: int,
+        options: dict[str, Any],
+    ) -> int:
+        """Return how many blocks have to be free for the first `tokens` tokens of a request.
+
+        Args:
+            request: that wants them.
+            tokens: of it.
+            hits: blocks that hold its first tokens already, by KV cache group.
+            local: tokens that need not be computed.
+            options: of `allocate_slots`.
+        """
+        tokens = min(tokens, self.max_model_len)
+        computed = local + options.get("num_external_computed_tokens", 0)
+        return int(
+            self.coordinator.get_num_blocks_to_allocate(
+                request_id=request.request_id,
+                num_tokens=tokens,
+                new_computed_blocks=hits,
+                num_encoder_tokens=options.get("num_encoder_tokens", 0),
+                total_computed_tokens=min(computed, self.max_model_len),
+                num_local_computed_tokens=local,
+                num_tokens_main_model=tokens,
+            )
+        )

@@ -1,0 +1,39 @@
+"""What serving's scheduler tells its lane, and when."""
+
+import pytest
+
+from tests.engines.vllm.rig import BLOCK_TOKENS, Pair
+
+pytestmark = pytest.mark.peer
+
+
+def test_the_lane_hears_of_every_request_and_of_its_end(vllm, log_path) -> None:
+    from vllm.v1.request import RequestStatus
+
+    with Pair(vllm, log_path, slabs=64) as pair:
+        state = pair.device._state
+        for name in ("ends", "aborted"):
+            pair.serving.add_request(vllm.request(name, [1] * BLOCK_TOKENS, tokens=2))
+        assert state.pending == 2
+        vllm.step(pair.serving)
+        assert state.pending == 2
+        pair.serving.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+        assert state.pending == 1
+        vllm.step(pair.serving)
+        assert state.pending == 0
+
+
+def test_memory_is_checked_when_it_was_taken_and_offered_when_it_was_freed(
+    vllm, log_path, monkeypatch
+) -> None:
+    with Pair(vllm, log_path, slabs=64) as pair:
+        lane, told = pair.serving.lane, []
+        monkeypatch.setattr(lane, "recheck", lambda: told.append("recheck"))
+        monkeypatch.setattr(lane, "settle", lambda: told.append("settle"))
+        pair.serving.add_request(vllm.request("one", [1] * BLOCK_TOKENS, tokens=2))
+        vllm.step(pair.serving)
+        assert told == ["recheck"]
+        vllm.step(pair.serving)
+        assert told == ["recheck", "recheck", "settle"]
+        assert pair.serving.reset_prefix_cache()
+        assert told == ["recheck", "recheck", "settle", "settle"]
