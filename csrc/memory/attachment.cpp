@@ -156,6 +156,7 @@ void Attachment::beat(std::uint64_t progress) noexcept {
   if (allocator_ != nullptr) {
     told.free_blocks = allocator_->free_blocks();
     told.used_blocks = allocator_->used_blocks();
+    told.cached_blocks = allocator_->cached_blocks();
     for (SlabId slab = 0; slab < pool_.shape().slab_count; ++slab) {
       if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
       mailbox_.set_used(slab, static_cast<std::uint32_t>(allocator_->used(slab)));

@@ -133,15 +133,16 @@ Status BlockAllocator::admit_slab(SlabId slab, std::uint32_t generation) noexcep
 bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
   const std::lock_guard lock{books_};
   if (!hear_news().ok()) return false;
-  const bool is_taken = take(static_cast<std::int64_t>(out.size()), out.data());
-  if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
-  return is_taken;
+  return take(static_cast<std::int64_t>(out.size()), out.data());
 }
 
 bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   std::int64_t taken = 0;
   while (n - taken <= map_.free_blocks()) {
-    if (taken == n) return true;
+    if (taken == n) {
+      tell_taken();
+      return true;
+    }
     const SlabId slab = map_.fullest();
     if (slab == kNoSlab) {
       drop_cached(map_.oldest_cached());
@@ -206,7 +207,6 @@ std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   if (!take(n, blocks.data())) return std::nullopt;
   map_.set_aside(blocks);
-  if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
   const TicketId ticket = next_id_++;
   tickets_.emplace(ticket, std::move(blocks));
   return ticket;

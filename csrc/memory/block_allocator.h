@@ -221,6 +221,10 @@ class BlockAllocator final : public SlabHolder {
 
   // All n or none.
   bool take(std::int64_t n, BlockId* out) noexcept;
+  // Wherever free blocks came into use: whoever watches this tenant's supply looks at it.
+  void tell_taken() noexcept {
+    if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
+  }
   Status give(std::span<const BlockId> blocks) noexcept;
   Status release(std::span<const BlockId> blocks) noexcept;
   Status put_back(std::span<const BlockId> blocks) noexcept;

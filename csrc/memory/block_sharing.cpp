@@ -23,6 +23,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
     }
     add_reference(at);
   }
+  tell_taken();
   return {};
 }
 
@@ -101,6 +102,7 @@ std::size_t BlockAllocator::acquire(std::span<const BlockKey> keys,
     add_reference(at);
     out[found++] = map_.block_at(at);
   }
+  tell_taken();
   return found;
 }
 

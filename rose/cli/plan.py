@@ -33,7 +33,7 @@ _KV_DTYPES: Final = {
 _TOKENS: Final = click.IntRange(1, 1 << 22)
 _BURST: Final = click.IntRange(0, 1000)
 _REQUESTS: Final = click.IntRange(0, 1_000_000)
-_RATE: Final = click.FloatRange(0, 1e9)
+_RATE: Final = click.FloatRange(0, 1e8)
 _GIB: Final = click.FloatRange(0, 1 << 20)
 
 

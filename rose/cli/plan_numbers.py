@@ -152,7 +152,6 @@ class Plan:
                 prefill_tokens_per_s=load.prefill_tokens_per_s,
                 max_request_tokens=largest,
                 max_batch_tokens=load.step_tokens,
-                arrivals_per_s=0.0,  # Those of a burst are all there are.
                 burst_requests=load.burst_requests,
                 burst_request_tokens=largest,
             )

@@ -3,7 +3,7 @@
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing
 from rose.executor.lender import Lease, OnRevoke
-from rose.executor.revocation import Cause, Revocation
+from rose.executor.revocation import Cause, Notice, Revocation
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.executor.serving import ServingLane, ServingStep, StepBatch
 from rose.executor.ticket import Ticket
@@ -17,6 +17,7 @@ __all__ = [
     "CoServing",
     "KVGeometry",
     "Lease",
+    "Notice",
     "OnRevoke",
     "Policy",
     "Quantum",

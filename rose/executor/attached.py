@@ -18,6 +18,7 @@ from rose.executor.messages import Hello, Rejected, Welcome
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
+from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.memory import KVGeometry, KVSpace
 
 _CONNECT_S: Final = 5.0
@@ -95,6 +96,7 @@ class AttachedDevice:
             on_revoke=on_revoke or (lambda notice: notice.begin(())),
             why_refused=loans.why_refused,
             stream=gpu.rollout.handle if gpu else None,
+            upload=StreamUpload(gpu.rollout) if gpu else HostUpload(),
         )
         watcher = Watcher(attachment, lane, loans, self.safety)
         self._parts.callback(attachment.close)

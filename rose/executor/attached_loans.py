@@ -83,6 +83,10 @@ class AttachedLoans:
             return Reason[answer.reason]
         return Reason.SERVING_BUSY
 
+    def give_back_idle(self) -> int:
+        """Let go of slabs without a block in use or a pin; returns how many went."""
+        return self._attachment.give_idle()
+
     # ---- telling --------------------------------------------------------------------------------
 
     def renew(self) -> None:

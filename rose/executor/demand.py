@@ -10,14 +10,11 @@ from rose.memory import KVGeometry
 from rose.slo import Policy
 from rose.slo.arrivals import ArrivalEnvelope
 from rose.slo.rates import ServingRates
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.units import NS_PER_MS
 
 # The certificate wants the most serving can do, the prior knows the mean: until steps were
 # measured, steps of the same shape are taken to vary by less than this factor.
 _COLD_MARGIN: Final = 2.0
-# Arrivals are forgotten after a minute: long enough for a gap between two storms, short enough that
-# memory is lent again when they are over.
-_REMEMBER_NS: Final = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class Demand:
         )
         self._arrivals = ArrivalEnvelope(
             horizon_ns=int(policy.revoke_ms * NS_PER_MS),
-            remember_ns=_REMEMBER_NS,
+            remember_ns=int(policy.arrival_memory_ms * NS_PER_MS),
             epsilon=policy.epsilon,
             window=policy.residual_window,
         )

@@ -28,7 +28,7 @@ from rose.events import Reason
 from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke
-from rose.executor.revocation import Revocation
+from rose.executor.revocation import Notice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane
@@ -501,6 +501,6 @@ def _latency_model(policy: Policy) -> LatencyModel:
     )
 
 
-def _begin_at_once(revocation: Revocation) -> None:
+def _begin_at_once(notice: Notice) -> None:
     """Take what the arbiter picks: a borrower without an opinion."""
-    revocation.begin(())
+    notice.begin(())

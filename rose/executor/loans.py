@@ -18,6 +18,10 @@ class Loans(Protocol):
         """Ask for slabs that hold up to `blocks` more blocks."""
         ...
 
+    def give_back_idle(self) -> int:
+        """Let go of slabs without a block in use or a pin; returns how many went."""
+        ...
+
     def renew(self) -> None:
         """Say that the borrower lives; cheap when called often."""
         ...

@@ -73,7 +73,7 @@ class RolloutLane:
         Args:
             kv: its view of the pool.
             gate: that its segments pass.
-            lender: of its slabs.
+            loans: of its slabs.
             reporting: around what is rose's own.
             on_revoke: frees blocks when serving wants slabs.
             why_refused: a step.
@@ -246,7 +246,7 @@ class RolloutLane:
     def give_back_idle(self) -> int:
         """Let go of slabs without a block in use or a pin; returns how many went."""
         with self._reporting:
-            return self._lender.give_back_idle()
+            return self._loans.give_back_idle()
 
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""

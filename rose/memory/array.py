@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rose._core import Arbiter, MappedWindow, Pool
+from rose._core import Arbiter, Attachment, MappedWindow, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DeviceArray:
         dtype: of its elements.
     """
 
-    owner: Arbiter | MappedWindow | Pool
+    owner: Arbiter | Attachment | MappedWindow | Pool
     address: int
     shape: tuple[int, ...]
     dtype: "np.dtype[np.generic]"

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rose._core import Arbiter, MappedWindow
+from rose._core import Arbiter, Attachment, MappedWindow
 from rose.errors import InvalidArgument
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import NULL_BLOCKS_MIN, KVGeometry, Layout
@@ -24,7 +24,7 @@ class KVSpace:
     the pool and keep it alive.
 
     Args:
-        arbiter: of the pool.
+        arbiter: of the pool, or what attached to it in another process.
         partition: the tenant's.
         geometry: of its model.
         header_index: which header slab is the tenant's own; each tenant needs another.
@@ -36,7 +36,7 @@ class KVSpace:
 
     def __init__(
         self,
-        arbiter: Arbiter,
+        arbiter: "Arbiter | Attachment",
         partition: int,
         geometry: KVGeometry,
         *,

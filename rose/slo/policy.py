@@ -53,6 +53,8 @@ class Policy:
         lease_ttl_ms: a loan that is not renewed for so long is taken back.
         burst_requests: requests that are taken to arrive within T besides the largest one, at
             least; as many as have come within T are, when that is more.
+        arrival_memory_ms: the most requests that came within T count for so long. Shorter lends
+            again sooner after a storm, and is surprised by the next one.
         waste_max: share of the borrower's slabs that may be lost to rounding.
         tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
     """
@@ -80,6 +82,7 @@ class Policy:
     regrow_after_ms: float = 100.0
     lease_ttl_ms: float = 2000.0
     burst_requests: int = 1
+    arrival_memory_ms: float = 60_000.0
     waste_max: float = 0.0625
     tend_every_ms: float = 20.0
 

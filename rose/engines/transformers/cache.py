@@ -26,7 +26,7 @@ from transformers.generation.continuous_batching.requests import RequestState
 from rose.engines.lane import KVLane
 from rose.engines.torch import as_tensor
 from rose.errors import InternalError, check
-from rose.memory import KVGeometry, KVSpace, Layout
+from rose.memory import KVGeometry, Layout
 
 
 def sector_geometry(

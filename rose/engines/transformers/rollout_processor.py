@@ -14,7 +14,7 @@ from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor import Quantum, Revocation, RolloutLane, WeightsLease, WeightsState
+from rose.executor import Notice, Quantum, RolloutLane, WeightsLease, WeightsState
 from rose.units import NS_PER_MS, NS_PER_S
 
 # How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
@@ -301,7 +301,7 @@ class RolloutProcessor(DeviceProcessor):
 
     # ---- any thread -----------------------------------------------------------------------------
 
-    def give_up_slabs(self, revocation: Revocation) -> None:
+    def give_up_slabs(self, revocation: Notice) -> None:
         """Choose slabs for `revocation` and empty those that no step in flight needs.
 
         Called by serving's thread. What is pinned leaves when the step ends or is aborted.

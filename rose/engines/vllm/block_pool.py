@@ -174,7 +174,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         Raises:
             ValueError: fewer are free, as vLLM says it.
         """
-        ids = self._allocator.alloc(num_blocks)
+        ids = self._lane.alloc(num_blocks)
         if ids is None:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks = [self.blocks[block_id] for block_id in ids]

@@ -11,7 +11,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from rose.engines.vllm.seams import pool_of
-from rose.executor import Revocation, RolloutLane
+from rose.executor import Notice, RolloutLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
 
     # ---- serving's thread -----------------------------------------------------------------------
 
-    def give_up_slabs(self, revocation: Revocation) -> None:
+    def give_up_slabs(self, revocation: Notice) -> None:
         """Choose slabs for `revocation` and empty those; what a step pins leaves when it ends."""
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return

@@ -31,12 +31,6 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         self.lane.arrived(request.request_id, prompt_tokens=request.num_prompt_tokens)
         super().add_request(request)
 
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Plan a step, then make sure of memory for what could come after it."""
-        output = super().schedule(throttle_prefills)
-        self.lane.recheck()
-        return output
-
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:

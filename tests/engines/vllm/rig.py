@@ -189,13 +189,20 @@ class Pair:
         reserve_slabs: int = 8,
         request_tokens: int = REQUEST_TOKENS,
         revoke_ms: float = 2000.0,
+        arrival_memory_ms: float = 60_000.0,
         **options: Any,
     ) -> None:
         from rose.engines.vllm.rollout_scheduler import RolloutScheduler
         from rose.engines.vllm.serving_scheduler import ServingScheduler
 
         self.parts = parts
-        self.device = open_device(log_path, slabs=slabs, revoke_ms=revoke_ms, regrow_after_ms=0.0)
+        self.device = open_device(
+            log_path,
+            slabs=slabs,
+            revoke_ms=revoke_ms,
+            regrow_after_ms=0.0,
+            arrival_memory_ms=arrival_memory_ms,
+        )
         options = {"blocks": slabs * BLOCKS_PER_SLAB + 1, **options}
         with ExitStack() as undo:
             undo.callback(self.device.close)

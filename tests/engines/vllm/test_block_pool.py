@@ -31,6 +31,9 @@ class OwnSlabs:
     def ensure(self, blocks: int) -> bool:
         return self.kv.allocator.free_blocks >= blocks
 
+    def alloc(self, blocks: int) -> list[int] | None:
+        return self.kv.allocator.alloc(blocks)
+
 
 def pools(*, slabs: int = SLABS, events: bool = True) -> tuple[Any, Any]:
     from vllm.v1.core.block_pool import BlockPool

@@ -28,12 +28,13 @@ def test_memory_is_checked_when_it_was_taken_and_offered_when_it_was_freed(
 ) -> None:
     with Pair(vllm, log_path, slabs=64) as pair:
         lane, told = pair.serving.lane, []
-        monkeypatch.setattr(lane, "recheck", lambda: told.append("recheck"))
+        alloc = lane.alloc
+        monkeypatch.setattr(lane, "alloc", lambda n: (told.append("alloc"), alloc(n))[1])
         monkeypatch.setattr(lane, "settle", lambda: told.append("settle"))
         pair.serving.add_request(vllm.request("one", [1] * BLOCK_TOKENS, tokens=2))
         vllm.step(pair.serving)
-        assert told == ["recheck"]
+        assert told == ["alloc"]
         vllm.step(pair.serving)
-        assert told == ["recheck", "recheck", "settle"]
+        assert told == ["alloc", "alloc", "settle"]
         assert pair.serving.reset_prefix_cache()
-        assert told == ["recheck", "recheck", "settle", "settle"]
+        assert told == ["alloc", "alloc", "settle", "settle"]
