@@ -20,7 +20,7 @@ from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, Unavailable
 from rose.executor.channel import Channel, close_all
 from rose.executor.messages import AskLedger, Ledger, Rejected
-from rose.units import MIB, NS_PER_MS
+from rose.units import GIB, MIB, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
 _STRIP_CELLS: Final = 96
@@ -127,22 +127,22 @@ def _strip(marks: str) -> Text:
 
 def draw(moment: Moment) -> Group:
     """Return the table and the strip."""
-    gib = moment.slab_bytes / (1 << 30)
-    table = Table(
-        title=f"device of process {moment.pid}: {len(moment.strip)} slabs of "
-        f"{moment.slab_bytes / MIB:g} MiB, {moment.free} free; change {moment.epoch}, "
-        f"{moment.age_ms:.0f} ms ago"
-    )
-    table.add_column("partition")
-    names = ("slabs", "GiB", "reserve", "limit", "lent", "revoking", "late", "leases")
-    for name in (*names, "blocks used", "blocks free", "deadline ms"):
-        table.add_column(name, justify="right")
+    gib = moment.slab_bytes / GIB
+    size = f"{len(moment.strip)} slabs of {moment.slab_bytes / MIB:.3g} MiB"
+    table = Table(title=f"process {moment.pid}: {size}, {moment.free} free")
+    table.add_column("partition", no_wrap=True)
+    for name in ("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in moment.partitions:
-        numbers = (row.held, f"{row.held * gib:.2f}", row.reserve, row.limit, row.lent)
-        further = (row.revoking, row.late, row.leases, row.blocks_used, row.blocks_free)
-        deadline = "-" if row.deadline_ms is None else f"{row.deadline_ms:.1f}"
-        table.add_row(row.name, *map(str, (*numbers, *further)), deadline)
-    legend = Text("S serving's  r lent  < revoking  ! late  . free", style="dim")
+        table.add_row(
+            row.name,
+            str(row.held),
+            f"{row.held * gib:.2f}",
+            f"{row.reserve}-{row.limit}",
+            *map(str, (row.lent, row.revoking, row.late)),
+            "-" if row.deadline_ms is None else f"{row.deadline_ms:.0f}",
+        )
+    legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
     return Group(table, _strip(moment.strip), legend)
 
 
