@@ -121,6 +121,8 @@ void bind_compute(py::module_& module) {
       .def("open", &HostGate::open, py::arg("expected_epoch"))
       .def("grant", &HostGate::grant, py::arg("segments_ahead"))
       .def("shut_down", &HostGate::shut_down)
+      .def("abandon", &HostGate::abandon)
+      .def("is_shut_down", &HostGate::is_shut_down)
       .def("is_open", &HostGate::is_open)
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)

@@ -60,8 +60,17 @@ class Tenant {
   }
   Arbiter& arbiter() const noexcept { return *arbiter_; }
   void close() {
-    const py::gil_scoped_release unlocked;  // it joins a thread
-    watch_.reset();
+    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // nobody else finds it from here on
+    const py::gil_scoped_release unlocked;                    // it joins a thread
+    ending.reset();
+  }
+  // Nothing where nobody watches any more.
+  void ring() const noexcept {
+    if (watch_ != nullptr) watch_->line().to_tenant.ring();
+  }
+  bool is_alive() const noexcept { return watch_ != nullptr && watch_->process().is_alive(); }
+  memory::TenantReport report() const noexcept {
+    return watch_ == nullptr ? memory::TenantReport{} : watch_->line().mailbox.report();
   }
 
  private:
@@ -123,12 +132,11 @@ std::shared_ptr<Arbiter> adopt(const PoolExport& pool, int ledger_fd,
 
 void bind_tenant(py::module_& m) {
   using Self = Tenant;
-  const auto report = [](const Self& t) { return t.watch().line().mailbox.report(); };
+  const auto report = [](const Self& t) { return t.report(); };
   py::class_<Self>(m, "Tenant", py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
       .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
-      .def_property_readonly("is_alive",
-                             [](const Self& t) { return t.watch().process().is_alive(); })
+      .def_property_readonly("is_alive", &Self::is_alive)
       .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
       .def_property_readonly("is_lost", [](const Self& t) { return t.watch().is_lost(); })
       .def_property_readonly("mailbox_fd",
@@ -162,7 +170,7 @@ void bind_tenant(py::module_& m) {
           py::kw_only(), py::arg("timeout_ms"))
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
       // Lets the tenant look at its mailbox, as it does when slabs come or go.
-      .def("ring", [](const Self& t) { t.watch().line().to_tenant.ring(); })
+      .def("ring", [](const Self& t) { t.ring(); })
       .def("close", &Self::close);
 }
 

@@ -253,6 +253,11 @@ void HostGate::shut_down() noexcept {
   ring_demand();
 }
 
+void HostGate::abandon() noexcept {
+  is_abandoned_.store(true);
+  ring_bell();
+}
+
 void HostGate::ring_bell() noexcept {
   word_->bell.fetch_add(1);
   futex_wake_all(word_->bell);

@@ -119,6 +119,9 @@ class HostGate {
 
   // Anyone. After shut_down every pass says kShutDown, and the gate never opens again.
   void shut_down() noexcept;
+  // The same for the borrower that holds this object, and for nobody else: the word stays as it is
+  // for the other end, and for the next borrower.
+  void abandon() noexcept;
 
   bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
   bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
@@ -126,7 +129,9 @@ class HostGate {
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
   bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
   bool is_abort_asked() const noexcept { return word_->step.load() == GateWord::kAbortAsked; }
-  bool is_shut_down() const noexcept { return word_->shut_down.load() != 0; }
+  bool is_shut_down() const noexcept {
+    return is_abandoned_.load() || word_->shut_down.load() != 0;
+  }
   std::uint32_t close_epoch() const noexcept {
     return static_cast<std::uint32_t>(word_->state.load() >> GateWord::kEpochShift);
   }
@@ -169,6 +174,8 @@ class HostGate {
   GatePage* page_;
   GateWord* word_;  // of the page
   std::shared_ptr<const Clock> clock_;
+
+  std::atomic<bool> is_abandoned_{false};
 
   // The borrower's own; no other thread reads them.
   bool in_segment_{false};

@@ -237,7 +237,7 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
 // ---- what the moves share
 
 // An unowned or just returned slab goes to a partition, which may use it from here on.
-Status Arbiter::hand_out(SlabId slab, SlabState to, Hold hold) noexcept {
+Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   ROSE_TRY(slabs_.move(slab, to, hold));
   ++partition(hold.owner).held;
   SlabHolder* holder = holder_of(hold.owner);

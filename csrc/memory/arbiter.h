@@ -345,7 +345,7 @@ class Arbiter final : private SlabWatcher {
   }
   bool is_idle(SlabId slab) const noexcept;
   Candidate candidate(SlabId slab) const noexcept;
-  Status hand_out(SlabId slab, SlabState to, Hold hold) noexcept;
+  Status hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept;
   void announce(Move move) noexcept;
 
   Status choose_victims(PartitionId from, std::int32_t n,

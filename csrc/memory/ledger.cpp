@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -23,6 +24,9 @@ constexpr std::uint64_t kMagic = 0x3152474c45534f52;  // "ROSELGR1", little endi
 constexpr std::uint32_t kVersion = 2;
 // A change takes microseconds; a reader that loses this often has met a writer that died.
 constexpr int kReadsMax = 10'000;
+// A writer that lost its core in a change gets time to have it back: in all, some 15 ms.
+constexpr int kReadsPerNap = 64;
+constexpr long kNapNs = 50'000;
 
 // Without them whoever has the descriptor could write, or pull the bytes from under a reader.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
@@ -264,9 +268,14 @@ Result<LedgerView::Moment> LedgerView::read() const noexcept {
   moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
   for (int attempt = 0; attempt < kReadsMax; ++attempt) {
     const std::uint32_t before = head.sequence.load(std::memory_order_acquire);
-    if (before % 2 != 0) continue;
-    read_into(moment);
-    if (head.sequence.load(std::memory_order_acquire) == before) return moment;
+    if (before % 2 == 0) {
+      read_into(moment);
+      if (head.sequence.load(std::memory_order_acquire) == before) return moment;
+    }
+    if (attempt % kReadsPerNap == kReadsPerNap - 1) {
+      const timespec nap{0, kNapNs};
+      ::nanosleep(&nap, nullptr);
+    }
   }
   return Status::unavailable("the ledger never held still: its writer stopped in a change");
 }

@@ -86,7 +86,7 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
                                      PartitionId taker,
                                      std::span<const SlabId> preferred) noexcept {
   const Turn turn{*this};
-  ROSE_TRY(check_live(from));
+  ROSE_TRY(check_known(from));  // one that was dropped has nothing lent: it is over at once
   if (taker != kNobody) ROSE_TRY(check_live(taker));
   if (taker == from) return Status::invalid_argument("a partition cannot revoke from itself");
   if (n < 1) return Status::invalid_argument("cannot revoke " + std::to_string(n) + " slabs");

@@ -32,31 +32,43 @@ SlabTable::SlabTable(Ledger ledger, std::vector<SlabRecord> records) noexcept
 }
 
 Status SlabTable::move(SlabId slab, SlabState to) noexcept {
-  const SlabRecord& now = records_[at(slab)];
-  return move(slab, to, Hold{now.owner, now.lease_id, now.lease_epoch});
+  ROSE_CHECK(can_move(slab, to), no_move(slab, to));
+  SlabRecord& record = change(slab, to);
+  if (to == SlabState::kUnowned || to == SlabState::kReturned) record.owner = kNobody;
+  if (is_held(to) || to == SlabState::kQuiesced || to == SlabState::kFenced) return {};
+  record.lease_epoch = record.lease_id = 0;
+  return {};
 }
 
-Status SlabTable::move(SlabId slab, SlabState to, Hold hold) noexcept {
-  SlabRecord& record = records_[at(slab)];
-  ROSE_CHECK(is_move(record.state, to), "slab " + std::to_string(slab) + ": no move from state " +
-                                            std::to_string(static_cast<int>(record.state)) +
-                                            " to " + std::to_string(static_cast<int>(to)));
-  count(record.state, -1u);
-  count(to, 1);
-  if (record.state == SlabState::kUnowned) unowned_.clear(at(slab));
-  record.state = to;
-  if (to == SlabState::kReturned) ++record.generation;
-  if (to == SlabState::kUnowned || to == SlabState::kReturned) hold = {};
-  if (to == SlabState::kUnowned) unowned_.set(at(slab));
-  if (to == SlabState::kQuarantined) hold.lease_epoch = hold.lease_id = 0;
+Status SlabTable::move(SlabId slab, SlabState to, const Hold& hold) noexcept {
+  ROSE_CHECK(can_move(slab, to), no_move(slab, to));
+  SlabRecord& record = change(slab, to);
   record.owner = hold.owner;
   record.lease_epoch = hold.lease_epoch;
   record.lease_id = hold.lease_id;
+  return {};
+}
+
+std::string SlabTable::no_move(SlabId slab, SlabState to) const {
+  return "slab " + std::to_string(slab) + ": no move from state " +
+         std::to_string(static_cast<int>(records_[at(slab)].state)) + " to " +
+         std::to_string(static_cast<int>(to));
+}
+
+// State, generation and counts; whose it is stays as it was.
+SlabRecord& SlabTable::change(SlabId slab, SlabState to) noexcept {
+  SlabRecord& record = records_[at(slab)];
+  count(record.state, -1u);
+  count(to, 1);
+  if (record.state == SlabState::kUnowned) unowned_.clear(at(slab));
+  if (to == SlabState::kUnowned) unowned_.set(at(slab));
+  if (to == SlabState::kReturned) ++record.generation;
+  record.state = to;
   if (!is_changed_.test(at(slab))) {
     is_changed_.set(at(slab));
     changed_.push_back(slab);
   }
-  return {};
+  return record;
 }
 
 void SlabTable::count(SlabState state, std::uint32_t by) noexcept {

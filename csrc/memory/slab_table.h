@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -49,7 +50,7 @@ class SlabTable {
   // Goes on to `to` with holder and lease unchanged.
   Status move(SlabId slab, SlabState to) noexcept;
   // Goes on to OWNED or GRANTED under `hold`.
-  Status move(SlabId slab, SlabState to, Hold hold) noexcept;
+  Status move(SlabId slab, SlabState to, const Hold& hold) noexcept;
 
   // Whether publish() has something to show.
   bool has_changed() const noexcept { return !changed_.empty(); }
@@ -63,6 +64,11 @@ class SlabTable {
  private:
   SlabTable(Ledger ledger, std::vector<SlabRecord> records) noexcept;
   static std::size_t at(SlabId slab) noexcept { return static_cast<std::size_t>(slab); }
+  bool can_move(SlabId slab, SlabState to) const noexcept {
+    return is_move(records_[at(slab)].state, to);
+  }
+  std::string no_move(SlabId slab, SlabState to) const;
+  SlabRecord& change(SlabId slab, SlabState to) noexcept;
   void count(SlabState state, std::uint32_t by) noexcept;
 
   std::vector<SlabRecord> records_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "base/futex.h"
@@ -26,8 +27,14 @@ Result<std::unique_ptr<TenantWatch>> TenantWatch::create(std::shared_ptr<Arbiter
   if (!line.ok()) return line.status();
   Result<EventFd> stop = EventFd::create();
   if (!stop.ok()) return stop.status();
-  return std::unique_ptr<TenantWatch>{new TenantWatch{std::move(arbiter), partition, line.take(),
-                                                      std::move(process), stop.take(), kills_late}};
+  std::unique_ptr<TenantWatch> made{new TenantWatch{std::move(arbiter), partition, line.take(),
+                                                    std::move(process), stop.take(), kills_late}};
+  try {
+    made->thread_ = std::thread{[raw = made.get()] { raw->run(); }};
+  } catch (const std::system_error& error) {
+    return from_errno("starting the watch of a tenant", error.code().value());
+  }
+  return made;
 }
 
 TenantWatch::TenantWatch(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
@@ -38,12 +45,11 @@ TenantWatch::TenantWatch(std::shared_ptr<Arbiter> arbiter, PartitionId partition
       line_{std::move(line)},
       process_{std::move(process)},
       stop_{std::move(stop)},
-      kills_late_{kills_late},
-      thread_{[this] { run(); }} {}
+      kills_late_{kills_late} {}
 
 TenantWatch::~TenantWatch() {
   stop_.ring();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void TenantWatch::run() noexcept {

@@ -82,9 +82,11 @@ class RemoteRollouts:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         """Say it, and wait for the answer; a process that has ended keeps its last one."""
-        if self._child is None or self._ended is not None:
-            return
         with self._lock:
+            if self._child is None or self._ended is not None:
+                return
+            while not self._answers.empty():  # To a question that nobody waits for any more.
+                self._answers.get()
             self._child.say(message)
             try:
                 answer = self._answers.get(timeout=_ANSWER_S)

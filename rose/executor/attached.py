@@ -138,7 +138,7 @@ class AttachedDevice:
             return
         self._is_closed = True
         if self._loans is not None:
-            self._loans.close("this device was closed")
+            self._loans.end("this device was closed")
         self._parts.close()
         self._channel.close()
 

@@ -4,7 +4,7 @@ import threading
 from typing import Final
 
 from rose._core import Attachment, HostGate, SlabState
-from rose.errors import CorruptData, RoseError
+from rose.errors import CorruptData, RoseError, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.channel import Channel
 from rose.executor.lender import Lease
@@ -107,12 +107,18 @@ class AttachedLoans:
         return self.closed_because is not None
 
     def is_late(self) -> bool:
-        """Whether slabs whose deadline has passed are still in use."""
+        """Whether slabs whose deadline has passed are still in use, as far as the ledger tells."""
         partition = self._welcome.partition
-        return any(
-            one.id == partition and one.quarantined > 0
-            for one in self._attachment.ledger.partitions()
-        )
+        try:
+            partitions = self._attachment.ledger.partitions()
+        except Unavailable:  # Its writer lost its core; the mailbox closes late slabs anyway.
+            return False
+        return any(one.id == partition and one.quarantined > 0 for one in partitions)
+
+    @property
+    def is_gate_shut(self) -> bool:
+        """Whether no step will ever start again: serving's rose gave everything back, say."""
+        return self._gate.is_shut_down()
 
     def retry_after_ms(self) -> float:
         """How long growth is held off, in milliseconds, as the device said last."""
@@ -150,4 +156,4 @@ class AttachedLoans:
     def end(self, why: str) -> None:
         """Borrow no more, and let a step go that waits at its gate: nobody will open it."""
         self.close(why)
-        self._gate.shut_down()
+        self._gate.abandon()

@@ -275,7 +275,9 @@ class CoServing:
         self._check_geometry(geometry)
         gate = self._borrower_gate()
         partition = self._arbiter.add_partition(
-            "rollout", reserve_slabs=0, limit_slabs=limit_bytes // slab_bytes
+            "rollout",
+            reserve_slabs=0,
+            limit_slabs=min(limit_bytes // slab_bytes, self._arbiter.slab_count),
         )
         lane = RolloutLane(
             kv=KVSpace(self._arbiter, partition, geometry, header_index=_BORROWER),

@@ -145,12 +145,12 @@ class Lender:
 
     # ---- what serving could need ----------------------------------------------------------------
 
-    def _terms(self, snapshot: Snapshot, *, slabs: int) -> AdmissionTerms:
+    def _terms(self, snapshot: Snapshot, *, slabs: int, to_partition: int = 0) -> AdmissionTerms:
         """Say what is known for a grant of `slabs`."""
         return self._demand.terms(
             running=self._state.pending,
             epoch=snapshot.epoch,
-            to_partition=self._borrower.partition if self._borrower else 0,
+            to_partition=to_partition,
             slabs=slabs,
             free_blocks=snapshot.partitions[self._serving].free_blocks,
             unowned_slabs=snapshot.unowned,
@@ -185,14 +185,15 @@ class Lender:
 
         Waits for pinned slabs, those of revocations under way included, at most T_revoke.
         """
+        borrower = self._borrower  # One of another process may be forgotten at any time.
         wanted = self._kv.allocator.free_blocks + blocks
-        if self._take(wanted) or self._borrower is None:
+        if self._take(wanted) or borrower is None:
             return
-        lent = self._arbiter.snapshot().partitions[self._borrower.partition]
+        lent = self._arbiter.snapshot().partitions[borrower.partition]
         missing = wanted - self._kv.allocator.free_blocks
         slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
         if slabs > 0 and lent.held > lent.in_revocation:
-            self._revoke(slabs)
+            self._revoke(borrower, slabs)
         self._wait(lambda: self._take(wanted))
 
     def _take(self, wanted: int) -> bool:
@@ -228,24 +229,23 @@ class Lender:
         Args:
             taking: blocks that serving is about to take.
         """
-        if self._borrower is None or not self._is_short(taking):
+        borrower = self._borrower
+        if borrower is None or not self._is_short(taking):
             return
         # Behind the watch: an allocation from here on rings.
         snapshot = self._arbiter.snapshot()
-        lent = snapshot.partitions[self._borrower.partition]
+        lent = snapshot.partitions[borrower.partition]
         if lent.held == lent.in_revocation:
             return
         balance = admission_balance(self._terms(snapshot, slabs=0))
         coming = lent.in_revocation * self._blocks_per_slab
         missing = taking - balance.slack_blocks - coming
         if missing > 0:
-            self._revoke(ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs)
+            slabs = ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs
+            self._revoke(borrower, slabs)
 
-    def _revoke(self, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
-        borrower = self._borrower
-        if borrower is None:
-            return
-        revocation = self._revocation(slabs=slabs, cause=cause)
+    def _revoke(self, borrower: Borrower, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
+        revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
@@ -263,14 +263,14 @@ class Lender:
                 revocation.aborted_steps = 1
             self._collect()
 
-    def _revocation(self, *, slabs: int, cause: Cause) -> Revocation:
+    def _revocation(self, borrower: Borrower, *, slabs: int, cause: Cause) -> Revocation:
         now_ns = self._clock.now_ns()
         return Revocation(
             slabs=slabs,
             deadline_ns=now_ns + int(self._policy.revoke_ms * NS_PER_MS),
             asked_ns=now_ns,
             arbiter=self._arbiter,
-            borrower=self._borrower.partition if self._borrower else 0,
+            borrower=borrower.partition,
             taker=self._serving,
             clock=self._clock,
             cause=cause,
@@ -282,8 +282,9 @@ class Lender:
         balance = admission_balance(self._terms(snapshot, slabs=0))
         own_free = snapshot.partitions[self._serving].free_blocks
         surplus = min(own_free, balance.slack_blocks) // self._blocks_per_slab
-        if surplus > 0 and self._arbiter.give_back(self._serving, surplus) and self._borrower:
-            self._borrower.on_room()
+        borrower = self._borrower
+        if surplus > 0 and self._arbiter.give_back(self._serving, surplus) and borrower:
+            borrower.on_room()
 
     # ---- the borrower's side --------------------------------------------------------------------
 
@@ -302,7 +303,7 @@ class Lender:
         wanted = ceil_div(blocks, borrower.geometry.blocks_per_slab(self._arbiter.slab_bytes))
         for _ in range(_TRIES):
             snapshot = self._arbiter.snapshot()
-            terms = self._terms(snapshot, slabs=0)
+            terms = self._terms(snapshot, slabs=0, to_partition=borrower.partition)
             terms.slabs = min(wanted, largest_grant(terms))
             if terms.slabs == 0:
                 return Refusal(Reason.RESERVE_AT_RISK)
@@ -368,9 +369,10 @@ class Lender:
 
     def is_late(self) -> bool:
         """Whether the borrower still uses slabs whose deadline has passed."""
-        if self._borrower is None:
+        borrower = self._borrower
+        if borrower is None:
             return False
-        return bool(self._arbiter.snapshot().partitions[self._borrower.partition].quarantined)
+        return bool(self._arbiter.snapshot().partitions[borrower.partition].quarantined)
 
     def lent_slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
@@ -381,10 +383,11 @@ class Lender:
 
     def slabs_max(self) -> int:
         """The most slabs the borrower could ever hold."""
-        if self._borrower is None:
+        borrower = self._borrower
+        if borrower is None:
             return 0
         partitions = self._arbiter.snapshot().partitions
-        return min(int(partitions[self._borrower.partition].limit_slabs), self.lendable_slabs())
+        return min(int(partitions[borrower.partition].limit_slabs), self.lendable_slabs())
 
     def lendable_slabs(self) -> int:
         """What serving's reserve leaves of the pool."""
@@ -393,9 +396,10 @@ class Lender:
 
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
-        if self._borrower is None:
+        borrower = self._borrower
+        if borrower is None:
             return frozenset()
-        return frozenset(self._arbiter.leaving(self._borrower.partition))
+        return frozenset(self._arbiter.leaving(borrower.partition))
 
     # ---- the keeper's side ----------------------------------------------------------------------
 
@@ -407,13 +411,16 @@ class Lender:
         keeps its leases. Within a step it must show at its gates that it lives. One of another
         process stamps its mailbox.
         """
-        if self._borrower is not None and self._borrower.is_alive():
+        borrower = self._borrower
+        if borrower is not None and borrower.is_alive():
             self.renew()
         grace_ns = int(self._policy.revoke_ms * NS_PER_MS)
         for revocation_id in self._arbiter.expire(grace_ns=grace_ns):
+            if borrower is None:
+                break  # Forgotten meanwhile: all it had is home or quarantined.
             # The borrower has not come by for a whole TTL, so it is not asked: only told.
             with self._lock:
-                revocation = self._revocation(slabs=0, cause=Cause.EXPIRED)
+                revocation = self._revocation(borrower, slabs=0, cause=Cause.EXPIRED)
                 self._open.append(revocation.adopt(revocation_id))
         self._collect()
         self.recheck()
@@ -439,6 +446,6 @@ class Lender:
             for revocation in under_way:
                 borrower.on_revoke(revocation)  # Again: the first time something may have failed.
             if lent.held > lent.in_revocation:
-                self._revoke(lent.held - lent.in_revocation, cause=Cause.CLOSING)
+                self._revoke(borrower, lent.held - lent.in_revocation, cause=Cause.CLOSING)
         finally:
             self._wait(lambda: False)

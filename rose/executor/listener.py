@@ -2,10 +2,12 @@
 
 import errno
 import os
+import select
 import selectors
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,7 @@ from rose.executor.tenancy import Tenancy
 _PATIENCE_S: Final = 2.0
 # Between the order to kill a process and the kernel's word that it is gone.
 _PARTING_MS: Final = 1000.0
+_BREATH_S: Final = 0.1
 
 Admit = Callable[[Hello, Process], Tenancy]
 
@@ -114,7 +117,11 @@ class Listener:
     # ---- whoever comes --------------------------------------------------------------------------
 
     def _meet(self) -> None:
-        end, _ = self._server.accept()
+        try:
+            end, _ = self._server.accept()
+        except OSError:  # No descriptor is left: it would be asked again at once.
+            select.select([self._wake], [], [], _BREATH_S)
+            return
         channel = Channel(end)
         try:
             if not self._is_kept(channel):
@@ -197,9 +204,10 @@ class Listener:
             self._selector.unregister(channel)
             channel.close()
         if tenancy is not None:
-            tenancy.end()
-            self._parting = tenancy
-            self._is_free()
+            self._parting = tenancy  # First: what fails below is tried again at the next hello.
+            with suppress(RoseError):
+                tenancy.end()
+                self._is_free()
 
     def _is_free(self) -> bool:
         """Whether the slabs of the borrower before are back."""

@@ -155,6 +155,6 @@ def decode(payload: bytes) -> Question | Answer:
     try:
         kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         message: Question | Answer = msgspec.msgpack.decode(body, type=_KINDS[kind])
-    except (KeyError, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise CorruptData(f"no message of rose: {error}") from error
     return message

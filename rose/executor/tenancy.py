@@ -79,9 +79,10 @@ class Tenancy:
         Raises:
             Unavailable: slabs of the tenant before it are not back yet.
         """
-        limit_slabs = hello.limit_bytes // arbiter.slab_bytes
+        limit_slabs = min(hello.limit_bytes // arbiter.slab_bytes, arbiter.slab_count)
         partition = _partition(arbiter, limit_slabs)
         with ExitStack() as owners:
+            owners.callback(arbiter.drop_partition, partition)  # A second drop changes nothing.
             # A borrower in serving's own process, as in a test, is never to be killed.
             is_foreign = process.pid != os.getpid()
             tenant = arbiter.add_tenant(partition, process, kill_late=is_foreign)

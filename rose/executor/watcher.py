@@ -8,6 +8,7 @@ from rose.executor.attached_loans import AttachedLoans
 from rose.executor.revocation import RemoteNotice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Safety
+from rose.units import MS_PER_S
 
 # It looks this often when no bell rings: often enough to keep leases alive.
 _LOOK_MS: Final = 50.0
@@ -28,6 +29,7 @@ class Watcher:
         self._lane = lane
         self._loans = loans
         self._safety = safety
+        self._has_room = False  # The bell rang, and the engine was not told yet.
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rose-watcher", daemon=True)
 
@@ -36,23 +38,28 @@ class Watcher:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set() and not self._loans.is_closed:
+        # Also when nothing more is borrowed: what is still held must come home when it is wanted.
+        while not self._stop.is_set():
             with self._safety:
                 news = self._attachment.news(timeout_ms=_LOOK_MS)
-                if news.is_arbiter_gone:
+                if news.is_arbiter_gone or self._loans.is_gate_shut:
                     self._loans.end("serving's process is gone, or lends no more")
                     self._lane.on_room()  # An engine that waits for memory looks up, and hears it.
                     return
                 if not self._lane.is_in_step:
                     self._loans.renew()
                 self._tell(news)
+                continue
+            self._stop.wait(_LOOK_MS / MS_PER_S)  # It failed, and may fail at once again.
 
     def _tell(self, news: TenantNews) -> None:
+        self._has_room |= news.was_rung
         if news.closed:
             note = self._attachment.revocation()
             deadline_ns = note.deadline_ns if note else self._attachment.now_ns()
             self._lane.on_revoke(RemoteNotice(len(news.closed), deadline_ns, self._attachment))
-        elif news.was_rung:
+        elif self._has_room:
+            self._has_room = False
             self._lane.on_room()
 
     def close(self) -> None:
