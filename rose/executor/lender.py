@@ -244,6 +244,12 @@ class Lender:
             slabs = ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs
             self._revoke(borrower, slabs)
 
+    def take_back(self, slabs: int) -> None:
+        """Begin to take back up to `slabs` slabs, whatever serving needs."""
+        borrower = self._borrower
+        if borrower is not None:
+            self._revoke(borrower, slabs)
+
     def _revoke(self, borrower: Borrower, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:

@@ -61,7 +61,7 @@ class Borrowed:
 
     def take(self, slabs: int) -> None:
         """Serving takes slabs back, as under pressure."""
-        self.pair.device.lender._revoke(slabs)
+        self.pair.device.lender.take_back(slabs)
 
     def commit(self, version: int, **settings) -> TileCommit:
         commit = TileCommit(self.weights, later(self.weights.row, seed=version), **settings)

@@ -146,7 +146,7 @@ def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
     leaving = everything - pair.serving_lane.kv.blocks_per_slab
     stepper.gates, stepper.abort_at = 0, 4
     lent = pair.device.arbiter.snapshot().partitions[1].held
-    pair.device.lender._revoke(lent)
+    pair.device.lender.take_back(lent)
     assert pair.device.arbiter.snapshot().partitions[1].held == lent  # pinned, so they wait
     # The request in flight keeps its blocks: the step may also end before it comes to a gate.
     assert stepper.state(name).status is RequestStatus.DECODING
@@ -197,7 +197,7 @@ def test_revocation_preempts_at_the_token(pair: Pair) -> None:
             )
             lent = pair.device.arbiter.snapshot().partitions[1].held
             if lent:
-                pair.device.lender._revoke(lent)
+                pair.device.lender.take_back(lent)
         client.wait()
     assert client.wrong(pair.rollout_model) == []
     for name in names:
@@ -211,7 +211,7 @@ def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> Non
         stepper.step()
     lent = pair.device.arbiter.snapshot().partitions[1].held
     assert lent > 0
-    pair.device.lender._revoke(lent)  # no loop runs: nobody else could give them
+    pair.device.lender.take_back(lent)  # no loop runs: nobody else could give them
     assert pair.device.arbiter.snapshot().partitions[1].held == 0
     pair.serving_lane.settle()
     stepper.finish()

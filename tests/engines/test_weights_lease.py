@@ -89,7 +89,7 @@ def test_parameters_are_views_of_the_pool_while_active_and_of_the_host_else(
     assert lease.state is WeightsState.ACTIVE
     assert in_pool() == {True}
     assert pair.weights.equals_host()
-    pair.device.lender._revoke(100)
+    pair.device.lender.take_back(100)
     assert lease.state is WeightsState.DORMANT
     assert in_pool() == {False}
     assert pair.weights.equals_host()
@@ -109,7 +109,7 @@ def test_tokens_are_the_same_whether_weights_were_evicted_between_any_two_steps(
         stepper.step()
         if stepper.client.waiting:
             window = pair.weights.lease.slabs
-            pair.device.lender._revoke(100)
+            pair.device.lender.take_back(100)
             evictions += 1
             # Their new owner writes on them.
             for slab in window:
@@ -137,12 +137,12 @@ def test_kv_is_taken_before_weights_and_the_rest_goes_with_them(stepper: Stepper
     stepper.step()
     kv = held(pair) - lease.slabs_max
     assert kv >= 1
-    pair.device.lender._revoke(kv)
+    pair.device.lender.take_back(kv)
     assert lease.state is WeightsState.ACTIVE
     assert held(pair) == lease.slabs_max
     stepper.step()
     assert held(pair) > lease.slabs_max
-    pair.device.lender._revoke(held(pair) - 1)
+    pair.device.lender.take_back(held(pair) - 1)
     assert lease.state is WeightsState.DORMANT
     assert held(pair) == 0
     stepper.finish()
@@ -163,7 +163,7 @@ def test_step_that_is_aborted_lets_its_weights_go_by_the_deadline(
     def gate_with_revocation() -> None:
         seen.append(len(seen) + 1)
         if seen[-1] == gate:
-            pair.device.lender._revoke(100)  # Serving's thread; it aborts what runs.
+            pair.device.lender.take_back(100)  # Serving's thread; it aborts what runs.
             assert lease.state is WeightsState.EVICTING
             assert held(pair) > 0
         stock()
@@ -193,7 +193,7 @@ def test_weights_taken_in_the_middle_of_their_copy_are_copied_again(
     def gate_with_revocation() -> None:
         seen.append(lease.state)
         if len(seen) == 1:
-            pair.device.lender._revoke(100)
+            pair.device.lender.take_back(100)
         stock()
 
     monkeypatch.setattr(pair.rollout_lane, "gate", gate_with_revocation)
@@ -322,7 +322,7 @@ def test_commit_changes_the_host_and_what_is_active(
     stepper.client.send(prompt=prompt(1), new_tokens=2)
     stepper.finish()
     if is_evicted:
-        pair.device.lender._revoke(100)
+        pair.device.lender.take_back(100)
     done = []
     fresh = later(live.row, seed=9)
     pair.rollout.manager.background_thread_status.clear()
@@ -388,7 +388,7 @@ def test_storm_of_evictions_loses_no_token(open_pair) -> None:
         for after in range(2, requests * tokens - 2, 5):
             wait_for(lambda after=after: said() >= after)
             evictions.append(pair.weights.lease.state)
-            pair.device.lender._revoke(100)  # In a step, in a copy, or between.
+            pair.device.lender.take_back(100)  # In a step, in a copy, or between.
             pair.serving_lane.settle()
 
     with pair:

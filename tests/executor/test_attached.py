@@ -8,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rose._core import HostGate
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
-from rose.executor.messages import AskLedger, Ledger, encode
+from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, encode
 from tests.executor.conftest import (
     LONG_S,
     ROLLOUT_KV,
@@ -210,8 +212,19 @@ def test_a_geometry_that_wastes_slabs_is_refused_over_there_too(rig: RemoteRig) 
     assert rig.listener.tenancy is None
 
 
+NOISE = (
+    b"",
+    b"\x00",
+    b"GET / HTTP/1.1\r\n\r\n",
+    encode(Ledger(1)),
+    b"\x92\xa2\xff\xfe\x80",  # a kind that is no text
+    b"\x92\xa5Hello" + b"\x91" * 10_000,  # deeper than anybody reads
+    encode(AskGrow(1)),
+)
+
+
 def test_noise_at_the_socket_changes_nothing(rig: RemoteRig) -> None:
-    for noise in (b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", encode(Ledger(1)), os.urandom(64)):
+    for noise in NOISE:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
             caller.connect(rig.path)
             caller.send(noise)
@@ -276,3 +289,65 @@ def test_nobody_listens_twice_at_one_place(rig: RemoteRig, tmp_path: Path) -> No
     with pytest.raises(Unavailable, match="in use"):
         other.device.listen(rig.path)
     other.close()
+
+
+def test_a_tenant_that_leaves_while_serving_takes_memory_costs_nothing(tmp_path: Path) -> None:
+    """Serving asks for everything, again and again, while borrowers come and go."""
+    made = RemoteRig(tmp_path, regrow_after_ms=0.0, tend_every_ms=1.0)
+    try:
+        over = threading.Event()
+
+        def serve() -> None:
+            everything = SLABS * SERVING_KV.blocks_per_slab(SLAB)
+            while not over.is_set():
+                made.serving.ensure(everything)
+                made.serving.settle()
+
+        made.start(serve)
+        for _ in range(30):
+            wait_for(lambda: made.listener.tenancy is None)
+            with CoServing.attach(made.path) as device:
+                lane = device.rollout(ROLLOUT_KV, limit_bytes=sys.maxsize)
+                for _ in range(5):
+                    lane.ensure(BLOCKS_PER_SLAB)
+        over.set()
+        assert made.device.gave_back is None
+    finally:
+        over.set()
+        made.close()
+
+
+def test_the_end_of_one_borrower_leaves_the_gate_to_the_next(rig: RemoteRig) -> None:
+    with Channel.connect(rig.path, timeout_s=LONG_S) as channel:
+        channel.send(Hello(ROLLOUT_KV, SLAB))
+        answer, descriptors = channel.receive(timeout_s=LONG_S)
+        gate = HostGate.attach(descriptors[answer.descriptors.index("gate")])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        gate.abandon()
+        assert gate.is_shut_down()
+    successor = rig.attach()
+    assert successor.do("borrow", BLOCKS_PER_SLAB) == BLOCKS_PER_SLAB
+    assert successor.do("begin_step")
+
+
+def test_a_borrower_hears_that_rose_gave_back_in_serving(rig: RemoteRig) -> None:
+    child = rig.attach()
+    child.do("borrow", BLOCKS_PER_SLAB)
+    rig.device.safety.report(RuntimeError("on purpose"))
+    wait_for(lambda: child.do("state")["is_closed"])
+    assert child.do("state")["gave_back"] is not None
+
+
+def test_an_admission_that_fails_leaves_its_place_to_the_next(
+    rig: RemoteRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**fields: object) -> None:
+        raise Unavailable("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rose.executor.tenancy.Welcome", fail)
+        with CoServing.attach(rig.path) as other, pytest.raises(Unavailable):
+            other.rollout(ROLLOUT_KV, limit_bytes=SLAB)
+    assert rig.attach().do("borrow", 1) == 1
+    assert len(rig.device.arbiter.snapshot().partitions) == 2

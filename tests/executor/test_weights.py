@@ -190,7 +190,7 @@ def test_copy_that_fails_gives_every_slab_back(weights: Weights, failing: int) -
 
 def test_idle_weights_leave_inside_the_call_of_who_wants_their_slabs(weights: Weights) -> None:
     weights.lease.activate()
-    weights.rig.device.lender._revoke(1)
+    weights.rig.device.lender.take_back(1)
     (revocation,) = weights.rig.revocations
     assert revocation.slabs_returned == 1
     assert weights.lease.state is WeightsState.DORMANT
@@ -202,11 +202,11 @@ def test_kv_is_taken_before_weights(weights: Weights) -> None:
     rig = weights.rig
     weights.lease.activate()
     rig.held += rig.borrow(3 * 8)
-    rig.device.lender._revoke(3)
+    rig.device.lender.take_back(3)
     assert rig.revocations[-1].slabs_returned == 3
     assert weights.lease.state is WeightsState.ACTIVE
     assert weights.are_right()
-    rig.device.lender._revoke(1)
+    rig.device.lender.take_back(1)
     assert weights.lease.state is WeightsState.DORMANT
 
 
@@ -228,7 +228,7 @@ def test_weights_in_a_step_leave_when_the_step_is_aborted(weights: Weights) -> N
     rig.start(lambda: rig.step_once(body))
     assert in_step.wait(LONG_S)
     rig.serving.arrived("a", prompt_tokens=8)  # The gate is closed.
-    taking = rig.start(lambda: rig.device.lender._revoke(2))
+    taking = rig.start(lambda: rig.device.lender.take_back(2))
     wait_for(lambda: lease.state is WeightsState.EVICTING)
     assert not lease.pin()
     may_gate.set()
@@ -253,7 +253,7 @@ def test_weights_given_up_during_any_copy_leave_and_never_become_active(weights:
 
         def take(number: int = number) -> None:
             if uploads.count == number:
-                weights.rig.device.lender._revoke(1)
+                weights.rig.device.lender.take_back(1)
                 assert lease.state is WeightsState.EVICTING
 
         uploads.before = take
@@ -288,7 +288,7 @@ def test_pinned_weights_that_miss_the_deadline_are_fenced_and_come_home_when_let
     rig, lease = weights.rig, weights.lease
     assert lease.activate() is None
     assert lease.pin()
-    rig.device.lender._revoke(2)
+    rig.device.lender.take_back(2)
     wait_for(lambda: rig.revocations[0].slabs_pending() == 0)
     assert rig.revocations[0].slabs_fenced == 2
     assert rig.counts()[3] == 2
@@ -329,7 +329,7 @@ def test_dormant_weights_hold_no_more_than_the_bound(open_rig, bound_slabs: int)
     assert (weights.uploads.count < first) == (kept > 0)
     # Dormant again, what is kept leaves to who wants it.
     lease.evict()
-    weights.rig.device.lender._revoke(16)
+    weights.rig.device.lender.take_back(16)
     assert weights.held == 0
     assert lease.slabs == frozenset()
 
@@ -446,7 +446,7 @@ def test_in_any_order_slabs_have_one_owner_and_active_weights_are_whole(
         elif order == "evict":
             lease.evict()
         elif order == "revoke":
-            rig.device.lender._revoke(1)
+            rig.device.lender.take_back(1)
         elif order == "borrow" and rig.rollout.ensure(3):
             rig.held += allocator.alloc(3)
         elif order == "return":
@@ -464,7 +464,7 @@ def test_in_any_order_slabs_have_one_owner_and_active_weights_are_whole(
     lease.close()
     allocator.free(rig.held)
     rig.held.clear()
-    rig.device.lender._revoke(16)
+    rig.device.lender.take_back(16)
     assert weights.held == 0
 
 

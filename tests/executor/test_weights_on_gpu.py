@@ -89,7 +89,7 @@ def test_slabs_do_not_leave_under_copies_that_wait_in_the_stream(fake: Fake) -> 
         revocation.begin(rig.lease.slabs),
         rig.lease.give_up(rig.lane.leaving()),
     )
-    rig.device.lender._revoke(2)
+    rig.device.lender.take_back(2)
     assert rig.lease.state is WeightsState.EVICTING
     assert rig.held == rig.lease.slabs_max
     fake.release(rig.lane.stream)
