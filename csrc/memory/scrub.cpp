@@ -18,7 +18,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kAhead = 8 * kPage;
 
 // Both halves of a line in one go: a line that is written whole is not read before.
-[[gnu::target("avx2")]] void stream_zeros(std::byte* at, std::size_t size_bytes) noexcept {
+[[gnu::target("avx2")]] void stream_zeros_avx2(std::byte* at, std::size_t size_bytes) noexcept {
   const __m256i zeros = _mm256_setzero_si256();
   for (std::size_t page = 0; page < size_bytes; page += kPage) {
     const std::size_t end = std::min(page + kPage, size_bytes);
@@ -40,7 +40,7 @@ constexpr std::size_t kAhead = 8 * kPage;
 
 void scrub_host(std::byte* at, std::size_t size_bytes) noexcept {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return stream_zeros(at, size_bytes);
+  if (__builtin_cpu_supports("avx2")) return stream_zeros_avx2(at, size_bytes);
 #endif
   std::memset(at, 0, size_bytes);
 }

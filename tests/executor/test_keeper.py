@@ -47,4 +47,4 @@ def test_a_stopped_keeper_ends_though_nothing_is_due_and_tends_no_more() -> None
     keeper.stop()
     bell.ring()
     assert tended == []
-    assert all(thread.name != "rose-keeper" for thread in threading.enumerate())
+    assert not keeper._thread.is_alive()
