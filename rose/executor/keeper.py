@@ -1,5 +1,6 @@
 """The keeper: one Python thread that shows the host is alive and minds the deadlines."""
 
+import atexit
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -38,6 +39,8 @@ class Keeper:
     def start(self) -> None:
         """Start the thread; it hears every ring from now on."""
         self._heard = self._bell.listen(0, timeout_ns=0)
+        # A thread that waits in the core must be gone before the interpreter is.
+        atexit.register(self.stop)
         self._thread.start()
 
     def _run(self) -> None:
@@ -48,6 +51,7 @@ class Keeper:
 
     def stop(self) -> None:
         """Stop and join the thread."""
+        atexit.unregister(self.stop)
         self._stop.set()
         self._bell.ring()
         if self._thread.ident is not None and self._thread is not threading.current_thread():

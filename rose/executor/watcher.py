@@ -1,5 +1,6 @@
 """The thread of a borrower's process that hears when slabs are wanted back."""
 
+import atexit
 import threading
 from typing import Final
 
@@ -35,6 +36,8 @@ class Watcher:
 
     def start(self) -> None:
         """Start the thread."""
+        # A thread that waits in the core must be gone before the interpreter is.
+        atexit.register(self.close)
         self._thread.start()
 
     def _run(self) -> None:
@@ -64,6 +67,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop and join the thread. Idempotent."""
+        atexit.unregister(self.close)
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
