@@ -1,7 +1,6 @@
 """The four arms of the demo: the same traffic without rollouts, with rollouts, and under rose."""
 
 import copy
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from rose.engines.transformers import (
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Cause, CoServing
 from rose.memory import KVGeometry, choose_slab_bytes
+from rose.rl.borrower_settings import BorrowerSettings
 from rose.rl.circle_settings import CircleSettings
 from rose.rl.feeder import RolloutFeeder
 from rose.slo import SLO, Policy
@@ -350,22 +350,21 @@ def _remote_rollouts(
     remote: RemoteSettings, settings: BenchSettings, config: EngineConfig
 ) -> RemoteRollouts:
     """Say how the borrower's process builds the engine that this one would have built."""
-    line = json.dumps(
-        {
-            "socket": str(remote.socket),
-            "model": remote.model,
-            "seed": settings.seed,
-            "cores": sorted(settings.cores),
-            "limit_bytes": settings.pool_bytes,
-            "max_batch_tokens": config.max_batch_tokens,
-            "spare_share": config.spare_share,
-            "layers_per_segment": settings.layers_per_segment,
-            "rollouts": settings.rollouts,
-            "prompt_tokens": settings.rollout_prompt_tokens,
-            "output_tokens": settings.rollout_output_tokens,
-        }
+    return RemoteRollouts(
+        BorrowerSettings(
+            socket=str(remote.socket),
+            model=remote.model,
+            seed=settings.seed,
+            cores=tuple(sorted(settings.cores)),
+            limit_bytes=settings.pool_bytes,
+            max_batch_tokens=config.max_batch_tokens,
+            spare_share=config.spare_share,
+            layers_per_segment=settings.layers_per_segment,
+            rollouts=settings.rollouts,
+            prompt_tokens=settings.rollout_prompt_tokens,
+            output_tokens=settings.rollout_output_tokens,
+        )
     )
-    return RemoteRollouts(line)
 
 
 def choose_cores(count: int) -> frozenset[int]:

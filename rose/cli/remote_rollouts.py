@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from rose.errors import DeadlineExceeded, Unavailable
+from rose.rl.borrower_settings import BorrowerSettings
 from rose.rl.child import Child
 
 _MODULE: Final = "rose.node.borrower"
@@ -23,13 +24,13 @@ class RemoteRollouts:
     The lock guards the pipe: a line and its answer belong together.
     """
 
-    def __init__(self, settings_line: str) -> None:
+    def __init__(self, settings: BorrowerSettings) -> None:
         """Prepare it; the process is made by `start`.
 
         Args:
-            settings_line: a `rose.node.borrower.BorrowerSettings`, as its first line of stdin.
+            settings: of the engine there and of its load.
         """
-        self._settings_line = settings_line
+        self._settings = settings
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._is_ready = threading.Event()
@@ -62,7 +63,7 @@ class RemoteRollouts:
             on_end=self._on_end,
             ready_within_s=_READY_S,
             on_line=self._on_line,
-            first_line=self._settings_line,
+            first_line=self._settings.to_line(),
         )
         if not self._is_ready.wait(_READY_S):
             raise DeadlineExceeded("the borrower's process is not ready")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rose._core import (
     CudaDevice,
     CudaStream,
+    GateChoice,
     GateKind,
     GateProbe,
     HostGate,
@@ -13,6 +14,7 @@ from rose._core import (
     probe_gates,
 )
 from rose.compute.gate import BorrowerGate, SynchronousGate
+from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
 
 
@@ -95,3 +97,25 @@ class Gpu:
         return StreamGate.create(
             self.device, gate, stream=self.rollout.handle, kind=kind, window=window
         )
+
+
+def tested_gate(
+    gpu: Gpu | None, gate: HostGate, *, window: int
+) -> tuple[BorrowerGate, GateChoice | None]:
+    """Choose the borrower's gate: on a CPU the host's, on a GPU the first whose self-test passes.
+
+    Args:
+        gpu: None for a CPU.
+        gate: serving and the creditor hold its other side.
+        window: segments that may wait in the stream of a GPU.
+
+    Returns:
+        The gate, and on a GPU which it is and why.
+
+    Raises:
+        Unavailable: as `Gpu.probe`.
+    """
+    if gpu is None:
+        return gate, None
+    choice = gpu.probe(max_connections=read_environment().cuda_max_connections).choice
+    return gpu.borrower_gate(gate, choice.kind, window=window), choice

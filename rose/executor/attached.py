@@ -8,8 +8,7 @@ from typing import Final
 from typing_extensions import Self
 
 from rose._core import Attachment, HostGate, PoolExport
-from rose.compute import BorrowerGate, Gpu, device_ordinal
-from rose.config import read_environment
+from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
@@ -87,10 +86,11 @@ class AttachedDevice:
             )
             host_gate = HostGate.attach(named["gate"][0])
             kv = KVSpace(attachment, welcome.partition, geometry, header_index=welcome.header_index)
-        loans = AttachedLoans(attachment, self._channel, welcome, kv, host_gate)
+        loans = AttachedLoans(attachment, self._channel, welcome, host_gate)
+        gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window)
         lane = RolloutLane(
             kv=kv,
-            gate=_borrower_gate(gpu, host_gate, window=welcome.gate_window),
+            gate=gate,
             loans=loans,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke or (lambda notice: notice.begin(())),
@@ -171,11 +171,3 @@ def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
 def _open_gpu(device: str) -> Gpu | None:
     ordinal = device_ordinal(device)
     return None if ordinal is None else Gpu.open(ordinal)
-
-
-def _borrower_gate(gpu: Gpu | None, gate: HostGate, *, window: int) -> BorrowerGate:
-    """Choose as `CoServing` does: on a CPU the host's, on a GPU the first that passes its test."""
-    if gpu is None:
-        return gate
-    choice = gpu.probe(max_connections=read_environment().cuda_max_connections).choice
-    return gpu.borrower_gate(gate, choice.kind, window=window)

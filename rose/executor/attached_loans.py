@@ -9,7 +9,6 @@ from rose.events import Reason, Refusal
 from rose.executor.channel import Channel
 from rose.executor.lender import Lease
 from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused, Welcome
-from rose.memory import KVSpace
 from rose.units import NS_PER_MS
 
 # A device that does not answer for so long is as good as gone: nothing more is borrowed.
@@ -27,14 +26,12 @@ class AttachedLoans:
         attachment: Attachment,
         channel: Channel,
         welcome: Welcome,
-        kv: KVSpace,
         gate: HostGate,
     ) -> None:
         """Made by `AttachedDevice.rollout`."""
         self._attachment = attachment
         self._channel = channel
         self._welcome = welcome
-        self._kv = kv
         self._gate = gate
         self._lock = threading.Lock()
         self._no_growth_before_ns = 0

@@ -21,8 +21,7 @@ from rose._core import (
     QuantumRefusal,
     ServingState,
 )
-from rose.compute import BorrowerGate, Gpu, device_ordinal
-from rose.config import read_environment
+from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
 from rose.executor.demand import Demand, ServingLimits
@@ -273,7 +272,7 @@ class CoServing:
         """
         slab_bytes = self._check_borrower()
         self._check_geometry(geometry)
-        gate = self._borrower_gate()
+        gate, self.gate_choice = tested_gate(self._gpu, self._gate, window=self._policy.gate_window)
         partition = self._arbiter.add_partition(
             "rollout",
             reserve_slabs=0,
@@ -401,15 +400,6 @@ class CoServing:
         self._state.beat()
         self._creditor.start()
         self._keeper.start()
-
-    def _borrower_gate(self) -> BorrowerGate:
-        """Choose the gate: on a CPU the host's, on a GPU the first whose self-test passes."""
-        if self._gpu is None:
-            return self._gate
-        environment = read_environment()
-        choice = self._gpu.probe(max_connections=environment.cuda_max_connections).choice
-        self.gate_choice = choice
-        return self._gpu.borrower_gate(self._gate, choice.kind, window=self._policy.gate_window)
 
     def _why_refused(self) -> Reason:
         if self._creditor is None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from rose._core import Process
 from rose.errors import DeadlineExceeded, RoseError, Unavailable
-from rose.executor.channel import Channel, check_path
+from rose.executor.channel import Channel, check_path, close_all
 from rose.executor.messages import (
     FORMAT,
     AskGrow,
@@ -136,8 +136,7 @@ class Listener:
             channel.send(Rejected(f"user {uid} may not attach to a device of another", True))
             return False
         question, strays = channel.receive(timeout_s=_PATIENCE_S)
-        for stray in strays:
-            os.close(stray)
+        close_all(strays)
         match question:
             case AskLedger():
                 self._show(channel)
@@ -182,8 +181,7 @@ class Listener:
             return
         try:
             question, strays = channel.receive(timeout_s=_PATIENCE_S)
-            for stray in strays:
-                os.close(stray)
+            close_all(strays)
             match question:
                 case AskGrow(blocks=blocks):
                     channel.send(tenancy.grow(blocks))

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 
 import msgspec
 
@@ -20,44 +19,10 @@ from rose.engines.transformers import EngineConfig, kv_geometry, load_model, rol
 from rose.errors import InvalidArgument, RoseError
 from rose.executor import CoServing
 from rose.node.ending import Ending
+from rose.rl.borrower_settings import BorrowerSettings
 from rose.rl.feeder import RolloutFeeder
 
 _LOG = logging.getLogger("rose.node")
-
-
-@dataclass(frozen=True, slots=True)
-class BorrowerSettings:
-    """What the program is to do.
-
-    Args:
-        socket: where the device listens.
-        model: a preset or a folder.
-        seed: of a preset's weights and of the prompts.
-        cores: the cores that are the device; empty on a GPU.
-        limit_bytes: the most it may borrow.
-        max_batch_tokens: most tokens in one step.
-        spare_share: see `EngineConfig`.
-        layers_per_segment: decoder layers between two gates.
-        rollouts: generations in flight.
-        prompt_tokens: length of each prompt.
-        output_tokens: length of each generation.
-    """
-
-    socket: str
-    model: str
-    seed: int
-    cores: tuple[int, ...]
-    limit_bytes: int
-    max_batch_tokens: int
-    spare_share: float
-    layers_per_segment: float
-    rollouts: int
-    prompt_tokens: int
-    output_tokens: int
-
-    def to_line(self) -> str:
-        """Return them as the program reads them."""
-        return json.dumps(asdict(self))
 
 
 class Borrower:

@@ -10,7 +10,7 @@ from rose.engines.transformers import EngineConfig, kv_geometry, load_model
 from rose.errors import Unavailable
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
-from rose.node.borrower import BorrowerSettings
+from rose.rl.borrower_settings import BorrowerSettings
 from rose.units import MIB
 
 CALM = Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), blocking_ms=60_000, revoke_ms=2000.0)
@@ -60,7 +60,7 @@ def test_rollouts_of_another_process_run_pause_and_end(tmp_path: Path) -> None:
             request_tokens=128,
         )
         device.listen(path)
-        load = RemoteRollouts(settings(path).to_line())
+        load = RemoteRollouts(settings(path))
         load.start()
         try:
             load.resume()
@@ -82,7 +82,7 @@ def test_rollouts_of_another_process_run_pause_and_end(tmp_path: Path) -> None:
 
 
 def test_a_borrower_without_a_device_says_so(tmp_path: Path) -> None:
-    load = RemoteRollouts(settings(str(tmp_path / "nobody.sock")).to_line())
+    load = RemoteRollouts(settings(str(tmp_path / "nobody.sock")))
     with pytest.raises(Unavailable, match="no device can be reached"):
         load.start()
     load.stop()
