@@ -55,7 +55,7 @@ def check(function: Check) -> Check:
 # --- which way Python imports go ------------------------------------------------------------------
 
 GROUND: Final = ("errors", "units", "clock", "config", "events", "addresses", "telemetry")
-TOP: Final = ("cli", "node", "cluster", "adapters", "sim")
+TOP: Final = ("cli", "node", "cluster", "adapters")
 # A room may import rooms of a lower floor. `rose` itself stands on the ground floor: what it
 # imports, every user of any part of rose pays for.
 FLOORS: Final = {
@@ -64,7 +64,7 @@ FLOORS: Final = {
     **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces", "environments"), 2),
     **dict.fromkeys(("executor", "scheduler", "transfer"), 3),
     **dict.fromkeys(("checkpoints", "engines"), 4),
-    "rl": 5,
+    **dict.fromkeys(("rl", "sim"), 5),
     **dict.fromkeys((*TOP, "__main__"), 6),
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
