@@ -1,14 +1,16 @@
 """Serving's time on one line: what each nanosecond of it was, as the STEPs of a log tell it."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
 from rose.units import NS_PER_MS
+
+# Centuries: longer than the times of a log can be apart.
+_LONGEST_MS: Final = 1e13
 
 
 class Use(Enum):
@@ -54,9 +56,8 @@ class Step:
 
 
 def nanoseconds(duration_ms: float) -> int:
-    """Return a duration of a log; one that is negative or not finite counts as none."""
-    is_one = math.isfinite(duration_ms) and duration_ms > 0
-    return round(duration_ms * NS_PER_MS) if is_one else 0
+    """Return a duration of a log; what is not above 0 counts as none, what is endless as long."""
+    return round(min(duration_ms, _LONGEST_MS) * NS_PER_MS) if duration_ms > 0 else 0
 
 
 class StepLine:
@@ -70,7 +71,7 @@ class StepLine:
             signal_ms: from a close to its being seen, a part of every promise.
         """
         steps = [record.fields for record in records if record.kind == "STEP"]
-        steps.sort(key=lambda fields: fields["began_ns"])  # type: ignore[no-any-return]
+        steps.sort(key=lambda fields: fields["began_ns"])
         self.steps = [
             Step(one["began_ns"], nanoseconds(one["upper_ms"]), one["prefill_tokens"])
             for one in steps
