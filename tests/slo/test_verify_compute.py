@@ -460,3 +460,28 @@ def test_of_many_batches_only_what_is_the_last_of_nobody_is_forgotten(tmp_path):
         log.tokens(turn % 3)
     slack(log, tokens_ms_ago=0.2, pending=3)
     assert violations(log, tmp_path) == []
+
+
+PAYLOAD_BYTES = {
+    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 88, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 20,
+    "STEP": 72, "TOKENS": 96, "FORCED": 8,
+}  # fmt: skip
+SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
+    lambda kind: st.tuples(st.just(kind), st.binary(min_size=96, max_size=96))
+)
+
+
+@given(
+    records=st.lists(SOME_BYTES, max_size=12),
+    numbers=st.lists(st.floats() | st.floats(0, 1000), min_size=6, max_size=6),
+    bits=st.tuples(*[st.integers(0, 2**32 - 1)] * 2),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_whatever_a_sealed_log_says_there_is_an_answer(tmp_path, records, numbers, bits):
+    names = ("ttft_ms", "tpot_ms", "epsilon", "signal_ms", "blocking_ms", "revoke_ms")
+    log = LogBytes(modes=bits[0], without=bits[1], **dict(zip(names, numbers, strict=True)))
+    for kind, payload in records:
+        log.add(kind, payload[: PAYLOAD_BYTES[kind]])
+    answer = verified(log, tmp_path)
+    assert answer.records == len(records) + 2
+    assert answer.verified <= answer.granted
