@@ -39,6 +39,7 @@ class ComputeReplay:
         self._tpot_ns = int(tpot_ms * NS_PER_MS) if 0 <= tpot_ms <= _TPOT_MS_MAX else 0
         # Segments that may start from a value of `passed` on; None before the first word of them.
         self._credited: tuple[int, int] | None = None
+        self._epoch: int | None = None  # the newest in which a quantum was decided
 
     def header(self) -> list[str]:
         """Refuse a target without a meaning, and modes and mechanisms that have no rules."""
@@ -116,10 +117,22 @@ class ComputeReplay:
             return [], max(credit - started, 0)
         return [f"{started} segments started on a credit of {credit}"], 0
 
+    def _is_overtaken(self, close_epoch: int) -> bool:
+        """Whether the gate was closed, and a quantum decided, since this one looked at it.
+
+        Then it cannot be opened for this one any more.
+        """
+        if self._epoch is not None and (close_epoch - self._epoch) % _WRAP > _WRAP // 2:
+            return True
+        self._epoch = close_epoch
+        return False
+
     def _credit(self, terms: dict[str, Any]) -> list[str]:
         segments, most = terms["segments"], self._header["max_segments"]
-        wrong, _ = self._started(terms["passed"])
-        self._credited = (terms["passed"], segments)
+        wrong: list[str] = []
+        if not self._is_overtaken(terms["close_epoch"]):
+            wrong, _ = self._started(terms["passed"])
+            self._credited = (terms["passed"], segments)
         return wrong + broken(
             (1 <= segments <= most, f"{segments} segments, {most} are allowed"),
             (

@@ -227,6 +227,24 @@ def test_segments_are_counted_across_the_wrap_of_their_number(tmp_path):
     assert violations(log, tmp_path) == []
 
 
+def test_a_quantum_that_was_overtaken_grants_nothing(tmp_path):
+    for epochs, passed, is_credited in (
+        ((7, 6), 14, True),
+        ((7, 6), 15, False),
+        ((7, 7), 14, False),
+    ):
+        log = LogBytes()
+        log.quantum(IDLE, passed=10, close_epoch=epochs[0])
+        log.quantum(IDLE, passed=8, close_epoch=epochs[1])  # looked before, decided after
+        log.quantum(IDLE, passed=passed, close_epoch=8)
+        assert (violations(log, tmp_path) == []) is is_credited
+    log = LogBytes()
+    log.quantum(IDLE, passed=10, close_epoch=0)
+    log.quantum(IDLE, passed=8, close_epoch=2**32 - 1)
+    log.quantum(IDLE, passed=14, close_epoch=0)
+    assert violations(log, tmp_path) == []
+
+
 def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
     for forced, passed, is_credited in ((1, 5, True), (1, 6, False), (2, 6, True), (2, 7, False)):
         log = LogBytes()
