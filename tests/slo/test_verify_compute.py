@@ -333,14 +333,21 @@ def test_a_target_that_is_no_number_is_a_violation(tmp_path, tpot_ms):
 
 def more_than_credited(log: LogBytes) -> None:
     log.quantum(IDLE)
-    log.quantum(IDLE, passed=1000, outstanding=2**31)
+    log.quantum(IDLE, passed=1000)
+
+
+def more_outstanding(log: LogBytes) -> None:
+    log.quantum(IDLE, outstanding=2**31)
 
 
 def no_chunk(log: LogBytes) -> None:
     log.quantum(IDLE, chunk_upper_ms=1e9, burst_ms=1e9)
 
 
-@pytest.mark.parametrize(("what", "by"), [(more_than_credited, CREDIT), (no_chunk, HYPOTHETICAL)])
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [(more_than_credited, CREDIT), (more_outstanding, CREDIT), (no_chunk, HYPOTHETICAL)],
+)
 def test_only_the_mechanism_that_is_off_excuses_what_it_would_have_prevented(tmp_path, what, by):
     for bit in range(6):
         log = LogBytes(without=1 << bit)
