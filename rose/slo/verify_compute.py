@@ -166,20 +166,16 @@ class ComputeReplay:
             (terms["step_upper_ms"] > 0, "a decode step of no length"),
             (terms["chunk_upper_ms"] > 0 or is_alone, "a prefill chunk of no length"),
             (terms["burst_ms"] >= 0 or is_alone, lambda: f"burst_ms is {terms['burst_ms']}"),
+            (terms["committed"] <= 1, lambda: f"committed is {terms['committed']}, not 0 or 1"),
             (terms["slowdown"] >= 1, lambda: f"slowdown is {terms['slowdown']}, under 1"),
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
         """Do the sums of the mode again, with the deadline that the records tell."""
         header = self._header
-        next_ms, burst_ms = terms["step_upper_ms"], 0.0
-        if "hypothetical" not in self._without:
-            # Not max(): it passes over a NaN in its second place.
-            if not terms["chunk_upper_ms"] <= next_ms:
-                next_ms = terms["chunk_upper_ms"]
-            burst_ms = terms["burst_ms"]
+        next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
-        first_ms = delay_ms + next_ms + burst_ms
+        first_ms += delay_ms
         beside_ms = header["signal_ms"] + terms["slowdown"] * next_ms
         return [
             *broken(
@@ -195,6 +191,17 @@ class ComputeReplay:
             *self._deadline(terms),
             *self._mode(terms, time_ns, slack=delay_ms + next_ms, spatial=beside_ms),
         ]
+
+    def _next(self, terms: dict[str, Any]) -> tuple[float, float]:
+        """Return what serving's next step takes, and a next request until its first token."""
+        step_ms, chunk_ms = terms["step_upper_ms"], terms["chunk_upper_ms"]
+        if "hypothetical" in self._without:
+            return step_ms, step_ms
+        if terms["committed"]:
+            return step_ms, step_ms + chunk_ms + terms["burst_ms"]
+        # Not max(): it passes over a NaN in its second place.
+        largest_ms = step_ms if chunk_ms <= step_ms else chunk_ms
+        return largest_ms, largest_ms + terms["burst_ms"]
 
     def _deadline(self, terms: dict[str, Any]) -> list[str]:
         deadline_ns = self._earliest_ns()
@@ -219,6 +226,7 @@ class ComputeReplay:
         )
         if name == "idle":
             return wrong + broken(
+                (terms["committed"] == 0, "a batch was committed in mode idle"),
                 (pending == 0, lambda: f"granted while {pending} requests were pending"),
                 (said == 0, lambda: f"says that {said} requests were pending"),
             )
