@@ -53,17 +53,29 @@ std::shared_ptr<LatencyModel> restore_model(const LatencyState& state,
 }
 
 LatencyState state_of(double epsilon, const std::array<double, 5>& weights,
-                      const std::array<std::array<double, 5>, 5>& covariance, double decode_level,
-                      std::vector<double> decode_scores, double prefill_level,
-                      std::vector<double> prefill_scores, std::uint64_t observations,
-                      std::uint64_t misses) {
-  return {.epsilon = epsilon,
-          .weights = weights,
-          .covariance = covariance,
-          .decode = {.level = decode_level, .scores = std::move(decode_scores)},
-          .prefill = {.level = prefill_level, .scores = std::move(prefill_scores)},
-          .observations = observations,
-          .misses = misses};
+                      const std::array<std::array<double, 5>, 5>& covariance,
+                      const std::array<double, slo::kStepKinds>& levels,
+                      std::array<std::vector<double>, slo::kStepKinds> scores,
+                      double prefill_tokens_max, std::uint64_t observations, std::uint64_t misses) {
+  LatencyState out{.epsilon = epsilon,
+                   .weights = weights,
+                   .covariance = covariance,
+                   .bounds = {},
+                   .prefill_tokens_max = prefill_tokens_max,
+                   .observations = observations,
+                   .misses = misses};
+  for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) {
+    out.bounds[kind] = {.level = levels[kind], .scores = std::move(scores[kind])};
+  }
+  return out;
+}
+
+// One field of the bounds of all kinds of step.
+template <typename T>
+std::array<T, slo::kStepKinds> of_bounds(const LatencyState& state, T ConformalState::* field) {
+  std::array<T, slo::kStepKinds> out;
+  for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) out[kind] = state.bounds[kind].*field;
+  return out;
 }
 
 std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, double adaptation,
@@ -75,20 +87,18 @@ std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, dou
 void bind_state(py::module_& module) {
   py::class_<LatencyState>(module, "LatencyState")
       .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("weights"),
-           py::arg("covariance"), py::arg("decode_level"), py::arg("decode_scores"),
-           py::arg("prefill_level"), py::arg("prefill_scores"), py::arg("observations"),
-           py::arg("misses"))
+           py::arg("covariance"), py::arg("levels"), py::arg("scores"),
+           py::arg("prefill_tokens_max"), py::arg("observations"), py::arg("misses"))
       .def_readonly("epsilon", &LatencyState::epsilon)
       .def_readonly("weights", &LatencyState::weights)
       .def_readonly("covariance", &LatencyState::covariance)
-      .def_property_readonly("decode_level",
-                             [](const LatencyState& state) { return state.decode.level; })
-      .def_property_readonly("decode_scores",
-                             [](const LatencyState& state) { return state.decode.scores; })
-      .def_property_readonly("prefill_level",
-                             [](const LatencyState& state) { return state.prefill.level; })
-      .def_property_readonly("prefill_scores",
-                             [](const LatencyState& state) { return state.prefill.scores; })
+      .def_property_readonly(
+          "levels",
+          [](const LatencyState& state) { return of_bounds(state, &ConformalState::level); })
+      .def_property_readonly(
+          "scores",
+          [](const LatencyState& state) { return of_bounds(state, &ConformalState::scores); })
+      .def_readonly("prefill_tokens_max", &LatencyState::prefill_tokens_max)
       .def_readonly("observations", &LatencyState::observations)
       .def_readonly("misses", &LatencyState::misses);
 }

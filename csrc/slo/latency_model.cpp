@@ -21,6 +21,10 @@ constexpr double kPriorVariance = 1.0;
 // Forgetting stops here: directions that no step excites must not blow up.
 constexpr double kTraceMax = 1e4;
 
+// A chunk counts as full from this share of the largest on. A device that computes and reads at
+// once has a knee in the cost of a chunk, and a straight line through it errs most where it ends.
+constexpr double kFullShare = 0.75;
+
 bool is_feature(double value) noexcept {
   return std::isfinite(value) && value >= 0 && value <= kFeatureMax;
 }
@@ -43,7 +47,9 @@ ConformalConfig bound_config(const LatencyConfig& config) noexcept {
 }  // namespace
 
 LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
-    : config_{config}, decode_{bound_config(config)}, prefill_{bound_config(config)} {
+    : config_{config},
+      bounds_{ConformalBound{bound_config(config)}, ConformalBound{bound_config(config)},
+              ConformalBound{bound_config(config)}} {
   for (std::size_t i = 0; i < kTerms; ++i) {
     weights_[i] = config.prior_ms[i] * kScales[i];
   }
@@ -70,13 +76,19 @@ LatencyModel::Vector LatencyModel::terms_of(const Features& features) noexcept {
   return terms;
 }
 
+StepKind LatencyModel::kind_locked(const Features& features) const noexcept {
+  if (features.prefill_tokens == 0) return StepKind::kDecode;
+  return features.prefill_tokens < kFullShare * prefill_tokens_max_ ? StepKind::kPart
+                                                                    : StepKind::kFull;
+}
+
 Forecast LatencyModel::forecast_locked(const Features& features,
                                        const Vector& terms) const noexcept {
   double predicted_ms = 0;
   for (std::size_t i = 0; i < kTerms; ++i) predicted_ms += weights_[i] * terms[i];
   predicted_ms = std::clamp(predicted_ms, kFloorMs, kActualMaxMs);
-  const ConformalBound& bound = features.prefill_tokens > 0 ? prefill_ : decode_;
-  const double margin = config_.use_margin ? bound.margin() : 1.0;
+  const auto kind = static_cast<std::size_t>(kind_locked(features));
+  const double margin = config_.use_margin ? bounds_[kind].margin() : 1.0;
   return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * margin};
 }
 
@@ -137,8 +149,9 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
   const Forecast before = forecast_locked(features, terms);
   ++observations_;
   misses_ += actual_ms > before.upper_ms ? 1 : 0;
-  ConformalBound& bound = features.prefill_tokens > 0 ? prefill_ : decode_;
-  bound.observe(actual_ms / before.predicted_ms);
+  bounds_[static_cast<std::size_t>(kind_locked(features))].observe(actual_ms / before.predicted_ms);
+  // A new largest is a full chunk before and after.
+  prefill_tokens_max_ = std::max(prefill_tokens_max_, features.prefill_tokens);
   learn_locked(terms, before.predicted_ms, actual_ms);
   return before;
 }
@@ -148,8 +161,8 @@ LatencyState LatencyModel::state() const {
   return {.epsilon = config_.epsilon,
           .weights = weights_,
           .covariance = covariance_,
-          .decode = decode_.state(),
-          .prefill = prefill_.state(),
+          .bounds = {bounds_[0].state(), bounds_[1].state(), bounds_[2].state()},
+          .prefill_tokens_max = prefill_tokens_max_,
           .observations = observations_,
           .misses = misses_};
 }
@@ -171,13 +184,19 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
     }
     if (!is_sound) return {Code::kCorrupt, "the weights or covariances cannot be a model's"};
   }
-  const std::uint64_t scores = state.decode.scores.size() + state.prefill.scores.size();
+  if (!is_feature(state.prefill_tokens_max)) {
+    return {Code::kCorrupt, "the largest chunk seen is not a number of tokens"};
+  }
+  std::uint64_t scores = 0;
+  for (const ConformalState& bound : state.bounds) scores += bound.scores.size();
   if (scores > state.observations || state.misses > state.observations) {
     return {Code::kCorrupt, "the counts of observations contradict each other"};
   }
   const bool has_same_epsilon = state.epsilon == config_.epsilon;
-  ROSE_TRY(decode_.restore(state.decode, has_same_epsilon));
-  ROSE_TRY(prefill_.restore(state.prefill, has_same_epsilon));
+  for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
+    ROSE_TRY(bounds_[kind].restore(state.bounds[kind], has_same_epsilon));
+  }
+  prefill_tokens_max_ = state.prefill_tokens_max;
   weights_ = state.weights;
   covariance_ = state.covariance;
   observations_ = state.observations;

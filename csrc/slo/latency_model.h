@@ -36,21 +36,26 @@ struct Forecast {
   double upper_ms{0};
 };
 
+// Steps whose noise differs, or whose cost a straight line misses differently: those that decode
+// only, those with a part of a chunk of prefill, and those with a chunk near the largest seen,
+// which is the kind that certificates ask about.
+enum class StepKind : std::uint8_t { kDecode = 0, kPart, kFull };
+inline constexpr std::size_t kStepKinds = 3;
+
 // All that a model has learned.
 struct LatencyState {
   double epsilon{0};  // which the levels belong to
   std::array<double, 5> weights{};
   std::array<std::array<double, 5>, 5> covariance{};
-  ConformalState decode;   // of steps without prefill
-  ConformalState prefill;  // of steps with some
+  std::array<ConformalState, kStepKinds> bounds;
+  double prefill_tokens_max{0};
   std::uint64_t observations{0};
   std::uint64_t misses{0};
 };
 
 // Regression: recursive least squares on relative errors with a ridge towards the prior.
-// Bound: the margin of a ConformalBound, one for steps with prefill and one for those without.
-// Their noise differs, and with one margin for both the rarer kind would miss more often than
-// promised, which is the kind that certificates ask about.
+// Bound: the margin of a ConformalBound for each kind of step. With one for all, rare kinds would
+// miss more often than promised, at the cost of margins too wide for the others.
 //
 // Answers are finite, predict() > 0 and upper() >= predict(). Any thread; observe() is a few
 // microseconds under one mutex, forecast() a small part of one, and neither allocates.
@@ -79,6 +84,7 @@ class LatencyModel {
   explicit LatencyModel(const LatencyConfig& config) noexcept;
 
   static Vector terms_of(const Features& features) noexcept;
+  StepKind kind_locked(const Features& features) const noexcept;
   Forecast forecast_locked(const Features& features, const Vector& terms) const noexcept;
   void learn_locked(const Vector& terms, double predicted_ms, double actual_ms) noexcept;
   void reset_covariance_locked() noexcept;
@@ -88,8 +94,8 @@ class LatencyModel {
   mutable std::mutex mutex_;  // guards all below
   Vector weights_{};          // of the scaled terms
   std::array<Vector, kTerms> covariance_{};
-  ConformalBound decode_;   // of steps without prefill
-  ConformalBound prefill_;  // of steps with some
+  std::array<ConformalBound, kStepKinds> bounds_;
+  double prefill_tokens_max_{0};
   std::uint64_t observations_{0};
   std::uint64_t misses_{0};
 };
