@@ -1,13 +1,15 @@
 """What one step of a model costs a device, from the model's shape."""
 
+from typing import Final
+
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype, parameters, weight_bytes
 from rose.slo.prior import ModelCost
 from rose.units import ceil_div
 
-_FLOPS_OF_A_WEIGHT = 2  # a multiplication and an addition
-_BF16_BYTES = 2
-_MATRICES_OF_AN_EXPERT = 3  # gate, up and down
+_FLOPS_OF_A_WEIGHT: Final = 2  # a multiplication and an addition
+_BF16_BYTES: Final = 2
+_MATRICES_OF_AN_EXPERT: Final = 3  # gate, up and down
 
 
 def model_cost(
@@ -53,7 +55,7 @@ def _parameters_of_a_token(shape: ModelShape) -> int:
 
 
 def _elements_of_a_pair(shape: ModelShape) -> int:
-    """Return the products that a query and a key, and then a weight and a value, have in a layer."""
+    """Return the products of a query and a key, and of a weight and a value, in one layer."""
     if shape.latent is None:
         return 2 * shape.heads * shape.head_dim
     latent = shape.latent
