@@ -12,6 +12,7 @@
 #include "compute/creditor.h"
 #include "compute/slack_lender.h"
 #include "slo/quantum.h"
+#include "slo/slowdown_bound.h"
 
 namespace rose::bind {
 
@@ -25,6 +26,7 @@ using slo::LatencyModel;
 using slo::QuantumCertifier;
 using slo::QuantumRefusal;
 using slo::ServingState;
+using slo::SlowdownBound;
 
 namespace {
 
@@ -54,7 +56,6 @@ struct PolicyConfig {
   double segment_prior_ms;  // before the gate has seen a segment
   double segment_share;     // of recent segments that are no longer than the estimate
   Nanoseconds retry_ns;
-  double slowdown;  // of serving beside rollouts
 };
 
 // Turns a certificate into credit. Two of them share a certifier: one for the creditor's thread,
@@ -62,9 +63,11 @@ struct PolicyConfig {
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
-                  PolicyConfig config, bool lends_slack) noexcept
+                  std::shared_ptr<const SlowdownBound> slowdown, PolicyConfig config,
+                  bool lends_slack) noexcept
       : gate_{std::move(gate)},
         certifier_{std::move(certifier)},
+        slowdown_{std::move(slowdown)},
         config_{config},
         lends_slack_{lends_slack} {}
 
@@ -98,7 +101,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .passed = request.passed,
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
-                               .slowdown = config_.slowdown,
+                               .slowdown = slowdown_->upper(),
                                .committed = committed_});
   }
 
@@ -111,6 +114,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 
   std::shared_ptr<const HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
+  std::shared_ptr<const SlowdownBound> slowdown_;  // of serving's steps beside rollouts
   PolicyConfig config_;
   bool lends_slack_;
   std::optional<slo::Features> committed_;  // only the policy of serving's thread has one
@@ -120,12 +124,14 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
-                    const std::shared_ptr<QuantumCertifier>& certifier, PolicyConfig policy,
+                    const std::shared_ptr<QuantumCertifier>& certifier,
+                    const std::shared_ptr<SlowdownBound>& slowdown, PolicyConfig policy,
                     const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config)
       : gate_{gate},
         certifier_{certifier},
-        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, false)},
-        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, true)},
+        slowdown_{slowdown},
+        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, false)},
+        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, true)},
         creditor_{gate, policy_, clock, config},
         slack_{gate,
                slack_policy_,
@@ -136,6 +142,7 @@ class CertifiedCreditor {
                 .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
+  SlowdownBound& slowdown() noexcept { return *slowdown_; }
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
@@ -178,6 +185,7 @@ class CertifiedCreditor {
 
   std::shared_ptr<HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
+  std::shared_ptr<SlowdownBound> slowdown_;
   std::shared_ptr<CertifiedPolicy> policy_;
   std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
@@ -223,21 +231,22 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     raise(Status::invalid_argument("segment_share must lie in (0, 1]"));
   }
   if (!(poll_ms > 0)) raise(Status::invalid_argument("poll_ms must be > 0"));
-  if (!(slowdown >= 1)) raise(Status::invalid_argument("slowdown must be >= 1"));
   const slo::LogHeader& header = log->header();
   const std::uint32_t max_segments = header.max_segments;
   const bool has_credit = header.has(slo::Mechanism::kCredit);
   if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
+  slo::ConformalConfig bound{.cold_margin = slowdown};
+  bound.epsilon = header.epsilon;
+  std::shared_ptr<SlowdownBound> slower = take(SlowdownBound::create(bound));
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
       slo::NextRequest{.largest_step = features_of(largest_step, "largest_step"),
                        .largest_chunk = features_of(largest_chunk, "largest_chunk")});
   return std::make_unique<CertifiedCreditor>(
-      gate, std::move(certifier),
+      gate, std::move(certifier), slower,
       PolicyConfig{.segment_prior_ms = segment_prior_ms,
                    .segment_share = segment_share,
-                   .retry_ns = ns_of_ms(retry_ms, "retry_ms"),
-                   .slowdown = slowdown},
+                   .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
       clock_or_boot(std::move(clock)),
       compute::CreditorConfig{.max_segments = max_segments,
                               .poll_ns = ns_of_ms(poll_ms, "poll_ms"),
@@ -325,6 +334,13 @@ void bind_creditor(py::module_& module) {
             return static_cast<double>(self.before_step(features)) / 1e6;
           },
           py::arg("batch") = py::none())
+      // actual / predicted of a serving step that ran beside rollouts.
+      .def(
+          "observe_slowdown",
+          [](CertifiedCreditor& self, double ratio) { check(self.slowdown().observe(ratio)); },
+          py::arg("ratio"))
+      .def_property_readonly("slowdown_upper",
+                             [](CertifiedCreditor& self) { return self.slowdown().upper(); })
       .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",
