@@ -98,6 +98,11 @@ class CoreGovernor(Governor):
         self._offer = self.creditor.offer() if may_go_on else None
         return now_ms if self._offer is None else self._offer.until_ns / NS_PER_MS
 
+    def stays_beside(self, now_ms: float) -> bool:
+        """Let a segment stay while the gate is open; once it is closed, serving waits for its end."""
+        self._move_to(now_ms)
+        return self._mode == "spatial" and self.gate.is_open()
+
     def step_begins(self, now_ms: float, work: StepWork) -> None:
         """Close what is still open, unless rollouts stay beside the step."""
         del work

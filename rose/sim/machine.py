@@ -26,14 +26,9 @@ class _Task:
 
     left_ps: int
     began_ns: int
-    layers: int = 0
+    layers: int = 0  # of a segment
+    sharing: Sharing = Sharing.TURNS  # of a segment with a step
     slowdown: int = _PERMILLE  # in thousandths
-
-    @classmethod
-    def of(cls, took_ns: int, *, now_ns: int, wait_ns: int = 0, layers: int = 0) -> "_Task":
-        """Return a task that begins after `wait_ns` and then takes `took_ns` alone."""
-        left_ps = (wait_ns + took_ns) * _PS_PER_NS
-        return cls(left_ps=left_ps, began_ns=now_ns + wait_ns, layers=layers)
 
     def ends_in_ns(self) -> int:
         """Return in how many ns it ends if nothing changes, rounded up."""
@@ -82,6 +77,8 @@ class Tally:
 class _Turn:
     """Serving is ready for a step; what happens until it has the device."""
 
+    asked_ns: int
+    work: StepWork  # the batch that was scheduled before
     lend_end_ns: int  # rollouts went first willingly until here
     lend_until_ns: int = -1  # while a segment runs that was let go first
 
@@ -118,12 +115,12 @@ class Machine:
         self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
         self._device = device
         self._governor = governor
-        self._turns = governor.sharing is Sharing.TURNS
+        self._sharing = governor.sharing
         self._step_noise = step_noise
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        self._signal_ns = ns_of(device.signal_ms) if self._turns else 0
+        self._signal_ns = ns_of(device.signal_ms)
         self._lead_ns = ns_of(device.host_lead_ms)
         self._now_ns = 0
         self._arrived = 0
@@ -198,17 +195,14 @@ class Machine:
     def _dispatch(self) -> None:
         """Start what may start."""
         if self._step is None and self._engine.has_work():
-            if self._turns:
-                self._take_turn()
-            else:
-                self._begin_step(self._engine.plan(), wait_ns=0, blocked_ns=0, lent_ns=0)
-        if not self._turns or (self._step is None and self._turn is None):
+            self._take_turn()
+        if self._sharing is not Sharing.TURNS or (self._step is None and self._turn is None):
             self._feed()
         self._set_slowdowns()
 
     def _set_slowdowns(self) -> None:
-        sharing = self._governor.sharing
         is_step, is_segment = self._step is not None, self._segment is not None
+        sharing = self._sharing if self._segment is None else self._segment.sharing
         if self._step is not None:
             slowdown = self._device.serving_slowdown(sharing, is_beside=is_segment)
             self._step.slowdown = round(slowdown * _PERMILLE)
@@ -226,7 +220,7 @@ class Machine:
         self._governor.arrived(self.now_ms, number, prompt_tokens=prompt_tokens)
         if self._segment is None:
             return
-        if self._pause_from_ns < 0 and self._turns:
+        if self._pause_from_ns < 0:
             self._pause_from_ns = self._now_ns
         if self._turn is not None and self._turn.lend_until_ns >= 0:
             # From here on serving waits because it must.
@@ -235,19 +229,17 @@ class Machine:
 
     def _take_turn(self) -> None:
         """Let rollouts go first if the governor lends, then begin the step."""
-        began_ns = self._now_ns
         if self._turn is None:
-            self._turn = _Turn(lend_end_ns=self._now_ns)
-            self._asked_ns = began_ns
-        if self._segment is not None:
+            self._turn = _Turn(self._now_ns, self._engine.plan(), lend_end_ns=self._now_ns)
+        if self._segment is not None and not self._governor.stays_beside(self.now_ms):
             return
-        if self._launched:
+        if self._segment is None and self._launched:
             self._start_segment()
             return
-        work = self._engine.plan()
+        work = self._turn.work if self._device.commits_batch else self._engine.plan()
         until_ms = self._governor.lends_until(self.now_ms, work)
         until_ns = _NEVER if math.isinf(until_ms) else ns_of(until_ms)
-        if until_ns > self._now_ns and self._governor.may_start(self.now_ms):
+        if until_ns > self._now_ns and self._segment is None and self._may_start():
             self._turn.lend_until_ns = until_ns
             self._launched += 1
             self._start_segment()
@@ -259,7 +251,7 @@ class Machine:
             work,
             wait_ns=wait_ns,
             blocked_ns=self._now_ns + wait_ns - turn.lend_end_ns,
-            lent_ns=turn.lend_end_ns - self._asked_ns,
+            lent_ns=turn.lend_end_ns - turn.asked_ns,
         )
 
     def _begin_step(
@@ -270,7 +262,7 @@ class Machine:
         self._tell("step", self._steps)
         self._steps += 1
         self._work = work
-        self._step = _Task.of(took_ns, now_ns=self._now_ns, wait_ns=wait_ns)
+        self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
         self._blocked_ns, self._lent_ns = blocked_ns, lent_ns
         self._tally.blocked_ns.append(blocked_ns)
         self._tally.lent_ns += lent_ns
@@ -302,7 +294,7 @@ class Machine:
     def _feed(self) -> None:
         """Launch what the governor lets go, and run it in order."""
         while self._launched < self._governor.window:
-            if not self._governor.may_start(self.now_ms):
+            if not self._may_start():
                 look_ms = self._governor.look_again(self.now_ms)
                 self._look_ns = self._ns_from_now(look_ms)
                 break
@@ -319,9 +311,24 @@ class Machine:
         took_ns = ns_of(layers * device.layer_ms * factor + (0 if is_whole else device.gate_ms))
         # Work that follows work finds the device prepared; anything else waits for a word.
         wait_ns = 0 if self._segment_ended_ns == self._now_ns else self._signal_ns
-        self._segment = _Task.of(took_ns, now_ns=self._now_ns, wait_ns=wait_ns, layers=layers)
+        self._segment = _Task(
+            (wait_ns + took_ns) * _PS_PER_NS,
+            self._now_ns + wait_ns,
+            layers=layers,
+            sharing=self._sharing_now(),
+        )
         self._tell("segment", self._tally.segments)
         self._tally.segments += 1
+
+    def _may_start(self) -> bool:
+        return self._governor.may_start(self.now_ms)
+
+    def _sharing_now(self) -> Sharing:
+        """Return where a segment goes: the borrower is confined only beside serving's work."""
+        is_busy = self._step is not None or self._engine.has_work()
+        if self._sharing is Sharing.CONFINED and not is_busy:
+            return Sharing.TOGETHER
+        return self._sharing
 
     def _end_segment(self, segment: _Task) -> None:
         self._segment = None
