@@ -120,7 +120,10 @@ class Machine:
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        self._signal_ns = ns_of(device.signal_ms)
+        # Engines that never wait for each other hand nothing over.
+        hands_over = governor.sharing in (Sharing.TURNS, Sharing.CONFINED)
+        self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
+        self._has_pauses = hands_over
         self._lead_ns = ns_of(device.host_lead_ms)
         self._now_ns = 0
         self._arrived = 0
@@ -220,7 +223,7 @@ class Machine:
         self._governor.arrived(self.now_ms, number, prompt_tokens=prompt_tokens)
         if self._segment is None:
             return
-        if self._pause_from_ns < 0:
+        if self._pause_from_ns < 0 and self._has_pauses:
             self._pause_from_ns = self._now_ns
         if self._turn is not None and self._turn.lend_until_ns >= 0:
             # From here on serving waits because it must.
