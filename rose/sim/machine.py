@@ -149,6 +149,7 @@ class Machine:
 
     def run(self) -> Tally:
         """Serve every request, and return what came of it."""
+        self._settle()  # Somebody may arrive at the very start.
         while self._live:
             self._dispatch()
             self._advance(self._next_ns())
@@ -265,6 +266,8 @@ class Machine:
         self._tell("step", self._steps)
         self._steps += 1
         self._work = work
+        if self._segment is None:
+            self._end_pause()
         self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
         self._blocked_ns, self._lent_ns = blocked_ns, lent_ns
         self._tally.blocked_ns.append(blocked_ns)
@@ -344,14 +347,19 @@ class Machine:
         if self._turn is not None and self._turn.lend_until_ns >= 0:
             self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
             self._turn.lend_until_ns = -1
-        if self._pause_from_ns >= 0 and not self._launched:
-            self._tally.pauses_ns.append(self._now_ns - self._pause_from_ns)
-            self._pause_from_ns = -1
+        if self._step is not None:
+            self._end_pause()
         self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
 
     def _ns_from_now(self, ms: float) -> int:
         """Return when a governor wants to look again: what rounds to now is the next moment."""
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
+
+    def _end_pause(self) -> None:
+        """The last segment that an arrival had to suffer has ended."""
+        if self._pause_from_ns >= 0:
+            self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
+            self._pause_from_ns = -1
 
     def _tell(self, what: str, number: int) -> None:
         if self._observer is not None:
