@@ -1,6 +1,5 @@
 """Replaying requests and quanta: rules 9 to 15 of `docs/certificates.md`."""
 
-import math
 from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
@@ -12,6 +11,8 @@ _MODES: Final = ("idle", "slack", "spatial")
 # By their bits in the header's `without`.
 _MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
 _WRAP: Final = 1 << 32
+# Centuries; deadlines that are later are out of the range of a record's times.
+_TPOT_MS_MAX: Final = 1e13
 # Both sides round milliseconds and nanoseconds.
 _ROUNDING_NS: Final = 1_000
 _ROUNDING_MS: Final = _ROUNDING_NS / NS_PER_MS
@@ -35,16 +36,17 @@ class ComputeReplay:
         self._requests = requests
         self._without = frozenset(switched_off(header))
         tpot_ms = header["tpot_ms"]
-        self._tpot_ns = int(tpot_ms * NS_PER_MS) if math.isfinite(tpot_ms) else 0
+        self._tpot_ns = int(tpot_ms * NS_PER_MS) if 0 <= tpot_ms <= _TPOT_MS_MAX else 0
         # Segments that may start from a value of `passed` on; None before the first word of them.
         self._credited: tuple[int, int] | None = None
+        self._epoch: int | None = None  # the newest in which a quantum was decided
 
     def header(self) -> list[str]:
         """Refuse a target without a meaning, and modes and mechanisms that have no rules."""
         modes, without = self._header["modes"], self._header["without"]
         tpot_ms = self._header["tpot_ms"]
         return broken(
-            (math.isfinite(tpot_ms), f"tpot_ms is {tpot_ms}"),
+            (0 <= tpot_ms <= _TPOT_MS_MAX, f"tpot_ms is {tpot_ms}"),
             (modes >> len(_MODES) == 0, f"modes {modes:#x} has bits of no mode"),
             (without >> len(_MECHANISMS) == 0, f"without {without:#x} has bits of no mechanism"),
         )
@@ -115,10 +117,22 @@ class ComputeReplay:
             return [], max(credit - started, 0)
         return [f"{started} segments started on a credit of {credit}"], 0
 
+    def _is_overtaken(self, close_epoch: int) -> bool:
+        """Whether the gate was closed, and a quantum decided, since this one looked at it.
+
+        Then it cannot be opened for this one any more.
+        """
+        if self._epoch is not None and (close_epoch - self._epoch) % _WRAP > _WRAP // 2:
+            return True
+        self._epoch = close_epoch
+        return False
+
     def _credit(self, terms: dict[str, Any]) -> list[str]:
         segments, most = terms["segments"], self._header["max_segments"]
-        wrong, _ = self._started(terms["passed"])
-        self._credited = (terms["passed"], segments)
+        wrong: list[str] = []
+        if not self._is_overtaken(terms["close_epoch"]):
+            wrong, _ = self._started(terms["passed"])
+            self._credited = (terms["passed"], segments)
         return wrong + broken(
             (1 <= segments <= most, f"{segments} segments, {most} are allowed"),
             (

@@ -77,6 +77,23 @@ def test_a_step_begins_after_rollouts_had_what_slack_there_was(run) -> None:
     assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
 
 
+def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
+    """A chunk takes longer than the TPOT target: nothing could be lent if it came next."""
+    running = run(**{**SLACK, "latency_prior_ms": (1.0, 0.0, 0.0, TPOT_MS / 16, 0.0)})
+    running.serve("a")
+    assert running.rig.serving.begin_step().lent_ms == 0
+    running.rig.serving.emitted("a")
+    with running.rig.serving.step(DECODE):
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
+    granted = running.rig.device._creditor.granted(HarvestMode.SLACK)
+    running.rig.serving.emitted("a")
+    with running.rig.serving.step() as step:
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) == granted
+        step.commit(DECODE)
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) > granted
+        assert not running.gate.is_open()
+
+
 def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> None:
     running = run(**SLACK, max_segments=2)
     running.serve("a")
