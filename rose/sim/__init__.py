@@ -6,9 +6,15 @@ only as good as `DeviceModel`, so it compares schemes and tests rules; it measur
 
 from rose.sim.device import DeviceModel
 from rose.sim.load import at_load
-from rose.sim.outcome import ArmOutcome, RequestOutcome, excess_misses, missed
+from rose.sim.outcome import (
+    ArmOutcome,
+    RequestOutcome,
+    excess_late_share,
+    excess_misses,
+    missed,
+)
 from rose.sim.request import Request
-from rose.sim.simulate import SCHEMES, default_policy, simulate
+from rose.sim.simulation import SCHEMES, default_policy, simulate
 
 __all__ = [
     "SCHEMES",
@@ -18,6 +24,7 @@ __all__ = [
     "RequestOutcome",
     "at_load",
     "default_policy",
+    "excess_late_share",
     "excess_misses",
     "missed",
     "simulate",

@@ -35,7 +35,13 @@ class CoreGovernor(Governor):
     """
 
     def __init__(
-        self, slo: SLO, policy: Policy, device: DeviceModel, *, log_path: str, first_segment: int = 0
+        self,
+        slo: SLO,
+        policy: Policy,
+        device: DeviceModel,
+        *,
+        log_path: str,
+        first_segment: int = 0,
     ) -> None:
         """Start at time 0 with a closed gate and a borrower that always has a step to run.
 

@@ -7,7 +7,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
 from rose.sim.request import Request
-from rose.sim.simulate import simulate
+from rose.sim.simulation import simulate
 from rose.slo import SLO
 
 _TRIES: Final = 40

@@ -10,6 +10,7 @@ from rose.sim.device import DeviceModel, Noise, Sharing, StepWork, ns_of
 from rose.sim.engine import ServingEngine
 from rose.sim.governor import Governor, Grain
 from rose.sim.request import Request
+from rose.slo import SLO
 from rose.units import NS_PER_MS
 
 _NEVER: Final = 1 << 62
@@ -47,14 +48,17 @@ class Served:
     first_ns: int = -1
     last_ns: int = -1
     longest_gap_ns: int = 0
+    late_gaps: int = 0
     tokens: int = 0
 
-    def token(self, now_ns: int) -> None:
-        """Note one."""
+    def token(self, now_ns: int, *, tpot_ns: int) -> None:
+        """Note one, which should have come within `tpot_ns` of the one before."""
         if self.tokens == 0:
             self.first_ns = now_ns
         else:
-            self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_ns)
+            gap_ns = now_ns - self.last_ns
+            self.longest_gap_ns = max(self.longest_gap_ns, gap_ns)
+            self.late_gaps += gap_ns > tpot_ns
         self.last_ns = now_ns
         self.tokens += 1
 
@@ -97,6 +101,7 @@ class Machine:
         device: DeviceModel,
         governor: Governor,
         *,
+        slo: SLO,
         step_noise: Noise,
         rollout_noise: Noise,
         observer: Observer | None = None,
@@ -107,6 +112,7 @@ class Machine:
             requests: sound ones, see `check_requests`.
             device: what things cost.
             governor: decides when rollouts run; used by nobody else.
+            slo: says which gaps are late; nothing else follows from it here.
             step_noise: of serving's steps.
             rollout_noise: of rollouts' steps; one factor for all segments of a step.
             observer: told about everything that begins and ends.
@@ -116,6 +122,7 @@ class Machine:
         self._device = device
         self._governor = governor
         self._sharing = governor.sharing
+        self._tpot_ns = ns_of(slo.tpot_ms)
         self._step_noise = step_noise
         self._rollout_noise = rollout_noise
         self._observer = observer
@@ -258,9 +265,7 @@ class Machine:
             lent_ns=turn.lend_end_ns - turn.asked_ns,
         )
 
-    def _begin_step(
-        self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int
-    ) -> None:
+    def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
         factor = self._step_noise.factor(self._steps)
         took_ns = max(1, ns_of(self._device.step_ms(work) * factor))
         self._tell("step", self._steps)
@@ -287,7 +292,7 @@ class Machine:
         )
         emitted = self._engine.complete(self._work)
         for number in emitted.tokens:
-            self._tally.served[number].token(self._now_ns)
+            self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
         if emitted.tokens:
             self._governor.tokens(self.now_ms, emitted.tokens)
         for number in emitted.finished:

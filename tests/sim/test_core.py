@@ -30,7 +30,13 @@ def run(requests, scheme, *, slo=SMALL_SLO, device=DEVICE, policy=POLICY, **opti
 
 def run_core(requests, governor: CoreGovernor, record: Record) -> Tally:
     machine = Machine(
-        requests, DEVICE, governor, step_noise=QUIET, rollout_noise=QUIET, observer=record
+        requests,
+        DEVICE,
+        governor,
+        slo=SMALL_SLO,
+        step_noise=QUIET,
+        rollout_noise=QUIET,
+        observer=record,
     )
     return machine.run()
 

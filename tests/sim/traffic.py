@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from rose.sim import DeviceModel, Request
-from rose.sim.simulate import default_policy
+from rose.sim.simulation import default_policy
 from rose.slo import SLO
 
 SMALL_SLO = SLO(ttft_ms=500.0, tpot_ms=50.0)
