@@ -8,6 +8,7 @@ one log. The threads call the core themselves, and share no code with `CoreGover
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,7 +40,6 @@ class Stage:
         # Until when each thread sleeps; and what each of the others waits for.
         self.sleepers: dict[str, int] = {}
         self.waits: dict[str, Callable[[], bool]] = {}
-        self.failures: list[BaseException] = []
 
     def sleep_until(self, name: str, wake_ns: int) -> None:
         with self.changed:
@@ -75,7 +75,7 @@ class Rig:
     def __init__(
         self, requests: Sequence[Request], device: DeviceModel, slo: SLO, policy: Policy, path: Path
     ) -> None:
-        assert device.signal_ms == 0 and device.noise == 0
+        assert (device.signal_ms, device.noise) == (0, 0)
         self.stage = Stage()
         clock = self.stage.clock
         self.requests, self.device, self.policy = requests, device, policy
@@ -125,6 +125,7 @@ class Rig:
         # It says how much credit is little, and finds no step to look at.
         self.creditor.start()
         self.creditor.stop()
+        self.threads: list[Future[None]] = []
         self.engine = ServingEngine(requests, device)
         self.slots: dict[int, int] = {}
         self.left = len(requests)
@@ -235,23 +236,18 @@ class Rig:
 
     def run(self) -> None:
         """Serve all requests; the log is closed then."""
-        with ExitStack() as ends:
-            for work in (self.borrow, self.credit, self.serve):
-                thread = threading.Thread(target=self._watched, args=(work,))
-                thread.start()
-                ends.callback(thread.join, timeout=DEADLINE_S)
+        with ThreadPoolExecutor(max_workers=3) as threads, ExitStack() as ends:
             ends.callback(self.gate.shut_down)
             ends.callback(self.stage.end)
+            self.threads = [threads.submit(one) for one in (self.borrow, self.credit, self.serve)]
             self._conduct()
-        assert not self.stage.failures, self.stage.failures
+        self._raise_failures()
         self.log.close()
 
-    def _watched(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as failure:
-            self.stage.failures.append(failure)
-            self.stage.end()
+    def _raise_failures(self) -> None:
+        for thread in self.threads:
+            if thread.done():
+                thread.result()
 
     def _conduct(self) -> None:
         start_ns = self.stage.clock.now_ns()
@@ -286,6 +282,7 @@ class Rig:
         quiet = 0
         while quiet < 2 and not self.stage.is_over:
             assert time.monotonic() < give_up_s, "a thread never comes to rest"
+            self._raise_failures()
             # Twice: what one of them did last may have woken one that was seen before.
             quiet = quiet + 1 if self.stage.is_quiet(("borrower", "creditor", "serving")) else 0
             with self.stage.changed:
