@@ -83,10 +83,11 @@ class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
                     std::shared_ptr<QuantumCertifier> certifier, PolicyConfig policy,
-                    std::shared_ptr<const Clock> clock, compute::CreditorConfig config)
+                    std::shared_ptr<const Clock> clock, compute::CreditorConfig config,
+                    std::shared_ptr<compute::Watchdog> watchdog)
       : certifier_{std::move(certifier)},
         policy_{std::make_shared<CertifiedPolicy>(gate, certifier_, policy)},
-        creditor_{gate, policy_, std::move(clock), config} {}
+        creditor_{gate, policy_, std::move(clock), config, std::move(watchdog)} {}
 
   Creditor& creditor() noexcept { return creditor_; }
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
@@ -119,7 +120,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
     const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
     double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
-    std::shared_ptr<Clock> clock) {
+    std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
     raise(Status::invalid_argument("segment_prior_ms must be > 0"));
   }
@@ -140,7 +141,8 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
                    .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
       clock_or_boot(std::move(clock)),
       compute::CreditorConfig{.max_segments = max_segments,
-                              .poll_ns = ns_of_ms(poll_ms, "poll_ms")});
+                              .poll_ns = ns_of_ms(poll_ms, "poll_ms")},
+      std::move(watchdog));
 }
 
 }  // namespace
@@ -171,7 +173,7 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("clock") = py::none())
+           py::arg("watchdog") = py::none(), py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.creditor().start()); })
       .def(
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },

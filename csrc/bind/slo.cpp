@@ -123,6 +123,7 @@ void bind_log(py::module_& module) {
       .value("STEP", Kind::kStep)
       .value("GAVE_BACK", Kind::kGaveBack)
       .value("END", Kind::kEnd)
+      .value("FORCED", Kind::kForced)
       .finalize();
 
   // ~CertificateLog writes to the disk and joins a thread: not with the GIL held.
@@ -141,6 +142,12 @@ void bind_log(py::module_& module) {
            py::arg("deadline_ns"), py::arg("slabs"))
       .def("append_step", &append_step, py::arg("forecast"), py::kw_only(), py::arg("actual_ms"),
            py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"))
+      .def(
+          "append_forced",
+          [](CertificateLog& log, std::uint32_t passed, std::uint32_t close_epoch) {
+            return log.append(slo::Forced{.passed = passed, .close_epoch = close_epoch});
+          },
+          py::kw_only(), py::arg("passed"), py::arg("close_epoch"))
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
       .def("flush",
            [](CertificateLog& log) {

@@ -20,6 +20,7 @@ struct GatePage {
   DurationRing recent;
   std::atomic<std::uint64_t> pause_count{0};
   std::atomic<std::uint64_t> abort_count{0};
+  std::atomic<std::uint64_t> forced_count{0};
   std::atomic<Nanoseconds> blocked_ns{0};
 };
 

@@ -9,7 +9,8 @@ namespace rose::compute {
 
 // Who may write what: `state` serving (close), creditor (open) and borrower (the drain bit);
 // `credit` the creditor, and the borrower while it drains; `passed` and `running` the borrower
-// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device.
+// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device; `mid_step` the
+// borrower.
 //
 // 1. state holds the open bit and the close epoch in one word: whoever opens names the epoch it
 //    decided in, so a close that came in between wins.
@@ -42,7 +43,9 @@ struct GateWord {
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
   std::atomic<std::uint32_t> overdue;  // segments that a device's gate let go after its limit
-  std::uint32_t reserved;
+  // 1 from a step's first segment, started or in a device's stream, to the step's end: something
+  // may have to wait for it.
+  std::atomic<std::uint32_t> mid_step;
 };
 
 static_assert(sizeof(GateWord) == 64);

@@ -34,7 +34,8 @@ struct GateStats {
   Quantiles pause_latency;
   std::uint64_t pauses{0};  // gates at which the borrower found `closed`, however often it looked
   std::uint64_t aborts{0};
-  Nanoseconds blocked_ns{0};  // time the borrower spent waiting at gates
+  std::uint64_t forced_opens{0};  // by the watchdog, each for one segment
+  Nanoseconds blocked_ns{0};      // time the borrower spent waiting at gates
 };
 
 // Life of a segment: begin_step, then pass (the segment runs from here), pass, ..., leave,
@@ -86,6 +87,8 @@ class HostGate {
   // What pass counts when it has to wait.
   void record_wait(Nanoseconds blocked_ns) noexcept;
   void count_pause() noexcept;
+  // A segment of this step is in the stream.
+  void mark_mid_step() noexcept { word_->mid_step.store(1); }
   // Changes whenever the borrower should look again.
   std::uint32_t bell() const noexcept { return word_->bell.load(); }
   void wait_bell(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
@@ -112,6 +115,7 @@ class HostGate {
   // Raises the credit so that at most `segments_ahead` may start from now on.
   void grant(std::uint32_t segments_ahead) noexcept;
   void set_low_water(std::uint32_t segments) noexcept;
+  void count_forced_opening() noexcept;
   // Wakes the creditor: there is work, or serving has become idle.
   void ring_demand() noexcept;
   void wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
@@ -126,6 +130,8 @@ class HostGate {
   bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
   bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
   bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
+  // Whether the step has a segment behind it, or in the device's stream: it holds something.
+  bool is_mid_step() const noexcept { return word_->mid_step.load() != 0; }
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
   bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
   bool is_abort_asked() const noexcept { return word_->step.load() == GateWord::kAbortAsked; }

@@ -46,6 +46,7 @@
 //                    prefill_tokens
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
 //   10 END           u64 records (this one included)
+//   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
 #pragma once
 
 #include <array>
@@ -75,8 +76,9 @@ enum class Kind : std::uint32_t {
   kStep,
   kGaveBack,
   kEnd,
+  kForced = 12,
 };
-inline constexpr std::size_t kKinds = 11;  // 0 is no kind
+inline constexpr std::size_t kKinds = 13;  // 0 is no kind
 
 struct LogHeader {
   double ttft_ms{0};
@@ -189,6 +191,12 @@ struct GaveBack {
 struct End {
   static constexpr Kind kKind = Kind::kEnd;
   std::uint64_t records;
+};
+
+struct Forced {
+  static constexpr Kind kKind = Kind::kForced;
+  std::uint32_t passed;  // the segment after this one may start
+  std::uint32_t close_epoch;
 };
 
 // 1. The order of the records is the order of the decisions: a decision holds a Section from before

@@ -8,9 +8,10 @@ from typing import Final
 
 from typing_extensions import Self
 
-from rose._core import CertificateLog, Clock, HostGate, LatencyModel, ServingState
+from rose._core import CertificateLog, Clock, HostGate, LatencyModel, ServingState, Watchdog
 from rose.errors import check
 from rose.events import Reason, Refusal
+from rose.executor.blocking import Blocking
 from rose.executor.demand import Demand
 from rose.executor.lender import Lender
 from rose.executor.safety import Safety
@@ -85,6 +86,7 @@ class ServingLane:
         log: CertificateLog,
         lender: Lender,
         safety: Safety,
+        watchdog: Watchdog,
         policy: Policy,
         clock: Clock,
         stream: int | None,
@@ -103,6 +105,7 @@ class ServingLane:
         self._log = log
         self._lender = lender
         self._safety = safety
+        self._watchdog = watchdog
         self._policy = policy
         self._clock = clock
 
@@ -149,6 +152,10 @@ class ServingLane:
     def step(self, batch: StepBatch | None = None) -> ServingStep:
         """Protect one engine step: `with serving.step(batch): run()`."""
         return ServingStep(self, batch)
+
+    def blocking(self) -> Blocking:
+        """Declare a call that may wait for the whole device: `with serving.blocking(): free()`."""
+        return Blocking(self._watchdog, self._safety)
 
     def begin_step(self) -> int:
         """Make sure that the device is serving's; returns when the step began, in nanoseconds.
