@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import LedgerView, SlabRecord
-from rose.errors import StepAborted
+from rose._core import Clock, LedgerView, SlabRecord
+from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
 from rose.slo.verify import verify_log
 
@@ -47,6 +47,7 @@ class Rig:
         lends: bool = True,
         reserve_slabs: int | None = 2,
         limit_slabs: int = SLABS,
+        clock: Clock | None = None,
         **knobs,
     ):
         self.log_path = log_path
@@ -56,6 +57,7 @@ class Rig:
             slab_bytes=SLAB,
             log_path=log_path,
             policy=Policy(**{**CALM, **knobs}),
+            clock=clock,
         )
         self.serving = self.device.serving(
             SERVING_KV,
@@ -159,6 +161,8 @@ class ParkedStep:
             self.outcome = "passed"
         except StepAborted:
             self.outcome = "aborted"
+        except Unavailable:
+            self.outcome = "closed"
         finally:
             self.rig.rollout.unpin(pin)
             self.rig.held += self.blocks
