@@ -35,7 +35,6 @@ void Watchdog::leave() noexcept {
 }
 
 Nanoseconds Watchdog::look() noexcept {
-  if (!is_declared()) return kNothingToDoNs;
   const std::scoped_lock lock{mutex_};
   if (!is_declared()) return kNothingToDoNs;
   if (is_forced_ && gate_->passed() != forced_passed_) take_back();

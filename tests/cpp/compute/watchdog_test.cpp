@@ -143,6 +143,15 @@ TEST(a_borrower_that_holds_nothing_is_left_alone) {
   CHECK_EQ(scene.gate->stats().forced_opens, 0);
 }
 
+TEST(a_borrower_whose_process_is_gone_holds_nothing) {
+  Scene scene;
+  scene.watchdog.enter();
+  scene.gate->bury_borrower();
+  scene.pass_time(10 * kAfterNs);
+  CHECK(!scene.gate->is_open());
+  CHECK_EQ(scene.gate->stats().forced_opens, 0);
+}
+
 TEST(a_segment_that_runs_or_may_start_is_no_deadlock) {
   Scene scene;
   scene.watchdog.enter();
