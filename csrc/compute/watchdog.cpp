@@ -58,9 +58,7 @@ bool Watchdog::is_stuck() const noexcept {
 }
 
 void Watchdog::force() noexcept {
-  const CloseReason reason = gate_->close_reason();
-  // Open, but out of credit: closed first, this is an opening like any other.
-  if (gate_->is_open()) gate_->close(reason);
+  // The epoch comes first: a close that comes after all that is looked at wins.
   const std::uint32_t epoch = gate_->close_epoch();
   const std::uint32_t passed = gate_->passed();
   if (record_ != nullptr) record_->forced(passed, epoch);
@@ -70,7 +68,7 @@ void Watchdog::force() noexcept {
   is_forced_ = true;
   forced_epoch_ = epoch;
   forced_passed_ = passed;
-  closed_because_ = reason;
+  closed_because_ = gate_->close_reason();
 }
 
 void Watchdog::take_back() noexcept {
