@@ -67,7 +67,7 @@ void HostGate::begin_step() noexcept {
 
 void HostGate::end_step() noexcept {
   leave();
-  word_->mid_step.store(0);
+  page_->mid_step.store(0);
   word_->step.store(GateWord::kNoStep);
 }
 
@@ -199,8 +199,9 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
 void HostGate::bury_borrower() noexcept {
   close(CloseReason::kBorrowerGone);
   word_->state.fetch_and(~GateWord::kDrainBit);
+  word_->on_device.store(0);
   set_credit(passed());
-  word_->mid_step.store(0);
+  page_->mid_step.store(0);
   word_->step.store(GateWord::kNoStep);
   if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
     futex_wake_all(word_->running);
