@@ -112,7 +112,7 @@ def test_a_killed_serving_process_lets_a_quantum_start_and_ends_the_step(
 
 
 def test_a_parked_borrower_that_stops_looking_up_loses_its_lease(open_rig) -> None:
-    rig = open_rig(lease_ttl_ms=60.0, tend_every_ms=5.0, revoke_ms=30.0)
+    rig = open_rig(lease_ttl_ms=250.0, tend_every_ms=5.0, revoke_ms=30.0)
     step = ParkedStep(rig, rig.borrow(30))
     is_back = threading.Event()
     rig.rollout.on_look = lambda: is_back.wait(LONG_S)  # its host thread is stuck
@@ -130,14 +130,14 @@ def test_a_parked_borrower_that_stops_looking_up_loses_its_lease(open_rig) -> No
 
 
 def test_a_parked_borrower_that_looks_up_keeps_its_lease(open_rig) -> None:
-    rig = open_rig(lease_ttl_ms=250.0, tend_every_ms=5.0)
+    rig = open_rig(lease_ttl_ms=1000.0, tend_every_ms=5.0)
     step = ParkedStep(rig, rig.borrow(30))
     lent = rig.counts()[1]
     rig.serving.arrived("a", prompt_tokens=8)
     step.park()
     looks = [0]
     rig.rollout.on_look = lambda: looks.__setitem__(0, looks[0] + 1)
-    wait_for(lambda: looks[0] >= 10)  # twice as long as a lease lasts
+    wait_for(lambda: looks[0] >= 30)  # 50 ms each: longer than a lease lasts
     assert rig.counts()[1] == lent
     assert rig.rollout.leaving() == frozenset()
     rig.serving.finished("a")
