@@ -126,13 +126,14 @@ class CertifiedCreditor {
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
                     const std::shared_ptr<QuantumCertifier>& certifier,
                     const std::shared_ptr<SlowdownBound>& slowdown, PolicyConfig policy,
-                    const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config)
+                    const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config,
+                    std::shared_ptr<compute::Watchdog> watchdog)
       : gate_{gate},
         certifier_{certifier},
         slowdown_{slowdown},
         policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, false)},
         slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, true)},
-        creditor_{gate, policy_, clock, config},
+        creditor_{gate, policy_, clock, config, std::move(watchdog)},
         slack_{gate,
                slack_policy_,
                clock,
@@ -223,7 +224,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
     const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
     double segment_prior_ms, double segment_share, double poll_ms, double retry_ms, double slowdown,
-    std::shared_ptr<Clock> clock) {
+    std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
     raise(Status::invalid_argument("segment_prior_ms must be > 0"));
   }
@@ -250,7 +251,8 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
       clock_or_boot(std::move(clock)),
       compute::CreditorConfig{.max_segments = max_segments,
                               .poll_ns = ns_of_ms(poll_ms, "poll_ms"),
-                              .has_credit = has_credit});
+                              .has_credit = has_credit},
+      std::move(watchdog));
 }
 
 }  // namespace
@@ -311,7 +313,8 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("slowdown") = 2.0, py::arg("clock") = py::none())
+           py::arg("slowdown") = 2.0, py::arg("watchdog") = py::none(),
+           py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.creditor().start()); })
       .def(
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },

@@ -20,6 +20,7 @@ from rose._core import (
     MoveLog,
     QuantumRefusal,
     ServingState,
+    Watchdog,
 )
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
@@ -240,6 +241,9 @@ class CoServing:
             arbiter.take(partition, reserve_slabs)
             self._gate = HostGate(clock=self._clock)
             self._state = ServingState(log, gate=self._gate)
+            self._watchdog = Watchdog(
+                self._gate, log=log, after_ms=policy.watchdog_ms, clock=self._clock
+            )
             self._model, self._limits = model, limits
             self._lender = Lender(
                 arbiter=arbiter,
@@ -260,6 +264,7 @@ class CoServing:
                 log=log,
                 lender=self._lender,
                 safety=self.safety,
+                watchdog=self._watchdog,
                 policy=policy,
                 clock=self._clock,
                 stream=self._gpu.serving.handle if self._gpu else None,
@@ -412,6 +417,7 @@ class CoServing:
             poll_ms=self._policy.poll_ms,
             retry_ms=self._policy.retry_ms,
             slowdown=self._policy.slowdown,
+            watchdog=self._watchdog,
             clock=self._clock,
         )
         if self._serving is not None:

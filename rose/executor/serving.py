@@ -17,9 +17,11 @@ from rose._core import (
     HostGate,
     LatencyModel,
     ServingState,
+    Watchdog,
 )
 from rose.errors import check
 from rose.events import Reason, Refusal
+from rose.executor.blocking import Blocking
 from rose.executor.demand import Demand
 from rose.executor.lender import Lender
 from rose.executor.safety import Safety
@@ -120,6 +122,7 @@ class ServingLane:
         log: CertificateLog,
         lender: Lender,
         safety: Safety,
+        watchdog: Watchdog,
         policy: Policy,
         clock: Clock,
         stream: int | None,
@@ -141,6 +144,7 @@ class ServingLane:
         self._log = log
         self._lender = lender
         self._safety = safety
+        self._watchdog = watchdog
         self._policy = policy
         self._clock = clock
 
@@ -209,6 +213,10 @@ class ServingLane:
                 `ServingStep.commit`, or by setting `ServingStep.batch` before the step ends.
         """
         return ServingStep(self, batch)
+
+    def blocking(self) -> Blocking:
+        """Declare a call that may wait for the whole device: `with serving.blocking(): free()`."""
+        return Blocking(self._watchdog, self._safety)
 
     def begin_step(self, batch: StepBatch | None = None) -> Beginning:
         """Make sure that the device is serving's, after lending what slack `batch` leaves.
