@@ -598,6 +598,36 @@ class Forecast:
     @property
     def upper_ms(self) -> float: ...
 
+class LatencyState:
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        weights: Sequence[float],
+        covariance: Sequence[Sequence[float]],
+        levels: Sequence[float],
+        scores: Sequence[Sequence[float]],
+        prefill_tokens_max: float,
+        observations: int,
+        misses: int,
+    ) -> None: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def weights(self) -> list[float]: ...
+    @property
+    def covariance(self) -> list[list[float]]: ...
+    @property
+    def levels(self) -> list[float]: ...
+    @property
+    def scores(self) -> list[list[float]]: ...
+    @property
+    def prefill_tokens_max(self) -> float: ...
+    @property
+    def observations(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+
 class LatencyModel:
     def __init__(
         self,
@@ -608,7 +638,21 @@ class LatencyModel:
         adaptation: float,
         cold_margin: float,
         window: int,
+        use_margin: bool = True,
     ) -> None: ...
+    @staticmethod
+    def restore(
+        state: LatencyState,
+        *,
+        prior_ms: Sequence[float],
+        epsilon: float,
+        forgetting: float,
+        adaptation: float,
+        cold_margin: float,
+        window: int,
+        use_margin: bool = True,
+    ) -> LatencyModel: ...
+    def state(self) -> LatencyState: ...
     def forecast(
         self, *, decode_sequences: float, context_tokens: float, prefill_tokens: float
     ) -> Forecast: ...
@@ -620,6 +664,17 @@ class LatencyModel:
         context_tokens: float,
         prefill_tokens: float,
     ) -> Forecast: ...
+    @property
+    def observations(self) -> int: ...
+    @property
+    def coverage(self) -> float: ...
+
+class SlowdownBound:
+    def __init__(
+        self, *, prior: float = 2.0, epsilon: float, adaptation: float, window: int
+    ) -> None: ...
+    def observe(self, ratio: float) -> None: ...
+    def upper(self) -> float: ...
     @property
     def observations(self) -> int: ...
     @property
