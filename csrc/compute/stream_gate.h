@@ -89,8 +89,8 @@ class StreamGate {
 
   // The next segments go into `stream`, of the same context or of a green context of its device,
   // behind all that is in the stream before: an event orders them, nobody waits, and the numbers go
-  // on. Ends the segment that is in the stream now. On error they stay where they were, and
-  // InvalidArgument while either stream is being captured.
+  // on. Both streams outlive the gate. Ends the segment that is in the stream now. On error they
+  // stay where they were, and InvalidArgument while either stream is being captured.
   Status use_stream(CUstream stream) noexcept;
   CUstream stream() const noexcept { return stream_; }
 
