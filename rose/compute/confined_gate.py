@@ -57,9 +57,10 @@ class ConfinedGate:
         self._gate.begin_step()
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
-        """End the segment before and start the next in the plain stream: what begins or ends a step.
+        """End the segment before and start the next in the plain stream.
 
-        Preparation and results belong there, whatever the segments between them have.
+        For the first segment of a step and what follows the last: preparation and results belong
+        there, whatever the segments between them have.
         """
         self.rejoin()
         return self._gate.pass_(timeout_ms=timeout_ms)

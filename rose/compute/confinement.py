@@ -36,15 +36,10 @@ class Confinement:
 
         One that it refuses is left out, and `why_not` says why.
         """
-        streams: dict[int, CudaStream] = {}
-        why_not = ""
-        for share in shares:
-            try:
-                context = GreenContext.create(device, multiprocessors=share)
-                streams[share] = context.create_stream(highest=False)
-            except (InvalidArgument, OutOfMemory, Unavailable) as error:
-                why_not = f"no share of {share} multiprocessors: {error}"
-        return cls(plain, streams, why_not=why_not)
+        made = {share: _create(device, share) for share in shares}
+        streams = {share: one for share, one in made.items() if isinstance(one, CudaStream)}
+        refused = [one for one in made.values() if isinstance(one, str)]
+        return cls(plain, streams, why_not=refused[-1] if refused else "")
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -77,3 +72,12 @@ class Confinement:
             else:
                 kept[share] = stream
         return Confinement(self.plain, kept, why_not=why_not)
+
+
+def _create(device: CudaDevice, share: int) -> CudaStream | str:
+    """Return a stream on a share of the device, or why there is none."""
+    try:
+        context = GreenContext.create(device, multiprocessors=share)
+        return context.create_stream(highest=False)
+    except (InvalidArgument, OutOfMemory, Unavailable) as error:
+        return f"no share of {share} multiprocessors: {error}"

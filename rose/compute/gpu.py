@@ -177,8 +177,8 @@ def tested_gate(
     gate: HostGate,
     *,
     window: int,
-    launches: int = 1,
-    in_one_process: bool = True,
+    launches: int = 1,  # noqa: PT028 (no test)
+    in_one_process: bool = True,  # noqa: PT028
 ) -> tuple[BorrowerGate, GateChoice | None]:
     """Choose the borrower's gate: on a CPU the host's, on a GPU the first whose self-test passes.
 
