@@ -27,9 +27,10 @@ class ConfinedGate:
         *,
         use_stream: Callable[[CudaStream], None],
     ) -> None:
+        # Python drops them in this order, and the gate ends before the streams it is in.
+        self._use_stream = use_stream
         self._gate = gate
         self._confinement = confinement
-        self._use_stream = use_stream
         self._now = confinement.plain
         self._wanted: int | None = None
 

@@ -71,28 +71,35 @@ def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Call
         InvalidArgument: another `every`, or a model without such layers.
     """
 
-    # Compiled code would call it once, while it is traced, or not at all.
-    @torch.compiler.disable
     def gate(_module: nn.Module, _inputs: object) -> None:
         if rollout.step_thread == threading.get_ident():
             rollout.gate()
             _follow(rollout)
 
     # What comes after the layers reads results, so it stands in the stream of the step again.
-    @torch.compiler.disable
     def rejoin(_module: nn.Module, _inputs: object, _outputs: object) -> None:
         if rollout.step_thread == threading.get_ident():
             rollout.rejoin()
             _follow(rollout)
 
-    handles = [module.register_forward_pre_hook(gate) for module in _gated_modules(model, every)]
-    handles.append(decoder_layers(model)[-1].register_forward_hook(rejoin, always_call=True))
+    handles = [
+        module.register_forward_pre_hook(_uncompiled(gate))
+        for module in _gated_modules(model, every)
+    ]
+    last = decoder_layers(model)[-1]
+    handles.append(last.register_forward_hook(_uncompiled(rejoin), always_call=True))
 
     def take_out() -> None:
         for handle in handles:
             handle.remove()
 
     return take_out
+
+
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a hook out of compiled code, which would call it while it is traced, or not at all."""
+    kept: Callable[..., None] = torch.compiler.disable(hook)
+    return kept
 
 
 def _follow(rollout: RolloutLane) -> None:
@@ -178,13 +185,15 @@ def insert_gates(
     """
     find = capturing or _capturing_stream
 
-    @torch.compiler.disable
     def insert(_module: nn.Module, _inputs: object) -> None:
         stream = find()
         if stream is not None:
             gate.insert(stream)
 
-    handles = [module.register_forward_pre_hook(insert) for module in _gated_modules(model, every)]
+    handles = [
+        module.register_forward_pre_hook(_uncompiled(insert))
+        for module in _gated_modules(model, every)
+    ]
 
     def take_out() -> None:
         for handle in handles:
