@@ -193,7 +193,8 @@ Result<std::unique_ptr<LatencyModel>> LatencyModel::restore(const LatencyConfig&
 Status LatencyModel::take(const LatencyState& state) noexcept {
   const std::scoped_lock lock{mutex_};
   for (std::size_t i = 0; i < kTerms; ++i) {
-    bool is_sound = std::abs(state.weights[i]) <= kWeightMax && state.covariance[i][i] > 0;
+    bool is_sound =
+        state.weights[i] >= 0 && state.weights[i] <= kWeightMax && state.covariance[i][i] > 0;
     for (std::size_t j = 0; j <= i; ++j) {
       is_sound = is_sound && std::isfinite(state.covariance[i][j]) &&
                  state.covariance[i][j] == state.covariance[j][i];
