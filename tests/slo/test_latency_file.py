@@ -95,6 +95,7 @@ def test_a_forged_text_is_told_from_a_wrong_one() -> None:
     [
         {"weights": [1.0, math.nan, 0.0, 0.0, 0.0]},
         {"weights": [1.0, 1e17, 0.0, 0.0, 0.0]},
+        {"weights": [1.0, -1.0, 0.0, 0.0, 0.0]},
         {"weights": [1.0]},
         {"weights": None},
         {"covariance": [[0.0] * 5] * 5},
