@@ -32,9 +32,9 @@ class ForcedRecord {
 // 4. A record that is lost stops nothing: serving's progress comes before the books, and a log
 //    that lost a record says so itself.
 //
-// look() is called by the creditor's thread, which is who opens the gate otherwise: so an opening
-// of its own that is still under way never adds to one segment. enter() and leave() by any thread;
-// declarations may overlap.
+// look() is called by the creditor's thread; credit of an opening that is under way elsewhere never
+// adds to its one segment (HostGate::granting). enter() and leave() by any thread; declarations may
+// overlap.
 class Watchdog {
  public:
   // `record` may be null. `after_ns` counts on `clock`.
