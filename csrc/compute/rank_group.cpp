@@ -59,13 +59,15 @@ GroupAnswer RankGroup::grant(std::uint32_t segments) noexcept {
   if ((seen & GroupWord::kShutDownBit) != 0) return GroupAnswer::kShutDown;
   std::optional<SegmentNumber> slowest;
   std::optional<SegmentNumber> borne;
+  bool all_agree = true;
   for (std::uint32_t rank = 0; rank < page_->ranks(); ++rank) {
     const auto standing = standing_of(page_->line(rank).word);
     if (!standing) return GroupAnswer::kNoStep;
-    if (!standing->borne) return GroupAnswer::kNoVote;
     slowest = std::min(slowest.value_or(standing->passed), standing->passed);
-    borne = std::min(borne.value_or(*standing->borne), *standing->borne);
+    if (!standing->borne) all_agree = false;
+    if (all_agree) borne = std::min(borne.value_or(*standing->borne), *standing->borne);
   }
+  if (!all_agree) return GroupAnswer::kNoVote;
   const SegmentNumber last = std::min(slowest->plus(std::min(segments, group.quantum)), *borne);
   if (last.step < group.aborted_before.load()) return GroupAnswer::kAborted;
   if (last <= *slowest || RankPage::covers(seen, last.number())) return GroupAnswer::kEnough;
