@@ -156,6 +156,7 @@ void bind_rank_group(py::module_& module) {
       .def_property_readonly("close_epoch", &RankVote::close_epoch)
       .def_property_readonly("passed", [](const RankVote& vote) { return pair_of(vote.passed()); })
       .def_property_readonly("credit_left", &RankVote::credit_left)
+      .def_property_readonly("vote_left", &RankVote::vote_left)
       .def(
           "recent_segment_ms",
           [](const RankVote& vote, double share) {

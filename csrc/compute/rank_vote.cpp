@@ -51,6 +51,14 @@ void RankVote::wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noe
   futex_wait(page_->word().demand, seen, timeout_ns);
 }
 
+std::uint32_t RankVote::vote_left() const noexcept {
+  const std::uint64_t vote = word_->vote.load();
+  const std::uint32_t number = passed().number();
+  // A vote is a number of a step as a grant is, and stale in the next as a grant is.
+  const bool counts = (vote & RankWord::kAgreesBit) != 0 && RankPage::covers(vote, number);
+  return counts ? static_cast<std::uint32_t>(vote) - number : 0;
+}
+
 bool RankVote::is_parked() const noexcept {
   if (credit_left() != 0) return false;
   // Read last: a segment announces itself before it uses its credit up.

@@ -42,6 +42,8 @@ class RankVote {
   std::uint32_t close_epoch() const noexcept {
     return static_cast<std::uint32_t>(word_->vote.load() >> kEpochShift);
   }
+  // Segments that the vote bears beyond what has started; 0 when it does not agree.
+  std::uint32_t vote_left() const noexcept;
   bool is_parked() const noexcept;
   bool is_in_step() const noexcept { return page_->is_in_step(rank_); }
   bool is_shut_down() const noexcept { return page_->is_shut_down(); }
