@@ -19,12 +19,12 @@ STEP = {"decode_sequences": 1.0, "context_tokens": 64.0, "prefill_tokens": 0.0}
 
 
 def write_log(path: Path) -> None:
-    """Let a device live for a moment: requests, quanta, a loan, a revocation, the end."""
+    """Let a device live for a moment: requests, quanta, slack, a loan, a revocation, the end."""
     clock = ManualClock()
     log = CertificateLog(
         str(path),
         ttft_ms=500,
-        tpot_ms=50,
+        tpot_ms=500,
         epsilon=0.05,
         signal_ms=1,
         blocking_ms=100,
@@ -38,6 +38,7 @@ def write_log(path: Path) -> None:
         max_batch_tokens=128,
         burst_requests=1,
         revoke_ms=50,
+        modes=0b011,
         clock=clock,
     )
     model = LatencyModel(
@@ -71,13 +72,20 @@ def write_log(path: Path) -> None:
         gate.pass_(timeout_ms=10_000)
         clock.advance(2_000_000)
         gate.end_step()
-        state.arrived(tokens=64)
+        slot = state.arrived(tokens=64)
         clock.advance(1_000_000)
         log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP)
-        state.finished()
+        state.finished(slot)
         state.beat()
     creditor.stop()
-    state.arrived(tokens=64)
+    slot = state.arrived(tokens=64)
+    state.emitted([slot])
+    gate.begin_step()
+    assert creditor.offer() is not None
+    creditor.withdraw()
+    gate.end_step()
+    state.finished(slot)
+    slot = state.arrived(tokens=64)
     terms = AdmissionTerms(
         epoch=2,
         to_partition=1,
@@ -97,7 +105,7 @@ def write_log(path: Path) -> None:
         burst_request_tokens=40,
     )
     assert admission_certificate(terms, log=log, serving=state) is not None
-    state.finished()
+    state.finished(slot)
     log.append_move(from_partition=-1, to_partition=1, slabs=3, lease_id=1, epoch=3, move_kind=2)
     deadline_ns = clock.now_ns() + 50_000_000
     log.append_revoke_begun(lease_id=1, deadline_ns=deadline_ns, slabs=2)
