@@ -53,9 +53,15 @@ RankGroup::~RankGroup() {
 }
 
 GroupAnswer RankGroup::grant(std::uint32_t segments) noexcept {
-  GroupWord& group = page_->word();
+  PlannedGrant grant;
+  const GroupAnswer answer = plan(segments, grant);
+  return answer == GroupAnswer::kGranted ? commit(grant) : answer;
+}
+
+GroupAnswer RankGroup::plan(std::uint32_t segments, PlannedGrant& grant) const noexcept {
+  const GroupWord& group = page_->word();
   // First of all: whatever forbids the grant from here on changes this word.
-  std::uint64_t seen = group.grant.load();
+  const std::uint64_t seen = group.grant.load();
   if ((seen & GroupWord::kShutDownBit) != 0) return GroupAnswer::kShutDown;
   std::optional<SegmentNumber> slowest;
   std::optional<SegmentNumber> borne;
@@ -71,8 +77,15 @@ GroupAnswer RankGroup::grant(std::uint32_t segments) noexcept {
   const SegmentNumber last = std::min(slowest->plus(std::min(segments, group.quantum)), *borne);
   if (last.step < group.aborted_before.load()) return GroupAnswer::kAborted;
   if (last <= *slowest || RankPage::covers(seen, last.number())) return GroupAnswer::kEnough;
-  const std::uint64_t granted = (seen & ~GroupWord::kCreditMask) | last.number();
-  if (!group.grant.compare_exchange_strong(seen, granted)) return GroupAnswer::kOvertaken;
+  grant = {.seen = seen, .granted = (seen & ~GroupWord::kCreditMask) | last.number()};
+  return GroupAnswer::kGranted;
+}
+
+GroupAnswer RankGroup::commit(const PlannedGrant& grant) noexcept {
+  std::uint64_t seen = grant.seen;
+  if (!page_->word().grant.compare_exchange_strong(seen, grant.granted)) {
+    return GroupAnswer::kOvertaken;
+  }
   grants_.fetch_add(1);
   page_->ring_bell();
   return GroupAnswer::kGranted;

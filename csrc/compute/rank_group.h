@@ -26,6 +26,12 @@ enum class GroupAnswer : std::uint8_t {
   kShutDown,
 };
 
+// The group's word as it was seen, and as it is to be.
+struct PlannedGrant {
+  std::uint64_t seen{0};
+  std::uint64_t granted{0};
+};
+
 // Life of a group: create, ranks and votes attach to fd(), then grants, until shut_down or its end.
 //
 // 1. Credit is extended to the slowest rank's last segment + a quantum, and never beyond what every
@@ -46,8 +52,12 @@ class RankGroup {
 
   const FileDescriptor& fd() const noexcept { return page_->fd(); }
 
-  // Lets the slowest rank start up to min(segments, quantum) more.
+  // Lets the slowest rank start up to min(segments, quantum) more: plan, then commit.
   GroupAnswer grant(std::uint32_t segments) noexcept;
+  // Looks at everybody and changes nothing; kGranted says that `grant` may be committed.
+  GroupAnswer plan(std::uint32_t segments, PlannedGrant& grant) const noexcept;
+  // kOvertaken when something came in between that the plan does not know of.
+  GroupAnswer commit(const PlannedGrant& grant) noexcept;
   // Looks whether every rank that came is alive, and ends the group when one is not.
   void watch() noexcept;
   // What the leader's thread does once: watch, then a quantum.

@@ -120,6 +120,42 @@ TEST(a_vote_from_before_a_close_does_not_count) {
   CHECK_EQ(rig.group->grant(4), GroupAnswer::kNoVote);
 }
 
+TEST(a_grant_from_before_a_close_does_not_happen) {
+  Rig rig{2};
+  rig.begin_steps();
+  rig.agree(4);
+  PlannedGrant grant;
+  CHECK_EQ(rig.group->plan(4, grant), GroupAnswer::kGranted);
+  rig.votes[1]->close();
+  CHECK(rig.votes[1]->agree(4, rig.votes[1]->close_epoch()));  // another vote does not mend it
+  CHECK_EQ(rig.group->commit(grant), GroupAnswer::kOvertaken);
+  rig.expect_all(Verdict::kTimedOut);
+  CHECK_EQ(rig.group->plan(4, grant), GroupAnswer::kGranted);
+  rig.group->shut_down();
+  CHECK_EQ(rig.group->commit(grant), GroupAnswer::kOvertaken);
+  rig.expect_all(Verdict::kShutDown);
+}
+
+TEST(a_grant_from_before_an_abort_happens_for_all_ranks_or_for_none) {
+  Rig rig{2};
+  PlannedGrant grant;
+  rig.begin_steps();
+  rig.agree(2);
+  CHECK_EQ(rig.group->plan(2, grant), GroupAnswer::kGranted);
+  CHECK(rig.votes[0]->abort_step());
+  CHECK_EQ(rig.gates[0]->pass(1), Verdict::kAborted);
+  CHECK_EQ(rig.group->commit(grant), GroupAnswer::kOvertaken);
+  CHECK_EQ(rig.gates[1]->pass(1), Verdict::kAborted);
+
+  rig.begin_steps();
+  rig.agree(2);
+  CHECK_EQ(rig.group->plan(2, grant), GroupAnswer::kGranted);
+  CHECK(rig.votes[0]->abort_step());
+  CHECK_EQ(rig.group->commit(grant), GroupAnswer::kGranted);  // nobody has been told yet
+  rig.pass_all(2);
+  rig.expect_all(Verdict::kAborted);
+}
+
 TEST(no_grant_follows_a_close_that_returned) {
   Rig rig{2};
   rig.begin_steps();
