@@ -2,5 +2,14 @@
 
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.compute.gpu import Gpu, device_ordinal, tested_gate
+from rose.compute.ranks import Voter, rank_gate
 
-__all__ = ["BorrowerGate", "Gpu", "SynchronousGate", "device_ordinal", "tested_gate"]
+__all__ = [
+    "BorrowerGate",
+    "Gpu",
+    "SynchronousGate",
+    "Voter",
+    "device_ordinal",
+    "rank_gate",
+    "tested_gate",
+]
