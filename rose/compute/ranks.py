@@ -75,12 +75,11 @@ class Voter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Withdraw the vote, and join the thread, which sees it within `poll_ms`."""
+        """Join the thread, which sees it within `poll_ms`, and withdraw the vote."""
         self._stopping.set()
-        self._vote.close()
         if self._thread is not None:
             self._thread.join()
-            self._vote.close()  # It may just have been voting.
+        self._vote.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set() and not self._vote.is_shut_down():
