@@ -13,6 +13,9 @@ constexpr Nanoseconds kLookNs = 200'000;
 
 std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
+  // Somebody else decides right now: serving does not wait for that.
+  const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
+  if (!one_decides.owns_lock()) return std::nullopt;
   CreditRequest request;
   // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
   request.close_epoch = gate_->close_epoch();
@@ -56,7 +59,9 @@ bool SlackLender::wait_spent(const Offer& offer) noexcept {
     if (gate_->passed() == first && now_ns >= start_by_ns) return false;
     const Nanoseconds left_ns = offer.until_ns - now_ns;
     if (gate_->credit_left() == 0) {
-      // Of the last segment, too, it sees the end.
+      // On a device the last segment has started; what is left of it is part of the quantum, and
+      // serving's stream need not wait for it here.
+      if (gate_->is_on_device()) return false;
       return gate_->wait_parked(left_ns).has_value() && gate_->is_open();
     }
     gate_->wait_demand(seen, std::min(left_ns, kLookNs));

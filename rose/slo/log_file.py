@@ -72,7 +72,7 @@ def _renew(records: list[LogRecord]) -> None:
                 live = max(live - 1, 0)
                 record.fields.update(slot=live)
             case "QUANTUM":
-                record.fields.update(burst_ms=0.0, slowdown=1.0, deadline_ns=0, mode=0)
+                record.fields.update(burst_ms=0.0, slowdown=1.0, deadline_ns=0, mode=0, committed=0)
             case "STEP":
                 record.fields.update(blocked_ms=0.0, lent_ms=0.0, began_ns=0)
 

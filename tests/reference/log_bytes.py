@@ -85,10 +85,11 @@ class LogBytes:
             "close_epoch": 1,
             "pending": 0,
             "mode": mode,
+            "committed": 0,
         } | terms
         if fields["quantum_ms"] is None:
             fields["quantum_ms"] = fields["segments"] * fields["segment_upper_ms"]
-        self.add("QUANTUM", struct.pack("<ddddddqqIIIIII", *fields.values()))
+        self.add("QUANTUM", struct.pack("<ddddddqqIIIIIII", *fields.values()))
 
     def forced(self, *, passed: int) -> None:
         self.add("FORCED", struct.pack("<II", passed, 1))

@@ -79,6 +79,30 @@ def test_slack_is_the_time_to_the_earliest_deadline_and_no_more(tmp_path):
         assert is_in_time or "takes 30.0 ms, the earliest deadline is in 29.9 ms" in found[0]
 
 
+def test_behind_a_committed_batch_the_next_request_is_set_aside_for_its_first_token_only(tmp_path):
+    # A quantum of 20 ms, a signal of 1 ms and a step of 8 ms take 29 of 50 ms.
+    for ago_ms, is_in_time in ((21, True), (21.1, False)):
+        log = running(0)
+        log.wait(ago_ms)
+        slack(log, tokens_ms_ago=ago_ms, committed=1, chunk_upper_ms=100.0)
+        assert (violations(log, tmp_path) == []) is is_in_time
+
+
+def test_sums_are_rounded_as_the_page_adds_them(tmp_path):
+    # From the left this is 0.6000000000000001; from the right it is 0.6.
+    terms = {"segments": 1, "segment_upper_ms": 0.1, "step_upper_ms": 0.2, "chunk_upper_ms": 0.2}
+    for ttft_ms, is_in_time in ((0.6000000000000001, True), (0.6, False)):
+        log = LogBytes(signal_ms=0.0, ttft_ms=ttft_ms)
+        log.quantum(IDLE, burst_ms=0.3, **terms)
+        assert (violations(log, tmp_path) == []) is is_in_time
+
+
+def test_nothing_is_committed_while_serving_is_idle(tmp_path):
+    log = LogBytes()
+    log.quantum(IDLE, committed=1)
+    assert any("committed in mode idle" in one for one in violations(log, tmp_path))
+
+
 def test_spatial_counts_the_slowdown_and_not_the_quantum(tmp_path):
     # A signal of 1 ms and a chunk of 9 ms, twice as slow beside rollouts: 19 of 50 ms.
     for ago_ms, is_in_time in ((31, True), (31.1, False)):
@@ -199,6 +223,8 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, modes, m
         ({"segments": 5}, "5 segments, 4 are allowed"),
         ({"segments": 0}, "0 segments, 4 are allowed"),
         ({"outstanding": 4}, "outstanding already"),
+        ({"committed": 2}, "committed is 2"),
+        ({"committed": 1, "step_upper_ms": 471.0}, "a next request takes 501.0 ms"),
         ({"pending": 0}, "0 pending, 1 requests were"),
     ],
 )
@@ -333,14 +359,21 @@ def test_a_target_that_is_no_number_is_a_violation(tmp_path, tpot_ms):
 
 def more_than_credited(log: LogBytes) -> None:
     log.quantum(IDLE)
-    log.quantum(IDLE, passed=1000, outstanding=2**31)
+    log.quantum(IDLE, passed=1000)
+
+
+def more_outstanding(log: LogBytes) -> None:
+    log.quantum(IDLE, outstanding=2**31)
 
 
 def no_chunk(log: LogBytes) -> None:
     log.quantum(IDLE, chunk_upper_ms=1e9, burst_ms=1e9)
 
 
-@pytest.mark.parametrize(("what", "by"), [(more_than_credited, CREDIT), (no_chunk, HYPOTHETICAL)])
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [(more_than_credited, CREDIT), (more_outstanding, CREDIT), (no_chunk, HYPOTHETICAL)],
+)
 def test_only_the_mechanism_that_is_off_excuses_what_it_would_have_prevented(tmp_path, what, by):
     for bit in range(6):
         log = LogBytes(without=1 << bit)
@@ -481,7 +514,7 @@ def test_of_many_batches_only_what_is_the_last_of_nobody_is_forgotten(tmp_path):
 
 
 PAYLOAD_BYTES = {
-    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 88, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 20,
+    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 92, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 20,
     "STEP": 72, "TOKENS": 96, "FORCED": 8,
 }  # fmt: skip
 SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
