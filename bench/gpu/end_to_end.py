@@ -20,13 +20,13 @@ from bench.gpu.decoder import LIKE_8B, TINY, Decoder, Shape
 from bench.gpu.engines import Place, RolloutEngine, ServingEngine
 from bench.gpu.report import Cannot, Report
 from bench.gpu.requests import Latencies, bursty
+from bench.gpu.shared_rows import END_TO_END_ROWS, STATISTICS, end_to_end_row
 from bench.paired import PairedRatio
 from bench.rows import Bar, Peer
 from rose.engines.torch import run_on_cores
 from rose.errors import check
 from rose.executor import SLO
 
-STATISTICS: Final = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
 WARM_UP_SHARE: Final = 0.1
 # A run may take so many times its arrivals before serving is stopped: an arm that drowns.
 LIMIT: Final = 3.0
@@ -35,16 +35,7 @@ JOIN_S: Final = 30.0
 REQUESTS_FOR_P99: Final = 100
 
 
-def _name(arm: str, statistic: str) -> str:
-    return f"e2e_{statistic}_over_alone_{arm}"
-
-
-ROWS: Final = (
-    *(_name(arm, statistic) for arm in ARMS for statistic in STATISTICS),
-    *(f"e2e_harvest_{arm}" for arm in ARMS),
-    "e2e_rollout_tokens_per_s",
-    "e2e_requests_each_arm",
-)
+ROWS: Final = END_TO_END_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +244,9 @@ def measure(report: Report, settings: Settings = FULL) -> None:
         requests = min(one.latencies.requests for one in outcomes["alone"])
         report.add("e2e_requests_each_arm", requests, "requests")
         for arm in ARMS:
-            with report.rows(*(_name(arm, one) for one in STATISTICS), f"e2e_harvest_{arm}"):
+            with report.rows(
+                *(end_to_end_row(arm, one) for one in STATISTICS), f"e2e_harvest_{arm}"
+            ):
                 if arm in failures:
                     raise failures[arm]
                 rates = [one.rollout_tokens_per_s for one in outcomes[arm]]
@@ -267,7 +260,7 @@ def _report(report: Report, arm: str, outcomes: dict[str, list[Outcome]], reques
         return [getattr(one.latencies, statistic) for one in outcomes[name]]
 
     for statistic in STATISTICS:
-        row = _name(arm, statistic)
+        row = end_to_end_row(arm, statistic)
         with report.rows(row):
             if statistic.endswith("p99") and requests < REQUESTS_FOR_P99:
                 raise Cannot(f"{requests} requests are too few for a P99: run it for longer")

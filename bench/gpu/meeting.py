@@ -7,6 +7,7 @@ from typing import Final
 
 from bench.gpu.other_process import borrowing
 from bench.gpu.report import Report
+from bench.gpu.shared_rows import meeting_rows
 from bench.paired import PairedRatio, quantile
 from bench.rows import Bar, Peer
 from rose._core import CloseReason, HostGate
@@ -17,15 +18,6 @@ PAUSES: Final = 100
 CREDIT_MAX: Final = 1 << 20
 # So long after a close the slowest device has seen it.
 VISIBLE_S: Final = 0.02
-
-
-def rows_of(arm: str) -> tuple[str, ...]:
-    return (
-        f"other_process_parked_tax_{arm}",
-        f"other_process_running_slowdown_{arm}",
-        f"other_process_late_segments_{arm}",
-        f"other_process_first_step_p99_over_alone_{arm}",
-    )
 
 
 class Meeting:
@@ -85,7 +77,7 @@ class Meeting:
 
 
 def report_meeting(report: Report, arm: str, meeting: Meeting) -> None:
-    names = rows_of(arm)
+    names = meeting_rows(arm)
     parked_ms, alone_ms, again_ms = meeting.parked()
     report.add_ratio(
         names[0],
@@ -104,7 +96,7 @@ def measure_arm(report: Report, arm: str, **more: str) -> None:
     from bench.gpu.lanes import Lanes
     from bench.gpu.suite_parked import ServingStep
 
-    with report.rows(*rows_of(arm)):
+    with report.rows(*meeting_rows(arm)):
         step_ms = ServingStep(Lanes()).timed_ms()
         gate = HostGate()
         with borrowing(gate, device="cuda:0", length_ms=SEGMENT_MS, **more):

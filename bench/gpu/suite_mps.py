@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench.gpu.meeting import measure_arm, rows_of
 from bench.gpu.report import Cannot, Report
+from bench.gpu.shared_rows import meeting_rows
 
 ARM: Final = "mps"
-ROWS: Final = rows_of(ARM)
+ROWS: Final = meeting_rows(ARM)
 DAEMON_S: Final = 10.0
 
 
@@ -47,6 +47,8 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 def measure(report: Report) -> None:
+    from bench.gpu.meeting import measure_arm
+
     with report.rows(*ROWS), mps() as where:
         # Before this process has a context: the driver looks for the daemon when it makes one.
         os.environ.update(where)

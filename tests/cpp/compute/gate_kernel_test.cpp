@@ -3,6 +3,7 @@
 #include <atomic>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 #include "compute/host_gate.h"
@@ -68,6 +69,36 @@ TEST(open_bit_and_credit_are_both_needed) {
   gate->set_credit(0);
   CHECK(gate->open(1));
   CHECK(!may_start(*gate));
+}
+
+// The host takes the drain bit away when the last segment is counted: a branch that counted first
+// could find it gone, and run a segment that an abort had left out.
+TEST(branch_is_decided_before_its_segment_is_counted) {
+  const auto gate = make_gate();
+  struct Deciding : World {
+    void set_condition(std::uint64_t condition, unsigned value) {
+      CHECK_EQ(condition, 7);
+      CHECK_EQ(gate->passed(), decided.size());
+      decided.push_back(value);
+    }
+    const HostGate* gate{nullptr};
+    std::vector<unsigned> decided;
+  } world;
+  world.gate = gate.get();
+  kernels::BranchParams branch{.gate = params_of(*gate),
+                               .condition = 7,
+                               .skips = static_cast<std::uint32_t>(GateWord::kDrainBit),
+                               .has_waited = 0};
+  gate->set_credit(2);
+  CHECK(gate->open(0));
+  kernels::branch_segment(branch, world);
+  gate->close(CloseReason::kRevocation);
+  gate->drain_to(3);
+  kernels::branch_segment(branch, world);
+  branch.has_waited = 1;  // it does not look for its turn again
+  kernels::branch_segment(branch, world);
+  CHECK_EQ(world.decided, (std::vector<unsigned>{1, 0, 0}));
+  CHECK_EQ(gate->passed(), 3);
 }
 
 TEST(drain_bit_lets_what_has_credit_start) {
