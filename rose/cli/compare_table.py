@@ -1,0 +1,99 @@
+"""A comparison on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.segment import Segments
+from rich.table import Table
+from rich.text import Text
+
+from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent
+
+HEADERS: Final = (
+    "scheme",
+    "rollouts get\nof a device",
+    "late because\nof rollouts",
+    "first token ms\np50 / p99",
+    "x alone\np50 / p99",
+    "per token ms\np50 / p99",
+    "x alone\np50 / p99",
+    "step waits\nms p99",
+    "certificates\nhold / all",
+)
+_COLUMNS_MIN: Final = 124
+
+
+def print_comparison(report: Mapping[str, Any], console: Console) -> None:
+    """Print a table of the highest load, one of all loads if there are more, and the verdict."""
+    loads = report["loads"]
+    if len(loads) > 1:
+        title = "Rollouts get, of a device (requests late because of rollouts), by load:"
+        console.print(Text(title, style="bold"))
+        headers = ("scheme", *(f"{at['load']:g}" for at in loads))
+        _print_rows(console, headers, sweep_rows(report))
+    if loads:
+        at = loads[-1]
+        busy = percent(at["busy_share_alone"])
+        console.print(
+            Text(f"Load {at['load']:g}: serving alone is busy {busy} of the time", style="bold")
+        )
+        _print_rows(console, HEADERS, scheme_rows(report, at))
+    for sentence in report["left_out"]:
+        console.print(sentence, markup=False, soft_wrap=True)
+    verdict = report["verdict"]
+    console.print(Text(verdict["sentence"], style="bold red" if verdict["void"] else "bold"))
+
+
+def scheme_rows(report: Mapping[str, Any], at: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of each scheme at one load, under `HEADERS`."""
+    return [
+        [
+            report["schemes"][name]["label"],
+            percent(row["harvest"]),
+            late(row),
+            f"{number(row['ttft_ms_p50'])} / {number(row['ttft_ms_p99'])}",
+            f"{fixed(row['ratios']['ttft_p50'])} / {fixed(row['ratios']['ttft_p99'])}",
+            f"{number(row['tpot_ms_p50'])} / {number(row['tpot_ms_p99'])}",
+            f"{fixed(row['ratios']['tpot_p50'])} / {fixed(row['ratios']['tpot_p99'])}",
+            number(row["blocked_ms_p99"]),
+            _certificates(row["certificates"]),
+        ]
+        for name, row in at["schemes"].items()
+    ]
+
+
+def sweep_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of each scheme: what rollouts get at each load, and what it costs."""
+    return [
+        [scheme["label"], *(_at(at["schemes"].get(name)) for at in report["loads"])]
+        for name, scheme in report["schemes"].items()
+    ]
+
+
+def _at(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return NO_NUMBER
+    return f"{percent(row['harvest'])} ({number(row['excess_misses'])})"
+
+
+def late(row: Mapping[str, Any]) -> str:
+    """Write how many requests missed a target that they met alone."""
+    misses = row["excess_misses"]
+    return NO_NUMBER if misses is None else f"{misses} of {row['requests']}"
+
+
+def _certificates(counts: Mapping[str, int] | None) -> str:
+    return "" if counts is None else f"{counts['verified']} / {counts['granted']}"
+
+
+def _print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="left" if header == "scheme" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # A console without a terminal says 80: the table is then wider rather than cut.
+    options = console.options.update_width(max(console.width, _COLUMNS_MIN))
+    console.print(Segments(console.render(table, options)), soft_wrap=True)
