@@ -30,7 +30,7 @@ class SchemeWindow:
         scheme: its name.
         load: as it was asked for.
         window: pairs the schemes.
-        seconds: from the first arrival's window to the last answer.
+        seconds: from the start of the window to the last answer.
         busy_s: time in which a serving step ran.
         harvest: what rollouts got, over what they get of a device of their own in that time.
         requests: in the order of their arrival.

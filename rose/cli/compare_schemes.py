@@ -140,7 +140,9 @@ def ablation(mechanism: str) -> Scheme:
     )
 
 
-def chosen(names: str | None, without: tuple[str, ...], *, possible: frozenset[str]) -> list[Scheme]:
+def chosen(
+    names: str | None, without: tuple[str, ...], *, possible: frozenset[str]
+) -> list[Scheme]:
     """Return the schemes to run, in the order of the report; `alone` is always among them.
 
     Args:

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.segment import Segments
-from rich.table import Table
 from rich.text import Text
 
+from rose.cli.console_rows import print_rows
 from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent
 
 HEADERS: Final = (
@@ -32,14 +30,14 @@ def print_comparison(report: Mapping[str, Any], console: Console) -> None:
         title = "Rollouts get, of a device (requests late because of rollouts), by load:"
         console.print(Text(title, style="bold"))
         headers = ("scheme", *(f"{at['load']:g}" for at in loads))
-        _print_rows(console, headers, sweep_rows(report))
+        _print(console, headers, sweep_rows(report))
     if loads:
         at = loads[-1]
         busy = percent(at["busy_share_alone"])
         console.print(
             Text(f"Load {at['load']:g}: serving alone is busy {busy} of the time", style="bold")
         )
-        _print_rows(console, HEADERS, scheme_rows(report, at))
+        _print(console, HEADERS, scheme_rows(report, at))
     for sentence in report["left_out"]:
         console.print(sentence, markup=False, soft_wrap=True)
     verdict = report["verdict"]
@@ -88,12 +86,5 @@ def _certificates(counts: Mapping[str, int] | None) -> str:
     return "" if counts is None else f"{counts['verified']} / {counts['granted']}"
 
 
-def _print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="left" if header == "scheme" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    # A console without a terminal says 80: the table is then wider rather than cut.
-    options = console.options.update_width(max(console.width, _COLUMNS_MIN))
-    console.print(Segments(console.render(table, options)), soft_wrap=True)
+def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print_rows(console, headers, rows, left="scheme", columns_min=_COLUMNS_MIN)
