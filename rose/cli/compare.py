@@ -21,10 +21,11 @@ from rose.cli.compare_summary import summarise_comparison
 from rose.cli.compare_table import print_comparison
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
+from rose.cli.traffic import load_trace
 from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO
-from rose.traces import PROFILES, Trace, generate, read_trace
+from rose.traces import PROFILES
 
 # What is generated lasts so long at the rate of its profile: room for any load and any piece.
 _GENERATED_S: Final = 7200.0
@@ -60,17 +61,6 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> list[fl
                 f"a load of {one:g} is not possible: give more than 0, less than 1"
             )
     return loads
-
-
-def _trace(path: str | None, profile: str | None, *, length_scale: float, seed: int) -> Trace:
-    if path is not None and profile is not None:
-        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
-    trace = (
-        generate(profile or "chat", duration_s=_GENERATED_S, seed=seed)
-        if path is None
-        else read_trace(path, seed=seed)
-    )
-    return trace.with_lengths(scale=length_scale)
 
 
 def _virtual(noise: float) -> Run:
@@ -231,7 +221,15 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     console = Console(highlight=False)
     run = _virtual(noise) if virtual else _engines()
     asked = Asked(
-        trace=_trace(trace_path, profile, length_scale=length_scale, seed=seed),
+        trace=load_trace(
+            trace_path,
+            profile,
+            generated_s=_GENERATED_S,
+            length_scale=length_scale,
+            prompt_max=run.prompt_tokens_max,
+            output_max=run.output_tokens_max,
+            seed=seed,
+        ),
         loads=loads,
         seconds=seconds,
         slo=slo,

@@ -35,7 +35,9 @@ class SchemeWindow:
         harvest: what rollouts got, over what they get of a device of their own in that time.
         requests: in the order of their arrival.
         blocked_ms: for each serving step that found rollouts at work, how long it waited.
-        pauses_ms: for each close that found rollouts at work, how long until they had stopped.
+        pauses: how often rollouts were stopped.
+        pauses_ms: for each close that found rollouts at work, how long until they had stopped;
+            empty where that is not noted one by one.
         segments: that rollouts ran.
     """
 
@@ -47,6 +49,7 @@ class SchemeWindow:
     harvest: float | None
     requests: tuple[Answered, ...]
     blocked_ms: tuple[float, ...]
+    pauses: int
     pauses_ms: tuple[float, ...]
     segments: int
 

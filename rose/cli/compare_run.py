@@ -67,6 +67,16 @@ class Run(Protocol):
         ...
 
     @property
+    def prompt_tokens_max(self) -> int | None:
+        """The longest prompt it can serve; None for any."""
+        ...
+
+    @property
+    def output_tokens_max(self) -> int | None:
+        """The longest output it can serve; None for any."""
+        ...
+
+    @property
     def settings(self) -> dict[str, object]:
         """What else shapes its numbers, for the report."""
         ...

@@ -114,7 +114,7 @@ def _scheme(
     blocked_ms = [wait for one in windows for wait in one.blocked_ms]
     pauses_ms = [pause for one in windows for pause in one.pauses_ms]
     row["blocked_ms_p99"] = percentile(blocked_ms, 99)
-    row["pauses"] = len(pauses_ms)
+    row["pauses"] = sum(one.pauses for one in windows)
     row["pause_ms_p99"] = percentile(pauses_ms, 99)
     row["segments"] = sum(one.segments for one in windows)
     row["certificates"] = None if audit is None else _certificates(audit)

@@ -44,6 +44,14 @@ class VirtualRun:
         return ()
 
     @property
+    def prompt_tokens_max(self) -> None:
+        """Any."""
+
+    @property
+    def output_tokens_max(self) -> None:
+        """Any."""
+
+    @property
     def settings(self) -> dict[str, object]:
         """The device."""
         return {f"device {name}": value for name, value in asdict(self._device()).items()}
@@ -149,6 +157,7 @@ def _window(outcome: ArmOutcome, scheme: Scheme, load: float) -> SchemeWindow:
             for one in outcome.requests
         ),
         blocked_ms=tuple(wait for wait in outcome.blocked_ms if wait > 0),
+        pauses=len(outcome.pauses_ms),
         pauses_ms=outcome.pauses_ms,
         segments=outcome.segments,
     )

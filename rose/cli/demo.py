@@ -17,12 +17,13 @@ from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.report import print_table, summarise, write_report
+from rose.cli.traffic import load_trace
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
-from rose.traces import PROFILES, Trace, generate, read_trace
+from rose.traces import PROFILES
 from rose.units import MIB
 
 # What serving accepts: a request must fit into the pool beside others.
@@ -30,25 +31,13 @@ _PROMPT_TOKENS_MAX: Final = 1024
 _OUTPUT_TOKENS_MAX: Final = 256
 _ROLLOUT_PROMPT_TOKENS: Final = 64
 _ROLLOUT_OUTPUT_TOKENS: Final = 128
+_GENERATED_S: Final = 3600.0
 
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be > 0, not {value:g}")
-
-
-def _load_trace(path: str | None, profile: str | None, *, length_scale: float, seed: int) -> Trace:
-    if path is not None and profile is not None:
-        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
-    trace = (
-        generate(profile or "chat", duration_s=3600.0, seed=seed)
-        if path is None
-        else read_trace(path, seed=seed)
-    )
-    return trace.with_lengths(
-        scale=length_scale, prompt_max=_PROMPT_TOKENS_MAX, output_max=_OUTPUT_TOKENS_MAX
-    )
 
 
 @click.command()
@@ -168,7 +157,15 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         circle=None,
         tool_wait_s=tool_wait_s(tools_path, seed=seed),
     )
-    trace = _load_trace(trace_path, profile, length_scale=length_scale, seed=seed)
+    trace = load_trace(
+        trace_path,
+        profile,
+        generated_s=_GENERATED_S,
+        length_scale=length_scale,
+        prompt_max=_PROMPT_TOKENS_MAX,
+        output_max=_OUTPUT_TOKENS_MAX,
+        seed=seed,
+    )
     console.print(
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"

@@ -2,16 +2,28 @@
 
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import nn
 
 from rose.errors import InvalidArgument
-from rose.executor import RolloutLane
 from rose.memory import DeviceArray, KVArray
 
 HALF_LAYER: Final = 0.5
+
+
+class StepGate(Protocol):
+    """What stops a borrower's step between its segments: a `RolloutLane`, or a rival of it."""
+
+    @property
+    def step_thread(self) -> int:
+        """The thread that is in a step; 0 outside."""
+        ...
+
+    def gate(self) -> None:
+        """End a segment, and wait until the next may start."""
+        ...
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -47,7 +59,7 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
     return [layers[i] for i in range(0, len(layers), int(every))]
 
 
-def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Callable[[], None]:
+def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callable[[], None]:
     """Put gates between the decoder layers of `model`.
 
     A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
