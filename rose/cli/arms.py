@@ -108,7 +108,7 @@ class Felt:
     gave_back: str | None
 
 
-def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
+def engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
     """Say how serving and the borrower are built; small prefill chunks keep segments alike."""
     cores = settings.cores or None
     plain = EngineConfig(cores=cores, clock=clock)
@@ -150,7 +150,7 @@ class Bench:
         self.device = device
         self._settings = settings
         self._replay = Replay(clock=clock, vocabulary=serving_model.config.vocab_size)
-        plain, borrower = _engine_configs(settings, clock)
+        plain, borrower = engine_configs(settings, clock)
         serving_kv, rollout_kv = kv
         self.serving_lane = device.serving(
             serving_kv,
@@ -348,7 +348,7 @@ def bench(
     """Open a device, build a `Bench` on it, start it, and close both whatever happens."""
     if settings.cores:
         run_on_cores(len(settings.cores))
-    plain, borrower = _engine_configs(settings, clock)
+    plain, borrower = engine_configs(settings, clock)
     usable = os.sched_getaffinity(0)
     # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the
     # engines' threads then move to the device.

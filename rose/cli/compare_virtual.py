@@ -11,7 +11,10 @@ from rose.cli.compare_record import Answered, Audit, SchemeWindow
 from rose.cli.compare_run import Asked, Listener
 from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, SCHEMES, Kind, Scheme
 from rose.errors import InvalidArgument
-from rose.sim import ArmOutcome, DeviceModel, Request, simulate
+from rose.sim.device import DeviceModel
+from rose.sim.outcome import ArmOutcome
+from rose.sim.request import Request
+from rose.sim.simulate import simulate
 from rose.slo import Policy
 from rose.units import MS_PER_S
 
