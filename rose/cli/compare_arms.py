@@ -128,9 +128,7 @@ class CompareBench:
         loop = rollouts.processor
         check(isinstance(loop, GovernedRollouts), "the borrower has a loop of another kind")
         loop.on_refused = rollouts.wake
-        take_out = gate_layers(
-            lane, self._models[1], every=self._settings.layers_per_segment
-        )
+        take_out = gate_layers(lane, self._models[1], every=self._settings.layers_per_segment)
         rollouts.on_stop(take_out)
         self._started(serving)
         load = self._feeder(rollouts)
@@ -153,7 +151,6 @@ class CompareBench:
                 slab_bytes=choose_slab_bytes(*self._geometries),
                 log_path=log,
                 policy=policy,
-                clock=self._clock,
             )
         )
         lane = device.serving(

@@ -235,5 +235,3 @@ def _audit(scheme: str, log: Path) -> Audit:
         verified=verification.verified,
         violations=len(verification.violations),
     )
-
-

@@ -36,7 +36,7 @@ class GovernedLane:
             model: learns how long serving's steps take; rules ask it for profiles.
             batch_tokens: most tokens of one step of serving.
         """
-        self._gate = HostGate(clock=clock)
+        self._gate = HostGate()
         self.step_thread = 0
         self._clock = clock
         self._model = model
