@@ -227,11 +227,11 @@ class Certifier:
 
     def interrupt(self) -> None:
         """Let a request arrive: the gate is closed and its credit is void."""
-        self.state.arrived(tokens=1)
+        self.slot = self.state.arrived(tokens=1)
 
     def certify(self) -> None:
         """Let it finish; returns when the certified quantum is there."""
-        self.state.finished()
+        self.state.finished(self.slot)
         is_open = self.gate.is_open
         for _ in range(SPINS_MAX):
             if is_open():

@@ -78,6 +78,7 @@ void bind_compute(py::module_& module) {
       .value("GAVE_BACK", CloseReason::kGaveBack)
       .value("SHUT_DOWN", CloseReason::kShutDown)
       .value("BORROWER_GONE", CloseReason::kBorrowerGone)
+      .value("STEP", CloseReason::kStep)
       .finalize();
 
   using compute::Quantiles;
@@ -107,6 +108,7 @@ void bind_compute(py::module_& module) {
                   py::arg("clock") = py::none())
       .def("fileno", [](const HostGate& gate) { return gate.fd().get(); })
       .def("begin_step", &HostGate::begin_step)
+      .def("try_pass", &HostGate::try_pass)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
       // A host that passed its gate is in its segment: nothing of the step waits anywhere.
       .def(
@@ -126,6 +128,7 @@ void bind_compute(py::module_& module) {
       .def("is_open", &HostGate::is_open)
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)
+      .def_property_readonly("demand", &HostGate::demand)
       .def_property_readonly("close_epoch", &HostGate::close_epoch)
       .def_property_readonly("close_reason", &HostGate::close_reason)
       .def_property_readonly("passed", &HostGate::passed)

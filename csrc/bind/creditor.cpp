@@ -3,11 +3,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "bind/clock.h"
 #include "bind/status.h"
 #include "compute/creditor.h"
+#include "compute/slack_lender.h"
 #include "slo/quantum.h"
 
 namespace rose::bind {
@@ -17,6 +20,7 @@ using compute::CloseReason;
 using compute::Creditor;
 using compute::HostGate;
 using slo::CertificateLog;
+using slo::HarvestMode;
 using slo::LatencyModel;
 using slo::QuantumCertifier;
 using slo::QuantumRefusal;
@@ -26,31 +30,49 @@ namespace {
 
 class GateListener final : public slo::ServingListener {
  public:
-  explicit GateListener(std::shared_ptr<HostGate> gate) noexcept : gate_{std::move(gate)} {}
-  void busy() noexcept override { gate_->close(CloseReason::kArrival); }
+  GateListener(std::shared_ptr<HostGate> gate, bool closes) noexcept
+      : gate_{std::move(gate)}, closes_{closes} {}
+
+  void busy() noexcept override {
+    if (!closes_) return;
+    const bool was_open = gate_->is_open();
+    gate_->close(CloseReason::kArrival);
+    // Whoever lends slack waits for its end: a request is it.
+    if (was_open) gate_->ring_demand();
+  }
   void idle() noexcept override { gate_->ring_demand(); }
 
  private:
   std::shared_ptr<HostGate> gate_;
+  bool closes_;
 };
+
+// What the device does for rollouts now.
+enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack, kSpatial };
 
 struct PolicyConfig {
   double segment_prior_ms;  // before the gate has seen a segment
   double segment_share;     // of recent segments that are no longer than the estimate
   Nanoseconds retry_ns;
+  double slowdown;  // of serving beside rollouts
 };
 
-// Turns a certificate into credit.
+// Turns a certificate into credit. Two of them share a certifier: one for the creditor's thread,
+// one, in mode slack, for serving's.
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
-                  PolicyConfig config) noexcept
-      : gate_{std::move(gate)}, certifier_{std::move(certifier)}, config_{config} {}
+                  PolicyConfig config, bool lends_slack) noexcept
+      : gate_{std::move(gate)},
+        certifier_{std::move(certifier)},
+        config_{config},
+        lends_slack_{lends_slack} {}
 
   compute::Decision decide(const compute::CreditRequest& request) noexcept override {
-    std::uint32_t segments = ask(request, segment_upper_ms());
-    if (segments == 0 && is_starved(request)) segments = ask(request, config_.segment_prior_ms);
-    return {.segments = segments, .retry_after_ns = config_.retry_ns};
+    auto grant = ask(request, segment_upper_ms());
+    if (grant.segments == 0 && is_starved(request)) grant = ask(request, config_.segment_prior_ms);
+    return {
+        .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
   }
 
   double segment_upper_ms() const noexcept {
@@ -59,11 +81,21 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   }
 
  private:
-  std::uint32_t ask(const compute::CreditRequest& request, double segment_ms) noexcept {
-    return certifier_->decide({.close_epoch = request.close_epoch,
+  // With no live request a quantum is one of idle mode, whoever asks for it.
+  HarvestMode mode_of_now() const noexcept {
+    if (certifier_->serving().pending() == 0) return HarvestMode::kIdle;
+    if (lends_slack_) return HarvestMode::kSlack;
+    return certifier_->header().may(HarvestMode::kSpatial) ? HarvestMode::kSpatial
+                                                           : HarvestMode::kIdle;
+  }
+
+  slo::QuantumGrant ask(const compute::CreditRequest& request, double segment_ms) noexcept {
+    return certifier_->decide({.mode = mode_of_now(),
+                               .close_epoch = request.close_epoch,
                                .passed = request.passed,
                                .outstanding = request.outstanding,
-                               .segment_upper_ms = segment_ms});
+                               .segment_upper_ms = segment_ms,
+                               .slowdown = config_.slowdown});
   }
 
   // Segments that were too long for the targets are never followed by others that could show
@@ -76,32 +108,77 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   std::shared_ptr<const HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
   PolicyConfig config_;
+  bool lends_slack_;
 };
 
-// A creditor with its policy and certifier.
+// A creditor and a lender of slack, with their policies and one certifier.
 class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
-                    std::shared_ptr<QuantumCertifier> certifier, PolicyConfig policy,
-                    std::shared_ptr<const Clock> clock, compute::CreditorConfig config)
-      : certifier_{std::move(certifier)},
-        policy_{std::make_shared<CertifiedPolicy>(gate, certifier_, policy)},
-        creditor_{gate, policy_, std::move(clock), config} {}
+                    const std::shared_ptr<QuantumCertifier>& certifier, PolicyConfig policy,
+                    const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config)
+      : gate_{gate},
+        certifier_{certifier},
+        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, false)},
+        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, true)},
+        creditor_{gate, policy_, clock, config},
+        slack_{gate,
+               slack_policy_,
+               clock,
+               {.max_segments = config.max_segments,
+                .start_ns = std::max<Nanoseconds>(
+                    static_cast<Nanoseconds>(certifier->header().signal_ms * 1e6), kStartNs),
+                .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
+  std::optional<compute::Offer> offer() noexcept {
+    return may(HarvestMode::kSlack) ? slack_.offer() : std::nullopt;
+  }
+  void withdraw() noexcept { slack_.withdraw(); }
+  bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
+  // Before each step of serving: what it can spare goes first, and the gate is closed then.
+  Nanoseconds before_step() noexcept {
+    const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
+    if (!may(HarvestMode::kSpatial)) slack_.withdraw();
+    return lent_ns;
+  }
+
+  Harvest harvest() const noexcept {
+    if (!gate_->is_open()) return gate_->is_running() ? Harvest::kDraining : Harvest::kClosed;
+    switch (certifier_->last_mode()) {
+      case HarvestMode::kSlack:
+        return Harvest::kSlack;
+      case HarvestMode::kSpatial:
+        return Harvest::kSpatial;
+      case HarvestMode::kIdle:
+        break;
+    }
+    return Harvest::kIdle;
+  }
+
  private:
+  static constexpr Nanoseconds kStartNs = 1'000'000;
+
+  bool may(HarvestMode mode) const noexcept { return certifier_->header().may(mode); }
+
+  std::shared_ptr<HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
   std::shared_ptr<CertifiedPolicy> policy_;
+  std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
+  compute::SlackLender slack_;
 };
 
 std::shared_ptr<ServingState> create_state(std::shared_ptr<CertificateLog> log,
                                            std::shared_ptr<HostGate> gate) {
   std::shared_ptr<slo::ServingListener> listener;
-  if (gate != nullptr) listener = std::make_shared<GateListener>(std::move(gate));
+  if (gate != nullptr) {
+    listener = std::make_shared<GateListener>(std::move(gate),
+                                              log->header().has(slo::Mechanism::kEarlyClose));
+  }
   return std::make_shared<ServingState>(std::move(log), std::move(listener));
 }
 
@@ -118,7 +195,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     const std::shared_ptr<HostGate>& gate, std::shared_ptr<ServingState> state,
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
     const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
-    double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
+    double segment_prior_ms, double segment_share, double poll_ms, double retry_ms, double slowdown,
     std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
     raise(Status::invalid_argument("segment_prior_ms must be > 0"));
@@ -127,7 +204,10 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     raise(Status::invalid_argument("segment_share must lie in (0, 1]"));
   }
   if (!(poll_ms > 0)) raise(Status::invalid_argument("poll_ms must be > 0"));
-  const std::uint32_t max_segments = log->header().max_segments;
+  if (!(slowdown >= 1)) raise(Status::invalid_argument("slowdown must be >= 1"));
+  const slo::LogHeader& header = log->header();
+  const std::uint32_t max_segments = header.max_segments;
+  const bool has_credit = header.has(slo::Mechanism::kCredit);
   if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
@@ -137,15 +217,22 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
       gate, std::move(certifier),
       PolicyConfig{.segment_prior_ms = segment_prior_ms,
                    .segment_share = segment_share,
-                   .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
+                   .retry_ns = ns_of_ms(retry_ms, "retry_ms"),
+                   .slowdown = slowdown},
       clock_or_boot(std::move(clock)),
       compute::CreditorConfig{.max_segments = max_segments,
-                              .poll_ns = ns_of_ms(poll_ms, "poll_ms")});
+                              .poll_ns = ns_of_ms(poll_ms, "poll_ms"),
+                              .has_credit = has_credit});
 }
 
 }  // namespace
 
 void bind_creditor(py::module_& module) {
+  py::native_enum<HarvestMode>(module, "HarvestMode", "enum.Enum")
+      .value("IDLE", HarvestMode::kIdle)
+      .value("SLACK", HarvestMode::kSlack)
+      .value("SPATIAL", HarvestMode::kSpatial)
+      .finalize();
   py::native_enum<QuantumRefusal>(module, "QuantumRefusal", "enum.Enum")
       .value("NONE", QuantumRefusal::kNone)
       .value("SERVING_BUSY", QuantumRefusal::kServingBusy)
@@ -160,10 +247,35 @@ void bind_creditor(py::module_& module) {
                                                           py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_state), py::arg("log").none(false), py::kw_only(),
            py::arg("gate") = py::none())
-      .def("arrived", &ServingState::arrived, py::kw_only(), py::arg("tokens"))
-      .def("finished", &ServingState::finished)
+      .def("arrived", &ServingState::arrived, py::kw_only(), py::arg("tokens"),
+           py::arg("prefilled") = false)
+      .def(
+          "emitted",
+          [](ServingState& self, const std::vector<std::uint32_t>& slots) {
+            return self.emitted(slots);
+          },
+          py::arg("slots"))
+      .def("finished", &ServingState::finished, py::arg("slot"))
       .def("beat", &ServingState::beat)
-      .def_property_readonly("pending", &ServingState::pending);
+      .def_property_readonly("pending", &ServingState::pending)
+      .def_property_readonly("waiting", &ServingState::waiting)
+      .def_property_readonly("running",
+                             [](const ServingState& self) { return self.load().running; })
+      .def_property_readonly("context_tokens",
+                             [](const ServingState& self) { return self.load().context_tokens; });
+
+  py::native_enum<Harvest>(module, "Harvest", "enum.Enum")
+      .value("CLOSED", Harvest::kClosed)
+      .value("DRAINING", Harvest::kDraining)
+      .value("IDLE", Harvest::kIdle)
+      .value("SLACK", Harvest::kSlack)
+      .value("SPATIAL", Harvest::kSpatial)
+      .finalize();
+
+  py::class_<compute::Offer>(module, "Offer")
+      .def_readonly("segments", &compute::Offer::segments)
+      .def_readonly("close_epoch", &compute::Offer::close_epoch)
+      .def_readonly("until_ns", &compute::Offer::until_ns);
 
   // ~Creditor joins its thread; that thread never wants the GIL, but a wait is a wait.
   py::class_<CertifiedCreditor>(module, "Creditor", py::release_gil_before_calling_cpp_dtor())
@@ -171,12 +283,29 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("clock") = py::none())
+           py::arg("slowdown") = 2.0, py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.creditor().start()); })
       .def(
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },
           py::call_guard<py::gil_scoped_release>())
       .def("notify", [](CertifiedCreditor& self) { self.creditor().notify(); })
+      .def("look", [](CertifiedCreditor& self) { return self.creditor().look(); })
+      .def("offer", &CertifiedCreditor::offer)
+      .def("withdraw", &CertifiedCreditor::withdraw)
+      // In any other mode it is over before a hand-over of the GIL would be.
+      .def("before_step",
+           [](CertifiedCreditor& self) {
+             if (!self.lends_slack()) return static_cast<double>(self.before_step()) / 1e6;
+             const py::gil_scoped_release release;
+             return static_cast<double>(self.before_step()) / 1e6;
+           })
+      .def_property_readonly("harvest", &CertifiedCreditor::harvest)
+      .def(
+          "granted",
+          [](const CertifiedCreditor& self, HarvestMode mode) {
+            return self.certifier().granted(mode);
+          },
+          py::arg("mode"))
       .def_property_readonly("is_running",
                              [](CertifiedCreditor& self) { return self.creditor().is_running(); })
       .def_property_readonly("grants",

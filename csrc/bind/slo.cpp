@@ -40,7 +40,8 @@ std::shared_ptr<CertificateLog> create_log(
     double blocking_ms, double heartbeat_ttl_ms, std::uint32_t max_segments, std::uint32_t slabs,
     std::uint32_t partitions, std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
     std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
-    double revoke_ms, std::shared_ptr<Clock> clock) {
+    double revoke_ms, std::uint32_t modes, std::uint32_t without, std::uint32_t burst_tokens,
+    std::shared_ptr<Clock> clock) {
   for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms}) {
     if (!(std::isfinite(ms) && ms >= 0)) {
       raise(Status::invalid_argument("targets and bounds of the log must be finite and >= 0"));
@@ -62,18 +63,25 @@ std::shared_ptr<CertificateLog> create_log(
                               .max_request_tokens = max_request_tokens,
                               .max_batch_tokens = max_batch_tokens,
                               .burst_requests = burst_requests,
-                              .revoke_ms = revoke_ms},
+                              .revoke_ms = revoke_ms,
+                              .modes = modes,
+                              .without = without,
+                              .burst_tokens = burst_tokens},
                              clock_or_boot(std::move(clock))));
 }
 
 bool append_step(CertificateLog& log, const Forecast& forecast, double actual_ms,
-                 double decode_sequences, double context_tokens, double prefill_tokens) {
+                 double decode_sequences, double context_tokens, double prefill_tokens,
+                 double blocked_ms, double lent_ms, std::int64_t began_ns) {
   return log.append(slo::Step{.predicted_ms = forecast.predicted_ms,
                               .upper_ms = forecast.upper_ms,
                               .actual_ms = actual_ms,
                               .decode_sequences = decode_sequences,
                               .context_tokens = context_tokens,
-                              .prefill_tokens = prefill_tokens});
+                              .prefill_tokens = prefill_tokens,
+                              .blocked_ms = blocked_ms,
+                              .lent_ms = lent_ms,
+                              .began_ns = began_ns});
 }
 
 bool append_revoke_begun(CertificateLog& log, std::uint64_t lease_id, std::int64_t deadline_ns,
@@ -123,6 +131,7 @@ void bind_log(py::module_& module) {
       .value("STEP", Kind::kStep)
       .value("GAVE_BACK", Kind::kGaveBack)
       .value("END", Kind::kEnd)
+      .value("TOKENS", Kind::kTokens)
       .finalize();
 
   // ~CertificateLog writes to the disk and joins a thread: not with the GIL held.
@@ -133,14 +142,16 @@ void bind_log(py::module_& module) {
            py::arg("heartbeat_ttl_ms"), py::arg("max_segments"), py::arg("slabs"),
            py::arg("partitions"), py::arg("blocks_per_slab"), py::arg("block_tokens") = 0,
            py::arg("max_request_tokens") = 0, py::arg("max_batch_tokens") = 0,
-           py::arg("burst_requests") = 0, py::arg("revoke_ms") = 0.0, py::arg("clock") = py::none())
+           py::arg("burst_requests") = 0, py::arg("revoke_ms") = 0.0, py::arg("modes") = 1,
+           py::arg("without") = 0, py::arg("burst_tokens") = 0, py::arg("clock") = py::none())
       .def("append_move", &CertificateLog::append_move, py::kw_only(), py::arg("from_partition"),
            py::arg("to_partition"), py::arg("slabs"), py::arg("lease_id"), py::arg("epoch"),
            py::arg("move_kind"))
       .def("append_revoke_begun", &append_revoke_begun, py::kw_only(), py::arg("lease_id"),
            py::arg("deadline_ns"), py::arg("slabs"))
       .def("append_step", &append_step, py::arg("forecast"), py::kw_only(), py::arg("actual_ms"),
-           py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"))
+           py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"),
+           py::arg("blocked_ms") = 0.0, py::arg("lent_ms") = 0.0, py::arg("began_ns") = 0)
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
       .def("flush",
            [](CertificateLog& log) {

@@ -24,7 +24,11 @@ struct CreditRequest {
 struct Decision {
   std::uint32_t segments{0};
   Nanoseconds retry_after_ns{0};
+  Nanoseconds until_ns{0};  // when the quantum is over, on the creditor's clock
 };
+
+// More than a borrower starts before the gate closes, less than half of the numbers there are.
+inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
 // Says whether serving can bear another quantum. Called by the creditor's thread, which holds no
 // lock of Python's: implementations are C++.
@@ -37,6 +41,7 @@ class CreditPolicy {
 struct CreditorConfig {
   std::uint32_t max_segments{8};   // the quantum: never more credit than this
   Nanoseconds poll_ns{5'000'000};  // the longest sleep between two looks
+  bool has_credit{true};           // false: the open bit alone, to see what the credit is worth
 };
 
 // 1. Never more than max_segments ahead of what the borrower has started, whatever the policy says.

@@ -26,6 +26,7 @@ enum class CloseReason : std::uint32_t {
   kGaveBack = 3,
   kShutDown = 4,
   kBorrowerGone = 5,
+  kStep = 6,  // serving's step begins
 };
 
 struct GateStats {

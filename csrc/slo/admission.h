@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "slo/certificate_log.h"
-#include "slo/quantum.h"
+#include "slo/serving_state.h"
 
 namespace rose::slo {
 

@@ -82,7 +82,7 @@ CertificateLog::~CertificateLog() { (void)close(); }
 void CertificateLog::put_header() noexcept {
   std::array<std::byte, kRecordBytes> record{};
   std::memcpy(record.data(), "ROSELOG1", 8);
-  put_at(record.data(), 8, std::uint32_t{2});
+  put_at(record.data(), 8, std::uint32_t{3});
   put_at(record.data(), 12, static_cast<std::uint32_t>(kRecordBytes));
   put_at(record.data(), 16, header_.ttft_ms);
   put_at(record.data(), 24, header_.tpot_ms);
@@ -100,6 +100,9 @@ void CertificateLog::put_header() noexcept {
   put_at(record.data(), 96, header_.max_batch_tokens);
   put_at(record.data(), 100, header_.burst_requests);
   put_at(record.data(), 104, header_.revoke_ms);
+  put_at(record.data(), 112, header_.modes);
+  put_at(record.data(), 116, header_.without);
+  put_at(record.data(), 120, header_.burst_tokens);
   const std::scoped_lock lock{mutex_};
   last_time_ns_ = header_.started_ns;
   crc_ = crc32(record.data(), kCrcAt, 0);
@@ -107,10 +110,14 @@ void CertificateLog::put_header() noexcept {
   put_locked(record.data());
 }
 
+Nanoseconds CertificateLog::tick_locked() noexcept {
+  last_time_ns_ = std::max(last_time_ns_, clock_->now_ns());
+  return last_time_ns_;
+}
+
 bool CertificateLog::append_locked(Kind kind, const void* payload,
                                    std::size_t payload_bytes) noexcept {
   if (closed_ || !is_healthy()) return false;
-  last_time_ns_ = std::max(last_time_ns_, clock_->now_ns());
   const std::uint64_t sequence = records_.load() + 1;
   std::array<std::byte, kRecordBytes> record{};
   put_at(record.data(), 0, kind);

@@ -4,7 +4,7 @@
 //
 //   header   offset  type     field
 //                 0  char[8]  magic "ROSELOG1"
-//                 8  u32      version, 2
+//                 8  u32      version, 3
 //                12  u32      record_bytes, 128
 //                16  f64      ttft_ms, tpot_ms          the user's targets
 //                32  f64      epsilon                   error rate the latency model is asked for
@@ -16,7 +16,8 @@
 //                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
 //                             burst_requests, the fewest; 0 where it is not said, and below
 //               104  f64      revoke_ms                the longest a revocation may take
-//               112  zeros
+//               112  u32      modes, a bit for each HarvestMode that may be granted; without, a bit
+//                             for each Mechanism that is switched off; burst_tokens
 //               124  u32      crc32 of bytes 0..123
 //
 //   record   offset  type     field
@@ -30,11 +31,11 @@
 //
 //   kind             payload, from offset 24
 //    1 START         i64 wall_time_ns
-//    2 ARRIVED       u64 tokens
-//    3 FINISHED      (nothing)
-//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, signal_ms, step_upper_ms, chunk_upper_ms,
-//                    ttft_ms, blocking_ms; i64 heartbeat_age_ns; u32 segments, outstanding, passed,
-//                    close_epoch, pending
+//    2 ARRIVED       u64 tokens; u32 slot, prefilled
+//    3 FINISHED      u32 slot
+//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, burst_ms,
+//                    slowdown; i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding,
+//                    passed, close_epoch, pending, mode
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
 //                    i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
@@ -43,9 +44,11 @@
 //    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
 //    7 REVOKE_BEGUN  u64 lease_id; i64 deadline_ns; u32 slabs
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
-//                    prefill_tokens
+//                    prefill_tokens, blocked_ms, lent_ms; i64 began_ns
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
 //   10 END           u64 records (this one included)
+//   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
+//                    first_slot + 8 j + i, which got one token
 #pragma once
 
 #include <array>
@@ -75,8 +78,24 @@ enum class Kind : std::uint32_t {
   kStep,
   kGaveBack,
   kEnd,
+  kTokens,
 };
-inline constexpr std::size_t kKinds = 11;  // 0 is no kind
+inline constexpr std::size_t kKinds = 12;  // 0 is no kind
+
+// When a quantum may be granted. `idle`: no request is live. `slack`: no request waits for its
+// first token, and serving lets rollouts go first. `spatial`: the same, beside serving's step.
+enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1, kSpatial = 2 };
+inline constexpr std::size_t kHarvestModes = 3;
+
+// What can be switched off to see what it is worth; the value is its bit.
+enum class Mechanism : std::uint32_t {
+  kGate = 0,          // gates within a step
+  kCredit = 1,        // a limit of segments once the gate is open
+  kEarlyClose = 2,    // an arrival closes the gate, not the step that follows
+  kHypothetical = 3,  // certificates count the request that may arrive next
+  kConfinement = 4,   // a part of the device for the borrower alone
+  kMargin = 5,        // upper estimates above the predictions
+};
 
 struct LogHeader {
   double ttft_ms{0};
@@ -96,6 +115,16 @@ struct LogHeader {
   std::uint32_t max_batch_tokens{0};
   std::uint32_t burst_requests{0};
   double revoke_ms{0};
+  std::uint32_t modes{1};
+  std::uint32_t without{0};
+  std::uint32_t burst_tokens{0};
+
+  bool may(HarvestMode mode) const noexcept {
+    return (modes & (1U << static_cast<std::uint32_t>(mode))) != 0;
+  }
+  bool has(Mechanism mechanism) const noexcept {
+    return (without & (1U << static_cast<std::uint32_t>(mechanism))) == 0;
+  }
 };
 
 struct Start {
@@ -106,29 +135,40 @@ struct Start {
 struct Arrived {
   static constexpr Kind kKind = Kind::kArrived;
   std::uint64_t tokens;
+  std::uint32_t slot;
+  std::uint32_t prefilled;
 };
 
 struct Finished {
   static constexpr Kind kKind = Kind::kFinished;
-  std::uint64_t zero;
+  std::uint32_t slot;
+  std::uint32_t zero;
+};
+
+struct Tokens {
+  static constexpr Kind kKind = Kind::kTokens;
+  static constexpr std::uint32_t kBitmapBytes = 88;
+  std::uint32_t first_slot;
+  std::uint32_t count;
+  std::array<std::uint8_t, kBitmapBytes> bitmap;
 };
 
 struct Quantum {
   static constexpr Kind kKind = Kind::kQuantum;
   double segment_upper_ms;
   double quantum_ms;
-  double signal_ms;
   double step_upper_ms;
   double chunk_upper_ms;
-  double ttft_ms;
-  double blocking_ms;
+  double burst_ms;           // of the chunks before the last one of a burst
+  double slowdown;           // of a step beside rollouts; 1 where they do not run beside it
+  std::int64_t deadline_ns;  // the earliest of a running request; 0 without any
   std::int64_t heartbeat_age_ns;
   std::uint32_t segments;
   std::uint32_t outstanding;
   std::uint32_t passed;
   std::uint32_t close_epoch;
   std::uint32_t pending;
-  std::uint32_t zero;
+  HarvestMode mode;
 };
 
 struct Admission {
@@ -179,6 +219,9 @@ struct Step {
   double decode_sequences;
   double context_tokens;
   double prefill_tokens;
+  double blocked_ms;      // how long it waited before for a segment that still ran
+  double lent_ms;         // and how long, before that, for what it had lent
+  std::int64_t began_ns;  // after both
 };
 
 struct GaveBack {
@@ -212,10 +255,12 @@ class CertificateLog {
   CertificateLog(const CertificateLog&) = delete;
   CertificateLog& operator=(const CertificateLog&) = delete;
 
-  // Holds the decision mutex.
+  // Holds the decision mutex. It is one moment: its records have one time.
   class Section {
    public:
-    explicit Section(CertificateLog& log) noexcept : log_{log}, lock_{log.mutex_} {}
+    explicit Section(CertificateLog& log) noexcept
+        : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
+    Nanoseconds now_ns() const noexcept { return now_ns_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
       static_assert(sizeof(Payload) <= kPayloadBytes);
@@ -225,6 +270,7 @@ class CertificateLog {
    private:
     CertificateLog& log_;
     std::scoped_lock<std::mutex> lock_;
+    Nanoseconds now_ns_;
   };
 
   // True when the record is in.
@@ -255,6 +301,7 @@ class CertificateLog {
                  std::shared_ptr<const Clock> clock) noexcept;
 
   void put_header() noexcept;
+  Nanoseconds tick_locked() noexcept;
   bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
   bool put_locked(const std::byte* record) noexcept;
   void run() noexcept;

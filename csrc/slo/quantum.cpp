@@ -1,60 +1,59 @@
 #include "slo/quantum.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 namespace rose::slo {
 
-void ServingState::arrived(std::uint64_t tokens) noexcept {
-  pending_.fetch_add(1);
-  if (listener_ != nullptr) listener_->busy();
-  log_->append(Arrived{.tokens = tokens});
-}
-
-bool ServingState::finished() noexcept {
-  if (pending_.load() <= 0) return false;
-  log_->append(Finished{});
-  if (pending_.fetch_sub(1) == 1 && listener_ != nullptr) listener_->idle();
-  return true;
-}
-
-Nanoseconds ServingState::heartbeat_age_ns(Nanoseconds now_ns) const noexcept {
-  const Nanoseconds heartbeat_ns = heartbeat_ns_.load();
-  if (heartbeat_ns == kNever) return std::numeric_limits<Nanoseconds>::max();
-  return std::max<Nanoseconds>(now_ns - heartbeat_ns, 0);
-}
-
-std::uint32_t QuantumCertifier::decide(const QuantumQuery& query) noexcept {
+QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
   Quantum record{};
-  QuantumRefusal refusal = fill(query, record);
-  if (refusal == QuantumRefusal::kNone) refusal = grant(record);
+  QuantumGrant grant;
+  QuantumRefusal refusal = QuantumRefusal::kNone;
+  {
+    CertificateLog::Section section{*log_};
+    refusal = fill(query, section, record);
+    if (refusal == QuantumRefusal::kNone && !section.append(record)) {
+      refusal = QuantumRefusal::kLogBroken;
+    }
+    grant.until_ns = section.now_ns() + static_cast<Nanoseconds>(record.quantum_ms * 1e6);
+  }
   last_refusal_.store(refusal);
-  if (refusal == QuantumRefusal::kNone) return record.segments;
-  refused_[static_cast<std::size_t>(refusal)].fetch_add(1);
-  return 0;
+  if (refusal != QuantumRefusal::kNone) {
+    refused_[static_cast<std::size_t>(refusal)].fetch_add(1);
+    return grant;
+  }
+  last_mode_.store(query.mode);
+  granted_[static_cast<std::size_t>(query.mode)].fetch_add(1);
+  grant.segments = record.segments;
+  return grant;
 }
 
-// The terms that do not change with the next arrival, outside the decision mutex.
-QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query, Quantum& record) const noexcept {
-  const LogHeader& targets = log_->header();
-  const auto step = model_->forecast(next_.largest_step);
-  const auto chunk = model_->forecast(next_.largest_chunk);
-  if (!step.ok() || !chunk.ok() || !(query.segment_upper_ms > 0)) return QuantumRefusal::kSloAtRisk;
+QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
+                                      const CertificateLog::Section& section,
+                                      Quantum& record) const noexcept {
+  const LogHeader& header = log_->header();
+  const bool is_busy =
+      query.mode == HarvestMode::kIdle ? serving_->pending() != 0 : serving_->waiting() != 0;
+  if (is_busy || !header.may(query.mode)) return QuantumRefusal::kServingBusy;
+  record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
+  if (record.heartbeat_age_ns > header.heartbeat_ttl_ns) return QuantumRefusal::kNoHeartbeat;
+  const ServingLoad load = serving_->load(section);
+  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1) || !forecast(query, load, record)) {
+    return QuantumRefusal::kSloAtRisk;
+  }
+  if (load.running > 0) {
+    record.deadline_ns = load.oldest_token_ns + static_cast<Nanoseconds>(header.tpot_ms * 1e6);
+  }
   record.segment_upper_ms = query.segment_upper_ms;
-  record.signal_ms = targets.signal_ms;
-  record.step_upper_ms = step.value().upper_ms;
-  record.chunk_upper_ms = chunk.value().upper_ms;
-  record.ttft_ms = targets.ttft_ms;
-  record.blocking_ms = targets.blocking_ms;
   record.outstanding = query.outstanding;
   record.passed = query.passed;
   record.close_epoch = query.close_epoch;
+  record.pending = load.running;
+  record.mode = query.mode;
 
-  const double next_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
-  for (std::uint32_t segments = targets.max_segments; segments > 0; --segments) {
+  for (std::uint32_t segments = header.max_segments; segments > 0; --segments) {
     const double quantum_ms = segments * query.segment_upper_ms;
-    if (quantum_ms + targets.signal_ms > targets.blocking_ms) continue;
-    if (quantum_ms + targets.signal_ms + next_ms > targets.ttft_ms) continue;
+    if (!fits(quantum_ms, section.now_ns(), record)) continue;
     record.segments = segments;
     record.quantum_ms = quantum_ms;
     if (segments < query.outstanding) return QuantumRefusal::kSloAtRisk;
@@ -63,15 +62,49 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query, Quantum& record
   return QuantumRefusal::kSloAtRisk;
 }
 
-// Looks at serving and records the grant in one critical section, so the log tells the true order.
-QuantumRefusal QuantumCertifier::grant(Quantum& record) noexcept {
-  CertificateLog::Section section{*log_};
-  if (serving_->pending() != 0) return QuantumRefusal::kServingBusy;
-  record.heartbeat_age_ns = serving_->heartbeat_age_ns(log_->now_ns());
-  if (record.heartbeat_age_ns > log_->header().heartbeat_ttl_ns) {
-    return QuantumRefusal::kNoHeartbeat;
+bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& load,
+                                Quantum& record) const noexcept {
+  const LogHeader& header = log_->header();
+  Features step = next_.largest_step;
+  Features chunk = next_.largest_chunk;
+  if (query.mode != HarvestMode::kIdle) {
+    step = {.decode_sequences = static_cast<double>(load.running),
+            .context_tokens = static_cast<double>(load.context_tokens),
+            .prefill_tokens = 0};
+    chunk = step;
+    chunk.prefill_tokens =
+        std::max(next_.largest_chunk.prefill_tokens - step.decode_sequences, 0.0);
   }
-  return section.append(record) ? QuantumRefusal::kNone : QuantumRefusal::kLogBroken;
+  const auto step_forecast = model_->forecast(step);
+  if (!header.has(Mechanism::kHypothetical)) chunk = step;
+  const auto chunk_forecast = model_->forecast(chunk);
+  if (!step_forecast.ok() || !chunk_forecast.ok()) return false;
+  const bool has_margin = header.has(Mechanism::kMargin);
+  const auto bound = [&](const Forecast& one) {
+    return has_margin ? one.upper_ms : one.predicted_ms;
+  };
+  record.step_upper_ms = bound(step_forecast.value());
+  record.chunk_upper_ms = bound(chunk_forecast.value());
+  record.slowdown = query.mode == HarvestMode::kSpatial ? query.slowdown : 1.0;
+  if (header.has(Mechanism::kHypothetical) && chunk.prefill_tokens > 0) {
+    const double chunks = std::ceil(header.burst_tokens / chunk.prefill_tokens);
+    record.burst_ms = std::max(chunks - 1, 0.0) * record.chunk_upper_ms;
+  }
+  return true;
+}
+
+// The sums as docs/certificates.md writes them, in their order.
+bool QuantumCertifier::fits(double quantum_ms, Nanoseconds now_ns,
+                            const Quantum& record) const noexcept {
+  const LogHeader& header = log_->header();
+  const double next_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
+  const double delay_ms = quantum_ms + header.signal_ms;
+  if (!(delay_ms <= header.blocking_ms)) return false;
+  if (!(delay_ms + next_ms + record.burst_ms <= header.ttft_ms)) return false;
+  if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return true;
+  const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
+  if (record.mode == HarvestMode::kSlack) return delay_ms + next_ms <= left_ms;
+  return header.signal_ms + record.slowdown * next_ms <= left_ms;
 }
 
 }  // namespace rose::slo

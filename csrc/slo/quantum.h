@@ -9,61 +9,23 @@
 #include "base/clock.h"
 #include "slo/certificate_log.h"
 #include "slo/latency_model.h"
+#include "slo/serving_state.h"
 
 namespace rose::slo {
 
-// What stands between serving and the borrower: a gate, seen from here.
-class ServingListener {
- public:
-  virtual ~ServingListener() = default;
-  // A request arrived: no rollout segment may start from now on.
-  virtual void busy() noexcept = 0;
-  // The last request finished.
-  virtual void idle() noexcept = 0;
-};
-
-// What serving has to do, and whether its host is alive.
-//
-// 1. pending rises before the gate closes, and the gate closes before arrived() returns.
-// 2. In the log's order a request arrives before it finishes, and wherever pending was seen as 0
-//    inside the log's decision mutex, the records before that point say 0 too: an arrival counts
-//    before it is recorded, an end is recorded before it counts.
-//
-// Any thread. A heartbeat is a word of the serving host; without a first one, none is fresh.
-class ServingState {
- public:
-  ServingState(std::shared_ptr<CertificateLog> log, std::shared_ptr<ServingListener> listener)
-      : log_{std::move(log)}, listener_{std::move(listener)} {}
-
-  void arrived(std::uint64_t tokens) noexcept;
-  // False, and nothing changes, when no request is pending: the caller counted wrong.
-  bool finished() noexcept;
-  void beat() noexcept { heartbeat_ns_.store(log_->now_ns()); }
-
-  std::int64_t pending() const noexcept { return pending_.load(); }
-  // Never negative; the largest value when there never was a heartbeat.
-  Nanoseconds heartbeat_age_ns(Nanoseconds now_ns) const noexcept;
-
- private:
-  static constexpr Nanoseconds kNever = -1;
-
-  std::shared_ptr<CertificateLog> log_;
-  std::shared_ptr<ServingListener> listener_;
-  std::atomic<std::int64_t> pending_{0};
-  std::atomic<Nanoseconds> heartbeat_ns_{kNever};
-};
-
 // The request that could arrive right after the grant, at its worst.
 struct NextRequest {
-  Features largest_step;   // the heaviest decode step serving would run before it
+  Features largest_step;   // the heaviest decode step an idle engine would run before it
   Features largest_chunk;  // its heaviest prefill chunk
 };
 
 struct QuantumQuery {
+  HarvestMode mode{HarvestMode::kIdle};
   std::uint32_t close_epoch{0};
   std::uint32_t passed{0};
   std::uint32_t outstanding{0};
   double segment_upper_ms{0};  // > 0: what one segment takes at most
+  double slowdown{1};          // >= 1: of a serving step beside rollouts
 };
 
 enum class QuantumRefusal : std::uint8_t {
@@ -76,12 +38,27 @@ enum class QuantumRefusal : std::uint8_t {
 };
 inline constexpr std::size_t kQuantumRefusals = 6;
 
-// Mode `idle`. Grants n segments, outstanding ones included, only if
-// 1. no serving request is pending,
-// 2. the serving host's last heartbeat is at most heartbeat_ttl old,
-// 3. n * segment_upper + signal <= blocking_ms, and
-// 4. n * segment_upper + signal + max(step_upper, chunk_upper) <= ttft_ms,
+// `segments` from `passed` on, those outstanding included; 0 is a refusal.
+struct QuantumGrant {
+  std::uint32_t segments{0};
+  Nanoseconds until_ns{0};  // when a quantum that starts at the decision is over
+};
+
+// Grants n segments, outstanding ones included, only if, with delay = n * segment_upper + signal,
+//
+// 1. the serving host's last heartbeat is at most heartbeat_ttl old,
+// 2. delay <= blocking_ms,
+// 3. delay + max(step_upper, chunk_upper) + burst <= ttft_ms,
+// 4. idle:    no request is live;
+//    slack:   none waits for its first token, and delay + max(step_upper, chunk_upper) is over
+//             before the earliest deadline of those that run;
+//    spatial: none waits, and signal + slowdown * max(step_upper, chunk_upper) is over before it,
 // 5. and the record with all these terms is in the log. The targets are those of the log's header.
+//
+// A running request's deadline is its last token's time + tpot_ms. In idle mode step and chunk are
+// the largest there can be; else the step is serving's next one, and the chunk that step with as
+// many prompt tokens of a next request as one step takes. Everything is looked at and recorded in
+// one section of the log, so the log tells the true order.
 //
 // A granted quantum may be overtaken by an arrival before it takes effect. That is the gate's to
 // settle, and it does: see Creditor, invariant 3.
@@ -92,17 +69,25 @@ class QuantumCertifier {
                    NextRequest next) noexcept
       : serving_{std::move(serving)}, model_{std::move(model)}, log_{std::move(log)}, next_{next} {}
 
-  // The number of segments granted; 0 is a refusal, and last_refusal() says which.
-  std::uint32_t decide(const QuantumQuery& query) noexcept;
+  QuantumGrant decide(const QuantumQuery& query) noexcept;
 
   QuantumRefusal last_refusal() const noexcept { return last_refusal_.load(); }
   std::uint64_t refused(QuantumRefusal why) const noexcept {
     return refused_[static_cast<std::size_t>(why)].load();
   }
+  std::uint64_t granted(HarvestMode mode) const noexcept {
+    return granted_[static_cast<std::size_t>(mode)].load();
+  }
+  // Of the newest grant.
+  HarvestMode last_mode() const noexcept { return last_mode_.load(); }
+  const LogHeader& header() const noexcept { return log_->header(); }
+  const ServingState& serving() const noexcept { return *serving_; }
 
  private:
-  QuantumRefusal fill(const QuantumQuery& query, Quantum& record) const noexcept;
-  QuantumRefusal grant(Quantum& record) noexcept;
+  QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
+                      Quantum& record) const noexcept;
+  bool forecast(const QuantumQuery& query, const ServingLoad& load, Quantum& record) const noexcept;
+  bool fits(double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept;
 
   std::shared_ptr<const ServingState> serving_;
   std::shared_ptr<const LatencyModel> model_;
@@ -110,6 +95,8 @@ class QuantumCertifier {
   NextRequest next_;
   std::atomic<QuantumRefusal> last_refusal_{QuantumRefusal::kNone};
   std::array<std::atomic<std::uint64_t>, kQuantumRefusals> refused_{};
+  std::array<std::atomic<std::uint64_t>, kHarvestModes> granted_{};
+  std::atomic<HarvestMode> last_mode_{HarvestMode::kIdle};
 };
 
 }  // namespace rose::slo

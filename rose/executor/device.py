@@ -205,6 +205,9 @@ class CoServing:
             max_batch_tokens=step_tokens,
             burst_requests=policy.burst_requests,
             revoke_ms=policy.revoke_ms,
+            modes=policy.mode_bits,
+            without=policy.without_bits,
+            burst_tokens=policy.burst_tokens,
             clock=self._clock,
         )
         with ExitStack() as undo:
@@ -395,8 +398,11 @@ class CoServing:
             segment_share=self._policy.segment_share,
             poll_ms=self._policy.poll_ms,
             retry_ms=self._policy.retry_ms,
+            slowdown=self._policy.slowdown,
             clock=self._clock,
         )
+        if self._serving is not None:
+            self._serving.before_step = self._creditor.before_step
         self._state.beat()
         self._creditor.start()
         self._keeper.start()

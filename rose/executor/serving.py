@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -40,20 +41,35 @@ class StepBatch:
     prefill_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What came before a serving step.
+
+    Args:
+        at_ns: when the device was serving's.
+        lent_ms: how long, before that, serving had let rollouts go first.
+        blocked_ms: how long, after that, it waited for a segment that still ran.
+    """
+
+    at_ns: int
+    lent_ms: float
+    blocked_ms: float
+
+
 class ServingStep:
     """Protected work: entered when the borrower is parked, left when the step has ended."""
 
-    __slots__ = ("_began_ns", "_lane", "batch")
+    __slots__ = ("_began", "_lane", "batch")
 
     def __init__(self, lane: "ServingLane", batch: StepBatch | None) -> None:
         """Made by `ServingLane.step`; `batch` may be set later, before the step ends."""
         self._lane = lane
-        self._began_ns = 0
+        self._began = Beginning(0, 0.0, 0.0)
         self.batch = batch
 
     def __enter__(self) -> Self:
         """Wait, for a bounded time, until no rollout segment runs."""
-        self._began_ns = self._lane.begin_step()
+        self._began = self._lane.begin_step()
         return self
 
     def __exit__(
@@ -64,7 +80,7 @@ class ServingStep:
     ) -> None:
         """Learn how long the step took, and check that serving's memory is safe."""
         if failure is None and self.batch is not None:
-            self._lane.end_step(self.batch, self._began_ns)
+            self._lane.end_step(self.batch, self._began)
         self._lane.finished(_STEP)
 
 
@@ -94,7 +110,9 @@ class ServingLane:
         self.stream = stream
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}  # Ids and their slots.
+        # Lets rollouts go first where a certificate allows it; the device sets it once it lends.
+        self.before_step: Callable[[], float] = lambda: 0.0
         self._stuck_at: int | None = None
         self._gate = gate
         self._state = state
@@ -108,30 +126,42 @@ class ServingLane:
 
     # ---- requests -------------------------------------------------------------------------------
 
-    def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
+    def arrived(self, request_id: str, *, prompt_tokens: int, prefilled: bool = False) -> None:
         """Say that a request is here, as early as possible: this closes the gate.
 
         Args:
             request_id: unique among live requests.
             prompt_tokens: length of its prompt.
+            prefilled: its KV comes from elsewhere, so it decodes at once.
         """
         with self._safety, self._lock:
             if request_id not in self._live:
-                self._live.add(request_id)
-                self._state.arrived(tokens=prompt_tokens)
+                self._live[request_id] = self._state.arrived(
+                    tokens=prompt_tokens, prefilled=prefilled
+                )
                 if request_id != _STEP:
                     self._demand.arrived(prompt_tokens=prompt_tokens)
                 self._lender.load_changed()
 
     def emitted(self, request_id: str) -> None:
-        """Say that a token of the request went out: serving's host is alive.
+        """Say that a token of the request went out; `emitted_all` is cheaper for a whole step.
 
         Args:
             request_id: a request that has arrived.
         """
-        with self._safety:
-            if request_id in self._live:
+        self.emitted_all((request_id,))
+
+    def emitted_all(self, request_ids: Iterable[str]) -> None:
+        """Say that each of these requests got a token: its next one is due a TPOT target later.
+
+        Args:
+            request_ids: requests that have arrived; others are passed over.
+        """
+        with self._safety, self._lock:
+            slots = [self._live[one] for one in request_ids if one in self._live]
+            if slots:
                 self._state.beat()
+                self._state.emitted(slots)
 
     def finished(self, request_id: str) -> None:
         """Say that the request is over; after the last one rollouts may be granted a quantum.
@@ -140,8 +170,8 @@ class ServingLane:
         """
         with self._safety, self._lock:
             if request_id in self._live:
-                self._live.discard(request_id)
-                check(self._state.finished(), "serving has fewer requests than live ids")
+                slot = self._live.pop(request_id)
+                check(self._state.finished(slot), "serving has fewer requests than live ids")
                 self._lender.load_changed()
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -150,34 +180,47 @@ class ServingLane:
         """Protect one engine step: `with serving.step(batch): run()`."""
         return ServingStep(self, batch)
 
-    def begin_step(self) -> int:
-        """Make sure that the device is serving's; returns when the step began, in nanoseconds.
+    def begin_step(self) -> Beginning:
+        """Lend what slack there is, then make sure that the device is serving's.
 
         A segment that did not end in time is waited for once, not at every step.
         """
         if not self._live:
             self.arrived(_STEP, prompt_tokens=0)
+        lent_ms = blocked_ms = 0.0
         with self._safety:
-            segment = self._gate.passed
-            if self._gate.is_running() and segment != self._stuck_at:
-                blocked_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
-                self._stuck_at = segment if blocked_ms is None else None
-                self.blocked_ms.append(
-                    self._policy.park_wait_ms if blocked_ms is None else blocked_ms
-                )
-        return self._clock.now_ns()
+            lent_ms = self.before_step()
+            blocked_ms = self._wait_parked()
+        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms)
 
-    def end_step(self, batch: StepBatch, began_ns: int) -> None:
+    def _wait_parked(self) -> float:
+        segment = self._gate.passed
+        if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
+            return 0.0
+        waited_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
+        self._stuck_at = segment if waited_ms is None else None
+        blocked_ms = self._policy.park_wait_ms if waited_ms is None else waited_ms
+        self.blocked_ms.append(blocked_ms)
+        return blocked_ms
+
+    def end_step(self, batch: StepBatch, began: Beginning) -> None:
         """Feed the latency model and re-check serving's memory."""
         with self._safety:
-            actual_ms = (self._clock.now_ns() - began_ns) / NS_PER_MS
+            actual_ms = (self._clock.now_ns() - began.at_ns) / NS_PER_MS
             features = {
                 "decode_sequences": batch.decode_sequences,
                 "context_tokens": batch.context_tokens,
                 "prefill_tokens": batch.prefill_tokens,
             }
             forecast = self._model.observe(actual_ms, **features)
-            self._log.append_step(forecast, actual_ms=actual_ms, **features)
+            self._log.append_step(
+                forecast,
+                actual_ms=actual_ms,
+                blocked_ms=began.blocked_ms,
+                lent_ms=began.lent_ms,
+                began_ns=began.at_ns,
+                **features,
+            )
             self._demand.step_ended(
                 forecast,
                 actual_ms,

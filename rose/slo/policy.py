@@ -8,9 +8,13 @@ from rose.errors import InvalidArgument
 
 # Zero means "none of it" for these; every other knob must be above 0.
 _MAY_BE_ZERO: Final = frozenset(
-    {"burst_requests", "revoke_ahead_slabs", "regrow_after_ms", "adaptation"}
+    {"burst_requests", "burst_tokens", "revoke_ahead_slabs", "regrow_after_ms", "adaptation"}
 )
 _SHARES: Final = ("epsilon", "segment_share", "forgetting", "adaptation", "waste_max")
+_MODES: Final = {"idle": 0b001, "slack": 0b011, "spatial": 0b101}
+
+MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
+"""What can be switched off by name, to see what it is worth, in the order of the log's bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,12 @@ class Policy:
     """What the executor may do, and when it must refuse.
 
     Args:
+        mode: when rollouts run. "idle": while serving has no request. "slack": also between two
+            serving steps, as long as every running request still gets its next token in time.
+            "spatial": also beside serving's steps. The last two raise TPOT towards its target by
+            design.
+        without: names of `MECHANISMS` that are switched off. For measurements: what such a device
+            certifies is no proof.
         max_segments: the quantum: segments the borrower may be ahead of serving's word. Two would
             do; eight let the creditor be late by several segments on a busy machine.
         heartbeat_ttl_ms: a serving host silent for longer counts as frozen. Longer than its longest
@@ -27,6 +37,9 @@ class Policy:
         blocking_ms: the most a whole quantum may delay serving, should a close go unseen.
         segment_prior_ms: what a segment takes before any was measured.
         segment_share: the estimate of a segment is what this share of recent ones did not exceed.
+        slowdown: how much longer a serving step takes beside rollouts, at most; mode "spatial".
+        burst_tokens: prompt tokens that may arrive at once and must still meet the TTFT target,
+            whatever rollouts were granted. What comes beyond is serving's own queue.
         poll_ms: the creditor looks this often when nobody rings. A missed ring costs this much.
         retry_ms: how soon it asks again after a refusal; serving's becoming idle rings at once.
         gate_window: segments that may wait in a GPU's stream. One would leave the GPU idle between
@@ -59,12 +72,17 @@ class Policy:
         tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
     """
 
+    mode: str = "idle"
+    without: frozenset[str] = frozenset()
+
     max_segments: int = 8
     heartbeat_ttl_ms: float = 250.0
     signal_ms: float = 1.0
     blocking_ms: float = 100.0
     segment_prior_ms: float = 5.0
     segment_share: float = 0.99
+    slowdown: float = 2.0
+    burst_tokens: int = 0
     poll_ms: float = 5.0
     retry_ms: float = 2.0
     gate_window: int = 2
@@ -98,11 +116,27 @@ class Policy:
                     f"Policy({field.name}={getattr(self, field.name)}) is out of range"
                 )
 
+    @property
+    def mode_bits(self) -> int:
+        """The modes in which quanta may be granted, as bits of the log's header."""
+        return _MODES[self.mode]
+
+    @property
+    def without_bits(self) -> int:
+        """The mechanisms that are switched off, as bits of the log's header."""
+        return sum(1 << MECHANISMS.index(name) for name in self.without)
+
 
 def _is_in_range(name: str, value: Any) -> bool:
     """Return whether `value` means something as the knob `name`."""
+    if name == "mode":
+        return value in _MODES
+    if name == "without":
+        return isinstance(value, frozenset) and value <= set(MECHANISMS)
     if name == "latency_prior_ms":
         return len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
+    if name == "slowdown":
+        return math.isfinite(value) and value >= 1
     if not math.isfinite(value) or (name in _SHARES and value > 1):
         return False
     return bool(value >= 0 if name in _MAY_BE_ZERO else value > 0)

@@ -137,13 +137,13 @@ def test_a_pending_request_keeps_the_gate_closed_until_it_ends(tmp_path: Path) -
     device.creditor.start()
     device.gate.begin_step()
     assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-    device.state.arrived(tokens=8)
+    slot = device.state.arrived(tokens=8)
     assert not device.gate.is_open()
     assert device.gate.pass_(timeout_ms=20) is Verdict.TIMED_OUT
     device.wait_for(QuantumRefusal.SERVING_BUSY)
     assert not device.gate.is_open()
-    assert device.state.finished()
-    assert not device.state.finished()
+    assert device.state.finished(slot)
+    assert not device.state.finished(slot)
     assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
     device.gate.end_step()
     device.close()
@@ -170,10 +170,10 @@ def test_one_wild_segment_does_not_end_lending_for_ever(tmp_path: Path) -> None:
     device.gate.begin_step()
     assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
     clock.advance(10**9)  # a second: more than blocking_ms allows for any quantum
-    device.state.arrived(tokens=1)
+    slot = device.state.arrived(tokens=1)
     device.gate.leave()
     device.state.beat()
-    device.state.finished()
+    device.state.finished(slot)
     device.wait_for(QuantumRefusal.SLO_AT_RISK)
     assert device.creditor.segment_upper_ms == 1000
     assert device.gate.pass_(timeout_ms=5) is Verdict.TIMED_OUT
@@ -207,10 +207,10 @@ def test_every_quantum_of_a_busy_device_verifies(tmp_path: Path) -> None:
     deadline = time.monotonic() + LONG_MS / 1000
     requests = 0
     while requests < 150 or (device.creditor.grants < 150 and time.monotonic() < deadline):
-        device.state.arrived(tokens=8)
+        slot = device.state.arrived(tokens=8)
         assert not device.gate.is_open()
         assert device.gate.wait_parked(timeout_ms=LONG_MS) is not None
-        device.state.finished()
+        device.state.finished(slot)
         requests += 1
         time.sleep(0.0003 * (requests % 5))
     stop.set()

@@ -71,13 +71,13 @@ def write_log(path: Path) -> None:
         gate.pass_(timeout_ms=10_000)
         clock.advance(2_000_000)
         gate.end_step()
-        state.arrived(tokens=64)
+        slot = state.arrived(tokens=64)
         clock.advance(1_000_000)
         log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP)
-        state.finished()
+        state.finished(slot)
         state.beat()
     creditor.stop()
-    state.arrived(tokens=64)
+    slot = state.arrived(tokens=64)
     terms = AdmissionTerms(
         epoch=2,
         to_partition=1,
@@ -97,7 +97,7 @@ def write_log(path: Path) -> None:
         burst_request_tokens=40,
     )
     assert admission_certificate(terms, log=log, serving=state) is not None
-    state.finished()
+    state.finished(slot)
     log.append_move(from_partition=-1, to_partition=1, slabs=3, lease_id=1, epoch=3, move_kind=2)
     deadline_ns = clock.now_ns() + 50_000_000
     log.append_revoke_begun(lease_id=1, deadline_ns=deadline_ns, slabs=2)

@@ -36,8 +36,15 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     ) -> dict[int, Any]:
         """Take a step's tokens; offer the slabs that ended requests leave behind."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
-        for request_id in scheduler_output.num_scheduled_tokens:
-            self.lane.emitted(request_id)
+        # A chunk of a prompt gives no token: its request still waits for the first.
+        self.lane.emitted_all(
+            [
+                one.request_id
+                for client in outputs.values()
+                for one in client.outputs
+                if one.new_token_ids
+            ]
+        )
         self._tell_finished()
         return outputs
 

@@ -60,7 +60,7 @@ TEST(the_checksum_is_that_of_zlib) {
 TEST(records_lie_where_the_table_says) {
   const MemoryFile file;
   const auto log = make_log(file.path());
-  CHECK(log->append(Arrived{.tokens = 77}));
+  CHECK(log->append(Arrived{.tokens = 77, .slot = 0, .prefilled = 0}));
   CHECK(log->append_move(-1, 1, 3, 9, 12, 2));
   CHECK(log->append_gave_back(std::string(200, 'x')));
   CHECK(log->close().ok());
@@ -92,7 +92,8 @@ TEST(appends_from_many_threads_and_flushes_lose_nothing) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 3; ++thread) {
     threads.emplace_back([&] {
-      for (int i = 0; i < 1000; ++i) CHECK(log->append(Arrived{.tokens = 1}));
+      for (int i = 0; i < 1000; ++i)
+        CHECK(log->append(Arrived{.tokens = 1, .slot = 0, .prefilled = 0}));
     });
   }
   for (int i = 0; i < 50; ++i) CHECK(log->flush().ok());
@@ -118,7 +119,7 @@ TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
   int ends[2];
   CHECK_EQ(::pipe(ends), 0);  // nobody reads: the writer of the log gets stuck
   const auto log = make_log("/proc/self/fd/" + std::to_string(ends[1]));
-  while (log->append(Arrived{.tokens = 1})) {
+  while (log->append(Arrived{.tokens = 1, .slot = 0, .prefilled = 0})) {
   }
   CHECK(!log->is_healthy());
   CHECK(log->records() >= CertificateLog::kRingRecords);

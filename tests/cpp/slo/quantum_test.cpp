@@ -1,8 +1,10 @@
 #include "slo/quantum.h"
 
+#include <array>
 #include <functional>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include "check.h"
 
@@ -42,11 +44,15 @@ struct Scene {
     serving->beat();
   }
 
-  std::uint32_t decide(double segment_ms, std::uint32_t outstanding = 0) {
-    return certifier->decide({.close_epoch = 1,
-                              .passed = 0,
-                              .outstanding = outstanding,
-                              .segment_upper_ms = segment_ms});
+  std::uint32_t decide(double segment_ms, std::uint32_t outstanding = 0,
+                       HarvestMode mode = HarvestMode::kIdle) {
+    return certifier
+        ->decide({.mode = mode,
+                  .close_epoch = 1,
+                  .passed = 0,
+                  .outstanding = outstanding,
+                  .segment_upper_ms = segment_ms})
+        .segments;
   }
 
   std::shared_ptr<ManualClock> clock{std::make_shared<ManualClock>()};
@@ -88,17 +94,17 @@ TEST(what_is_outstanding_is_part_of_the_quantum) {
 
 TEST(a_pending_request_refuses_every_quantum) {
   Scene scene;
-  scene.serving->arrived(10);
-  scene.serving->arrived(10);
+  CHECK_EQ(scene.serving->arrived(10), 0);
+  CHECK_EQ(scene.serving->arrived(10), 1);
   CHECK_EQ(scene.decide(1), 0);
-  CHECK(scene.serving->finished());
+  CHECK(scene.serving->finished(0));
   CHECK_EQ(scene.decide(1), 0);
   CHECK_EQ(scene.certifier->refused(QuantumRefusal::kServingBusy), 2);
   CHECK_EQ(scene.listener->idles, 0);
-  CHECK(scene.serving->finished());
+  CHECK(scene.serving->finished(1));
   CHECK_EQ(scene.listener->idles, 1);
   CHECK_EQ(scene.decide(1), 8);
-  CHECK(!scene.serving->finished());
+  CHECK(!scene.serving->finished(1));
   CHECK_EQ(scene.serving->pending(), 0);
 }
 
@@ -127,7 +133,7 @@ TEST(frozen_host_gets_no_fresh_credit) {
   Scene silent;
   silent.serving = std::make_shared<ServingState>(silent.log, nullptr);
   QuantumCertifier certifier{silent.serving, silent.model, silent.log, {}};
-  CHECK_EQ(certifier.decide({.segment_upper_ms = 1}), 0);
+  CHECK_EQ(certifier.decide({.segment_upper_ms = 1}).segments, 0);
   CHECK_EQ(certifier.last_refusal(), QuantumRefusal::kNoHeartbeat);
 }
 
@@ -150,8 +156,7 @@ TEST(the_log_never_shows_a_quantum_while_a_request_is_pending) {
   Scene scene;
   std::thread frontend{[&] {
     for (int i = 0; i < 2000; ++i) {
-      scene.serving->arrived(1);
-      CHECK(scene.serving->finished());
+      CHECK(scene.serving->finished(scene.serving->arrived(1)));
     }
   }};
   std::uint64_t quanta = 0;
@@ -167,6 +172,137 @@ TEST(the_log_never_shows_a_quantum_while_a_request_is_pending) {
   }
   frontend.join();
   CHECK_EQ(scene.log->count(Kind::kQuantum), quanta);
+}
+
+namespace {
+
+// The scene's next decode step takes 10 ms, and with 400 prompt tokens beside it 50 (39.9 of one
+// that decodes already); a token is due after 80.
+LogHeader with_modes(std::uint32_t modes, std::uint32_t without = 0) {
+  return {.ttft_ms = 200,
+          .tpot_ms = 80,
+          .signal_ms = 1,
+          .blocking_ms = 150,
+          .heartbeat_ttl_ns = 1'000'000'000'000,
+          .max_segments = 8,
+          .modes = modes,
+          .without = without};
+}
+
+constexpr Nanoseconds kMs = 1'000'000;
+
+void give_token(Scene& scene, std::uint32_t slot) {
+  const std::array<std::uint32_t, 1> slots{slot};
+  CHECK_EQ(scene.serving->emitted(slots), 1);
+}
+
+}  // namespace
+
+TEST(slack_is_what_is_left_before_the_earliest_token_is_due) {
+  Scene scene{with_modes(0b011)};
+  const auto first = scene.serving->arrived(10);
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);  // it waits for its first token
+  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kServingBusy);
+  give_token(scene, first);
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kIdle), 0);
+  // 80 = 1 + 49.9 + quantum
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 4);
+  scene.clock->advance(20 * kMs);
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 1);
+  const auto second = scene.serving->arrived(10);
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);
+  give_token(scene, second);
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 1);  // the first still waits longest
+  give_token(scene, first);
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 4);
+  scene.clock->advance(20 * kMs);
+  give_token(scene, first);
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 1);  // now the second does
+  CHECK(scene.serving->finished(second));
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 4);
+  CHECK_EQ(scene.certifier->granted(HarvestMode::kSlack), 6);
+}
+
+TEST(slack_without_the_hypothetical_request_reserves_a_decode_step_only) {
+  Scene scene{with_modes(0b011, 1U << static_cast<std::uint32_t>(Mechanism::kHypothetical))};
+  give_token(scene, scene.serving->arrived(10));
+  CHECK_EQ(scene.decide(12, 0, HarvestMode::kSlack), 5);  // 80 = 1 + 10 + 69
+}
+
+TEST(beside_a_step_it_must_end_in_time_although_it_is_slowed_down) {
+  Scene scene{with_modes(0b101)};
+  give_token(scene, scene.serving->arrived(10));
+  const auto ask = [&](double slowdown) {
+    return scene.certifier
+        ->decide({.mode = HarvestMode::kSpatial, .segment_upper_ms = 1, .slowdown = slowdown})
+        .segments;
+  };
+  CHECK_EQ(ask(1.5), 8);  // 1 + 1.5 * 49.9 <= 80
+  CHECK_EQ(ask(1.6), 0);
+  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kSloAtRisk);
+  CHECK_EQ(ask(0.5), 0);
+}
+
+TEST(a_mode_that_the_header_does_not_name_is_refused) {
+  Scene scene{with_modes(0b001)};
+  give_token(scene, scene.serving->arrived(10));
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSpatial), 0);
+}
+
+TEST(a_burst_must_still_meet_its_first_token) {
+  LogHeader header = with_modes(0b001);
+  header.burst_tokens = 1200;  // three chunks of 400: 2 * 50 before the last
+  Scene scene{header};
+  CHECK_EQ(scene.decide(49, 0), 1);  // 49 + 1 + 50 + 100 = 200
+  CHECK_EQ(scene.decide(49.5, 0), 0);
+}
+
+TEST(a_request_that_was_prefilled_elsewhere_runs_at_once) {
+  Scene scene{with_modes(0b011)};
+  CHECK_EQ(scene.serving->arrived(10, true), 0);
+  CHECK_EQ(scene.serving->waiting(), 0);
+  CHECK_EQ(scene.serving->load().running, 1);
+  CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 4);
+}
+
+TEST(slots_are_reused_and_context_is_counted) {
+  Scene scene{with_modes(0b011)};
+  const auto first = scene.serving->arrived(10);
+  const auto second = scene.serving->arrived(20);
+  const std::array<std::uint32_t, 3> both{first, second, 77};
+  CHECK_EQ(scene.serving->emitted(both), 2);
+  CHECK_EQ(scene.serving->load().context_tokens, 32);
+  CHECK(scene.serving->finished(first));
+  CHECK_EQ(scene.serving->load().context_tokens, 21);
+  CHECK_EQ(scene.serving->arrived(5), first);
+  CHECK_EQ(scene.serving->waiting(), 1);
+  CHECK(scene.serving->finished(first));
+  CHECK_EQ(scene.serving->waiting(), 0);
+}
+
+TEST(a_request_beyond_the_slots_waits_until_it_ends) {
+  Scene scene{with_modes(0b011)};
+  for (std::uint32_t slot = 0; slot < ServingState::kSlots; ++slot) {
+    CHECK_EQ(scene.serving->arrived(1, true), slot);
+  }
+  const auto beyond = scene.serving->arrived(1);
+  CHECK_EQ(beyond, ServingState::kNoSlot);
+  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);
+  CHECK(scene.serving->finished(beyond));
+  CHECK(!scene.serving->finished(beyond));
+  CHECK_EQ(scene.serving->waiting(), 0);
+}
+
+TEST(tokens_of_many_requests_are_recorded_in_runs) {
+  Scene scene{with_modes(0b011)};
+  std::vector<std::uint32_t> slots;
+  for (int i = 0; i < 1000; ++i) slots.push_back(scene.serving->arrived(1));
+  CHECK_EQ(scene.serving->emitted(slots), 1000);
+  CHECK_EQ(scene.log->count(Kind::kTokens), 2);  // 704 slots a record
+  const std::array<std::uint32_t, 1> last{900};
+  CHECK_EQ(scene.serving->emitted(last), 1);
+  CHECK_EQ(scene.log->count(Kind::kTokens), 3);
 }
 
 TEST_MAIN()

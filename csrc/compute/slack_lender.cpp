@@ -1,0 +1,64 @@
+#include "compute/slack_lender.h"
+
+#include <algorithm>
+
+namespace rose::compute {
+
+namespace {
+
+// A device writes `passed` without ringing anybody; on a CPU the bell comes before this.
+constexpr Nanoseconds kLookNs = 200'000;
+
+}  // namespace
+
+std::optional<Offer> SlackLender::offer() noexcept {
+  if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
+  CreditRequest request;
+  // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
+  request.close_epoch = gate_->close_epoch();
+  if (gate_->is_open() || gate_->is_running()) return std::nullopt;
+  request.passed = gate_->passed();
+  request.now_ns = clock_->now_ns();
+  const Decision decision = policy_->decide(request);
+  if (decision.segments == 0) return std::nullopt;
+  const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
+  gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
+  if (!gate_->open(request.close_epoch)) return std::nullopt;
+  return Offer{
+      .segments = segments, .close_epoch = request.close_epoch, .until_ns = decision.until_ns};
+}
+
+void SlackLender::withdraw() noexcept {
+  if (gate_->is_open()) gate_->close(CloseReason::kStep);
+}
+
+Nanoseconds SlackLender::lend() noexcept {
+  const Nanoseconds from_ns = clock_->now_ns();
+  while (const auto made = offer()) {
+    const bool is_spent = wait_spent(*made);
+    withdraw();
+    if (!is_spent) break;
+  }
+  return clock_->now_ns() - from_ns;
+}
+
+bool SlackLender::wait_spent(const Offer& offer) noexcept {
+  const std::uint32_t first = gate_->passed();
+  const Nanoseconds start_by_ns = clock_->now_ns() + config_.start_ns;
+  for (;;) {
+    // Read before the look: what rings during the look makes the wait return at once.
+    const std::uint32_t seen = gate_->demand();
+    const Nanoseconds now_ns = clock_->now_ns();
+    const bool is_ours = gate_->is_open() && gate_->close_epoch() == offer.close_epoch;
+    if (!is_ours || now_ns >= offer.until_ns || !gate_->is_in_step()) return false;
+    if (gate_->passed() == first && now_ns >= start_by_ns) return false;
+    const Nanoseconds left_ns = offer.until_ns - now_ns;
+    if (gate_->credit_left() == 0) {
+      // Of the last segment, too, it sees the end.
+      return gate_->wait_parked(left_ns).has_value() && gate_->is_open();
+    }
+    gate_->wait_demand(seen, std::min(left_ns, kLookNs));
+  }
+}
+
+}  // namespace rose::compute

@@ -1,0 +1,153 @@
+#include "slo/serving_state.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace rose::slo {
+
+ServingState::ServingState(std::shared_ptr<CertificateLog> log,
+                           std::shared_ptr<ServingListener> listener)
+    : log_{std::move(log)},
+      listener_{std::move(listener)},
+      requests_{std::make_unique<std::array<Request, kSlots + 1>>()} {
+  (*requests_)[kSlots].before = (*requests_)[kSlots].after = kSlots;
+}
+
+std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noexcept {
+  pending_.fetch_add(1);
+  waiting_.fetch_add(1);
+  if (listener_ != nullptr) listener_->busy();
+  CertificateLog::Section section{*log_};
+  const std::uint32_t slot = take_slot();
+  if (slot != kNoSlot) {
+    Request& request = (*requests_)[slot];
+    request.context_tokens = tokens;
+    request.phase = Phase::kWaiting;
+  } else {
+    ++slotless_;
+  }
+  section.append(Arrived{.tokens = tokens, .slot = slot, .prefilled = is_prefilled ? 1U : 0U});
+  if (is_prefilled && slot != kNoSlot) give_token(slot, section.now_ns());
+  return slot;
+}
+
+std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots) noexcept {
+  CertificateLog::Section section{*log_};
+  record_tokens(section, slots);
+  std::uint32_t counted = 0;
+  for (const std::uint32_t slot : slots) {
+    if (!is_live(slot)) continue;
+    give_token(slot, section.now_ns());
+    ++(*requests_)[slot].context_tokens;
+    ++context_tokens_;
+    ++counted;
+  }
+  return counted;
+}
+
+bool ServingState::finished(std::uint32_t slot) noexcept {
+  {
+    CertificateLog::Section section{*log_};
+    const bool has_no_slot = slot == kNoSlot && slotless_ > 0;
+    if (!has_no_slot && !is_live(slot)) return false;
+    section.append(Finished{.slot = slot, .zero = 0});
+    if (has_no_slot) {
+      --slotless_;
+      waiting_.fetch_sub(1);
+    } else {
+      Request& request = (*requests_)[slot];
+      if (request.phase == Phase::kRunning) {
+        unlink(slot);
+      } else {
+        waiting_.fetch_sub(1);
+      }
+      request.phase = Phase::kFree;
+      taken_[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+    }
+  }
+  if (pending_.fetch_sub(1) == 1 && listener_ != nullptr) listener_->idle();
+  return true;
+}
+
+Nanoseconds ServingState::heartbeat_age_ns(Nanoseconds now_ns) const noexcept {
+  const Nanoseconds heartbeat_ns = heartbeat_ns_.load();
+  if (heartbeat_ns == kNever) return std::numeric_limits<Nanoseconds>::max();
+  return std::max<Nanoseconds>(now_ns - heartbeat_ns, 0);
+}
+
+ServingLoad ServingState::load() const noexcept { return load(CertificateLog::Section{*log_}); }
+
+ServingLoad ServingState::load(const CertificateLog::Section& /*held*/) const noexcept {
+  const std::uint32_t oldest = (*requests_)[kSlots].after;
+  return {.running = running_,
+          .context_tokens = context_tokens_,
+          .oldest_token_ns = oldest == kSlots ? 0 : (*requests_)[oldest].last_token_ns};
+}
+
+std::uint32_t ServingState::take_slot() noexcept {
+  for (std::uint32_t word = 0; word < kWords; ++word) {
+    if (taken_[word] == ~std::uint64_t{0}) continue;
+    const auto bit = static_cast<std::uint32_t>(std::countr_one(taken_[word]));
+    taken_[word] |= std::uint64_t{1} << bit;
+    return word * 64 + bit;
+  }
+  return kNoSlot;
+}
+
+bool ServingState::is_live(std::uint32_t slot) const noexcept {
+  return slot < kSlots && (*requests_)[slot].phase != Phase::kFree;
+}
+
+// Times never go back within the section, so the newest token goes to the ring's end.
+void ServingState::give_token(std::uint32_t slot, Nanoseconds now_ns) noexcept {
+  Request& request = (*requests_)[slot];
+  if (request.phase == Phase::kRunning) {
+    unlink(slot);
+  } else {
+    waiting_.fetch_sub(1);
+    request.phase = Phase::kRunning;
+  }
+  link_newest(slot, now_ns);
+}
+
+void ServingState::link_newest(std::uint32_t slot, Nanoseconds now_ns) noexcept {
+  Request& anchor = (*requests_)[kSlots];
+  Request& request = (*requests_)[slot];
+  request.last_token_ns = now_ns;
+  request.before = anchor.before;
+  request.after = kSlots;
+  (*requests_)[anchor.before].after = slot;
+  anchor.before = slot;
+  ++running_;
+  context_tokens_ += request.context_tokens;
+}
+
+void ServingState::unlink(std::uint32_t slot) noexcept {
+  const Request& request = (*requests_)[slot];
+  (*requests_)[request.before].after = request.after;
+  (*requests_)[request.after].before = request.before;
+  --running_;
+  context_tokens_ -= request.context_tokens;
+}
+
+// One record for every run of slots that a bitmap covers; of lowest free slots that is one.
+void ServingState::record_tokens(CertificateLog::Section& section,
+                                 std::span<const std::uint32_t> slots) noexcept {
+  constexpr std::uint32_t kBits = Tokens::kBitmapBytes * 8;
+  for (std::uint32_t first = 0; first < kSlots; first += kBits) {
+    Tokens record{.first_slot = first, .count = 0, .bitmap = {}};
+    for (const std::uint32_t slot : slots) {
+      if (!is_live(slot) || slot < first || slot - first >= kBits) continue;
+      std::uint8_t& byte = record.bitmap[(slot - first) / 8];
+      const auto bit = static_cast<std::uint8_t>(1U << ((slot - first) % 8));
+      if ((byte & bit) == 0) ++record.count;
+      byte |= bit;
+    }
+    if (record.count > 0) section.append(record);
+    if (std::ranges::all_of(slots, [&](std::uint32_t slot) { return slot < first + kBits; }))
+      return;
+  }
+}
+
+}  // namespace rose::slo

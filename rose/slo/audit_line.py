@@ -1,0 +1,114 @@
+"""Serving's time on one line: what each nanosecond of it was, as the STEPs of a log tell it."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rose.slo.log_file import LogRecord
+from rose.units import NS_PER_MS
+
+
+class Use(Enum):
+    """What a stretch of serving's time went to. Time of no stretch is the host's."""
+
+    LENT = "lent"
+    WAITED = "waited"  # for a segment that was as long as was promised
+    BLOCKED = "blocked"  # by a segment beyond that
+    STEP = "step"  # within its upper estimate
+    OVERRUN = "overrun"  # above it
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of one step's time, the waits before it included; no two stretches overlap.
+
+    Args:
+        begin_ns: first nanosecond.
+        end_ns: the one after the last, > `begin_ns`.
+        use: what it went to.
+        step: index of the step into the line's steps.
+    """
+
+    begin_ns: int
+    end_ns: int
+    use: Use
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an audit needs of a STEP.
+
+    Args:
+        began_ns: its own beginning, after the waits.
+        upper_ns: its upper estimate.
+        prefill_tokens: prompt tokens it processed.
+    """
+
+    began_ns: int
+    upper_ns: int
+    prefill_tokens: float
+
+
+def nanoseconds(duration_ms: float) -> int:
+    """Return a duration of a log; one that is negative or not finite counts as none."""
+    is_one = math.isfinite(duration_ms) and duration_ms > 0
+    return round(duration_ms * NS_PER_MS) if is_one else 0
+
+
+class StepLine:
+    """All steps of a log as stretches, in the order of time."""
+
+    def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
+        """Lay out the STEPs of `records`.
+
+        Args:
+            records: of the whole log, for a STEP is written when it has ended.
+            signal_ms: from a close to its being seen, a part of every promise.
+        """
+        steps = [record.fields for record in records if record.kind == "STEP"]
+        steps.sort(key=lambda fields: fields["began_ns"])  # type: ignore[no-any-return]
+        self.steps = [
+            Step(one["began_ns"], nanoseconds(one["upper_ms"]), one["prefill_tokens"])
+            for one in steps
+        ]
+        quanta = [record for record in records if record.kind == "QUANTUM"]
+        granted_ns = [record.time_ns for record in quanta]
+        self._stretches: list[Stretch] = []
+        end_ns: int | None = None
+        for index, fields in enumerate(steps):
+            before = bisect_right(granted_ns, fields["began_ns"])
+            promised_ms = quanta[before - 1].fields["segment_upper_ms"] + signal_ms if before else 0
+            for stretch in _stretches(fields, index, nanoseconds(promised_ms)):
+                begin_ns = stretch.begin_ns if end_ns is None else max(stretch.begin_ns, end_ns)
+                if begin_ns < stretch.end_ns:
+                    end_ns = stretch.end_ns
+                    self._stretches.append(Stretch(begin_ns, end_ns, stretch.use, index))
+        self._begins = [stretch.begin_ns for stretch in self._stretches]
+
+    def between(self, begin_ns: int, end_ns: int) -> Iterator[tuple[Stretch, int]]:
+        """Yield each stretch that has a part within a time, and the nanoseconds of that part."""
+        first = max(bisect_right(self._begins, begin_ns) - 1, 0)
+        for stretch in self._stretches[first : bisect_right(self._begins, end_ns)]:
+            part_ns = min(stretch.end_ns, end_ns) - max(stretch.begin_ns, begin_ns)
+            if part_ns > 0:
+                yield stretch, part_ns
+
+
+def _stretches(fields: dict[str, Any], index: int, promised_ns: int) -> Iterator[Stretch]:
+    """Yield the stretches of one step, as if it were alone; some may be empty."""
+    lent_ns, waited_ns = nanoseconds(fields["lent_ms"]), nanoseconds(fields["blocked_ms"])
+    actual_ns, upper_ns = nanoseconds(fields["actual_ms"]), nanoseconds(fields["upper_ms"])
+    at_ns = fields["began_ns"] - waited_ns - lent_ns
+    for use, took_ns in (
+        (Use.LENT, lent_ns),
+        (Use.WAITED, min(waited_ns, promised_ns)),
+        (Use.BLOCKED, max(waited_ns - promised_ns, 0)),
+        (Use.STEP, min(actual_ns, upper_ns)),
+        (Use.OVERRUN, max(actual_ns - upper_ns, 0)),
+    ):
+        yield Stretch(at_ns, at_ns + took_ns, use, index)
+        at_ns += took_ns

@@ -1,0 +1,104 @@
+"""Where the fields of a certificate log are: the tables of `docs/protocol.md`, restated.
+
+Written a second time on purpose: nothing here is shared with the C++ code that writes logs.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+NEWEST: Final = 3
+RECORD_BYTES: Final = 128
+PAYLOAD_AT: Final = 24
+CRC_AT: Final = 124
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Fields that follow each other without gaps.
+
+    Args:
+        names: in the order of the bytes.
+        form: how their bytes are read.
+    """
+
+    names: tuple[str, ...]
+    form: struct.Struct
+
+    def read(self, content: bytes, offset: int) -> dict[str, Any]:
+        """Return the fields that begin at `offset`."""
+        return dict(zip(self.names, self.form.unpack_from(content, offset), strict=True))
+
+
+def _layout(*runs: str) -> Layout:
+    """Make a layout of runs of one type: a code of `struct`, then the names of the run's fields."""
+    codes: list[str] = []
+    names: list[str] = []
+    for run in runs:
+        code, *fields = run.split()
+        codes += [code] * len(fields)
+        names += fields
+    return Layout(tuple(names), struct.Struct("<" + "".join(codes)))
+
+
+PREFIX: Final = _layout("8s magic", "I version record_bytes")
+
+_HEADER_2: Final = (
+    "d ttft_ms tpot_ms epsilon signal_ms blocking_ms",
+    "q heartbeat_ttl_ns started_ns",
+    "I max_segments slabs partitions blocks_per_slab",
+    "I block_tokens max_request_tokens max_batch_tokens burst_requests",
+    "d revoke_ms",
+)
+# What follows the prefix, by version.
+HEADERS: Final = {
+    2: _layout(*_HEADER_2),
+    3: _layout(*_HEADER_2, "I modes without burst_tokens"),
+}
+
+RECORD: Final = _layout("I kind zero", "Q sequence", "q time_ns")
+
+_KINDS_2: Final = {
+    "START": _layout("q wall_time_ns"),
+    "ARRIVED": _layout("Q tokens"),
+    "FINISHED": _layout(),
+    "QUANTUM": _layout(
+        "d segment_upper_ms quantum_ms signal_ms step_upper_ms chunk_upper_ms ttft_ms blocking_ms",
+        "q heartbeat_age_ns",
+        "I segments outstanding passed close_epoch pending",
+    ),
+    "ADMISSION": _layout(
+        "Q epoch",
+        "d horizon_ms decode_tokens_per_s prefill_tokens_per_s",
+        "q slack_blocks",
+        "I slabs block_tokens free_serving_blocks unowned_slabs revocable_blocks running_requests",
+        "I max_request_tokens max_batch_tokens burst_requests burst_request_tokens",
+        "I demand_blocks to_partition",
+    ),
+    "MOVE": _layout("Q lease_id epoch", "i from to", "I slabs move_kind"),
+    "REVOKE_BEGUN": _layout("Q lease_id", "q deadline_ns", "I slabs"),
+    "STEP": _layout(
+        "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens"
+    ),
+    "GAVE_BACK": _layout("96s reason"),
+    "END": _layout("Q records"),
+}
+_KINDS_3: Final = {
+    **_KINDS_2,
+    "ARRIVED": _layout("Q tokens", "I slot prefilled"),
+    "FINISHED": _layout("I slot"),
+    "QUANTUM": _layout(
+        "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms burst_ms slowdown",
+        "q deadline_ns heartbeat_age_ns",
+        "I segments outstanding passed close_epoch pending mode",
+    ),
+    "STEP": _layout(
+        "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens",
+        "d blocked_ms lent_ms",
+        "q began_ns",
+    ),
+    "TOKENS": _layout("I first_slot count", "88s bitmap"),
+    "FORCED": _layout("I passed close_epoch"),
+}
+# The payloads by version, as (name, layout): kind k is the one at k - 1.
+KINDS: Final = {2: tuple(_KINDS_2.items()), 3: tuple(_KINDS_3.items())}

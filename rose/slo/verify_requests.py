@@ -1,0 +1,100 @@
+"""Serving's requests as a log tells of them: who waits, who runs, who has to be served first."""
+
+from typing import Final
+
+NO_SLOT: Final = (1 << 32) - 1
+_SLOTS_MAX: Final = 1 << 20
+# Entries of `_tokens` that are kept beyond twice those that were needed when they were last sorted.
+_TOKENS_KEPT: Final = 4096
+
+
+class Requests:
+    """The live requests by slot.
+
+    Sets of slots are integers with a bit for each slot: a batch of any size is one operation.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any request."""
+        self.pending = 0
+        self._live = 0
+        self._waiting = 0
+        self._slotless = 0  # all of them wait until they finish
+        self._tokens: list[tuple[int, int]] = []  # (time_ns, slots), in the order of time
+        self._tokens_max = _TOKENS_KEPT
+
+    @property
+    def is_any_waiting(self) -> bool:
+        """Whether a request has no token yet, or counts as such."""
+        return self._waiting != 0 or self._slotless > 0
+
+    def arrived(self, slot: int, *, prefilled: int, time_ns: int) -> list[str]:
+        """Take a request in; what is wrong with it is returned, and it is left out then."""
+        if slot == NO_SLOT:
+            self._slotless += 1
+            self.pending += 1
+            return []
+        if slot >= _SLOTS_MAX:
+            return [f"slot {slot} is beyond the {_SLOTS_MAX} there can be"]
+        bit = 1 << slot
+        if self._live & bit:
+            return [f"slot {slot} was given to a second request"]
+        self.pending += 1
+        self._live |= bit
+        if prefilled:
+            self._tokens.append((time_ns, bit))
+        else:
+            self._waiting |= bit
+        return [] if prefilled in (0, 1) else [f"prefilled is {prefilled}, not 0 or 1"]
+
+    def finished(self, slot: int) -> list[str]:
+        """Let a request go; its slot is free again."""
+        if slot == NO_SLOT and self._slotless > 0:
+            self._slotless -= 1
+        elif slot < _SLOTS_MAX and self._live >> slot & 1:
+            self._live &= ~(1 << slot)
+            self._waiting &= ~(1 << slot)
+        else:
+            return [f"a request finished that had not arrived, in slot {slot}"]
+        self.pending -= 1
+        return []
+
+    def got_tokens(self, first_slot: int, count: int, bitmap: bytes, *, time_ns: int) -> list[str]:
+        """Give one token to each request of a bitmap; those of no request are left out."""
+        bits = int.from_bytes(bitmap, "little")
+        wrong = []
+        if bits.bit_count() != count:
+            wrong.append(f"count is {count}, the bitmap has {bits.bit_count()}")
+        if bits == 0:
+            return wrong
+        if first_slot + bits.bit_length() > _SLOTS_MAX:
+            return [*wrong, f"names slots beyond the {_SLOTS_MAX} there can be"]
+        slots = bits << first_slot
+        strays = slots & ~self._live
+        if strays:
+            first = (strays & -strays).bit_length() - 1
+            wrong.append(f"{strays.bit_count()} tokens of no request, the first in slot {first}")
+            slots &= self._live
+        self._waiting &= ~slots
+        self._tokens.append((time_ns, slots))
+        if len(self._tokens) > self._tokens_max:
+            self.oldest_token_ns()
+            self._tokens_max = _TOKENS_KEPT + 2 * len(self._tokens)
+        return wrong
+
+    def oldest_token_ns(self) -> int | None:
+        """Return the time of the last token of the running request that waits longest for one.
+
+        Only what is the last token of somebody is kept, so that the next call has no more to look
+        at than requests that run and tokens that came in between.
+        """
+        missing = self._live & ~self._waiting
+        kept = []
+        while missing and self._tokens:
+            time_ns, slots = self._tokens.pop()
+            last = slots & missing
+            if last:
+                kept.append((time_ns, last))
+                missing &= ~last
+        self._tokens = kept[::-1]
+        return kept[-1][0] if kept else None
