@@ -11,16 +11,16 @@ from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent
 
 HEADERS: Final = (
     "scheme",
-    "rollouts get\nof a device",
-    "late because\nof rollouts",
-    "first token ms\np50 / p99",
-    "x alone\np50 / p99",
-    "per token ms\np50 / p99",
-    "x alone\np50 / p99",
-    "step waits\nms p99",
-    "certificates\nhold / all",
+    "rollouts\nget, of\na device",
+    "late\nbecause of\nrollouts",
+    "first\ntoken\nms p99",
+    "\nx alone\np50/p99",
+    "per\ntoken\nms p99",
+    "\nx alone\np50/p99",
+    "step\nwaits\nms p99",
+    "\ncertificates\nhold/all",
 )
-_COLUMNS_MIN: Final = 124
+_COLUMNS_MIN: Final = 100
 
 
 def print_comparison(report: Mapping[str, Any], console: Console) -> None:
@@ -51,10 +51,10 @@ def scheme_rows(report: Mapping[str, Any], at: Mapping[str, Any]) -> list[list[s
             report["schemes"][name]["label"],
             percent(row["harvest"]),
             late(row),
-            f"{number(row['ttft_ms_p50'])} / {number(row['ttft_ms_p99'])}",
-            f"{fixed(row['ratios']['ttft_p50'])} / {fixed(row['ratios']['ttft_p99'])}",
-            f"{number(row['tpot_ms_p50'])} / {number(row['tpot_ms_p99'])}",
-            f"{fixed(row['ratios']['tpot_p50'])} / {fixed(row['ratios']['tpot_p99'])}",
+            number(row["ttft_ms_p99"]),
+            f"{fixed(row['ratios']['ttft_p50'])}/{fixed(row['ratios']['ttft_p99'])}",
+            number(row["tpot_ms_p99"]),
+            f"{fixed(row['ratios']['tpot_p50'])}/{fixed(row['ratios']['tpot_p99'])}",
             number(row["blocked_ms_p99"]),
             _certificates(row["certificates"]),
         ]
@@ -83,7 +83,7 @@ def late(row: Mapping[str, Any]) -> str:
 
 
 def _certificates(counts: Mapping[str, int] | None) -> str:
-    return "" if counts is None else f"{counts['verified']} / {counts['granted']}"
+    return "" if counts is None else f"{counts['verified']}/{counts['granted']}"
 
 
 def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
