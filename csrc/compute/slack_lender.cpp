@@ -33,8 +33,10 @@ void SlackLender::withdraw() noexcept {
 }
 
 Nanoseconds SlackLender::lend() noexcept {
+  auto made = offer();
+  if (!made) return 0;
   const Nanoseconds from_ns = clock_->now_ns();
-  while (const auto made = offer()) {
+  for (; made; made = offer()) {
     const bool is_spent = wait_spent(*made);
     withdraw();
     if (!is_spent) break;

@@ -46,7 +46,7 @@ class SlackLender {
   // Closes the gate, if it is open.
   void withdraw() noexcept;
   // Offers, waits until that is used up, and offers again, as long as the policy grants something.
-  // Returns how long that took.
+  // Returns how long that took; 0 when nothing was granted.
   Nanoseconds lend() noexcept;
 
  private:

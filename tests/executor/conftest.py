@@ -47,6 +47,7 @@ class Rig:
         lends: bool = True,
         reserve_slabs: int | None = 2,
         limit_slabs: int = SLABS,
+        tpot_ms: float = 1000,
         **knobs,
     ):
         self.log_path = log_path
@@ -59,7 +60,7 @@ class Rig:
         )
         self.serving = self.device.serving(
             SERVING_KV,
-            slo=SLO(ttft_ms=20_000, tpot_ms=1000),
+            slo=SLO(ttft_ms=20_000, tpot_ms=tpot_ms),
             reserve_bytes=None if reserve_slabs is None else reserve_slabs * SLAB,
             step_tokens=32,
             request_tokens=64,

@@ -1,0 +1,142 @@
+"""Mode slack: serving lets rollouts go first, for as long as every token still comes in time."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rose._core import CloseReason, HarvestMode, RecordKind
+from rose.executor import StepBatch
+from rose.slo.log_file import read_log
+from tests.executor.conftest import LONG_S, Rig, wait_for
+
+TPOT_MS = 200.0
+# Steps of a millisecond, so that nearly all of a TPOT target is slack.
+SLACK = {"mode": "slack", "latency_prior_ms": (1.0, 0.0, 0.0, 0.0, 0.0), "tpot_ms": TPOT_MS}
+DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0)
+
+
+class Running:
+    """A rig whose borrower runs segment after segment, and which stops when it is told to."""
+
+    def __init__(self, rig: Rig, *, segment_s: float = 0.001) -> None:
+        self.rig = rig
+        self.gate = rig.device.gate
+        self._segment_s = segment_s
+        self._stop = threading.Event()
+        rig.start(self._roll_out)
+        wait_for(lambda: self.gate.passed > 0)
+
+    def _roll_out(self) -> None:
+        while not self._stop.is_set():
+            quantum = self.rig.rollout.try_step(timeout_ms=20)
+            if quantum:
+                with quantum:
+                    while not self._stop.is_set():
+                        self._stop.wait(self._segment_s)
+                        self.rig.rollout.gate()
+
+    def serve(self, request: str) -> None:
+        """Bring a request to its first token; the borrower waits at its gate then."""
+        self.rig.serving.arrived(request, prompt_tokens=8)
+        began = self.rig.serving.begin_step()
+        assert began.lent_ms == 0
+        self.rig.serving.emitted(request)
+        self.rig.serving.end_step(DECODE, began)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for request in ("a", "b"):
+            self.rig.serving.finished(request)
+
+
+@pytest.fixture
+def run(open_rig: Callable[..., Rig]) -> Iterator[Callable[..., Running]]:
+    """Open rigs with a borrower that runs; every one ends with an audit of its log."""
+    made: list[Running] = []
+
+    def run_one(**knobs) -> Running:
+        made.append(Running(open_rig(**knobs)))
+        return made[-1]
+
+    yield run_one
+    for one in made:
+        one.stop()
+
+
+def test_a_step_begins_after_rollouts_had_what_slack_there_was(run) -> None:
+    running = run(**SLACK)
+    running.serve("a")
+    passed = running.gate.passed
+    began = running.rig.serving.begin_step()
+    assert began.lent_ms > 0
+    assert running.gate.passed > passed
+    assert not running.gate.is_open()
+    assert not running.gate.is_running()
+    running.rig.serving.end_step(DECODE, began)
+    assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
+
+
+def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> None:
+    running = run(**SLACK, max_segments=2)
+    running.serve("a")
+    running.rig.serving.begin_step()
+    running.rig.device._log.flush()
+    _, records = read_log(running.rig.log_path)
+    token_ns = max(one.time_ns for one in records if one.kind == "TOKENS")
+    slack = [one for one in records if one.kind == "QUANTUM" and one.fields["mode"] == 1]
+    assert len(slack) > 1
+    for one in slack:
+        end_ns = one.time_ns + one.fields["quantum_ms"] * 1e6
+        assert end_ns <= token_ns + TPOT_MS * 1e6
+
+
+def test_an_arrival_ends_what_was_lent(run) -> None:
+    running = run(**{**SLACK, "tpot_ms": 1e6, "blocking_ms": 1e6})
+    serving, ended = running.rig.serving, threading.Event()
+    running.serve("a")
+
+    def step() -> None:
+        serving.begin_step()
+        ended.set()
+
+    running.rig.start(step)
+    wait_for(running.gate.is_open)
+    serving.arrived("b", prompt_tokens=8)
+    assert running.gate.close_reason is CloseReason.ARRIVAL
+    assert ended.wait(LONG_S)
+    assert not running.gate.is_open()
+
+
+def test_nothing_is_lent_while_a_request_waits_for_its_first_token(run) -> None:
+    running = run(**SLACK)
+    running.serve("a")
+    running.rig.serving.arrived("b", prompt_tokens=8)
+    assert running.rig.serving.begin_step().lent_ms == 0
+    assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
+
+
+def test_idle_mode_lends_nothing_before_a_step(run) -> None:
+    running = run(**{**SLACK, "mode": "idle"})
+    running.serve("a")
+    passed = running.gate.passed
+    running.rig.serving.begin_step()
+    assert running.gate.passed == passed
+    assert running.rig.device._log.count(RecordKind.TOKENS) == 1
+
+
+def test_a_borrower_with_nothing_to_run_is_not_waited_for(open_rig) -> None:
+    rig = open_rig(**{**SLACK, "tpot_ms": 1e6, "blocking_ms": 1e6})
+    rig.serving.arrived("a", prompt_tokens=8)
+    began = rig.serving.begin_step()
+    rig.serving.emitted("a")
+    rig.serving.end_step(DECODE, began)
+    rig.serving.begin_step()  # would last for a quarter of an hour
+    rig.serving.finished("a")
+
+
+def test_a_request_that_was_prefilled_elsewhere_has_slack_at_once(run) -> None:
+    running = run(**SLACK)
+    running.rig.serving.arrived("a", prompt_tokens=8, prefilled=True)
+    wait_for(lambda: not running.gate.is_running())
+    assert running.rig.serving.begin_step().lent_ms > 0
