@@ -1,16 +1,12 @@
-"""The gate, its certificates and the latency model: what they cost, and how soon work stops."""
+"""Certificates of compute, their log and the latency model: what they cost."""
 
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from bench.busy import busy_work
 from bench.conftest import Report
 from bench.paired import quantile
 from bench.rows import Bar, Peer
@@ -18,16 +14,16 @@ from rose._core import (
     AdmissionTerms,
     Arbiter,
     CertificateLog,
-    CloseReason,
     Creditor,
     Grant,
+    HarvestMode,
     HostGate,
     LatencyModel,
     MoveLog,
     RecordKind,
     ServingState,
-    Verdict,
     admission_certificate,
+    empty_call,
 )
 from rose.errors import check
 from rose.slo import Policy
@@ -35,18 +31,10 @@ from rose.slo.verify import verify_log
 
 POLICY = Policy()
 LONG_MS = 60_000.0
-GATES = 256
-CREDIT_MAX = 1 << 30
 SPINS_MAX = 10_000_000  # a second or so, for what takes microseconds
-SEGMENTS_PER_STEP = 4
-LENGTHS_MS = (0.3, 1.3, 5.0)
-DEPTHS = (1, 8, 64)
+# Calls in one measurement: both sides take about as long, so a busy machine takes from both alike.
+CERTIFICATES, EMPTY_CALLS = 150, 1500
 SLABS, BLOCKS_PER_SLAB = 64, 128
-
-
-def open_with(gate: HostGate, segments: int) -> None:
-    gate.grant(segments)
-    check(gate.open(gate.close_epoch), "nobody else closes this gate")
 
 
 def latency_model() -> LatencyModel:
@@ -70,134 +58,10 @@ def certificate_log(path: Path) -> CertificateLog:
         blocking_ms=POLICY.blocking_ms,
         heartbeat_ttl_ms=LONG_MS,
         max_segments=POLICY.max_segments,
+        modes=Policy(mode="slack").mode_bits,
         slabs=SLABS,
         partitions=2,
         blocks_per_slab=BLOCKS_PER_SLAB,
-    )
-
-
-# ---- the gate's own calls
-
-
-def test_gate_pass_open_ns(report: Report) -> None:
-    gate = HostGate()
-    open_with(gate, CREDIT_MAX)
-
-    def passes(count: int) -> None:
-        pass_ = gate.pass_
-        for _ in range(count):
-            pass_(timeout_ms=LONG_MS)
-
-    report.add("gate_pass_open_ns", report.loop(passes, rounds=200, calls=5000), "ns")
-
-
-def test_close_ns(report: Report) -> None:
-    gates = [HostGate() for _ in range(GATES)]
-
-    def open_all() -> None:
-        for gate in gates:
-            open_with(gate, 1)
-
-    def close_all(_count: int) -> None:
-        for gate in gates:
-            gate.close(CloseReason.ARRIVAL)
-
-    open_all()
-    close_ns = report.loop(close_all, rounds=200, calls=GATES, undo=open_all)
-    report.add("close_ns", close_ns, "ns")
-
-
-# ---- a borrower that is stopped at random
-
-
-class Borrower:
-    """A thread with steps waiting, credit for all of them, and a gate before each segment."""
-
-    def __init__(self, length_ms: float, *, steps_in_flight: int) -> None:
-        self.gate = HostGate()
-        self.ended = 0  # segments, counted by the borrower itself
-        self._work = busy_work(length_ms)
-        self._credit = steps_in_flight * SEGMENTS_PER_STEP
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while True:
-            self.gate.begin_step()
-            for _ in range(SEGMENTS_PER_STEP):
-                if self.gate.pass_(timeout_ms=LONG_MS) is not Verdict.PASSED:
-                    self.gate.end_step()
-                    return
-                self._work()
-                self.ended += 1
-            self.gate.end_step()
-
-    def resume(self) -> None:
-        open_with(self.gate, self._credit)
-
-    def stop(self) -> None:
-        self.gate.shut_down()
-        self._thread.join()
-
-    @classmethod
-    @contextmanager
-    def running(cls, length_ms: float, *, steps_in_flight: int = 8) -> "Iterator[Borrower]":
-        borrower = cls(length_ms, steps_in_flight=steps_in_flight)
-        borrower._thread.start()
-        try:
-            yield borrower
-        finally:
-            borrower.stop()
-
-
-def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> int:
-    """Close at a random moment; returns how many segments ended after that."""
-    borrower.resume()
-    # Between one and two segments on: it runs, and it has more to run.
-    time.sleep(rng.uniform(1.0, 2.0) * length_ms * 1e-3)
-    borrower.gate.close(CloseReason.ARRIVAL)
-    before = borrower.ended
-    parked = borrower.gate.wait_parked(timeout_ms=LONG_MS)
-    check(parked is not None, "a segment ends")
-    time.sleep(length_ms * 1e-3)  # room for one that should not have started
-    return borrower.ended - before
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_segments_after_close_max(report: Report, depth: int) -> None:
-    rng = random.Random(11)
-    after: list[int] = []
-
-    def closes(borrower: Borrower, length_ms: float) -> None:
-        after.append(interrupt(borrower, length_ms, rng))
-
-    short_ms, long_ms = LENGTHS_MS[:2]
-    with (
-        Borrower.running(short_ms, steps_in_flight=depth) as short,
-        Borrower.running(long_ms, steps_in_flight=depth) as long,
-    ):
-
-        def both() -> None:
-            closes(short, short_ms)
-            closes(long, long_ms)
-
-        report.repeat(both, 400)
-    # The one that ran when the gate closed.
-    name = f"segments_after_close_max_{depth}_steps_in_flight"
-    report.add(name, max(after), "segments", bar=Bar(at_most=1))
-
-
-@pytest.mark.parametrize("length_ms", LENGTHS_MS)
-def test_pause_p99_over_segment(report: Report, length_ms: float) -> None:
-    rng = random.Random(13)
-    with Borrower.running(length_ms) as borrower:
-        report.repeat(lambda: interrupt(borrower, length_ms, rng), 600)
-        stats = borrower.gate.stats()
-    report.add(
-        f"pause_p99_over_segment_{length_ms}ms",
-        stats.pause_ms_p99 / stats.segment_ms_p99,
-        "ratio",
-        peer=Peer("the segments themselves, p99", stats.segment_ms_p99, "ms"),
-        bar=Bar(at_most=1.1),
     )
 
 
@@ -263,6 +127,43 @@ def test_certified_quantum_us(report: Report, tmp_path: Path) -> None:
     # From serving's last word: the wake of the creditor's thread is most of it.
     report.add("certified_quantum_us", quantile(samples, 0.5) * 1e-3, "us")
     report.add("certified_quantum_us_p99", quantile(samples, 0.99) * 1e-3, "us")
+
+
+def test_certificate_over_empty_call(report: Report, tmp_path: Path) -> None:
+    one = Certifier(tmp_path / "log")
+    one.state.beat()
+    one.state.emitted([one.state.arrived(tokens=1000)])
+    certify, mode = one.creditor.certify, HarvestMode.SLACK
+
+    def certify_ns() -> float:
+        one.state.emitted([0])  # Its next token is due a TPOT target from now.
+        began_ns = time.perf_counter_ns()
+        for _ in range(CERTIFICATES):
+            certify(mode, segment_ms=1.0)
+        took_ns = time.perf_counter_ns() - began_ns
+        # No creditor asks as often as this loop: the log's ring would be full before it is written.
+        one.log.flush()
+        return took_ns / CERTIFICATES
+
+    def empty_ns() -> float:
+        began_ns = time.perf_counter_ns()
+        for _ in range(EMPTY_CALLS):
+            empty_call()
+        return (time.perf_counter_ns() - began_ns) / EMPTY_CALLS
+
+    paired = report.pairs(certify_ns, empty_ns, rounds=501)
+    check(
+        one.log.is_healthy and one.creditor.granted(mode) > CERTIFICATES,
+        "a certificate that was not recorded was not measured",
+    )
+    one.log.close()
+    report.add_ratio(
+        "certificate_over_empty_call",
+        paired,
+        peer=Peer("a bound call that does nothing", paired.peer, "ns"),
+        bar=Bar(at_most=10.0),
+    )
+    report.add("certificate_ns", paired.subject, "ns")
 
 
 def test_log_append_ns(report: Report, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class CertifiedCreditor {
                 .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
-  const QuantumCertifier& certifier() const noexcept { return *certifier_; }
+  QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
   std::optional<compute::Offer> offer() noexcept {
@@ -289,6 +289,22 @@ void bind_creditor(py::module_& module) {
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },
           py::call_guard<py::gil_scoped_release>())
       .def("notify", [](CertifiedCreditor& self) { self.creditor().notify(); })
+      // A certificate that nobody acts upon: no credit, no gate.
+      .def(
+          "certify",
+          [](CertifiedCreditor& self, HarvestMode mode, double segment_ms, std::uint32_t passed,
+             std::uint32_t outstanding, double slowdown) {
+            return self.certifier()
+                .decide({.mode = mode,
+                         .close_epoch = 0,
+                         .passed = passed,
+                         .outstanding = outstanding,
+                         .segment_upper_ms = segment_ms,
+                         .slowdown = slowdown})
+                .segments;
+          },
+          py::arg("mode"), py::kw_only(), py::arg("segment_ms"), py::arg("passed") = 0,
+          py::arg("outstanding") = 0, py::arg("slowdown") = 1.0)
       .def("look", [](CertifiedCreditor& self) { return self.creditor().look(); })
       .def("offer", &CertifiedCreditor::offer)
       .def("withdraw", &CertifiedCreditor::withdraw)
