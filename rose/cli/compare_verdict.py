@@ -30,16 +30,19 @@ def judge_comparison(report: Mapping[str, Any]) -> dict[str, Any]:
                 f"or for longer."
             ),
         }
-    parts = [
-        part
-        for part in (
-            _best(report, at, Kind.ROSE, "of rose"),
-            _best(report, at, Kind.PUBLISHED, "of the others"),
-        )
-        if part
+    ours, theirs = _best(report, at, Kind.ROSE), _best(report, at, Kind.PUBLISHED)
+    said = [
+        *(f"{_label(report, one)} gives rollouts {_gain(at, one)}" for one in ours[:1]),
+        *(
+            f"of the other schemes that keep serving's targets, {_label(report, one)} gives most, "
+            f"{_gain(at, one)}"
+            for one in theirs[:1]
+        ),
+        *_none_kept(report, at, Kind.ROSE, "no scheme of rose", ours),
+        *_none_kept(report, at, Kind.PUBLISHED, "no other scheme", theirs),
     ]
-    said = "; ".join(parts) if parts else "no scheme with rollouts was measured"
-    return {"void": False, "sentence": f"{lead}At load {at['load']:g}: {said}."}
+    sentence = "; ".join(said) if said else "no scheme with rollouts was measured"
+    return {"void": False, "sentence": f"{lead}At load {at['load']:g}: {sentence}."}
 
 
 def _off(control: Mapping[str, float | None] | None) -> str:
@@ -54,26 +57,38 @@ def _off(control: Mapping[str, float | None] | None) -> str:
     )
 
 
-def _best(report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind, whose: str) -> str:
-    """Say which scheme of a kind gives rollouts most, among those that keep serving's targets."""
-    rows = {
+def _lending(report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    return {
         name: row
         for name, row in at["schemes"].items()
-        if report["schemes"][name]["kind"] == kind.value and row["harvest"] is not None
+        if report["schemes"][name]["kind"] == kind.value
+        and row["harvest"] is not None
+        and row["excess_miss_share"] is not None
     }
-    kept = {
-        name: row
-        for name, row in rows.items()
-        if row["excess_miss_share"] is not None and row["excess_miss_share"] <= EXCESS_SHARE_MAX
-    }
-    if not rows:
-        return ""
-    if not kept:
-        return f"no scheme {whose} keeps serving's targets"
-    name = max(kept, key=lambda one: (kept[one]["harvest"], one))
-    row = kept[name]
+
+
+def _best(report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind) -> list[str]:
+    """Return the schemes that keep serving's targets, those that give rollouts most first."""
+    rows = _lending(report, at, kind)
+    kept = [name for name, row in rows.items() if row["excess_miss_share"] <= EXCESS_SHARE_MAX]
+    return sorted(kept, key=lambda name: (-rows[name]["harvest"], name))
+
+
+def _none_kept(
+    report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind, who: str, best: list[str]
+) -> list[str]:
+    if best or not _lending(report, at, kind):
+        return []
+    return [f"{who} keeps serving's targets"]
+
+
+def _label(report: Mapping[str, Any], name: str) -> str:
+    return str(report["schemes"][name]["label"])
+
+
+def _gain(at: Mapping[str, Any], name: str) -> str:
+    row = at["schemes"][name]
     return (
-        f"{report['schemes'][name]['label']} gives rollouts most {whose}, "
-        f"{percent(row['harvest'])} of the device, with {row['excess_misses']} of "
-        f"{row['requests']} requests late because of it"
+        f"{percent(row['harvest'])} of the device and makes {row['excess_misses']} of "
+        f"{row['requests']} requests late"
     )

@@ -1,7 +1,7 @@
 """A comparison in virtual time: the real decisions, on a device that is a model."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +14,7 @@ from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
-from rose.sim.simulate import simulate
-from rose.slo import Policy
+from rose.sim.simulate import default_policy, simulate
 from rose.units import MS_PER_S
 
 # A busy share that is as close as this to what was asked for is taken.
@@ -30,11 +29,9 @@ class VirtualRun:
 
     Args:
         noise: standard deviation of the logarithm of a step's time.
-        policy: the knobs of rose.
     """
 
     noise: float
-    policy: Policy = field(default_factory=Policy)
 
     @property
     def possible(self) -> frozenset[str]:
@@ -87,13 +84,14 @@ class VirtualRun:
     def _simulate(
         self, asked: Asked, requests: Sequence[Request], scheme: Scheme, logs: Path
     ) -> ArmOutcome:
+        device = self._device()
         log = logs / f"{scheme.name}-{len(requests)}.log"
         return simulate(
             requests,
-            self._device(),
+            device,
             ABLATED if scheme.ablates else scheme.name,
             slo=asked.slo,
-            policy=replace(self.policy, without=scheme.ablates),
+            policy=replace(default_policy(device), without=scheme.ablates),
             seed=asked.seed,
             log_path=str(log) if scheme.kind in _CERTIFYING else "",
         )
@@ -105,9 +103,11 @@ class VirtualRun:
         """
         slower_rps, faster_rps = 0.0, None
         rate_rps = asked.trace.mean_rate_rps
+        tried: list[tuple[list[Request], ArmOutcome]] = []
         for _ in range(_TRIES):
             requests = requests_at(asked, rate_rps)
             alone = self._simulate(asked, requests, SCHEMES[ALONE], Path())
+            tried.append((requests, alone))
             if abs(alone.busy - load) <= _LOAD_TOLERANCE:
                 break
             if alone.busy < load:
@@ -116,7 +116,7 @@ class VirtualRun:
             else:
                 faster_rps = rate_rps
                 rate_rps = (slower_rps + rate_rps) / 2
-        return requests, alone
+        return min(tried, key=lambda one: abs(one[1].busy - load))
 
 
 def requests_at(asked: Asked, rate_rps: float) -> list[Request]:

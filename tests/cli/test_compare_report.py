@@ -142,8 +142,8 @@ def test_the_sentence_names_the_best_that_keep_the_targets():
     )
     sentence = summarise_comparison(tiny_comparison(windows=kept))["verdict"]["sentence"]
     assert sentence == (
-        "At load 0.9: rose slack gives rollouts most of rose, 28 % of the device, with 0 of 6 "
-        "requests late because of it; no scheme of the others keeps serving's targets."
+        "At load 0.9: rose slack gives rollouts 28 % of the device and makes 0 of 6 requests late; "
+        "no other scheme keeps serving's targets."
     )
 
 
