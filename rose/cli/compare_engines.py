@@ -10,7 +10,7 @@ from rose.cli.arms import BenchSettings, choose_cores
 from rose.cli.compare_arms import POSSIBLE, CompareBench
 from rose.cli.compare_felt import FeltWindow
 from rose.cli.compare_record import Answered, Audit, SchemeWindow
-from rose.cli.compare_run import Asked, Listener
+from rose.cli.compare_run import Asked, Listener, check_covers
 from rose.cli.compare_schemes import CLAIRVOYANT
 from rose.cli.compare_shares import Share
 from rose.cli.experiment import Plan, pieces_of
@@ -162,6 +162,7 @@ class _Turns:
         plan = Plan(windows=windows, window_s=asked.seconds / windows)
         for first, load in enumerate(asked.loads):
             trace = asked.trace.rescaled(rate_rps=load * capacity_rps)
+            check_covers(trace, asked.seconds)
             pieces = pieces_of(trace, plan, seed=asked.seed)
             if first == 0:
                 self._warm_up(pieces[0].window(0.0, min(_WARM_UP_S, plan.window_s)))

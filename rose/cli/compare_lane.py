@@ -51,7 +51,9 @@ class GovernedLane:
         self._is_running = False
         self._is_wanted = False
         self._committed = 0
-        self._ended = 0
+        self._is_in_step = False
+        self._lending: StepWork | None = None
+        self._lent_until_ms = 0.0
         self._closed_ms: float | None = None
         self._blocked_ms: list[float] = []
         self._pauses_ms: list[float] = []
@@ -129,12 +131,16 @@ class GovernedLane:
             self._changed.notify_all()
 
     def begin_step(self) -> None:
-        """Let rollouts go first as long as the rule says, then wait until none runs."""
+        """Let rollouts go first as long as the rule says, then wait until none runs.
+
+        From then until `end_step` the device is serving's, and the rule is not asked.
+        """
         with self._changed:
             work, ready_ms = self._planned(), self._now_ms()
-            self._lend(work)
+            self._lend(work, ready_ms)
             lent_ms = self._now_ms()
             self._governor.step_begins(lent_ms, work)
+            self._is_in_step = True
             is_in_front = not self._is_parked()
             self._changed.wait_for(self._is_parked, timeout=_WAIT_MS_MAX / MS_PER_S)
             began_ms = self._now_ms()
@@ -154,20 +160,20 @@ class GovernedLane:
             prefill_tokens=min(waiting, max(self._batch_tokens - len(running), 0)),
         )
 
-    def _lend(self, work: StepWork) -> None:
-        """Let rollouts go first; a rule is asked again when a piece of theirs has ended."""
-        deadline_ms = self._now_ms() + _WAIT_MS_MAX
+    def _lend(self, work: StepWork, ready_ms: float) -> None:
+        """Let rollouts go first; `_end_piece` asks the rule again, before the next could start."""
+        now_ms, self._lending = ready_ms, work
+        self._lent_until_ms = (
+            self._governor.lends_until(now_ms, work) if self._is_wanted else now_ms
+        )
         while self._is_wanted and not self._is_shut_down:
-            now_ms = self._now_ms()
-            until_ms = min(self._governor.lends_until(now_ms, work), deadline_ms)
+            until_ms = min(self._lent_until_ms, ready_ms + _WAIT_MS_MAX)
             if until_ms <= now_ms:
-                return
-            ended = self._ended
+                break
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda ended=ended: self._ended != ended or not self._is_wanted,  # type: ignore[misc]
-                timeout=(until_ms - now_ms) / MS_PER_S,
-            )
+            self._changed.wait((until_ms - now_ms) / MS_PER_S)
+            now_ms = self._now_ms()
+        self._lending = None
 
     def _is_parked(self) -> bool:
         return self._is_shut_down or not (self._is_running or self._committed)
@@ -175,6 +181,8 @@ class GovernedLane:
     def end_step(self) -> None:
         """Say that the step is over, before its tokens are told."""
         with self._changed:
+            self._is_in_step = False
+            self._changed.notify_all()
             if self._step is None:
                 return
             (work, ready_ms, lent_ms, began_ms), self._step = self._step, None
@@ -192,6 +200,12 @@ class GovernedLane:
                 blocked_ms=began_ms - lent_ms,
                 lent_ms=lent_ms - ready_ms,
             )
+
+    def give_step_up(self) -> None:
+        """Say that the step that began found nothing to do."""
+        with self._changed:
+            self._is_in_step, self._step = False, None
+            self._changed.notify_all()
 
     # ---- borrower -------------------------------------------------------------------------------
 
@@ -228,7 +242,8 @@ class GovernedLane:
         """Start a piece as soon as the rule says so; False at the deadline."""
         while not self._is_shut_down:
             now_ms = self._now_ms()
-            if self._committed or self._governor.may_start(now_ms):
+            is_free = not self._is_in_step
+            if self._committed or (is_free and self._governor.may_start(now_ms)):
                 self._start_piece(now_ms)
                 return True
             if now_ms >= deadline_ms:
@@ -255,8 +270,9 @@ class GovernedLane:
             return
         now_ms = self._now_ms()
         self._is_running = False
-        self._ended += 1
         self._governor.segment_ended(now_ms, is_last=is_last)
+        if self._lending is not None:
+            self._lent_until_ms = self._governor.lends_until(now_ms, self._lending)
         if self._closed_ms is not None and not self._committed:
             self._pauses_ms.append(now_ms - self._closed_ms)
             self._closed_ms = None

@@ -19,7 +19,10 @@ class GovernedServing(DeviceProcessor):
     def _prepare(self) -> bool:
         """Wait (bounded) until no rollout runs, then prepare."""
         self._lane.begin_step()
-        return super()._prepare()
+        if super()._prepare():
+            return True
+        self._lane.give_step_up()
+        return False
 
     def update_batch(self) -> None:
         """Say that the step is over, then hand its tokens out."""

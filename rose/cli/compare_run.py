@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rose.cli.compare_record import Audit, SchemeWindow
 from rose.cli.compare_schemes import Scheme
+from rose.errors import InvalidArgument
 from rose.slo import SLO
 from rose.traces import Trace
 
@@ -51,6 +52,19 @@ class Listener:
     audit: NoteAudit
     say: Say
     logs: Path
+
+
+def check_covers(trace: Trace, seconds: float) -> None:
+    """Refuse a trace that, at the rate it has now, does not last for `seconds`.
+
+    Raises:
+        InvalidArgument: it is too short.
+    """
+    if trace.duration_s < seconds:
+        raise InvalidArgument(
+            f"trace {trace.name} covers {trace.duration_s:.0f} s at {trace.mean_rate_rps:.2f} "
+            f"requests/s, less than {seconds:g} s: lower --seconds or --load"
+        )
 
 
 class Run(Protocol):

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from rose.cli.compare_record import Answered, Audit, SchemeWindow
-from rose.cli.compare_run import Asked, Listener
+from rose.cli.compare_run import Asked, Listener, check_covers
 from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, SCHEMES, Kind, Scheme
-from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
@@ -126,13 +125,8 @@ def requests_at(asked: Asked, rate_rps: float) -> list[Request]:
         InvalidArgument: the trace is too short.
     """
     trace = asked.trace.rescaled(rate_rps=rate_rps)
-    room_s = trace.duration_s - asked.seconds
-    if room_s < 0:
-        raise InvalidArgument(
-            f"trace {trace.name} covers {trace.duration_s:.0f} s at {rate_rps:.2f} requests/s, "
-            f"less than {asked.seconds:g} s: lower --seconds or --load"
-        )
-    start_s = float(np.random.default_rng(asked.seed).random()) * room_s
+    check_covers(trace, asked.seconds)
+    start_s = float(np.random.default_rng(asked.seed).random()) * (trace.duration_s - asked.seconds)
     piece = trace.window(start_s, asked.seconds)
     return [
         Request(arrival_ms=float(at) * MS_PER_S, prompt_tokens=int(prompt), output_tokens=int(out))

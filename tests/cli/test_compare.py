@@ -151,7 +151,7 @@ def test_a_short_trace_is_refused() -> None:
         (("--load", "0"), "a load of 0 is not possible"),
         (("--sweep", "0.3,x"), "--sweep 0.3,x is not a list of numbers"),
         (("--sweep", "nan"), "a load of nan is not possible"),
-        (("--schemes", "valve,magic"), "--schemes magic is not known: use alone, share_all"),
+        (("--schemes", "valve,magic"), "--schemes magic is not known: use alone, "),
         (("--schemes", "alone_again"), "--schemes alone_again"),
         (("--without", "luck"), "--without luck is not a mechanism of rose: use gate"),
         (("--tpot-ms", "0"), "tpot_ms=0.0"),
