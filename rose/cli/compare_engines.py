@@ -58,10 +58,11 @@ class EnginesRun:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What one core cannot show."""
-        return (
+        sentence = (
             "Left out: static_split and rose_spatial need a device of several cores, and this one "
-            f"has one; {CLAIRVOYANT} knows the future. --virtual has all three.",
+            f"has one; {CLAIRVOYANT} knows the future. --virtual has all three."
         )
+        return (sentence,)
 
     @property
     def prompt_tokens_max(self) -> int:

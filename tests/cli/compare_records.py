@@ -71,7 +71,7 @@ def sweep(loads=(0.3, 0.9), schemes=("alone", "share_all", "rose_slack")):
     """The first window of each scheme at several loads, an ablation beside them."""
     windows = [window_of(scheme, 0, load) for load in loads for scheme in schemes]
     return tiny_comparison(
-        schemes=tuple(SCHEMES[name] for name in schemes) + (ablation("margin"),),
+        schemes=(*(SCHEMES[name] for name in schemes), ablation("margin")),
         windows=tuple(windows),
         is_virtual=True,
     )

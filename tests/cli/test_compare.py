@@ -1,8 +1,6 @@
 """`rose compare` from the command line, in virtual time and on real engines."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -165,7 +163,7 @@ def test_a_short_trace_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [("--virtual",), ()])
-def test_bad_input_is_one_sentence_and_leaves_nothing(
+def test_bad_input_is_one_sentence_and_leaves_nothing(  # noqa: PLR0917 (fixtures)
     arguments: tuple[str, ...],
     named: str,
     kind: tuple[str, ...],
@@ -200,25 +198,14 @@ def test_real_engines_without_a_second_core_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_real_engines_run_rivals_and_rose_on_the_same_requests(tmp_path: Path) -> None:
+def test_real_engines_run_rivals_and_rose_on_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "report"
     names = "share_all,priority,host_window,rose_paper,valve,rose_idle,rose_slack"
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-P",
-                "-c",
-                "from rose.cli.main import main; raise SystemExit(main())",
-            ),
-            *("compare", "--seconds", "2", "--schemes", names, "--tpot-ms", "100"),
-            *("--out", str(out)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    line = ("compare", "--seconds", "2", "--schemes", names, "--tpot-ms", "100")
+    status, said, _ = run(capsys, *line, "--out", str(out))
+    assert status == 0
     report = written(out)
     assert report["mode"] == "engines"
     (at,) = report["loads"]  # type: ignore[misc]
@@ -231,4 +218,4 @@ def test_real_engines_run_rivals_and_rose_on_the_same_requests(tmp_path: Path) -
     for name in ("host_window", "rose_paper", "valve"):
         assert at["schemes"][name]["segments"] > 0, name
     assert at["schemes"]["share_all"]["harvest"] > 0
-    assert "static_split" in done.stdout
+    assert "static_split" in said

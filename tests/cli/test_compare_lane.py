@@ -275,7 +275,7 @@ def test_the_rule_hears_of_every_request_and_of_what_the_next_step_does(
 
 
 def test_published_rules_hold_over_a_real_gate() -> None:
-    """Idle rules refuse while a request is live; the paper's lends one step while there is slack."""
+    """Idle rules refuse while a request is live; the paper's lends a step while there is slack."""
     for rule in (HostWindow(), Valve()):
         lane = lane_with(rule)
         lane.arrived("a", prompt_tokens=5)
