@@ -157,6 +157,23 @@ def test_serving_waits_for_the_piece_that_runs(serving: ThreadPoolExecutor) -> N
     assert ("ended", True, True, False) in [(*one[:3], False) for one in rule.heard]
 
 
+def test_serving_waits_for_all_that_is_on_its_way(serving: ThreadPoolExecutor) -> None:
+    rule = Rule(grain=Grain.STEP, window=2)
+    rule.allows = True
+    lane = lane_with(rule)
+    assert lane.try_step()
+    rule.allows = False
+    lane.arrived("a", prompt_tokens=5)
+    lane.end_rollout_step()
+    step = serving.submit(lane.begin_step)
+    assert rule.asked.wait(SOON_S)
+    assert lane.try_step()  # Between two pieces nobody runs, and serving waits all the same.
+    assert not step.done()
+    lane.end_rollout_step()
+    step.result(SOON_S)
+    assert lane.drain().segments == 2
+
+
 def test_a_step_that_found_nobody_was_not_blocked() -> None:
     rule = Rule()
     lane = lane_with(rule)
