@@ -133,7 +133,7 @@ def ablation(mechanism: str) -> Scheme:
         )
     return Scheme(
         name=f"{ABLATED}-{mechanism}",
-        label=f"… without {mechanism.replace('_', ' ')}",
+        label=f"slack, no {mechanism.replace('_', ' ')}",
         kind=Kind.ABLATION,
         rule=f"As {SCHEMES[ABLATED].label}, but {MECHANISMS[mechanism]}.",
         ablates=frozenset({mechanism}),
@@ -160,5 +160,10 @@ def chosen(
         raise InvalidArgument(
             f"--schemes {name} is not known: use {', '.join(n for n in SCHEMES if n in possible)}"
         )
-    schemes = [one for one in _ALL if one.name in wanted | {ALONE}]
-    return [*schemes, *(ablation(name) for name in dict.fromkeys(without))]
+    schemes = []
+    for one in _ALL:
+        if one.name in wanted | {ALONE}:
+            schemes.append(one)
+        if one.name == ABLATED:
+            schemes += [ablation(name) for name in dict.fromkeys(without)]
+    return schemes

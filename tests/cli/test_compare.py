@@ -57,16 +57,17 @@ def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
     assert report["mode"] == "virtual"
     assert report["complete"] is True
     (at,) = report["loads"]  # type: ignore[misc]
-    assert list(at["schemes"]) == [
-        *(one for one in SCHEMES if one in SIMULATED),
-        "rose_slack-gate",
-    ]
+    names = [one for one in SCHEMES if one in SIMULATED]
+    names.insert(names.index("rose_slack") + 1, "rose_slack-gate")
+    assert list(at["schemes"]) == names
     assert abs(at["busy_share_alone"] - 0.8) < 0.05
     for name in ("rose_idle", "rose_slack", "rose_spatial"):
         certificates = at["schemes"][name]["certificates"]
         assert certificates["granted"] == certificates["verified"] > 0, name
         assert certificates["violations"] == 0
     assert at["schemes"]["rose_slack"]["harvest"] > at["schemes"]["rose_idle"]["harvest"] > 0
+    # Without gates inside it a whole step is one segment.
+    assert at["schemes"]["rose_slack-gate"]["segments"] < at["schemes"]["rose_slack"]["segments"]
     assert at["schemes"]["alone"]["harvest"] == 0
     assert {path.name for path in out.iterdir()} == {"compare.json", "compare.html"}
     assert "rose slack" in said

@@ -191,7 +191,7 @@ def test_a_sweep_has_a_row_for_each_scheme_and_a_column_for_each_load():
     ]
     assert share_all == ["share", "all", "90", "%", "(2)", "90", "%", "(2)"]
     # The ablation was not measured: it has a row, but no number.
-    assert any("without margin" in line for line in text.splitlines())
+    assert any("slack, no margin" in line for line in text.splitlines())
 
 
 class Page(HTMLParser):
