@@ -6,8 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rose.cli.compare_table import HEADERS, scheme_rows, sweep_rows
-from rose.cli.report_numbers import percent
+from rose.cli.compare_table import HEADERS, load_title, scheme_rows, sweep_rows
 from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 
@@ -57,8 +56,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
         headers=HEADERS,
         loads=[
             {
-                "load": at["load"],
-                "busy": percent(at["busy_share_alone"]),
+                "title": load_title(at),
                 "rows": list(zip(at["schemes"], scheme_rows(report, at), strict=True)),
                 "bars": Markup(draw_bars(report, at)),
                 "prices": Markup(draw_prices(report, at)),

@@ -12,7 +12,7 @@ from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent
 HEADERS: Final = (
     "scheme",
     "rollouts\nget, of\na device",
-    "late\nbecause of\nrollouts",
+    "requests\nlate by\nrollouts",
     "first\ntoken\nms p99",
     "\nx alone\np50/p99",
     "per\ntoken\nms p99",
@@ -20,7 +20,6 @@ HEADERS: Final = (
     "step\nwaits\nms p99",
     "\ncertificates\nhold/all",
 )
-_COLUMNS_MIN: Final = 100
 
 
 def print_comparison(report: Mapping[str, Any], console: Console) -> None:
@@ -33,15 +32,21 @@ def print_comparison(report: Mapping[str, Any], console: Console) -> None:
         _print(console, headers, sweep_rows(report))
     if loads:
         at = loads[-1]
-        busy = percent(at["busy_share_alone"])
-        console.print(
-            Text(f"Load {at['load']:g}: serving alone is busy {busy} of the time", style="bold")
-        )
+        console.print(Text(load_title(at), style="bold"))
         _print(console, HEADERS, scheme_rows(report, at))
     for sentence in report["left_out"]:
         console.print(sentence, markup=False, soft_wrap=True)
     verdict = report["verdict"]
     console.print(Text(verdict["sentence"], style="bold red" if verdict["void"] else "bold"))
+
+
+def load_title(at: Mapping[str, Any]) -> str:
+    """Say what a load is, for the title of its table."""
+    busy = percent(at["busy_share_alone"])
+    return (
+        f"Load {at['load']:g}: {number(at['requests'])} requests, "
+        f"serving alone is busy {busy} of the time"
+    )
 
 
 def scheme_rows(report: Mapping[str, Any], at: Mapping[str, Any]) -> list[list[str]]:
@@ -50,7 +55,7 @@ def scheme_rows(report: Mapping[str, Any], at: Mapping[str, Any]) -> list[list[s
         [
             report["schemes"][name]["label"],
             percent(row["harvest"]),
-            late(row),
+            number(row["excess_misses"]),
             number(row["ttft_ms_p99"]),
             f"{fixed(row['ratios']['ttft_p50'])}/{fixed(row['ratios']['ttft_p99'])}",
             number(row["tpot_ms_p99"]),
@@ -76,15 +81,9 @@ def _at(row: Mapping[str, Any] | None) -> str:
     return f"{percent(row['harvest'])} ({number(row['excess_misses'])})"
 
 
-def late(row: Mapping[str, Any]) -> str:
-    """Write how many requests missed a target that they met alone."""
-    misses = row["excess_misses"]
-    return NO_NUMBER if misses is None else f"{misses} of {row['requests']}"
-
-
 def _certificates(counts: Mapping[str, int] | None) -> str:
     return "" if counts is None else f"{counts['verified']}/{counts['granted']}"
 
 
 def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print_rows(console, headers, rows, left="scheme", columns_min=_COLUMNS_MIN)
+    print_rows(console, headers, rows, left="scheme")

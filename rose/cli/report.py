@@ -36,7 +36,6 @@ _HEADERS: Final = (
     "rollout\ntokens/s",
     "harvest",
 )
-_TABLE_COLUMNS: Final = 100
 _VERSIONS_OPEN: Final = 8
 """A table of more versions than this starts folded."""
 
@@ -53,7 +52,7 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
 
 
 def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print_rows(console, headers, rows, left="arm", columns_min=_TABLE_COLUMNS)
+    print_rows(console, headers, rows, left="arm")
 
 
 def write_report(record: RunRecord, out_dir: str | Path) -> None:

@@ -174,12 +174,20 @@ def test_the_table_fits_and_says_what_the_json_says():
     assert "…" not in text
     (slack,) = [line.split() for line in text.splitlines() if "rose slack  " in line]
     # 0.5 x 10 s + 0.2 x 30 s of 40 s.
-    assert slack[:7] == ["rose", "slack", "28", "%", "1", "of", "6"]
+    assert slack[:7] == ["rose", "slack", "28", "%", "1", "296", "1.02/1.00"]
     assert slack[-1] == "6/7"
     assert report["left_out"][0] in text
     assert report["verdict"]["sentence"] in " ".join(text.split())
+    assert "Load 0.9: 6 requests, serving alone is busy 50 % of the time" in text
     rows = scheme_rows(report, report["loads"][0])
     assert {len(row) for row in rows} == {len(HEADERS)}
+
+
+def test_no_cell_is_cut_where_nobody_sees_the_width():
+    report = summarise_comparison(tiny_comparison())
+    report["loads"][0]["schemes"]["rose_slack"]["certificates"] |= {"granted": 10**9}
+    assert "6/1000000000" in printed(report, width=60)
+    assert "…" not in printed(report, width=60)
 
 
 def test_a_sweep_has_a_row_for_each_scheme_and_a_column_for_each_load():
