@@ -8,6 +8,7 @@ _PREFIX: Final = "bench_"
 _FURTHER: Final = {
     "compute": ("gate",),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
+    "compute": ("latency",),
     "transfer": ("codec",),
 }
 

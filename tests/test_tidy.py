@@ -54,7 +54,16 @@ def check(function: Check) -> Check:
 
 # --- which way Python imports go ------------------------------------------------------------------
 
-GROUND: Final = ("errors", "units", "clock", "config", "events", "addresses", "telemetry")
+GROUND: Final = (
+    "errors",
+    "units",
+    "clock",
+    "config",
+    "events",
+    "addresses",
+    "whole_file",
+    "telemetry",
+)
 TOP: Final = ("cli", "node", "cluster", "adapters")
 # A room may import rooms of a lower floor. `rose` itself stands on the ground floor: what it
 # imports, every user of any part of rose pays for.

@@ -75,6 +75,9 @@ class CertifiedPolicy final : public compute::CreditPolicy {
         .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
   }
 
+  // The batch that the next decisions of this thread are about.
+  void commit(const std::optional<slo::Features>& batch) noexcept { committed_ = batch; }
+
   double segment_upper_ms() const noexcept {
     const Nanoseconds recent_ns = gate_->recent_segment_ns(config_.segment_share);
     return recent_ns > 0 ? static_cast<double>(recent_ns) / 1e6 : config_.segment_prior_ms;
@@ -95,7 +98,8 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .passed = request.passed,
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
-                               .slowdown = config_.slowdown});
+                               .slowdown = config_.slowdown,
+                               .committed = committed_});
   }
 
   // Segments that were too long for the targets are never followed by others that could show
@@ -109,6 +113,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   std::shared_ptr<QuantumCertifier> certifier_;
   PolicyConfig config_;
   bool lends_slack_;
+  std::optional<slo::Features> committed_;  // only the policy of serving's thread has one
 };
 
 // A creditor and a lender of slack, with their policies and one certifier.
@@ -131,16 +136,23 @@ class CertifiedCreditor {
                 .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
-  QuantumCertifier& certifier() const noexcept { return *certifier_; }
+  const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
-  std::optional<compute::Offer> offer() noexcept {
+  std::optional<compute::Offer> offer(const std::optional<slo::Features>& batch) noexcept {
+    slack_policy_->commit(batch);
     return may(HarvestMode::kSlack) ? slack_.offer() : std::nullopt;
   }
   void withdraw() noexcept { slack_.withdraw(); }
+  // The certificate that would be granted now, recorded, but acted upon by nobody.
+  std::uint32_t certify() noexcept {
+    CertifiedPolicy& policy = lends_slack() ? *slack_policy_ : *policy_;
+    return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
+  }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
   // Before each step of serving: what it can spare goes first, and the gate is closed then.
-  Nanoseconds before_step() noexcept {
+  Nanoseconds before_step(const std::optional<slo::Features>& batch) noexcept {
+    slack_policy_->commit(batch);
     const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
     if (!may(HarvestMode::kSpatial)) slack_.withdraw();
     return lent_ns;
@@ -189,6 +201,13 @@ slo::Features features_of(const std::array<double, 3>& values, const char* name)
     }
   }
   return {.decode_sequences = values[0], .context_tokens = values[1], .prefill_tokens = values[2]};
+}
+
+using Batch = std::optional<std::array<double, 3>>;
+
+std::optional<slo::Features> batch_of(const Batch& values) {
+  if (!values) return std::nullopt;
+  return features_of(*values, "batch");
 }
 
 std::unique_ptr<CertifiedCreditor> create_creditor(
@@ -289,32 +308,23 @@ void bind_creditor(py::module_& module) {
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },
           py::call_guard<py::gil_scoped_release>())
       .def("notify", [](CertifiedCreditor& self) { self.creditor().notify(); })
-      // A certificate that nobody acts upon: no credit, no gate.
-      .def(
-          "certify",
-          [](CertifiedCreditor& self, HarvestMode mode, double segment_ms, std::uint32_t passed,
-             std::uint32_t outstanding, double slowdown) {
-            return self.certifier()
-                .decide({.mode = mode,
-                         .close_epoch = 0,
-                         .passed = passed,
-                         .outstanding = outstanding,
-                         .segment_upper_ms = segment_ms,
-                         .slowdown = slowdown})
-                .segments;
-          },
-          py::arg("mode"), py::kw_only(), py::arg("segment_ms"), py::arg("passed") = 0,
-          py::arg("outstanding") = 0, py::arg("slowdown") = 1.0)
+      .def("certify", &CertifiedCreditor::certify)
       .def("look", [](CertifiedCreditor& self) { return self.creditor().look(); })
-      .def("offer", &CertifiedCreditor::offer)
+      .def(
+          "offer",
+          [](CertifiedCreditor& self, const Batch& batch) { return self.offer(batch_of(batch)); },
+          py::arg("batch") = py::none())
       .def("withdraw", &CertifiedCreditor::withdraw)
       // In any other mode it is over before a hand-over of the GIL would be.
-      .def("before_step",
-           [](CertifiedCreditor& self) {
-             if (!self.lends_slack()) return static_cast<double>(self.before_step()) / 1e6;
-             const py::gil_scoped_release release;
-             return static_cast<double>(self.before_step()) / 1e6;
-           })
+      .def(
+          "before_step",
+          [](CertifiedCreditor& self, const Batch& batch) {
+            const auto features = batch_of(batch);
+            if (!self.lends_slack()) return static_cast<double>(self.before_step(features)) / 1e6;
+            const py::gil_scoped_release release;
+            return static_cast<double>(self.before_step(features)) / 1e6;
+          },
+          py::arg("batch") = py::none())
       .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",

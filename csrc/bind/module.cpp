@@ -13,6 +13,7 @@ void bind_tenants(pybind11::module_& module);
 void bind_slab_heap(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
+void bind_latency(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
 void bind_creditor(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_ledger(module);
   rose::bind::bind_tenants(module);
   rose::bind::bind_slab_heap(module);
+  rose::bind::bind_latency(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);
   rose::bind::bind_stream_gate(module);

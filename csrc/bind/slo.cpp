@@ -1,9 +1,7 @@
-// The latency model, the certificate log and admission for Python.
+// The certificate log for Python.
 #include <pybind11/native_enum.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
-#include <array>
 #include <cmath>
 #include <memory>
 
@@ -16,24 +14,10 @@ namespace rose::bind {
 
 namespace py = pybind11;
 using slo::CertificateLog;
-using slo::Features;
 using slo::Forecast;
 using slo::Kind;
-using slo::LatencyConfig;
-using slo::LatencyModel;
 
 namespace {
-
-std::shared_ptr<LatencyModel> create_model(const std::array<double, 5>& prior_ms, double epsilon,
-                                           double forgetting, double adaptation, double cold_margin,
-                                           std::uint32_t window) {
-  return take(LatencyModel::create({.prior_ms = prior_ms,
-                                    .epsilon = epsilon,
-                                    .forgetting = forgetting,
-                                    .adaptation = adaptation,
-                                    .cold_margin = cold_margin,
-                                    .window = window}));
-}
 
 std::shared_ptr<CertificateLog> create_log(
     const std::string& path, double ttft_ms, double tpot_ms, double epsilon, double signal_ms,
@@ -88,35 +72,6 @@ bool append_revoke_begun(CertificateLog& log, std::uint64_t lease_id, std::int64
                          std::uint32_t slabs) {
   return log.append(slo::RevokeBegun{
       .lease_id = lease_id, .deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
-}
-
-void bind_latency(py::module_& module) {
-  py::class_<Forecast>(module, "Forecast")
-      .def_readonly("predicted_ms", &Forecast::predicted_ms)
-      .def_readonly("upper_ms", &Forecast::upper_ms);
-
-  py::class_<LatencyModel, std::shared_ptr<LatencyModel>>(module, "LatencyModel")
-      .def(py::init(&create_model), py::kw_only(), py::arg("prior_ms"), py::arg("epsilon"),
-           py::arg("forgetting"), py::arg("adaptation"), py::arg("cold_margin"), py::arg("window"))
-      .def(
-          "forecast",
-          [](const LatencyModel& model, double decode_sequences, double context_tokens,
-             double prefill_tokens) {
-            return take(model.forecast({decode_sequences, context_tokens, prefill_tokens}));
-          },
-          py::kw_only(), py::arg("decode_sequences"), py::arg("context_tokens"),
-          py::arg("prefill_tokens"))
-      .def(
-          "observe",
-          [](LatencyModel& model, double actual_ms, double decode_sequences, double context_tokens,
-             double prefill_tokens) {
-            return take(
-                model.observe({decode_sequences, context_tokens, prefill_tokens}, actual_ms));
-          },
-          py::arg("actual_ms"), py::kw_only(), py::arg("decode_sequences"),
-          py::arg("context_tokens"), py::arg("prefill_tokens"))
-      .def_property_readonly("observations", &LatencyModel::observations)
-      .def_property_readonly("coverage", &LatencyModel::coverage);
 }
 
 void bind_log(py::module_& module) {
@@ -178,9 +133,6 @@ void bind_log(py::module_& module) {
 
 }  // namespace
 
-void bind_slo(py::module_& module) {
-  bind_latency(module);
-  bind_log(module);
-}
+void bind_slo(py::module_& module) { bind_log(module); }
 
 }  // namespace rose::bind

@@ -22,11 +22,13 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::create(driver::DevicePtr device,
                    driver::kRegisterPortable | driver::kRegisterDeviceMap));
   word->is_registered_ = true;
   ROSE_TRY(ROSE_CU(driver, cuMemHostGetDevicePointer, &word->base_, page, 0));
+  word->gate_->set_on_device(true);
   return word;
 }
 
 DeviceWord::~DeviceWord() {
   if (!is_registered_) return;
+  gate_->set_on_device(false);
   const driver::Current current{*device_};
   device_->driver().entries().cuMemHostUnregister(gate_->page());
 }

@@ -54,21 +54,31 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
   recorded_.store(at + 1, std::memory_order_release);
 }
 
+// A certificate asks each time, so it is one look at each duration: they ended in the order of the
+// ring, and of a high quantile only what lies above it is kept in order.
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   const Nanoseconds oldest_ns = newest_ns() - kRecentNs;
-  std::array<Nanoseconds, kRecent> recent;
-  std::size_t count = 0;
-  for (std::uint64_t at = end - std::min<std::uint64_t>(end, kRecent); at < end; ++at) {
-    if (ended_ns_[at % kRecent].load(std::memory_order_relaxed) < oldest_ns) continue;
-    recent[count++] = slots_[at % kCapacity].load(std::memory_order_relaxed);
+  std::uint64_t first = end - std::min<std::uint64_t>(end, kRecent);
+  while (first < end && ended_ns_[first % kRecent].load(std::memory_order_relaxed) < oldest_ns) {
+    ++first;
   }
-  if (count == 0) return 0;
+  if (first == end) return 0;
+  const auto count = static_cast<std::size_t>(end - first);
   const double rank = std::ceil(share * static_cast<double>(count));
-  const auto nth = std::clamp<std::size_t>(static_cast<std::size_t>(rank), 1, count) - 1;
-  std::nth_element(recent.begin(), recent.begin() + static_cast<std::ptrdiff_t>(nth),
-                   recent.begin() + static_cast<std::ptrdiff_t>(count));
-  return recent[nth];
+  const auto nth = std::clamp<std::size_t>(static_cast<std::size_t>(rank), 1, count);
+  const std::size_t above = count - nth + 1;  // the answer included
+  std::array<Nanoseconds, kRecent> largest;   // ascending, the last `above` places
+  std::fill(largest.end() - static_cast<std::ptrdiff_t>(above), largest.end(), 0);
+  Nanoseconds* const lowest = largest.data() + kRecent - above;
+  for (std::uint64_t at = first; at < end; ++at) {
+    const Nanoseconds duration = slots_[at % kCapacity].load(std::memory_order_relaxed);
+    if (duration <= *lowest) continue;
+    Nanoseconds* place = lowest;
+    for (; place + 1 < largest.data() + kRecent && place[1] < duration; ++place) *place = place[1];
+    *place = duration;
+  }
+  return *lowest;
 }
 
 std::vector<Nanoseconds> DurationRing::drain() {

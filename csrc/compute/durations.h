@@ -42,7 +42,7 @@ class DurationRing {
  public:
   static constexpr std::size_t kCapacity = std::size_t{1} << 15;
   // Recent enough to follow a change of batch shape, long enough that its 99th percentile exists.
-  static constexpr std::size_t kRecent = 256;
+  static constexpr std::size_t kRecent = 128;
   // One wild duration, a cold start say, must not count for ever.
   static constexpr Nanoseconds kRecentNs = 5'000'000'000;
 

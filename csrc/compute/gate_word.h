@@ -9,7 +9,8 @@ namespace rose::compute {
 
 // Who may write what: `state` serving (close), creditor (open) and borrower (the drain bit);
 // `credit` the creditor, and the borrower while it drains; `passed` and `running` the borrower
-// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device.
+// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device; `on_device` the
+// borrower, before its first step.
 //
 // 1. state holds the open bit and the close epoch in one word: whoever opens names the epoch it
 //    decided in, so a close that came in between wins.
@@ -41,8 +42,8 @@ struct GateWord {
   std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` at this much credit
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
-  std::atomic<std::uint32_t> overdue;  // segments that a device's gate let go after its limit
-  std::uint32_t reserved;
+  std::atomic<std::uint32_t> overdue;    // segments that a device's gate let go after its limit
+  std::atomic<std::uint32_t> on_device;  // 1: a device's stream passes the gate, not a thread
 };
 
 static_assert(sizeof(GateWord) == 64);

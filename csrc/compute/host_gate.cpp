@@ -197,6 +197,7 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
 void HostGate::bury_borrower() noexcept {
   close(CloseReason::kBorrowerGone);
   word_->state.fetch_and(~GateWord::kDrainBit);
+  word_->on_device.store(0);
   set_credit(passed());
   word_->step.store(GateWord::kNoStep);
   if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {

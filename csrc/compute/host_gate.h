@@ -77,6 +77,8 @@ class HostGate {
 
   // For the half of a borrower whose segments run on a device (StreamGate), in place of the calls
   // between begin_step and end_step; the same thread.
+  // Says that `passed` is written when a segment starts on a device, and nobody says when it ends.
+  void set_on_device(bool is) noexcept { word_->on_device.store(is ? 1 : 0); }
   // Uses up a request to abort.
   bool take_abort() noexcept;
   // Lets segments up to number `last` start, whatever serving says, and no opening succeed. To be
@@ -127,6 +129,7 @@ class HostGate {
   bool is_open() const noexcept { return (word_->state.load() & GateWord::kOpenBit) != 0; }
   bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
   bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
+  bool is_on_device() const noexcept { return word_->on_device.load() != 0; }
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
   bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
   bool is_abort_asked() const noexcept { return word_->step.load() == GateWord::kAbortAsked; }

@@ -56,7 +56,9 @@ bool SlackLender::wait_spent(const Offer& offer) noexcept {
     if (gate_->passed() == first && now_ns >= start_by_ns) return false;
     const Nanoseconds left_ns = offer.until_ns - now_ns;
     if (gate_->credit_left() == 0) {
-      // Of the last segment, too, it sees the end.
+      // On a device the last segment has started; what is left of it is part of the quantum, and
+      // serving's stream need not wait for it here.
+      if (gate_->is_on_device()) return false;
       return gate_->wait_parked(left_ns).has_value() && gate_->is_open();
     }
     gate_->wait_demand(seen, std::min(left_ns, kLookNs));

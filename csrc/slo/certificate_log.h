@@ -35,7 +35,7 @@
 //    3 FINISHED      u32 slot
 //    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, burst_ms,
 //                    slowdown; i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding,
-//                    passed, close_epoch, pending, mode
+//                    passed, close_epoch, pending, mode, committed
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
 //                    i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
@@ -169,6 +169,8 @@ struct Quantum {
   std::uint32_t close_epoch;
   std::uint32_t pending;
   HarvestMode mode;
+  std::uint32_t committed;  // 1: step is a batch that is fixed, which no arrival can join
+  std::uint32_t zero;
 };
 
 struct Admission {

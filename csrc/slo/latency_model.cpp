@@ -20,10 +20,10 @@ constexpr double kWeightMax = 1e16;
 constexpr double kPriorVariance = 1.0;
 // Forgetting stops here: directions that no step excites must not blow up.
 constexpr double kTraceMax = 1e4;
-// What is added where the level asks for more than the window has seen.
-constexpr double kBeyondWindow = 1.5;
-constexpr double kLevelMin = -0.1;
-constexpr double kLevelMax = 0.5;
+
+// A chunk counts as full from this share of the largest on. A device that computes and reads at
+// once has a knee in the cost of a chunk, and a straight line through it errs most where it ends.
+constexpr double kFullShare = 0.75;
 
 bool is_feature(double value) noexcept {
   return std::isfinite(value) && value >= 0 && value <= kFeatureMax;
@@ -37,10 +37,19 @@ Status check(const Features& features) noexcept {
   return Status::invalid_argument("features of a step must lie in 0..1e9");
 }
 
+ConformalConfig bound_config(const LatencyConfig& config) noexcept {
+  return {.epsilon = config.epsilon,
+          .adaptation = config.adaptation,
+          .cold_margin = config.cold_margin,
+          .window = config.window};
+}
+
 }  // namespace
 
 LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
-    : config_{config}, level_{config.epsilon}, margin_{config.cold_margin} {
+    : config_{config},
+      bounds_{ConformalBound{bound_config(config)}, ConformalBound{bound_config(config)},
+              ConformalBound{bound_config(config)}} {
   for (std::size_t i = 0; i < kTerms; ++i) {
     weights_[i] = config.prior_ms[i] * kScales[i];
   }
@@ -53,21 +62,10 @@ Result<std::unique_ptr<LatencyModel>> LatencyModel::create(const LatencyConfig& 
       return Status::invalid_argument("prior_ms must hold five finite values >= 0");
     }
   }
-  if (!(config.epsilon > 0 && config.epsilon < 0.5)) {
-    return Status::invalid_argument("epsilon must lie between 0 and 0.5");
-  }
   if (!(config.forgetting > 0.5 && config.forgetting <= 1)) {
     return Status::invalid_argument("forgetting must lie in (0.5, 1]");
   }
-  if (!(config.adaptation >= 0 && config.adaptation <= 1)) {
-    return Status::invalid_argument("adaptation must lie in [0, 1]");
-  }
-  if (!(config.cold_margin >= 1 && config.cold_margin <= 1e6)) {
-    return Status::invalid_argument("cold_margin must lie in [1, 1e6]");
-  }
-  if (config.window == 0 || config.window > kWindowMax) {
-    return Status::invalid_argument("window must lie in 1..1024");
-  }
+  ROSE_TRY(ConformalBound::check(bound_config(config)));
   return std::unique_ptr<LatencyModel>{new LatencyModel{config}};
 }
 
@@ -78,28 +76,20 @@ LatencyModel::Vector LatencyModel::terms_of(const Features& features) noexcept {
   return terms;
 }
 
-Forecast LatencyModel::forecast_locked(const Vector& terms) const noexcept {
+StepKind LatencyModel::kind_locked(const Features& features) const noexcept {
+  if (features.prefill_tokens == 0) return StepKind::kDecode;
+  return features.prefill_tokens < kFullShare * prefill_tokens_max_ ? StepKind::kPart
+                                                                    : StepKind::kFull;
+}
+
+Forecast LatencyModel::forecast_locked(const Features& features,
+                                       const Vector& terms) const noexcept {
   double predicted_ms = 0;
   for (std::size_t i = 0; i < kTerms; ++i) predicted_ms += weights_[i] * terms[i];
   predicted_ms = std::clamp(predicted_ms, kFloorMs, kActualMaxMs);
-  return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * margin_};
-}
-
-// The ceil((n + 1)(1 - level))-th smallest score; at least 1, so that upper >= predicted.
-double LatencyModel::margin_locked() const noexcept {
-  const auto count =
-      static_cast<std::size_t>(std::min<std::uint64_t>(observations_, config_.window));
-  if (count == 0) return config_.cold_margin;
-  const double rank = std::ceil((static_cast<double>(count) + 1) * (1 - level_));
-  const auto end = scores_.begin() + static_cast<std::ptrdiff_t>(count);
-  if (rank > static_cast<double>(count)) {
-    return kBeyondWindow * std::max(1.0, *std::max_element(scores_.begin(), end));
-  }
-  std::array<double, kWindowMax> sorted;
-  std::copy(scores_.begin(), end, sorted.begin());
-  const auto nth = sorted.begin() + static_cast<std::ptrdiff_t>(std::max(rank, 1.0)) - 1;
-  std::nth_element(sorted.begin(), nth, sorted.begin() + static_cast<std::ptrdiff_t>(count));
-  return std::max(1.0, *nth);
+  const auto kind = static_cast<std::size_t>(kind_locked(features));
+  const double margin = config_.use_margin ? bounds_[kind].margin() : 1.0;
+  return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * margin};
 }
 
 // One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and one
@@ -146,7 +136,7 @@ void LatencyModel::reset_covariance_locked() noexcept {
 Result<Forecast> LatencyModel::forecast(const Features& features) const noexcept {
   ROSE_TRY(check(features));
   const std::scoped_lock lock{mutex_};
-  return forecast_locked(terms_of(features));
+  return forecast_locked(features, terms_of(features));
 }
 
 Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms) noexcept {
@@ -156,16 +146,62 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
   }
   const Vector terms = terms_of(features);
   const std::scoped_lock lock{mutex_};
-  const Forecast before = forecast_locked(terms);
-  const bool missed = actual_ms > before.upper_ms;
-  scores_[observations_ % config_.window] = actual_ms / before.predicted_ms;
+  const Forecast before = forecast_locked(features, terms);
   ++observations_;
-  misses_ += missed ? 1 : 0;
-  level_ += config_.adaptation * (config_.epsilon - (missed ? 1.0 : 0.0));
-  level_ = std::clamp(level_, kLevelMin, kLevelMax);
-  margin_ = margin_locked();
+  misses_ += actual_ms > before.upper_ms ? 1 : 0;
+  bounds_[static_cast<std::size_t>(kind_locked(features))].observe(actual_ms / before.predicted_ms);
+  // A new largest is a full chunk before and after.
+  prefill_tokens_max_ = std::max(prefill_tokens_max_, features.prefill_tokens);
   learn_locked(terms, before.predicted_ms, actual_ms);
   return before;
+}
+
+LatencyState LatencyModel::state() const {
+  const std::scoped_lock lock{mutex_};
+  return {.epsilon = config_.epsilon,
+          .weights = weights_,
+          .covariance = covariance_,
+          .bounds = {bounds_[0].state(), bounds_[1].state(), bounds_[2].state()},
+          .prefill_tokens_max = prefill_tokens_max_,
+          .observations = observations_,
+          .misses = misses_};
+}
+
+Result<std::unique_ptr<LatencyModel>> LatencyModel::restore(const LatencyConfig& config,
+                                                            const LatencyState& state) {
+  auto model = create(config);
+  if (model.ok()) ROSE_TRY(model.value()->take(state));
+  return model;
+}
+
+Status LatencyModel::take(const LatencyState& state) noexcept {
+  const std::scoped_lock lock{mutex_};
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    bool is_sound = std::abs(state.weights[i]) <= kWeightMax && state.covariance[i][i] > 0;
+    for (std::size_t j = 0; j <= i; ++j) {
+      is_sound = is_sound && std::isfinite(state.covariance[i][j]) &&
+                 state.covariance[i][j] == state.covariance[j][i];
+    }
+    if (!is_sound) return {Code::kCorrupt, "the weights or covariances cannot be a model's"};
+  }
+  if (!is_feature(state.prefill_tokens_max)) {
+    return {Code::kCorrupt, "the largest chunk seen is not a number of tokens"};
+  }
+  std::uint64_t scores = 0;
+  for (const ConformalState& bound : state.bounds) scores += bound.scores.size();
+  if (scores > state.observations || state.misses > state.observations) {
+    return {Code::kCorrupt, "the counts of observations contradict each other"};
+  }
+  const bool has_same_epsilon = state.epsilon == config_.epsilon;
+  for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
+    ROSE_TRY(bounds_[kind].restore(state.bounds[kind], has_same_epsilon));
+  }
+  prefill_tokens_max_ = state.prefill_tokens_max;
+  weights_ = state.weights;
+  covariance_ = state.covariance;
+  observations_ = state.observations;
+  misses_ = state.misses;
+  return {};
 }
 
 std::uint64_t LatencyModel::observations() const noexcept {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/status.h"
+#include "slo/conformal_bound.h"
 
 namespace rose::slo {
 
@@ -25,8 +26,9 @@ struct LatencyConfig {
   double epsilon{0.01};       // share of steps that may exceed upper()
   double forgetting{0.998};   // weight of an observation after one more: a memory of 500 steps
   double adaptation{0.005};   // step of the level per miss
-  double cold_margin{2.0};    // upper() / predict() before the first observation
-  std::uint32_t window{512};  // residuals kept, 1..1024
+  double cold_margin{2.0};    // upper() / predict() of a kind of step without evidence
+  std::uint32_t window{512};  // residuals kept of each kind of step, 1..1024
+  bool use_margin{true};      // false: upper() is predict(), to show what the margin is worth
 };
 
 struct Forecast {
@@ -34,18 +36,37 @@ struct Forecast {
   double upper_ms{0};
 };
 
+// Steps whose noise differs, or whose cost a straight line misses differently: those that decode
+// only, those with a part of a chunk of prefill, and those with a chunk near the largest seen,
+// which is the kind that certificates ask about.
+enum class StepKind : std::uint8_t { kDecode = 0, kPart, kFull };
+inline constexpr std::size_t kStepKinds = 3;
+
+// All that a model has learned.
+struct LatencyState {
+  double epsilon{0};  // which the levels belong to
+  std::array<double, 5> weights{};
+  std::array<std::array<double, 5>, 5> covariance{};
+  std::array<ConformalState, kStepKinds> bounds;
+  double prefill_tokens_max{0};
+  std::uint64_t observations{0};
+  std::uint64_t misses{0};
+};
+
 // Regression: recursive least squares on relative errors with a ridge towards the prior.
-// Bound: split-conformal quantile of recent actual / predicted (arXiv 2107.07511), whose level
-// follows the misses (adaptive conformal inference, arXiv 2106.00170), so that the share of misses
-// tends to epsilon although the machine drifts.
+// Bound: the margin of a ConformalBound for each kind of step. With one for all, rare kinds would
+// miss more often than promised, at the cost of margins too wide for the others.
 //
-// Answers are finite, predict() > 0 and upper() >= predict(). Any thread; a call is a few
-// microseconds under one mutex and allocates nothing.
+// Answers are finite, predict() > 0 and upper() >= predict(). Any thread; observe() is a few
+// microseconds under one mutex, forecast() a small part of one, and neither allocates.
 class LatencyModel {
  public:
-  static constexpr std::uint32_t kWindowMax = 1024;
-
   static Result<std::unique_ptr<LatencyModel>> create(const LatencyConfig& config);
+  // Goes on from `state` under knobs that may differ from those it was learned with; prior_ms is
+  // not asked any more. kCorrupt when `state` cannot be a model's.
+  static Result<std::unique_ptr<LatencyModel>> restore(const LatencyConfig& config,
+                                                       const LatencyState& state);
+  LatencyState state() const;
 
   Result<Forecast> forecast(const Features& features) const noexcept;
   // Learns that a step took `actual_ms`. Returns what was forecast before. On error nothing
@@ -63,20 +84,20 @@ class LatencyModel {
   explicit LatencyModel(const LatencyConfig& config) noexcept;
 
   static Vector terms_of(const Features& features) noexcept;
-  Forecast forecast_locked(const Vector& terms) const noexcept;
-  double margin_locked() const noexcept;
+  StepKind kind_locked(const Features& features) const noexcept;
+  Forecast forecast_locked(const Features& features, const Vector& terms) const noexcept;
   void learn_locked(const Vector& terms, double predicted_ms, double actual_ms) noexcept;
   void reset_covariance_locked() noexcept;
+  Status take(const LatencyState& state) noexcept;
 
   LatencyConfig config_;
   mutable std::mutex mutex_;  // guards all below
   Vector weights_{};          // of the scaled terms
   std::array<Vector, kTerms> covariance_{};
-  std::array<double, kWindowMax> scores_{};  // a ring of actual / predicted
+  std::array<ConformalBound, kStepKinds> bounds_;
+  double prefill_tokens_max_{0};
   std::uint64_t observations_{0};
   std::uint64_t misses_{0};
-  double level_;   // the share of misses asked of the window now
-  double margin_;  // upper / predicted at this level
 };
 
 }  // namespace rose::slo

@@ -74,6 +74,10 @@ bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& lo
     chunk = step;
     chunk.prefill_tokens =
         std::max(next_.largest_chunk.prefill_tokens - step.decode_sequences, 0.0);
+    if (query.committed && query.committed->decode_sequences >= step.decode_sequences) {
+      step = *query.committed;
+      record.committed = 1;
+    }
   }
   const auto step_forecast = model_->forecast(step);
   if (!header.has(Mechanism::kHypothetical)) chunk = step;
@@ -97,10 +101,14 @@ bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& lo
 bool QuantumCertifier::fits(double quantum_ms, Nanoseconds now_ns,
                             const Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
-  const double next_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
+  const double largest_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
+  const bool is_committed = record.committed != 0;
+  const double next_ms = is_committed ? record.step_upper_ms : largest_ms;
+  const double first_token_ms =
+      is_committed ? record.step_upper_ms + record.chunk_upper_ms : largest_ms;
   const double delay_ms = quantum_ms + header.signal_ms;
   if (!(delay_ms <= header.blocking_ms)) return false;
-  if (!(delay_ms + next_ms + record.burst_ms <= header.ttft_ms)) return false;
+  if (!(delay_ms + first_token_ms + record.burst_ms <= header.ttft_ms)) return false;
   if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return true;
   const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
   if (record.mode == HarvestMode::kSlack) return delay_ms + next_ms <= left_ms;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
 #include "slo/certificate_log.h"
@@ -26,6 +27,9 @@ struct QuantumQuery {
   std::uint32_t outstanding{0};
   double segment_upper_ms{0};  // > 0: what one segment takes at most
   double slowdown{1};          // >= 1: of a serving step beside rollouts
+  // The batch of serving's next step, where it is fixed already: a request that arrives now can
+  // only be in the step after it.
+  std::optional<Features> committed{};
 };
 
 enum class QuantumRefusal : std::uint8_t {
@@ -48,16 +52,20 @@ struct QuantumGrant {
 //
 // 1. the serving host's last heartbeat is at most heartbeat_ttl old,
 // 2. delay <= blocking_ms,
-// 3. delay + max(step_upper, chunk_upper) + burst <= ttft_ms,
+// 3. delay + first token + burst <= ttft_ms, where a first token takes max(step_upper,
+// chunk_upper),
+//    or their sum behind a committed batch,
 // 4. idle:    no request is live;
-//    slack:   none waits for its first token, and delay + max(step_upper, chunk_upper) is over
-//             before the earliest deadline of those that run;
-//    spatial: none waits, and signal + slowdown * max(step_upper, chunk_upper) is over before it,
+//    slack:   none waits for its first token, and delay + next step is over before the earliest
+//             deadline of those that run; the next step takes max(step_upper, chunk_upper), or
+//             step_upper alone when it is committed;
+//    spatial: none waits, and signal + slowdown * next step is over before that deadline,
 // 5. and the record with all these terms is in the log. The targets are those of the log's header.
 //
 // A running request's deadline is its last token's time + tpot_ms. In idle mode step and chunk are
 // the largest there can be; else the step is serving's next one, and the chunk that step with as
-// many prompt tokens of a next request as one step takes. Everything is looked at and recorded in
+// many prompt tokens of a next request as one step takes. A batch counts as committed only if it
+// has every running request in it. Everything is looked at and recorded in
 // one section of the log, so the log tells the true order.
 //
 // A granted quantum may be overtaken by an arrival before it takes effect. That is the gate's to

@@ -16,8 +16,8 @@ from rose.checkpoints.inspection import Inspection, inspect
 from rose.checkpoints.make import make_delta_file
 from rose.cli.delta_progress import progress
 from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
-from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
+from rose.whole_file import write_whole
 
 EXIT_NEITHER: Final = 1
 _PATH: Final = click.Path(path_type=Path)

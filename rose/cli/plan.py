@@ -14,12 +14,12 @@ from rose.cli.plan_advice import advice
 from rose.cli.plan_numbers import BLOCK_TOKENS_MIN, Load, Plan, Setting, make_plan
 from rose.cli.plan_record import plan_record
 from rose.cli.plan_table import sections
-from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument
 from rose.memory.model_shape import KVDtype
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model
 from rose.units import GIB
+from rose.whole_file import write_whole
 
 EXIT_DOES_NOT_FIT: Final = 1
 

@@ -14,9 +14,9 @@ from rose.cli.record import WORKERS, RunRecord
 from rose.cli.report_circle import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
 from rose.cli.report_numbers import fixed, number, percent
 from rose.cli.report_summary import summarise
-from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB
+from rose.whole_file import write_whole
 
 __all__ = ["print_table", "summarise", "write_report"]
 

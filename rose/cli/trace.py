@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
 from rose.traces import TraceFile, TraceStatistics, describe, read_trace_file
 from rose.traces.statistics import DISPERSION_BINS_S, RATE_BINS_S
+from rose.whole_file import write_whole
 
 _NO_NUMBER = "-"
 

@@ -1,5 +1,6 @@
 """`rose verify LOG`: check every certificate of a log with the second implementation."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -8,21 +9,44 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rose.slo.verify import verify_log
+from rose.cli.audit_table import cause_sentence, miss_table
+from rose.slo.audit import audit
+from rose.slo.verify import Verification, verify_log
 
 EXIT_VIOLATED: Final = 1
 
 
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--audit", "is_audited", is_flag=True, help="Also say whose fault missed tokens were."
+)
 @click.pass_context
-def verify(ctx: click.Context, log: Path) -> None:
+def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     """Check every certificate of LOG again, independently of the code that granted it.
 
     The exit status is 0 when all hold, 1 when one does not, 2 when LOG cannot be read.
     """
     verification = verify_log(log)
+    misses = audit(log) if is_audited else None
     console = Console(highlight=False)
+    console.print(_kinds(verification, log))
+    if misses:
+        console.print(miss_table(misses))
+    if misses is not None:
+        console.print(cause_sentence(misses))
+    for sentence in _remarks(verification):
+        console.print(sentence)
+    if not verification.violations:
+        console.print("Every certificate holds.")
+        return
+    for violation in verification.violations:
+        console.print(f"- {violation}", markup=False, soft_wrap=True)
+    ctx.exit(EXIT_VIOLATED)
+
+
+def _kinds(verification: Verification, log: Path) -> Table:
+    """Count the records."""
     table = Table("kind of record", title=f"Certificates of {escape(str(log))}")
     table.add_column("records", justify="right")
     for kind, count in sorted(verification.kinds.items()):
@@ -31,10 +55,14 @@ def verify(ctx: click.Context, log: Path) -> None:
     table.add_row("all records", str(verification.records))
     table.add_row("granted", str(verification.granted))
     table.add_row("violations", str(len(verification.violations)))
-    console.print(table)
-    if not verification.violations:
-        console.print("Every certificate holds.")
-        return
-    for violation in verification.violations:
-        console.print(f"- {violation}", markup=False, soft_wrap=True)
-    ctx.exit(EXIT_VIOLATED)
+    return table
+
+
+def _remarks(verification: Verification) -> Iterator[str]:
+    """Say what a reader must know besides the violations."""
+    forced = verification.kinds.get("FORCED", 0)
+    if forced:
+        yield f"Let through a closed gate by the watchdog: {forced} segments."
+    if verification.without:
+        names = " and ".join(verification.without)
+        yield f"This log was made without {names}, to see what that is worth: it is no proof."

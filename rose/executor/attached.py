@@ -97,6 +97,7 @@ class AttachedDevice:
             why_refused=loans.why_refused,
             stream=gpu.rollout.handle if gpu else None,
             upload=StreamUpload(gpu.rollout) if gpu else HostUpload(),
+            has_gates=welcome.has_gates,
         )
         watcher = Watcher(attachment, lane, loans, self.safety)
         self._parts.callback(attachment.close)

@@ -290,6 +290,7 @@ class CoServing:
             why_refused=self._why_refused,
             stream=self._gpu.rollout.handle if self._gpu else None,
             upload=StreamUpload(self._gpu.rollout) if self._gpu else HostUpload(),
+            has_gates=self._policy.has_gates,
         )
         self._rollout = lane
         self._lender.lend_to(

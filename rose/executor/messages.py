@@ -48,6 +48,7 @@ class Welcome:
         object_bytes: of each memory object of the pool, in order.
         slabs_max: the most it could ever hold.
         gate_window: segments that may wait in the stream of a GPU.
+        has_gates: False makes each of its steps one segment.
         lease_ttl_ms: a loan that is not renewed for so long is taken back.
         descriptors: how each descriptor is called.
     """
@@ -61,6 +62,7 @@ class Welcome:
     object_bytes: tuple[int, ...]
     slabs_max: int
     gate_window: int
+    has_gates: bool
     lease_ttl_ms: float
     descriptors: tuple[str, ...]
 

@@ -67,6 +67,7 @@ class RolloutLane:
         why_refused: Callable[[], Reason],
         stream: int | None,
         upload: Upload,
+        has_gates: bool = True,
     ) -> None:
         """Made by `CoServing.rollout`.
 
@@ -79,6 +80,7 @@ class RolloutLane:
             why_refused: a step.
             stream: what its GPU work must be put into.
             upload: copies bytes of the host into the pool, in that stream.
+            has_gates: False makes each step one segment, to see what gates within it are worth.
         """
         self.kv = kv
         self.stream = stream
@@ -92,6 +94,7 @@ class RolloutLane:
         self._loans = loans
         self._reporting = reporting
         self._why_refused = why_refused
+        self._has_gates = has_gates
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -128,7 +131,8 @@ class RolloutLane:
             StepAborted: serving needs slabs that this step pins; roll it back.
             Unavailable: the device was closed.
         """
-        self._until_passed(self._gate.pass_)
+        if self._has_gates:
+            self._until_passed(self._gate.pass_)
 
     def finish(self) -> None:
         """Wait until all segments are done; call it before results are read and slabs unpinned.
@@ -141,7 +145,7 @@ class RolloutLane:
             StepAborted: as `gate`.
             Unavailable: as `gate`.
         """
-        self._until_passed(self._gate.pass_)
+        self.gate()
         self._until_passed(self._gate.settle)
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:

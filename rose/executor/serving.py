@@ -20,6 +20,9 @@ from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
+# Decoding sequences, context tokens, prefill tokens.
+Features = tuple[float, float, float]
+
 # Waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
 # What a step that no request was announced for runs under: it closes the gate as one would.
@@ -68,9 +71,18 @@ class ServingStep:
         self.batch = batch
 
     def __enter__(self) -> Self:
-        """Wait, for a bounded time, until no rollout segment runs."""
-        self._began = self._lane.begin_step()
+        """Wait, for a bounded time, until no rollout segment runs; with a batch, lend first."""
+        self._began = self._lane.begin_step(self.batch)
         return self
+
+    def commit(self, batch: StepBatch) -> None:
+        """Say what the step does, now that it is fixed, and lend what slack it leaves.
+
+        Call it between the preparation of the batch and its work. A request that arrives from now
+        on is in the step after this one, so nothing is set aside for it here.
+        """
+        self.batch = batch
+        self._began = self._lane.lend_before(batch, self._began)
 
     def __exit__(
         self,
@@ -112,7 +124,9 @@ class ServingLane:
         self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
         self._live: dict[str, int] = {}  # Ids and their slots.
         # Lets rollouts go first where a certificate allows it; the device sets it once it lends.
-        self.before_step: Callable[[], float] = lambda: 0.0
+        self.before_step: Callable[[Features | None], float] = lambda _batch: 0.0
+        # An engine that commits its batches is not asked to lend before it knows them.
+        self._knows_batches = False
         self._stuck_at: int | None = None
         self._gate = gate
         self._state = state
@@ -177,11 +191,17 @@ class ServingLane:
     # ---- steps ----------------------------------------------------------------------------------
 
     def step(self, batch: StepBatch | None = None) -> ServingStep:
-        """Protect one engine step: `with serving.step(batch): run()`."""
+        """Protect one engine step: `with serving.step(batch): run()`.
+
+        Args:
+            batch: what it does, fixed from now on; in mode "slack" rollouts go first as long as
+                every token still comes in time. None when it is not known yet: say it by
+                `ServingStep.commit`, or by setting `ServingStep.batch` before the step ends.
+        """
         return ServingStep(self, batch)
 
-    def begin_step(self) -> Beginning:
-        """Lend what slack there is, then make sure that the device is serving's.
+    def begin_step(self, batch: StepBatch | None = None) -> Beginning:
+        """Make sure that the device is serving's, after lending what slack `batch` leaves.
 
         A segment that did not end in time is waited for once, not at every step.
         """
@@ -189,9 +209,23 @@ class ServingLane:
             self.arrived(_STEP, prompt_tokens=0)
         lent_ms = blocked_ms = 0.0
         with self._safety:
-            lent_ms = self.before_step()
+            if batch is not None or not self._knows_batches:
+                lent_ms = self.before_step(_features(batch))
             blocked_ms = self._wait_parked()
         return Beginning(self._clock.now_ns(), lent_ms, blocked_ms)
+
+    def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
+        """Lend within a step whose batch is prepared; what that takes is not part of the step."""
+        self._knows_batches = True
+        from_ns = self._clock.now_ns()
+        lent_ms = blocked_ms = 0.0
+        with self._safety:
+            lent_ms = self.before_step(_features(batch))
+            blocked_ms = self._wait_parked()
+        took_ns = self._clock.now_ns() - from_ns
+        return Beginning(
+            began.at_ns + took_ns, began.lent_ms + lent_ms, began.blocked_ms + blocked_ms
+        )
 
     def _wait_parked(self) -> float:
         segment = self._gate.passed
@@ -266,3 +300,9 @@ class ServingLane:
         """Offer slabs that serving does not need now; call it when blocks were freed."""
         with self._safety:
             self._lender.offer_surplus()
+
+
+def _features(batch: StepBatch | None) -> Features | None:
+    if batch is None:
+        return None
+    return batch.decode_sequences, batch.context_tokens, batch.prefill_tokens

@@ -112,6 +112,7 @@ class Tenancy:
                     object_bytes=tuple(pool.sizes),
                     slabs_max=min(limit_slabs, lender.lendable_slabs()),
                     gate_window=policy.gate_window,
+                    has_gates=policy.has_gates,
                     lease_ttl_ms=policy.lease_ttl_ms,
                     descriptors=tuple(name for name, _ in named),
                 ),

@@ -119,7 +119,9 @@ def _experts(fields: ConfigFields, family: Family, layers: int) -> Experts | Non
         return None
     if not routed:
         return None
-    return Experts(count, fields.count("moe_intermediate_size"), shared, len(routed))
+    # Eight is what both families' config classes fill in.
+    per_token = min(fields.count("num_experts_per_tok", default=8), count)
+    return Experts(count, fields.count("moe_intermediate_size"), shared, len(routed), per_token)
 
 
 def _windows(

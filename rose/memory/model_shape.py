@@ -29,12 +29,14 @@ class Experts:
         intermediate: width of one.
         shared: experts in a layer that every token uses.
         layers: that have experts; the others are dense.
+        per_token: routed experts that one token uses.
     """
 
     count: int
     intermediate: int
     shared: int
     layers: int
+    per_token: int
 
 
 @dataclass(frozen=True, slots=True)

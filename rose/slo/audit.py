@@ -186,5 +186,5 @@ def _own_steps(gap: _Gap, line: StepLine, stretches: Sequence[Stretch]) -> froze
         if missing <= 0 or line.steps[index].began_ns < gap.began_ns:
             break
         own.add(index)
-        missing -= max(line.steps[index].prefill_tokens, 0.0)
+        missing -= max(0.0, line.steps[index].prefill_tokens)  # 0 for NaN too
     return frozenset(own)

@@ -1,24 +1,27 @@
 """Serving's time on one line: what each nanosecond of it was, as the STEPs of a log tell it."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
 from rose.units import NS_PER_MS
+
+_SPATIAL: Final = 2
+# Centuries: longer than the times of a log can be apart.
+_LONGEST_MS: Final = 1e13
 
 
 class Use(Enum):
     """What a stretch of serving's time went to. Time of no stretch is the host's."""
 
-    LENT = "lent"
+    LENT = "lent"  # before a step, or to rollouts beside it
     WAITED = "waited"  # for a segment that was as long as was promised
     BLOCKED = "blocked"  # by a segment beyond that
     STEP = "step"  # within its upper estimate
-    OVERRUN = "overrun"  # above it
+    OVERRUN = "overrun"  # above what was promised of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,8 @@ class Step:
 
 
 def nanoseconds(duration_ms: float) -> int:
-    """Return a duration of a log; one that is negative or not finite counts as none."""
-    is_one = math.isfinite(duration_ms) and duration_ms > 0
-    return round(duration_ms * NS_PER_MS) if is_one else 0
+    """Return a duration of a log; what is not above 0 counts as none, what is endless as long."""
+    return round(min(duration_ms, _LONGEST_MS) * NS_PER_MS) if duration_ms > 0 else 0
 
 
 class StepLine:
@@ -70,19 +72,16 @@ class StepLine:
             signal_ms: from a close to its being seen, a part of every promise.
         """
         steps = [record.fields for record in records if record.kind == "STEP"]
-        steps.sort(key=lambda fields: fields["began_ns"])  # type: ignore[no-any-return]
+        steps.sort(key=lambda fields: fields["began_ns"])
         self.steps = [
             Step(one["began_ns"], nanoseconds(one["upper_ms"]), one["prefill_tokens"])
             for one in steps
         ]
-        quanta = [record for record in records if record.kind == "QUANTUM"]
-        granted_ns = [record.time_ns for record in quanta]
+        promises = _Promises(records, signal_ms=signal_ms)
         self._stretches: list[Stretch] = []
         end_ns: int | None = None
         for index, fields in enumerate(steps):
-            before = bisect_right(granted_ns, fields["began_ns"])
-            promised_ms = quanta[before - 1].fields["segment_upper_ms"] + signal_ms if before else 0
-            for stretch in _stretches(fields, index, nanoseconds(promised_ms)):
+            for stretch in _stretches(fields, index, promises.before(fields["began_ns"])):
                 begin_ns = stretch.begin_ns if end_ns is None else max(stretch.begin_ns, end_ns)
                 if begin_ns < stretch.end_ns:
                     end_ns = stretch.end_ns
@@ -98,17 +97,52 @@ class StepLine:
                 yield stretch, part_ns
 
 
-def _stretches(fields: dict[str, Any], index: int, promised_ns: int) -> Iterator[Stretch]:
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """What a step had to reckon with.
+
+    Args:
+        wait_ns: the longest it waits for a segment.
+        slowdown: of the step, beside rollouts.
+    """
+
+    wait_ns: int
+    slowdown: float
+
+
+class _Promises:
+    """What each QUANTUM of a log promised to the steps after it."""
+
+    def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
+        quanta = [record for record in records if record.kind == "QUANTUM"]
+        self._granted_ns = [record.time_ns for record in quanta]
+        self._promises = [
+            _Promise(
+                nanoseconds(quantum.fields["segment_upper_ms"] + signal_ms),
+                quantum.fields["slowdown"] if quantum.fields["mode"] == _SPATIAL else 1.0,
+            )
+            for quantum in quanta
+        ]
+
+    def before(self, time_ns: int) -> _Promise:
+        """Return the last promise that was made by then; without any, nothing runs."""
+        count = bisect_right(self._granted_ns, time_ns)
+        return self._promises[count - 1] if count else _Promise(0, 1.0)
+
+
+def _stretches(fields: dict[str, Any], index: int, promise: _Promise) -> Iterator[Stretch]:
     """Yield the stretches of one step, as if it were alone; some may be empty."""
     lent_ns, waited_ns = nanoseconds(fields["lent_ms"]), nanoseconds(fields["blocked_ms"])
     actual_ns, upper_ns = nanoseconds(fields["actual_ms"]), nanoseconds(fields["upper_ms"])
+    beside_ns = max(nanoseconds(fields["upper_ms"] * promise.slowdown), upper_ns)
     at_ns = fields["began_ns"] - waited_ns - lent_ns
     for use, took_ns in (
         (Use.LENT, lent_ns),
-        (Use.WAITED, min(waited_ns, promised_ns)),
-        (Use.BLOCKED, max(waited_ns - promised_ns, 0)),
+        (Use.WAITED, min(waited_ns, promise.wait_ns)),
+        (Use.BLOCKED, max(waited_ns - promise.wait_ns, 0)),
         (Use.STEP, min(actual_ns, upper_ns)),
-        (Use.OVERRUN, max(actual_ns - upper_ns, 0)),
+        (Use.LENT, max(min(actual_ns, beside_ns) - upper_ns, 0)),
+        (Use.OVERRUN, max(actual_ns - beside_ns, 0)),
     ):
         yield Stretch(at_ns, at_ns + took_ns, use, index)
         at_ns += took_ns

@@ -72,7 +72,7 @@ def _renew(records: list[LogRecord]) -> None:
                 live = max(live - 1, 0)
                 record.fields.update(slot=live)
             case "QUANTUM":
-                record.fields.update(burst_ms=0.0, slowdown=1.0, deadline_ns=0, mode=0)
+                record.fields.update(burst_ms=0.0, slowdown=1.0, deadline_ns=0, mode=0, committed=0)
             case "STEP":
                 record.fields.update(blocked_ms=0.0, lent_ms=0.0, began_ns=0)
 
@@ -106,25 +106,28 @@ def _records(path: Path, content: bytes, kinds: tuple[tuple[str, Layout], ...]) 
     chain = int.from_bytes(content[CRC_AT:RECORD_BYTES], "little")
     time_ns = 0
     for start in range(RECORD_BYTES, len(content), RECORD_BYTES):
-        number = start // RECORD_BYTES
-        where = f"{path}: record {number} at byte {start}"
-        if start + RECORD_BYTES > len(content):
-            raise CorruptData(f"{where} is cut off after {len(content) - start} bytes")
         row = content[start : start + RECORD_BYTES]
+        if len(row) < RECORD_BYTES:
+            raise _damage(path, start, f"is cut off after {len(row)} bytes")
         chain = zlib.crc32(row[:CRC_AT], chain)
         if chain != int.from_bytes(row[CRC_AT:], "little"):
-            raise CorruptData(f"{where}: its checksum, at byte {start + CRC_AT}, differs")
+            raise _damage(path, start, f"has another checksum, at byte {start + CRC_AT}")
         kind, zero, sequence, stamp = RECORD.form.unpack_from(row)
         if not 1 <= kind <= len(kinds):
-            raise CorruptData(f"{where} has the unknown kind {kind}")
-        if sequence != number:
-            raise CorruptData(f"{where} has the sequence number {sequence}")
+            raise _damage(path, start, f"has the unknown kind {kind}")
+        if sequence != start // RECORD_BYTES:
+            raise _damage(path, start, f"has the sequence number {sequence}")
         if stamp < time_ns:
-            raise CorruptData(f"{where} is earlier than the record before it")
+            raise _damage(path, start, "is earlier than the record before it")
         time_ns = stamp
         name, layout = kinds[kind - 1]
         used = PAYLOAD_AT + layout.form.size
         if zero or row[used:CRC_AT] != _NOTHING[used:CRC_AT]:
-            raise CorruptData(f"{where} has bytes other than 0 where nothing is stored")
+            raise _damage(path, start, "has bytes other than 0 where nothing is stored")
         out.append(LogRecord(name, stamp, layout.read(row, PAYLOAD_AT)))
     return out
+
+
+def _damage(path: Path, start: int, what: str) -> CorruptData:
+    """Return what is raised for the record that begins at byte `start`."""
+    return CorruptData(f"{path}: record {start // RECORD_BYTES} at byte {start} {what}")

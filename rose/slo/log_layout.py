@@ -90,7 +90,7 @@ _KINDS_3: Final = {
     "QUANTUM": _layout(
         "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms burst_ms slowdown",
         "q deadline_ns heartbeat_age_ns",
-        "I segments outstanding passed close_epoch pending mode",
+        "I segments outstanding passed close_epoch pending mode committed",
     ),
     "STEP": _layout(
         "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens",

@@ -117,6 +117,11 @@ class Policy:
                 )
 
     @property
+    def has_gates(self) -> bool:
+        """Whether a rollout step has gates within it."""
+        return "gate" not in self.without
+
+    @property
     def mode_bits(self) -> int:
         """The modes in which quanta may be granted, as bits of the log's header."""
         return _MODES[self.mode]

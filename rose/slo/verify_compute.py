@@ -1,6 +1,5 @@
 """Replaying requests and quanta: rules 9 to 15 of `docs/certificates.md`."""
 
-import math
 from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
@@ -12,6 +11,8 @@ _MODES: Final = ("idle", "slack", "spatial")
 # By their bits in the header's `without`.
 _MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
 _WRAP: Final = 1 << 32
+# Centuries; deadlines that are later are out of the range of a record's times.
+_TPOT_MS_MAX: Final = 1e13
 # Both sides round milliseconds and nanoseconds.
 _ROUNDING_NS: Final = 1_000
 _ROUNDING_MS: Final = _ROUNDING_NS / NS_PER_MS
@@ -35,18 +36,22 @@ class ComputeReplay:
         self._requests = requests
         self._without = frozenset(switched_off(header))
         tpot_ms = header["tpot_ms"]
-        self._tpot_ns = int(tpot_ms * NS_PER_MS) if math.isfinite(tpot_ms) else 0
+        self._tpot_ns = int(tpot_ms * NS_PER_MS) if 0 <= tpot_ms <= _TPOT_MS_MAX else 0
         # Segments that may start from a value of `passed` on; None before the first word of them.
         self._credited: tuple[int, int] | None = None
+        self._epoch: int | None = None  # the newest in which a quantum was decided
 
     def header(self) -> list[str]:
         """Refuse a target without a meaning, and modes and mechanisms that have no rules."""
         modes, without = self._header["modes"], self._header["without"]
         tpot_ms = self._header["tpot_ms"]
         return broken(
-            (math.isfinite(tpot_ms), f"tpot_ms is {tpot_ms}"),
-            (modes >> len(_MODES) == 0, f"modes {modes:#x} has bits of no mode"),
-            (without >> len(_MECHANISMS) == 0, f"without {without:#x} has bits of no mechanism"),
+            (0 <= tpot_ms <= _TPOT_MS_MAX, lambda: f"tpot_ms is {tpot_ms}"),
+            (modes >> len(_MODES) == 0, lambda: f"modes {modes:#x} has bits of no mode"),
+            (
+                without >> len(_MECHANISMS) == 0,
+                lambda: f"without {without:#x} has bits of no mechanism",
+            ),
         )
 
     def arrived(self, record: LogRecord) -> list[str]:
@@ -97,7 +102,9 @@ class ComputeReplay:
             *broken(
                 (
                     0 < fields["predicted_ms"] <= fields["upper_ms"],
-                    f"upper_ms {fields['upper_ms']} under predicted_ms {fields['predicted_ms']}",
+                    lambda: (
+                        f"upper_ms {fields['upper_ms']} under predicted_ms {fields['predicted_ms']}"
+                    ),
                 ),
             ),
             *(
@@ -115,12 +122,24 @@ class ComputeReplay:
             return [], max(credit - started, 0)
         return [f"{started} segments started on a credit of {credit}"], 0
 
+    def _is_overtaken(self, close_epoch: int) -> bool:
+        """Whether the gate was closed, and a quantum decided, since this one looked at it.
+
+        Then it cannot be opened for this one any more.
+        """
+        if self._epoch is not None and (close_epoch - self._epoch) % _WRAP > _WRAP // 2:
+            return True
+        self._epoch = close_epoch
+        return False
+
     def _credit(self, terms: dict[str, Any]) -> list[str]:
         segments, most = terms["segments"], self._header["max_segments"]
-        wrong, _ = self._started(terms["passed"])
-        self._credited = (terms["passed"], segments)
+        wrong: list[str] = []
+        if not self._is_overtaken(terms["close_epoch"]):
+            wrong, _ = self._started(terms["passed"])
+            self._credited = (terms["passed"], segments)
         return wrong + broken(
-            (1 <= segments <= most, f"{segments} segments, {most} are allowed"),
+            (1 <= segments <= most, lambda: f"{segments} segments, {most} are allowed"),
             (
                 terms["outstanding"] < segments or "credit" in self._without,
                 "all of its segments were outstanding already",
@@ -134,49 +153,62 @@ class ComputeReplay:
         pending = self._requests.pending
         is_alone = "hypothetical" in self._without
         return broken(
-            (terms["pending"] >= pending, f"{terms['pending']} pending, {pending} requests were"),
-            (0 <= age_ns <= ttl_ns, f"the heartbeat was {age_ns} ns old, {ttl_ns} are allowed"),
+            (
+                terms["pending"] >= pending,
+                lambda: f"{terms['pending']} pending, {pending} requests were",
+            ),
+            (
+                0 <= age_ns <= ttl_ns,
+                lambda: f"the heartbeat was {age_ns} ns old, {ttl_ns} are allowed",
+            ),
             (terms["segment_upper_ms"] > 0, "a segment of no length"),
-            (terms["quantum_ms"] == quantum_ms, f"quantum_ms is not {quantum_ms}"),
+            (terms["quantum_ms"] == quantum_ms, lambda: f"quantum_ms is not {quantum_ms}"),
             (terms["step_upper_ms"] > 0, "a decode step of no length"),
             (terms["chunk_upper_ms"] > 0 or is_alone, "a prefill chunk of no length"),
-            (terms["burst_ms"] >= 0 or is_alone, f"burst_ms is {terms['burst_ms']}"),
-            (terms["slowdown"] >= 1, f"slowdown is {terms['slowdown']}, under 1"),
+            (terms["burst_ms"] >= 0 or is_alone, lambda: f"burst_ms is {terms['burst_ms']}"),
+            (terms["committed"] <= 1, lambda: f"committed is {terms['committed']}, not 0 or 1"),
+            (terms["slowdown"] >= 1, lambda: f"slowdown is {terms['slowdown']}, under 1"),
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
         """Do the sums of the mode again, with the deadline that the records tell."""
         header = self._header
-        next_ms, burst_ms = terms["step_upper_ms"], 0.0
-        if "hypothetical" not in self._without:
-            # Not max(): it passes over a NaN in its second place.
-            if not terms["chunk_upper_ms"] <= next_ms:
-                next_ms = terms["chunk_upper_ms"]
-            burst_ms = terms["burst_ms"]
+        next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
-        first_ms = delay_ms + next_ms + burst_ms
+        first_ms += delay_ms
         beside_ms = header["signal_ms"] + terms["slowdown"] * next_ms
         return [
             *broken(
                 (
                     delay_ms <= header["blocking_ms"],
-                    f"delays serving by {delay_ms} ms, {header['blocking_ms']} are allowed",
+                    lambda: f"delays serving by {delay_ms} ms, {header['blocking_ms']} are allowed",
                 ),
                 (
                     first_ms <= header["ttft_ms"],
-                    f"a next request takes {first_ms} ms, {header['ttft_ms']} are allowed",
+                    lambda: f"a next request takes {first_ms} ms, {header['ttft_ms']} are allowed",
                 ),
             ),
             *self._deadline(terms),
             *self._mode(terms, time_ns, slack=delay_ms + next_ms, spatial=beside_ms),
         ]
 
+    def _next(self, terms: dict[str, Any]) -> tuple[float, float]:
+        """Return what serving's next step takes, and a next request until its first token."""
+        step_ms, chunk_ms = terms["step_upper_ms"], terms["chunk_upper_ms"]
+        if "hypothetical" in self._without:
+            return step_ms, step_ms
+        if terms["committed"]:
+            return step_ms, step_ms + chunk_ms + terms["burst_ms"]
+        # Not max(): it passes over a NaN in its second place.
+        largest_ms = step_ms if chunk_ms <= step_ms else chunk_ms
+        return largest_ms, largest_ms + terms["burst_ms"]
+
     def _deadline(self, terms: dict[str, Any]) -> list[str]:
         deadline_ns = self._earliest_ns()
         return broken(
             (
                 abs(terms["deadline_ns"] - deadline_ns) <= _ROUNDING_NS,
-                f"deadline_ns is {terms['deadline_ns']}, the earliest was {deadline_ns}",
+                lambda: f"deadline_ns is {terms['deadline_ns']}, the earliest was {deadline_ns}",
             )
         )
 
@@ -187,12 +219,16 @@ class ComputeReplay:
             return [f"mode {mode} does not exist"]
         name, pending = _MODES[mode], self._requests.pending
         wrong = broken(
-            (self._header["modes"] >> mode & 1 == 1, f"the header does not allow mode {name}")
+            (
+                self._header["modes"] >> mode & 1 == 1,
+                lambda: f"the header does not allow mode {name}",
+            )
         )
         if name == "idle":
             return wrong + broken(
-                (pending == 0, f"granted while {pending} requests were pending"),
-                (said == 0, f"says that {said} requests were pending"),
+                (terms["committed"] == 0, "a batch was committed in mode idle"),
+                (pending == 0, lambda: f"granted while {pending} requests were pending"),
+                (said == 0, lambda: f"says that {said} requests were pending"),
             )
         if self._requests.is_any_waiting:
             wrong.append("granted while a request waited for its first token")
@@ -202,7 +238,7 @@ class ComputeReplay:
             wrong += broken(
                 (
                     needs_ms[name] <= left_ms + _ROUNDING_MS,
-                    f"takes {needs_ms[name]} ms, the earliest deadline is in {left_ms} ms",
+                    lambda: f"takes {needs_ms[name]} ms, the earliest deadline is in {left_ms} ms",
                 )
             )
         return wrong

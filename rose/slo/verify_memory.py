@@ -55,23 +55,25 @@ class MemoryReplay:
             *broken(
                 (
                     terms["burst_requests"] >= header["burst_requests"],
-                    f"burst_requests is under the header's {header['burst_requests']}",
+                    lambda: f"burst_requests is under the header's {header['burst_requests']}",
                 ),
                 (
                     _SERVING < terms["to_partition"] < header["partitions"],
-                    f"partition {terms['to_partition']} is no borrower",
+                    lambda: f"partition {terms['to_partition']} is no borrower",
                 ),
                 (
                     terms["running_requests"] >= pending,
-                    f"knows of {terms['running_requests']} requests, {pending} were running",
+                    lambda: (
+                        f"knows of {terms['running_requests']} requests, {pending} were running"
+                    ),
                 ),
                 (
                     terms["revocable_blocks"] == 0,
-                    f"counts on {terms['revocable_blocks']} blocks that are still lent",
+                    lambda: f"counts on {terms['revocable_blocks']} blocks that are still lent",
                 ),
                 (
                     1 <= lent <= unowned <= slabs,
-                    f"{lent} of {unowned} unowned slabs, of {slabs} in all",
+                    lambda: f"{lent} of {unowned} unowned slabs, of {slabs} in all",
                 ),
             ),
             *self._balance(terms),
@@ -83,9 +85,12 @@ class MemoryReplay:
         kept = (terms["unowned_slabs"] - terms["slabs"]) * self._header["blocks_per_slab"]
         supply = terms["free_serving_blocks"] + kept + terms["revocable_blocks"]
         return broken(
-            (demand == terms["demand_blocks"], f"demand_blocks is not {demand}"),
-            (supply >= demand, f"{supply} blocks are left for a demand of {demand}"),
-            (supply - demand == terms["slack_blocks"], f"slack_blocks is not {supply - demand}"),
+            (demand == terms["demand_blocks"], lambda: f"demand_blocks is not {demand}"),
+            (supply >= demand, lambda: f"{supply} blocks are left for a demand of {demand}"),
+            (
+                supply - demand == terms["slack_blocks"],
+                lambda: f"slack_blocks is not {supply - demand}",
+            ),
         )
 
     def move(self, record: LogRecord) -> list[str]:
@@ -94,11 +99,14 @@ class MemoryReplay:
         source, target, slabs = move["from"], move["to"], move["slabs"]
         tenants = range(_QUARANTINE, self._header["partitions"])
         wrong = broken(
-            (source in tenants, f"partition {source} does not exist"),
-            (target in tenants, f"partition {target} does not exist"),
-            (slabs > 0 and source != target, f"moves {slabs} slabs from {source} to {target}"),
-            (move["epoch"] > before, f"epoch {move['epoch']} after {before}"),
-            (held[source] >= slabs, f"{source} gives {slabs} slabs, has {held[source]}"),
+            (source in tenants, lambda: f"partition {source} does not exist"),
+            (target in tenants, lambda: f"partition {target} does not exist"),
+            (
+                slabs > 0 and source != target,
+                lambda: f"moves {slabs} slabs from {source} to {target}",
+            ),
+            (move["epoch"] > before, lambda: f"epoch {move['epoch']} after {before}"),
+            (held[source] >= slabs, lambda: f"{source} gives {slabs} slabs, has {held[source]}"),
         )
         if source == _NOBODY and target >= 0 and move["lease_id"] != 0:
             wrong += self._loan(move)
@@ -121,10 +129,10 @@ class MemoryReplay:
         claimed, there = exact[-1]["unowned_slabs"], self._held[_NOBODY]
         free, own = exact[-1]["free_serving_blocks"], self._held[_SERVING]
         return broken(
-            (claimed == there, f"admitted with {claimed} unowned slabs, {there} existed"),
+            (claimed == there, lambda: f"admitted with {claimed} unowned slabs, {there} existed"),
             (
                 free <= own * self._header["blocks_per_slab"],
-                f"admitted with {free} free blocks, serving had {own} slabs",
+                lambda: f"admitted with {free} free blocks, serving had {own} slabs",
             ),
         )
 
@@ -135,7 +143,7 @@ class MemoryReplay:
         return broken(
             (
                 allowed_ms == 0 or left_ms <= allowed_ms,
-                f"the deadline is in {left_ms} ms, {allowed_ms} are allowed",
+                lambda: f"the deadline is in {left_ms} ms, {allowed_ms} are allowed",
             )
         )
 

@@ -3,9 +3,7 @@
 import csv
 import gzip
 import io
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -16,6 +14,7 @@ from rose.errors import InvalidArgument
 from rose.traces.requests import Requests, TraceFile
 from rose.traces.text_file import numbered_rows, quoted, whole_number
 from rose.traces.trace import Trace
+from rose.whole_file import write_whole
 
 FORMAT: Final = "rose trace"
 COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -59,7 +58,15 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
     data = text.getvalue().encode()
     # Without a time in its header, the file depends on the trace alone.
-    _write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write the trace to {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None
 
 
 def _seconds(path: Path, line: int, text: str) -> float:
@@ -69,23 +76,3 @@ def _seconds(path: Path, line: int, text: str) -> float:
         f"{path} line {line}: {COLUMNS[0]} is {quoted(text)}; "
         f"give seconds from 0 to {_SECONDS_MAX:.0f}"
     )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one."""
-    beside = None
-    try:
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        # mkstemp makes the file private; a trace has the permissions of any other new file.
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write the trace to {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None
-    finally:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)

@@ -38,13 +38,20 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
         "certified_quantum_us",
         "log_append_ns",
         "latency_model_observe_us",
+        "conformal_coverage_heavy_tail_0.01",
+        "conformal_width_heavy_tail_0.01",
+        "latency_forecast_ns",
         "verify_records_per_s",
     } <= names
     assert "gate_pass_open_ns" in done.stdout
 
 
 @pytest.mark.parametrize(
-    "suite", ["memory", "compute", "executor", "transfer", "codec", "scheduler", "circle", "scrub"]
+    "suite",
+    [
+        *("memory", "compute", "latency", "executor", "transfer", "codec", "scheduler", "circle"),
+        "scrub",
+    ],
 )
 def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
     command = [sys.executable, "-m", "pytest", f"bench/bench_{suite}.py", "--collect-only", "-q"]

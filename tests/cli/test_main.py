@@ -260,7 +260,11 @@ def test_ranges(version, bounds, holds):
 
 def with_verification(monkeypatch, violations):
     result = SimpleNamespace(
-        records=12, granted=9, violations=violations, kinds={"memory": 5, "compute": 7}
+        records=12,
+        granted=9,
+        violations=violations,
+        kinds={"memory": 5, "compute": 7},
+        without=(),
     )
     monkeypatch.setattr(verify, "verify_log", lambda _: result)
 

@@ -77,6 +77,23 @@ def test_a_step_begins_after_rollouts_had_what_slack_there_was(run) -> None:
     assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
 
 
+def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
+    """A chunk takes longer than the TPOT target: nothing could be lent if it came next."""
+    running = run(**{**SLACK, "latency_prior_ms": (1.0, 0.0, 0.0, TPOT_MS / 16, 0.0)})
+    running.serve("a")
+    assert running.rig.serving.begin_step().lent_ms == 0
+    running.rig.serving.emitted("a")
+    with running.rig.serving.step(DECODE):
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
+    granted = running.rig.device._creditor.granted(HarvestMode.SLACK)
+    running.rig.serving.emitted("a")
+    with running.rig.serving.step() as step:
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) == granted
+        step.commit(DECODE)
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) > granted
+        assert not running.gate.is_open()
+
+
 def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> None:
     running = run(**SLACK, max_segments=2)
     running.serve("a")
@@ -140,3 +157,46 @@ def test_a_request_that_was_prefilled_elsewhere_has_slack_at_once(run) -> None:
     running.rig.serving.arrived("a", prompt_tokens=8, prefilled=True)
     wait_for(lambda: not running.gate.is_running())
     assert running.rig.serving.begin_step().lent_ms > 0
+
+
+def test_without_gates_a_step_is_one_segment(open_rig) -> None:
+    rig = open_rig(without=frozenset({"gate"}))
+    passed = []
+
+    def body() -> None:
+        passed.append(rig.device.gate.passed)
+        for _ in range(5):
+            rig.rollout.gate()
+        rig.rollout.finish()
+        passed.append(rig.device.gate.passed)
+
+    rig.step_once(body)
+    assert passed[0] == passed[1] > 0
+
+
+def test_without_early_close_the_next_step_closes_the_gate(run) -> None:
+    running = run(without=frozenset({"early_close"}))
+    running.rig.serving.arrived("a", prompt_tokens=8)
+    assert running.gate.is_open()
+    running.rig.serving.begin_step()
+    assert not running.gate.is_open()
+    assert running.gate.close_reason is CloseReason.STEP
+
+
+def test_without_credit_an_open_gate_lets_everything_through(run) -> None:
+    running = run(without=frozenset({"credit"}), max_segments=2)
+    assert running.gate.credit_left > 1000
+    running.rig.serving.arrived("a", prompt_tokens=8)
+    assert not running.gate.is_open()
+
+
+def test_in_spatial_mode_rollouts_go_on_beside_a_step(run) -> None:
+    running = run(**{**SLACK, "mode": "spatial", "tpot_ms": 1e6, "blocking_ms": 1e6})
+    running.serve("a")
+    wait_for(running.gate.is_open)
+    with running.rig.serving.step(DECODE):
+        passed = running.gate.passed
+        wait_for(lambda: running.gate.passed > passed + 20)
+    running.rig.serving.arrived("b", prompt_tokens=8)
+    assert not running.gate.is_open()
+    assert running.rig.device._creditor.granted(HarvestMode.SPATIAL) > 0

@@ -333,7 +333,7 @@ def test_file_that_is_no_config_is_one_sentence(tmp_path, text, says) -> None:
 
 
 def test_experts_are_in_the_layers_that_the_config_says() -> None:
-    assert shape_of(QWEN3_MOE).experts == Experts(6, 24, 0, 1)  # every second, without the first
-    assert shape_of(DEEPSEEK).experts == Experts(8, 24, 2, 3)
+    assert shape_of(QWEN3_MOE).experts == Experts(6, 24, 0, 1, 6)  # every second, without the first
+    assert shape_of(DEEPSEEK).experts == Experts(8, 24, 2, 3, 8)
     assert shape_of(QWEN3_MOE, mlp_only_layers=[0, 1, 2, 3, 4]).experts is None
     assert find_model("Qwen3-8B").family is Family.QWEN3

@@ -19,12 +19,12 @@ STEP = {"decode_sequences": 1.0, "context_tokens": 64.0, "prefill_tokens": 0.0}
 
 
 def write_log(path: Path) -> None:
-    """Let a device live for a moment: requests, quanta, a loan, a revocation, the end."""
+    """Let a device live for a moment: requests, quanta, slack, a loan, a revocation, the end."""
     clock = ManualClock()
     log = CertificateLog(
         str(path),
         ttft_ms=500,
-        tpot_ms=50,
+        tpot_ms=500,
         epsilon=0.05,
         signal_ms=1,
         blocking_ms=100,
@@ -38,6 +38,7 @@ def write_log(path: Path) -> None:
         max_batch_tokens=128,
         burst_requests=1,
         revoke_ms=50,
+        modes=0b011,
         clock=clock,
     )
     model = LatencyModel(
@@ -77,6 +78,13 @@ def write_log(path: Path) -> None:
         state.finished(slot)
         state.beat()
     creditor.stop()
+    slot = state.arrived(tokens=64)
+    state.emitted([slot])
+    gate.begin_step()
+    assert creditor.offer() is not None
+    creditor.withdraw()
+    gate.end_step()
+    state.finished(slot)
     slot = state.arrived(tokens=64)
     terms = AdmissionTerms(
         epoch=2,

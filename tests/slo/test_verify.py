@@ -12,7 +12,9 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.slo.verify import verify_log
 from tests.reference.slo import RECORD, reseal
 
-KINDS = "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END".split()
+KINDS = (
+    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS"
+).split()
 ARRIVED, QUANTUM, ADMISSION, MOVE, REVOKE_BEGUN, STEP = 2, 4, 5, 6, 7, 8
 SLACK = 29  # blocks that the log's one admission leaves: 32 + 3 * 8 for a demand of 27
 
@@ -126,18 +128,20 @@ def test_an_end_without_an_arrival_is_a_violation(log_path: Path) -> None:
         (24, "d", (0.0,), "no length"),
         (24, "d", (float("nan"),), "delays serving"),
         (32, "d", (1.0,), "quantum_ms is not"),
-        (40, "d", (0.5,), "signal_ms differs"),
+        (40, "d", (499.0,), "a next request takes"),
         (48, "d", (499.0,), "a next request takes"),
+        (40, "d", (float("nan"),), "a decode step of no length"),
+        (48, "d", (float("nan"),), "a prefill chunk of no length"),
         (56, "d", (499.0,), "a next request takes"),
-        (48, "d", (float("nan"),), "a decode step of no length"),
-        (56, "d", (float("nan"),), "a prefill chunk of no length"),
-        (64, "d", (1e9,), "ttft_ms differs"),
-        (72, "d", (1e9,), "blocking_ms differs"),
+        (64, "d", (0.5,), "slowdown is 0.5"),
+        (72, "q", (1_000_000_000,), "the earliest was 0"),
         (80, "q", (100_000_001,), "heartbeat"),
         (80, "q", (-1,), "heartbeat"),
         (88, "I", (5,), "5 segments, 4 are allowed"),
         (92, "I", (4,), "outstanding already"),
         (104, "I", (2,), "2 requests were pending"),
+        (108, "I", (2,), "does not allow mode spatial"),
+        (108, "I", (3,), "mode 3 does not exist"),
     ],
 )
 def test_a_forged_quantum_is_a_violation(log_path: Path, offset, form, values, says) -> None:

@@ -212,10 +212,12 @@ class ServingProcessor(DeviceProcessor):
             return False
         io = self.inputs_and_outputs
         decoding = sum(future.query_length == 1 for future in io.requests_in_batch)
-        step.batch = StepBatch(
-            decode_sequences=decoding,
-            context_tokens=sum(future.state.current_len() for future in io.requests_in_batch),
-            prefill_tokens=int(io.total_seqlen_q) - decoding,
+        step.commit(
+            StepBatch(
+                decode_sequences=decoding,
+                context_tokens=sum(future.state.current_len() for future in io.requests_in_batch),
+                prefill_tokens=int(io.total_seqlen_q) - decoding,
+            )
         )
         self._step = step
         return True

@@ -81,7 +81,7 @@ TEST(the_window_alone_covers_a_machine_that_stays_the_same) {
   const auto model = make_model({.epsilon = 0.1, .adaptation = 0});
   std::mt19937 random{37};
   std::lognormal_distribution<double> noise{0, 0.15};
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < 20000; ++i) {
     const Features step = random_step(random);
     CHECK(model->observe(step, true_ms(step) * noise(random)).ok());
   }
@@ -135,6 +135,97 @@ TEST(forecasts_stay_finite_and_ordered_whatever_is_observed) {
       CHECK(std::isfinite(got.upper_ms) && got.upper_ms >= got.predicted_ms);
     }
   }
+}
+
+TEST(steps_with_prefill_and_steps_without_have_margins_of_their_own) {
+  const auto model = make_model({.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .window = 256});
+  std::mt19937 random{29};
+  std::lognormal_distribution<double> small{0, 0.01};
+  std::lognormal_distribution<double> large{0, 0.3};
+  for (int i = 0; i < 4000; ++i) {
+    const double prefill = i % 4 == 0 ? 512 : i % 4 == 1 ? 100 : 0;
+    CHECK(model->observe({1, 0, prefill}, 10 * (prefill > 0 ? large : small)(random)).ok());
+  }
+  const auto margin = [&](double prefill) {
+    const Forecast got = model->forecast({1, 0, prefill}).value();
+    return got.upper_ms / got.predicted_ms;
+  };
+  CHECK(margin(0) < 1.1);
+  CHECK(margin(100) > 1.3);
+  CHECK(margin(512) > 1.3);
+}
+
+TEST(a_chunk_near_the_largest_is_judged_by_its_like) {
+  const auto model = make_model({.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .cold_margin = 3});
+  for (int i = 0; i < 100; ++i) CHECK(model->observe({0, 0, 100}, 10).ok());
+  const auto margin = [&](double prefill) {
+    const Forecast got = model->forecast({0, 0, prefill}).value();
+    return got.upper_ms / got.predicted_ms;
+  };
+  CHECK(margin(100) < 1.1);
+  CHECK(margin(1000) < 1.1);               // larger than any: as the largest
+  CHECK(std::abs(margin(10) - 3) < 1e-9);  // of parts none was seen
+  CHECK(model->observe({0, 0, 1000}, 10).ok());
+  CHECK(std::abs(margin(100) - 3) < 1e-9);  // what was full is a part now
+}
+
+TEST(without_the_margin_upper_is_the_prediction) {
+  const auto model = make_model({.use_margin = false});
+  for (int i = 0; i < 100; ++i) CHECK(model->observe({1, 0, 0}, 1 + i % 3).ok());
+  const Forecast got = model->forecast({1, 0, 0}).value();
+  CHECK_EQ(got.upper_ms, got.predicted_ms);
+  CHECK(model->coverage() < 0.9);
+}
+
+TEST(a_restored_model_goes_on_to_the_last_bit) {
+  const LatencyConfig config{.epsilon = 0.05, .adaptation = 0.1, .window = 64};
+  const auto model = make_model(config);
+  std::mt19937 random{53};
+  std::lognormal_distribution<double> noise{0, 0.2};
+  const auto observe = [&](LatencyModel& one, const Features& step, double actual_ms) {
+    const auto got = one.observe(step, actual_ms);
+    CHECK(got.ok());
+    return got.value();
+  };
+  for (int i = 0; i < 700; ++i) {
+    const Features step = random_step(random);
+    observe(*model, step, true_ms(step) * noise(random));
+  }
+  auto restored = LatencyModel::restore(config, model->state());
+  CHECK(restored.ok());
+  const auto other = restored.take();
+  CHECK_EQ(other->observations(), 700u);
+  CHECK_EQ(other->coverage(), model->coverage());
+  for (int i = 0; i < 700; ++i) {
+    const Features step = random_step(random);
+    const double actual_ms = true_ms(step) * noise(random);
+    const Forecast one = observe(*model, step, actual_ms);
+    const Forecast two = observe(*other, step, actual_ms);
+    CHECK_EQ(one.predicted_ms, two.predicted_ms);
+    CHECK_EQ(one.upper_ms, two.upper_ms);
+  }
+}
+
+TEST(a_state_that_no_model_has_is_corrupt) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto model = make_model();
+  CHECK(model->observe({1, 1, 1}, 5).ok());
+  const auto refused = [&](auto change) {
+    LatencyState state = model->state();
+    change(state);
+    return LatencyModel::restore({}, state).status().code() == Code::kCorrupt;
+  };
+  CHECK(!refused([](LatencyState&) {}));
+  CHECK(refused([&](LatencyState& state) { state.weights[2] = nan; }));
+  CHECK(refused([&](LatencyState& state) { state.weights[2] = -1e17; }));
+  CHECK(refused([&](LatencyState& state) { state.covariance[1][1] = 0; }));
+  CHECK(refused([&](LatencyState& state) { state.covariance[1][2] += 1; }));
+  CHECK(refused([&](LatencyState& state) { state.covariance[3][3] = nan; }));
+  CHECK(refused([&](LatencyState& state) { state.bounds[1].level = 1; }));
+  CHECK(refused([&](LatencyState& state) { state.bounds[2].scores = {nan}; }));
+  CHECK(refused([&](LatencyState& state) { state.prefill_tokens_max = -1; }));
+  CHECK(refused([&](LatencyState& state) { state.observations = 0; }));
+  CHECK(refused([&](LatencyState& state) { state.misses = 2; }));
 }
 
 TEST(one_thread_observes_while_another_asks) {

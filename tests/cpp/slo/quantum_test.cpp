@@ -229,6 +229,30 @@ TEST(slack_without_the_hypothetical_request_reserves_a_decode_step_only) {
   CHECK_EQ(scene.decide(12, 0, HarvestMode::kSlack), 5);  // 80 = 1 + 10 + 69
 }
 
+TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
+  Scene scene{with_modes(0b011)};
+  give_token(scene, scene.serving->arrived(10));
+  const auto ask = [&](double segment_ms, double sequences) {
+    return scene.certifier
+        ->decide({.mode = HarvestMode::kSlack,
+                  .segment_upper_ms = segment_ms,
+                  .committed = Features{.decode_sequences = sequences}})
+        .segments;
+  };
+  CHECK_EQ(ask(12, 1), 5);  // 80 = 1 + 10 + 69
+  CHECK_EQ(ask(7, 0), 4);   // one that leaves the running request out is none
+  LogHeader hasty = with_modes(0b011);
+  hasty.ttft_ms = 100;  // 100 = 1 + 10 + 49.9 + 39.1
+  Scene late{hasty};
+  give_token(late, late.serving->arrived(10));
+  CHECK_EQ(late.certifier
+               ->decide({.mode = HarvestMode::kSlack,
+                         .segment_upper_ms = 13,
+                         .committed = Features{.decode_sequences = 1}})
+               .segments,
+           3);
+}
+
 TEST(beside_a_step_it_must_end_in_time_although_it_is_slowed_down) {
   Scene scene{with_modes(0b101)};
   give_token(scene, scene.serving->arrived(10));

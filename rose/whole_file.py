@@ -1,5 +1,6 @@
 """Write a file whole or not at all."""
 
+import os
 import secrets
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         with beside.open("xb") as file:  # with the permissions that the user asks for
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # or the name could outlive a power cut, and the bytes not
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

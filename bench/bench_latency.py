@@ -1,0 +1,116 @@
+"""The upper estimate of a step: whether it keeps its promise, how wide it is, what it costs."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench.conftest import Report
+from bench.forecast import build_forecasts
+from bench.noisy_steps import SCENARIOS, Steps, steps_of
+from bench.rows import Bar, Peer
+from rose._core import SlowdownBound
+from rose.slo import Policy
+from rose.slo.latency_file import new_latency_model
+
+STEPS = 40_000
+EPSILONS = (0.01, 0.05)
+WIDER_MAX = 1.1  # than a bound that knows everything but the future
+FORECAST_NS_MAX = 150  # a certificate asks for two
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a model said of each step before it saw how long that took."""
+
+    steps: Steps
+    upper_ms: NDArray[np.float64]
+    predicted_ms: NDArray[np.float64]
+
+    def worst_deviation(self, epsilon: float) -> float:
+        """Return how far the share of misses is from epsilon, at worst of all kinds of step."""
+        missed = self.steps.actual_ms > self.upper_ms
+        shares = [missed.mean(), *(missed[kind].mean() for kind in self.steps.kinds().values())]
+        return max(abs(float(share) - epsilon) for share in shares)
+
+    def width(self) -> float:
+        return float(np.median(self.upper_ms / self.steps.actual_ms))
+
+
+def run(steps: Steps, policy: Policy) -> Run:
+    """Let a model with the policy's prior see the steps one by one."""
+    model = new_latency_model(policy)
+    forecasts = [
+        model.observe(
+            actual_ms, decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill
+        )
+        for (sequences, context, prefill), actual_ms in zip(
+            steps.features.tolist(), steps.actual_ms.tolist(), strict=True
+        )
+    ]
+    return Run(
+        steps,
+        np.array([one.upper_ms for one in forecasts]),
+        np.array([one.predicted_ms for one in forecasts]),
+    )
+
+
+def with_one_margin(run_: Run, policy: Policy) -> Run:
+    """Return the same predictions under a single margin for all kinds of step."""
+    bound = SlowdownBound(
+        prior=policy.cold_margin,
+        epsilon=policy.epsilon,
+        adaptation=policy.adaptation,
+        window=policy.residual_window,
+    )
+    margins = []
+    for ratio in (run_.steps.actual_ms / run_.predicted_ms).tolist():
+        margins.append(bound.upper())
+        bound.observe(ratio)
+    return replace(run_, upper_ms=run_.predicted_ms * np.array(margins))
+
+
+def clairvoyant_width(steps: Steps, epsilon: float) -> float:
+    """Return the width of the bound that knows cost, drift and the noise of each kind of step."""
+    upper = np.empty_like(steps.noise)
+    for kind in steps.kinds().values():
+        upper[kind] = np.quantile(steps.noise[kind], 1 - epsilon)
+    return float(np.median(upper / steps.noise))
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_conformal_coverage(report: Report, scenario: str, epsilon: float) -> None:
+    steps = steps_of(scenario, report.count(STEPS), seed=5)
+    policy = Policy(epsilon=epsilon)
+    runs: list[Run] = []
+    report.once(lambda: runs.append(run(steps, policy)))
+    single = with_one_margin(runs[0], policy)
+    report.add(
+        f"conformal_coverage_{scenario}_{epsilon}",
+        runs[0].worst_deviation(epsilon),
+        "off the level",
+        peer=Peer(
+            "one margin for all kinds of step", single.worst_deviation(epsilon), "off the level"
+        ),
+        bar=Bar(at_most=0.01),
+    )
+    clairvoyant = clairvoyant_width(steps, epsilon)
+    report.add(
+        f"conformal_width_{scenario}_{epsilon}",
+        runs[0].width(),
+        "upper / actual",
+        peer=Peer("a clairvoyant bound", clairvoyant, "upper / actual"),
+        bar=Bar(at_most=WIDER_MAX * clairvoyant),
+    )
+
+
+def test_latency_calls_ns(report: Report, tmp_path: Path) -> None:
+    calls_ns = build_forecasts(tmp_path)
+    samples: list[tuple[float, float]] = []
+    report.repeat(lambda: samples.append(calls_ns(report.count(2000))), 5)
+    forecast_ns, observe_ns = np.median(samples, axis=0)
+    report.add("latency_forecast_ns", float(forecast_ns), "ns", bar=Bar(at_most=FORECAST_NS_MAX))
+    report.add("latency_observe_ns", float(observe_ns), "ns")

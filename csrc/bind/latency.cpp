@@ -1,0 +1,160 @@
+// The latency model and the slowdown bound for Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "bind/status.h"
+#include "slo/latency_model.h"
+#include "slo/slowdown_bound.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using slo::ConformalState;
+using slo::Features;
+using slo::Forecast;
+using slo::LatencyConfig;
+using slo::LatencyModel;
+using slo::LatencyState;
+using slo::SlowdownBound;
+
+namespace {
+
+LatencyConfig config_of(const std::array<double, 5>& prior_ms, double epsilon, double forgetting,
+                        double adaptation, double cold_margin, std::uint32_t window,
+                        bool use_margin) {
+  return {.prior_ms = prior_ms,
+          .epsilon = epsilon,
+          .forgetting = forgetting,
+          .adaptation = adaptation,
+          .cold_margin = cold_margin,
+          .window = window,
+          .use_margin = use_margin};
+}
+
+std::shared_ptr<LatencyModel> create_model(const std::array<double, 5>& prior_ms, double epsilon,
+                                           double forgetting, double adaptation, double cold_margin,
+                                           std::uint32_t window, bool use_margin) {
+  return take(LatencyModel::create(
+      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window, use_margin)));
+}
+
+std::shared_ptr<LatencyModel> restore_model(const LatencyState& state,
+                                            const std::array<double, 5>& prior_ms, double epsilon,
+                                            double forgetting, double adaptation,
+                                            double cold_margin, std::uint32_t window,
+                                            bool use_margin) {
+  return take(LatencyModel::restore(
+      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window, use_margin),
+      state));
+}
+
+LatencyState state_of(double epsilon, const std::array<double, 5>& weights,
+                      const std::array<std::array<double, 5>, 5>& covariance,
+                      const std::array<double, slo::kStepKinds>& levels,
+                      std::array<std::vector<double>, slo::kStepKinds> scores,
+                      double prefill_tokens_max, std::uint64_t observations, std::uint64_t misses) {
+  LatencyState out{.epsilon = epsilon,
+                   .weights = weights,
+                   .covariance = covariance,
+                   .bounds = {},
+                   .prefill_tokens_max = prefill_tokens_max,
+                   .observations = observations,
+                   .misses = misses};
+  for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) {
+    out.bounds[kind] = {.level = levels[kind], .scores = std::move(scores[kind])};
+  }
+  return out;
+}
+
+// One field of the bounds of all kinds of step.
+template <typename T>
+std::array<T, slo::kStepKinds> of_bounds(const LatencyState& state, T ConformalState::* field) {
+  std::array<T, slo::kStepKinds> out;
+  for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) out[kind] = state.bounds[kind].*field;
+  return out;
+}
+
+std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, double adaptation,
+                                               std::uint32_t window) {
+  return take(SlowdownBound::create(
+      {.epsilon = epsilon, .adaptation = adaptation, .cold_margin = prior, .window = window}));
+}
+
+void bind_state(py::module_& module) {
+  py::class_<LatencyState>(module, "LatencyState")
+      .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("weights"),
+           py::arg("covariance"), py::arg("levels"), py::arg("scores"),
+           py::arg("prefill_tokens_max"), py::arg("observations"), py::arg("misses"))
+      .def_readonly("epsilon", &LatencyState::epsilon)
+      .def_readonly("weights", &LatencyState::weights)
+      .def_readonly("covariance", &LatencyState::covariance)
+      .def_property_readonly(
+          "levels",
+          [](const LatencyState& state) { return of_bounds(state, &ConformalState::level); })
+      .def_property_readonly(
+          "scores",
+          [](const LatencyState& state) { return of_bounds(state, &ConformalState::scores); })
+      .def_readonly("prefill_tokens_max", &LatencyState::prefill_tokens_max)
+      .def_readonly("observations", &LatencyState::observations)
+      .def_readonly("misses", &LatencyState::misses);
+}
+
+void bind_model(py::module_& module) {
+  py::class_<Forecast>(module, "Forecast")
+      .def_readonly("predicted_ms", &Forecast::predicted_ms)
+      .def_readonly("upper_ms", &Forecast::upper_ms);
+
+  py::class_<LatencyModel, std::shared_ptr<LatencyModel>>(module, "LatencyModel")
+      .def(py::init(&create_model), py::kw_only(), py::arg("prior_ms"), py::arg("epsilon"),
+           py::arg("forgetting"), py::arg("adaptation"), py::arg("cold_margin"), py::arg("window"),
+           py::arg("use_margin") = true)
+      .def_static("restore", &restore_model, py::arg("state"), py::kw_only(), py::arg("prior_ms"),
+                  py::arg("epsilon"), py::arg("forgetting"), py::arg("adaptation"),
+                  py::arg("cold_margin"), py::arg("window"), py::arg("use_margin") = true)
+      .def("state", &LatencyModel::state)
+      .def(
+          "forecast",
+          [](const LatencyModel& model, double decode_sequences, double context_tokens,
+             double prefill_tokens) {
+            return take(model.forecast({decode_sequences, context_tokens, prefill_tokens}));
+          },
+          py::kw_only(), py::arg("decode_sequences"), py::arg("context_tokens"),
+          py::arg("prefill_tokens"))
+      .def(
+          "observe",
+          [](LatencyModel& model, double actual_ms, double decode_sequences, double context_tokens,
+             double prefill_tokens) {
+            return take(
+                model.observe({decode_sequences, context_tokens, prefill_tokens}, actual_ms));
+          },
+          py::arg("actual_ms"), py::kw_only(), py::arg("decode_sequences"),
+          py::arg("context_tokens"), py::arg("prefill_tokens"))
+      .def_property_readonly("observations", &LatencyModel::observations)
+      .def_property_readonly("coverage", &LatencyModel::coverage);
+}
+
+void bind_slowdown(py::module_& module) {
+  py::class_<SlowdownBound, std::shared_ptr<SlowdownBound>>(module, "SlowdownBound")
+      .def(py::init(&create_slowdown), py::kw_only(), py::arg("prior") = 2.0, py::arg("epsilon"),
+           py::arg("adaptation"), py::arg("window"))
+      .def(
+          "observe", [](SlowdownBound& bound, double ratio) { check(bound.observe(ratio)); },
+          py::arg("ratio"))
+      .def("upper", &SlowdownBound::upper)
+      .def_property_readonly("observations", &SlowdownBound::observations)
+      .def_property_readonly("coverage", &SlowdownBound::coverage);
+}
+
+}  // namespace
+
+void bind_latency(py::module_& module) {
+  bind_state(module);
+  bind_model(module);
+  bind_slowdown(module);
+}
+
+}  // namespace rose::bind

@@ -1,0 +1,152 @@
+"""What a step should take before any was measured: a roofline of the device under the model."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from typing import Any, Final
+
+from rose.errors import InvalidArgument
+from rose.units import MS_PER_S
+
+PriorMs = tuple[float, float, float, float, float]
+
+# A slice of a GPU calls itself by the name of the whole.
+_SLICE: Final = "mig"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What one device has to do for a model; a share of it where several devices share the model.
+
+    Args:
+        weight_bytes: read once per step.
+        token_flops: of the matrices, per token.
+        context_token_bytes: of KV, read per context token.
+        pair_flops: of attention, per prefill token and context token.
+    """
+
+    weight_bytes: float
+    token_flops: float
+    context_token_bytes: float
+    pair_flops: float
+
+    def __post_init__(self) -> None:
+        """Refuse costs without a meaning.
+
+        Raises:
+            InvalidArgument: a cost is not a finite number >= 0; the sentence names it.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidArgument(f"ModelCost({field.name}={value}) must be finite and >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What a device reaches.
+
+    Args:
+        device: of the table.
+        flops_per_s: that matrices reach, not the peak.
+        bytes_per_s: of memory, likewise.
+        launch_ms: of a step that does nothing.
+        notice: one sentence for the user where the device is not in the table, else None.
+    """
+
+    device: str
+    flops_per_s: float
+    bytes_per_s: float
+    launch_ms: float
+    notice: str | None = None
+
+    def prior_ms(self, model: ModelCost) -> PriorMs:
+        """Return the five coefficients that `LatencyModel` starts from.
+
+        A step's sum is at least the roofline, the larger of its compute and its memory, and at most
+        twice that, launch aside: a prior too high costs a few loans, one too low a promise.
+        """
+        ms_per_flop = MS_PER_S / self.flops_per_s
+        ms_per_byte = MS_PER_S / self.bytes_per_s
+        token_ms = model.token_flops * ms_per_flop
+        return (
+            self.launch_ms + model.weight_bytes * ms_per_byte,
+            token_ms,
+            model.context_token_bytes * ms_per_byte,
+            token_ms,
+            model.pair_flops * ms_per_flop,
+        )
+
+
+def prior_ms(device_name: str, model: ModelCost) -> PriorMs:
+    """Return milliseconds per step, decoding sequence, context token, prefill token and pair.
+
+    Args:
+        device_name: as the driver says it ("NVIDIA A100-SXM4-80GB"); "cpu" or a CPU's own name.
+        model: what one step of it costs.
+
+    A device that is not in the table is taken to be as slow as the slowest GPU that is.
+    """
+    return find_roofline(device_name).prior_ms(model)
+
+
+def find_roofline(device_name: str) -> Roofline:
+    """Return the roofline of a device by its name, the most exact entry that fits.
+
+    A slice of a GPU (MIG) and a device that is not in the table get the slowest of all GPUs in
+    each respect, and a `notice`: the first measured steps replace the guess.
+    """
+    words, table = _words(device_name), _table()
+    fitting = [
+        (len(name_words), entry)
+        for entry in table
+        for name_words in map(_words, entry["names"])
+        if name_words <= words
+    ]
+    if not fitting or _SLICE in words:
+        return _slowest_gpu(device_name, table)
+    _, entry = max(fitting, key=lambda pair: pair[0])
+    return _roofline(entry)
+
+
+def known_devices() -> tuple[str, ...]:
+    """Return the devices of the table."""
+    return tuple(entry["device"] for entry in _table())
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return a name's words: "GH200" is not "H200", and "A100-SXM4-80GB" is three words."""
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def _table() -> list[dict[str, Any]]:
+    text = resources.files("rose.slo").joinpath("priors.json").read_text(encoding="utf-8")
+    table: list[dict[str, Any]] = json.loads(text)
+    return table
+
+
+def _roofline(entry: dict[str, Any]) -> Roofline:
+    def number(name: str) -> float:
+        return float(entry[name]["value"])
+
+    return Roofline(
+        device=entry["device"],
+        flops_per_s=number("bf16_flops_per_s") * number("flops_share"),
+        bytes_per_s=number("memory_bytes_per_s") * number("bytes_share"),
+        launch_ms=number("launch_ms"),
+    )
+
+
+def _slowest_gpu(device_name: str, table: Sequence[dict[str, Any]]) -> Roofline:
+    gpus = [_roofline(entry) for entry in table if entry["is_gpu"]]
+    return Roofline(
+        device="the slowest GPU known",
+        flops_per_s=min(gpu.flops_per_s for gpu in gpus),
+        bytes_per_s=min(gpu.bytes_per_s for gpu in gpus),
+        launch_ms=max(gpu.launch_ms for gpu in gpus),
+        notice=f"no figures for the device '{device_name}': until steps are measured, it is taken "
+        f"to be as slow as the slowest GPU known",
+    )

@@ -1,0 +1,98 @@
+"""`rose verify` on logs of version 3: what it remarks, and the table of misses."""
+
+import pytest
+
+from rose.cli.main import main
+from tests.reference.log_bytes import MS, LogBytes
+
+
+@pytest.fixture
+def verify(tmp_path, capsys, monkeypatch):
+    """Return a function that saves a log, verifies it and gives (status, output, errors)."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(log: LogBytes, *options: str) -> tuple[int, str, str]:
+        status = main(["verify", str(log.save(tmp_path / "log")), *options])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def late(log: LogBytes, *, host_ms: float, tokens: int = 1) -> LogBytes:
+    """Let tokens of one request come late, because the host slept."""
+    log.arrived(0, prefilled=1)
+    for _ in range(tokens):
+        log.wait(host_ms)
+        log.tokens(0)
+    return log
+
+
+def test_a_log_of_everything_switched_on_is_shown_without_remarks(verify):
+    log = LogBytes()
+    log.quantum(0)
+    status, out, _ = verify(log)
+    assert status == 0
+    assert "Every certificate holds." in out
+    assert "no proof" not in out
+    assert "watchdog" not in out
+    assert "missed" not in out
+
+
+def test_a_log_made_without_a_mechanism_is_no_proof(verify):
+    log = LogBytes(without=0b100010)
+    log.quantum(0)
+    status, out, _ = verify(log)
+    assert status == 0
+    assert "This log was made without credit and margin" in out
+    assert "it is no proof." in out
+
+
+def test_segments_of_the_watchdog_are_counted(verify):
+    log = LogBytes()
+    log.forced(passed=0)
+    log.forced(passed=1)
+    _, out, _ = verify(log)
+    assert "Let through a closed gate by the watchdog: 2 segments." in out
+
+
+def test_the_audit_is_a_table_with_one_cause_for_each_miss(verify):
+    log = late(LogBytes(), host_ms=60.25)
+    log.wait(57)
+    log.tokens(0)
+    log.step(57, upper_ms=12.0)
+    status, out, _ = verify(log, "--audit")
+    assert status == 0
+    assert "2 missed, by cause: 1 estimator, 1 host." in out
+    rows = [line.replace("│", " ").split() for line in out.splitlines() if " 50.0 " in line]
+    assert rows == [
+        ["0", "1", "60.2", "50.0", "0.0", "0.0", "0.0", "60.2", "0.0", "0.0", "host"],
+        ["0", "2", "57.0", "50.0", "45.0", "0.0", "0.0", "0.0", "0.0", "12.0", "estimator"],
+    ]
+
+
+def test_of_many_misses_the_worst_are_shown(verify):
+    log = late(LogBytes(), host_ms=60, tokens=30)
+    log.wait(99)
+    log.tokens(0)
+    _, out, _ = verify(log, "--audit")
+    assert "the worst 20 of 31" in out
+    assert out.count(" 60.0 ") == 2 * 19
+    assert out.count(" 99.0 ") == 2
+    assert "31 missed, by cause: 31 host." in out
+
+
+def test_an_audit_that_finds_nothing_says_so_and_violations_still_count(verify):
+    log = LogBytes()
+    log.arrived(0)
+    log.quantum(0, deadline_ns=5 * MS)
+    status, out, _ = verify(log, "--audit")
+    assert status == 1
+    assert "No token was missed." in out
+    assert "- record 3: QUANTUM: granted while 1 requests were pending" in out
+
+
+def test_a_log_of_version_2_has_no_audit(verify):
+    status, _, errors = verify(LogBytes(version=2, modes=0), "--audit")
+    assert status == 2
+    assert "tells of no tokens" in errors

@@ -1,0 +1,143 @@
+"""A second writer of certificate logs, from `docs/protocol.md`: one record after the other.
+
+It writes whatever it is told, also what no device would: the verifier must say so.
+"""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from tests.reference.slo import reseal
+
+MS = 1_000_000
+NO_SLOT = (1 << 32) - 1
+KINDS = (
+    "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED"
+).split()
+HEADER = {
+    "version": 3,
+    "record_bytes": 128,
+    "ttft_ms": 500.0,
+    "tpot_ms": 50.0,
+    "epsilon": 0.05,
+    "signal_ms": 1.0,
+    "blocking_ms": 100.0,
+    "heartbeat_ttl_ns": 100 * MS,
+    "started_ns": 0,
+    "max_segments": 4,
+    "slabs": 10,
+    "partitions": 2,
+    "blocks_per_slab": 8,
+    "block_tokens": 16,
+    "max_request_tokens": 256,
+    "max_batch_tokens": 128,
+    "burst_requests": 1,
+    "revoke_ms": 50.0,
+    "modes": 7,
+    "without": 0,
+    "burst_tokens": 0,
+}
+HEADER_FORM = "<8sIIdddddqqIIIIIIIIdIII"
+
+
+class LogBytes:
+    """A log in the making; `now_ns` is the time of the next record."""
+
+    def __init__(self, **header: Any) -> None:
+        fields = HEADER | header
+        packed = struct.pack(HEADER_FORM, b"ROSELOG1", *fields.values())
+        self.now_ns = 1_000 * MS
+        self.records = [packed.ljust(128, b"\0")]
+        self.add("START", struct.pack("<q", 0))
+
+    def add(self, kind: str, payload: bytes = b"") -> None:
+        number = KINDS.index(kind) + 1
+        prefix = struct.pack("<IIQq", number, 0, len(self.records), self.now_ns)
+        self.records.append((prefix + payload).ljust(128, b"\0"))
+
+    def wait(self, ms: float) -> None:
+        self.now_ns += round(ms * MS)
+
+    def arrived(self, slot: int = 0, *, tokens: int = 64, prefilled: int = 0) -> None:
+        self.add("ARRIVED", struct.pack("<QII", tokens, slot, prefilled))
+
+    def finished(self, slot: int = 0) -> None:
+        self.add("FINISHED", struct.pack("<I", slot))
+
+    def tokens(self, *slots: int, first_slot: int = 0, count: int | None = None) -> None:
+        bitmap = sum(1 << (slot - first_slot) for slot in slots).to_bytes(88, "little")
+        count = len(slots) if count is None else count
+        self.add("TOKENS", struct.pack("<II", first_slot, count) + bitmap)
+
+    def quantum(self, mode: int, **terms: Any) -> None:
+        fields = {
+            "segment_upper_ms": 5.0,
+            "quantum_ms": None,
+            "step_upper_ms": 8.0,
+            "chunk_upper_ms": 9.0,
+            "burst_ms": 0.0,
+            "slowdown": 1.0,
+            "deadline_ns": 0,
+            "heartbeat_age_ns": 0,
+            "segments": 4,
+            "outstanding": 0,
+            "passed": 0,
+            "close_epoch": 1,
+            "pending": 0,
+            "mode": mode,
+            "committed": 0,
+        } | terms
+        if fields["quantum_ms"] is None:
+            fields["quantum_ms"] = fields["segments"] * fields["segment_upper_ms"]
+        self.add("QUANTUM", struct.pack("<ddddddqqIIIIIII", *fields.values()))
+
+    def forced(self, *, passed: int) -> None:
+        self.add("FORCED", struct.pack("<II", passed, 1))
+
+    def step(self, actual_ms: float, *, upper_ms: float = 10.0, **terms: Any) -> None:
+        """Write a step that ends now; `began_ns` is reckoned from that unless it is given."""
+        fields = {
+            "predicted_ms": upper_ms,
+            "upper_ms": upper_ms,
+            "actual_ms": actual_ms,
+            "decode_sequences": 1.0,
+            "context_tokens": 64.0,
+            "prefill_tokens": 0.0,
+            "blocked_ms": 0.0,
+            "lent_ms": 0.0,
+            "began_ns": None,
+        } | terms
+        if fields["began_ns"] is None:
+            fields["began_ns"] = self.now_ns - round(actual_ms * MS)
+        self.add("STEP", struct.pack("<ddddddddq", *fields.values()))
+
+    def save(self, path: Path) -> Path:
+        """End the log and write it."""
+        self.add("END", struct.pack("<Q", len(self.records)))
+        path.write_bytes(reseal(self.records))
+        return path
+
+
+class PlainRequests:
+    """Serving's requests, one by one: the slow truth of who waits and who is due when."""
+
+    def __init__(self, *, tpot_ms: float) -> None:
+        self.tpot_ns = int(tpot_ms * MS)
+        self.last_token_ns: dict[int, int | None] = {}  # of each live request; None: it waits
+
+    def earliest_deadline_ns(self) -> int:
+        """Return 0 when nobody runs."""
+        times = [one for one in self.last_token_ns.values() if one is not None]
+        return min(times) + self.tpot_ns if times else 0
+
+    def is_any_waiting(self) -> bool:
+        return None in self.last_token_ns.values()
+
+    def may(self, mode: int, now_ns: int, *, slack_ms: float, spatial_ms: float) -> bool:
+        """Say whether a quantum of this mode may be granted, its other terms being right."""
+        if mode == 0:
+            return not self.last_token_ns
+        left_ms = (self.earliest_deadline_ns() - now_ns) / MS
+        needed_ms = slack_ms if mode == 1 else spatial_ms
+        in_time = self.earliest_deadline_ns() == 0 or needed_ms <= left_ms
+        return not self.is_any_waiting() and in_time

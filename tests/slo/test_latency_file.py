@@ -1,0 +1,177 @@
+"""What a model has learned survives a restart to the last bit, and damage never passes for it."""
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose._core import LatencyModel, LatencyState
+from rose.errors import CorruptData, InvalidArgument
+from rose.slo import Policy
+from rose.slo.latency_file import (
+    load_latency_model,
+    load_text,
+    new_latency_model,
+    save_latency_model,
+    save_text,
+)
+
+NAMES = ("decode_sequences", "context_tokens", "prefill_tokens")
+steps = st.lists(st.tuples(*(st.floats(0, 1e6) for _ in range(4))), max_size=40)
+
+
+def features_of(values) -> dict[str, float]:
+    return dict(zip(NAMES, values, strict=True))
+
+
+def learned_from(taken, policy: Policy) -> LatencyModel:
+    model = new_latency_model(policy)
+    for *values, actual_ms in taken:
+        model.observe(actual_ms, **features_of(values))
+    return model
+
+
+def answers(model: LatencyModel, values) -> tuple[float, float]:
+    forecast = model.forecast(**features_of(values))
+    return forecast.predicted_ms, forecast.upper_ms
+
+
+@given(before=steps, after=steps, window=st.sampled_from([1, 7, 512]))
+def test_a_loaded_model_goes_on_to_the_last_bit(before, after, window: int) -> None:
+    policy = Policy(residual_window=window, epsilon=0.05, adaptation=0.1)
+    model = learned_from(before, policy)
+    loaded = load_text(save_text(model), policy)
+    assert (loaded.observations, loaded.coverage) == (model.observations, model.coverage)
+    assert save_text(loaded) == save_text(model)
+    for *values, actual_ms in after:
+        assert answers(loaded, values) == answers(model, values)
+        for one in (loaded, model):
+            one.observe(actual_ms, **features_of(values))
+    assert save_text(loaded) == save_text(model)
+
+
+SAVED = save_text(
+    learned_from([(1.0, 10.0 * n, n % 3 * 100.0, 5.0 + n % 7) for n in range(30)], Policy())
+)
+
+
+@given(at=st.integers(0, len(SAVED) - 1), to=st.characters(codec="ascii"))
+def test_a_changed_character_is_found_or_changes_nothing(at: int, to: str) -> None:
+    text = SAVED[:at] + to + SAVED[at + 1 :]
+    try:
+        loaded = load_text(text, Policy())
+    except CorruptData:
+        return
+    assert save_text(loaded) == SAVED
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", "[" * 100_000, '{"format": "rose latency model"}', SAVED[:-20]],
+)
+def test_what_is_no_saved_model_is_one_sentence(text: str) -> None:
+    with pytest.raises(CorruptData, match="not a latency model that rose saved"):
+        load_text(text, Policy())
+
+
+def forged(**changed: object) -> str:
+    document = json.loads(SAVED)
+    document["learned"] |= changed
+    canonical = json.dumps(document["learned"], sort_keys=True, separators=(",", ":"))
+    document["crc32"] = zlib.crc32(canonical.encode())
+    return json.dumps(document)
+
+
+def test_a_forged_text_is_told_from_a_wrong_one() -> None:
+    assert save_text(load_text(forged(), Policy())) == SAVED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"weights": [1.0, math.nan, 0.0, 0.0, 0.0]},
+        {"weights": [1.0, 1e17, 0.0, 0.0, 0.0]},
+        {"weights": [1.0]},
+        {"weights": None},
+        {"covariance": [[0.0] * 5] * 5},
+        {"covariance": [[float(i <= j) + (i == j) for i in range(5)] for j in range(5)]},
+        {"covariance": [[math.inf] * 5] * 5},
+        {"levels": [0.9, 0.0, 0.0]},
+        {"levels": [math.nan, 0.0, 0.0]},
+        {"scores": [[1.0] * 1025, [], []]},
+        {"scores": [[-1.0], [], []]},
+        {"scores": [[math.nan], [], []]},
+        {"scores": [["1"], [], []]},
+        {"prefill_tokens_max": -1.0},
+        {"prefill_tokens_max": math.inf},
+        {"observations": 3},
+        {"observations": -1},
+        {"misses": 31},
+        {"more": 1.0},
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(CorruptData):
+        load_text(forged(**changed), Policy())
+
+
+def test_another_version_is_refused() -> None:
+    document = json.loads(SAVED) | {"version": 2}
+    with pytest.raises(CorruptData, match="version 1"):
+        load_text(json.dumps(document), Policy())
+
+
+def test_a_smaller_window_keeps_the_newest_residuals() -> None:
+    taken = [(1.0, 10.0, 0.0, 5.0 + number / 100) for number in range(60)]
+    model = learned_from(taken, Policy(residual_window=50))
+    loaded = load_text(save_text(model), Policy(residual_window=20))
+    assert loaded.state().scores[0] == model.state().scores[0][-20:]
+
+
+def test_another_epsilon_starts_the_levels_anew() -> None:
+    model = learned_from([(1.0, 10.0, 0.0, 5.0)] * 60, Policy(epsilon=0.05))
+    assert model.state().levels[0] != 0.05
+    assert load_text(save_text(model), Policy(epsilon=0.05)).state().levels == model.state().levels
+    assert load_text(save_text(model), Policy(epsilon=0.2)).state().levels == [0.2] * 3
+
+
+def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
+    path = tmp_path / "latency.json"
+    assert load_latency_model(path, Policy()) is None
+    model = learned_from([(1.0, 10.0, 0.0, 5.0)] * 3, Policy())
+    for _ in range(2):  # over the old one too
+        save_latency_model(model, path)
+    assert [one.name for one in tmp_path.iterdir()] == ["latency.json"]
+    loaded = load_latency_model(path, Policy(), use_margin=False)
+    assert loaded is not None
+    assert loaded.state().weights == model.state().weights
+    forecast = loaded.forecast(**features_of((1.0, 10.0, 0.0)))
+    assert forecast.upper_ms == forecast.predicted_ms
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", SAVED.encode()[:-9]])
+def test_a_damaged_file_is_named_with_what_helps(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "latency.json"
+    path.write_bytes(content)
+    with pytest.raises(CorruptData, match=r"latency\.json: .*delete it"):
+        load_latency_model(path, Policy())
+
+
+def test_a_place_that_cannot_be_written_or_read_is_the_callers_to_mend(tmp_path: Path) -> None:
+    model = new_latency_model(Policy())
+    with pytest.raises(InvalidArgument, match="cannot write the latency model"):
+        save_latency_model(model, tmp_path / "nowhere" / "latency.json")
+    with pytest.raises(InvalidArgument, match="cannot read the latency model"):
+        load_latency_model(tmp_path, Policy())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_is_what_was_learned() -> None:
+    state = learned_from([(1.0, 10.0, 512.0, 5.0), (1.0, 10.0, 0.0, 6.0)], Policy()).state()
+    assert isinstance(state, LatencyState)
+    assert (state.observations, state.prefill_tokens_max) == (2, 512.0)
+    assert [len(scores) for scores in state.scores] == [1, 0, 1]

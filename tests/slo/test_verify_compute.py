@@ -1,0 +1,529 @@
+"""Rules 9 to 15: requests by slot, deadlines, modes, credit, and what was switched off."""
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.slo.verify import Verification, verify_log
+from tests.reference.log_bytes import MS, NO_SLOT, LogBytes, PlainRequests
+
+IDLE, SLACK, SPATIAL = 0, 1, 2
+GATE, CREDIT, EARLY_CLOSE, HYPOTHETICAL, CONFINEMENT, MARGIN = (1 << bit for bit in range(6))
+SLOTS = 1 << 20
+
+
+def verified(log: LogBytes, tmp_path: Path) -> Verification:
+    return verify_log(log.save(tmp_path / "log"))
+
+
+def violations(log: LogBytes, tmp_path: Path) -> list[str]:
+    return verified(log, tmp_path).violations
+
+
+def running(*slots: int, **header) -> LogBytes:
+    """Return a log in which these requests arrived and got their first token, now."""
+    log = LogBytes(**header)
+    for slot in slots:
+        log.arrived(slot)
+    log.wait(10)
+    log.tokens(*slots)
+    return log
+
+
+def slack(log: LogBytes, *, tokens_ms_ago: float, pending: int = 1, **terms) -> None:
+    """Grant one quantum of four segments in mode slack, with the deadline that is the truth."""
+    deadline_ns = log.now_ns + round((50 - tokens_ms_ago) * MS)
+    log.quantum(SLACK, deadline_ns=deadline_ns, pending=pending, **terms)
+
+
+def test_an_honest_log_of_every_mode_verifies(tmp_path):
+    log = LogBytes()
+    log.quantum(IDLE)
+    log.arrived(0)
+    log.wait(5)
+    log.tokens(0)
+    log.wait(3)
+    slack(log, tokens_ms_ago=3, passed=4)
+    log.step(8, lent_ms=20, blocked_ms=1)
+    log.tokens(0)
+    log.quantum(SPATIAL, deadline_ns=log.now_ns + 50 * MS, passed=8, pending=1, slowdown=1.5)
+    log.forced(passed=12)
+    log.arrived(1, prefilled=1)
+    log.wait(1)
+    slack(log, tokens_ms_ago=1, passed=13, pending=2)
+    log.finished(0)
+    log.finished(1)
+    log.quantum(IDLE, passed=17)
+    answer = verified(log, tmp_path)
+    assert answer.violations == []
+    assert (answer.granted, answer.verified) == (5, 5)
+    assert (answer.kinds["TOKENS"], answer.kinds["FORCED"]) == (2, 1)
+    assert answer.without == ()
+    assert answer.coverage == 1.0
+
+
+def test_slack_is_the_time_to_the_earliest_deadline_and_no_more(tmp_path):
+    # A quantum of 20 ms, a signal of 1 ms and a chunk of 9 ms take 30 of 50 ms.
+    for ago_ms, is_in_time in ((20, True), (20.1, False)):
+        log = running(0, 1)
+        log.wait(15)
+        log.tokens(1)  # the other one is due later
+        log.wait(ago_ms - 15)
+        slack(log, tokens_ms_ago=ago_ms, pending=2)
+        found = violations(log, tmp_path)
+        assert (found == []) is is_in_time
+        assert is_in_time or "takes 30.0 ms, the earliest deadline is in 29.9 ms" in found[0]
+
+
+def test_behind_a_committed_batch_the_next_request_is_set_aside_for_its_first_token_only(tmp_path):
+    # A quantum of 20 ms, a signal of 1 ms and a step of 8 ms take 29 of 50 ms.
+    for ago_ms, is_in_time in ((21, True), (21.1, False)):
+        log = running(0)
+        log.wait(ago_ms)
+        slack(log, tokens_ms_ago=ago_ms, committed=1, chunk_upper_ms=100.0)
+        assert (violations(log, tmp_path) == []) is is_in_time
+
+
+def test_nothing_is_committed_while_serving_is_idle(tmp_path):
+    log = LogBytes()
+    log.quantum(IDLE, committed=1)
+    assert any("committed in mode idle" in one for one in violations(log, tmp_path))
+
+
+def test_spatial_counts_the_slowdown_and_not_the_quantum(tmp_path):
+    # A signal of 1 ms and a chunk of 9 ms, twice as slow beside rollouts: 19 of 50 ms.
+    for ago_ms, is_in_time in ((31, True), (31.1, False)):
+        log = running(0)
+        log.wait(ago_ms)
+        deadline_ns = log.now_ns + round((50 - ago_ms) * MS)
+        log.quantum(SPATIAL, slowdown=2.0, deadline_ns=deadline_ns, pending=1)
+        assert (violations(log, tmp_path) == []) is is_in_time
+
+
+def test_slack_without_a_request_is_bounded_by_the_next_one_only(tmp_path):
+    log = LogBytes()
+    log.quantum(SLACK)
+    log.quantum(SPATIAL, passed=4)
+    assert violations(log, tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", [SLACK, SPATIAL])
+def test_nobody_may_wait_for_a_first_token(tmp_path, mode):
+    for slot in (1, NO_SLOT):
+        log = running(0)
+        log.arrived(slot)
+        log.quantum(mode, deadline_ns=log.now_ns + 50 * MS, pending=2)
+        assert any("waited for its first token" in one for one in violations(log, tmp_path))
+        log = running(0)
+        log.arrived(slot)
+        log.finished(slot)
+        log.quantum(mode, deadline_ns=log.now_ns + 50 * MS, pending=1)
+        assert violations(log, tmp_path) == []
+
+
+def test_idle_needs_all_requests_to_be_over(tmp_path):
+    log = running(0)
+    log.quantum(IDLE, deadline_ns=log.now_ns + 50 * MS, pending=1)
+    assert any("while 1 requests were pending" in one for one in violations(log, tmp_path))
+
+
+def test_a_prefilled_request_is_due_from_its_arrival_on(tmp_path):
+    log = LogBytes()
+    log.arrived(0, prefilled=1)
+    log.wait(19)
+    slack(log, tokens_ms_ago=19)
+    assert violations(log, tmp_path) == []
+    log = LogBytes()
+    log.arrived(0, prefilled=1)
+    log.wait(21)
+    slack(log, tokens_ms_ago=21)
+    assert any("takes 30.0 ms" in one for one in violations(log, tmp_path))
+
+
+def test_a_slot_that_is_used_again_has_forgotten_its_tokens(tmp_path):
+    log = running(0)
+    log.finished(0)
+    log.wait(100)
+    log.arrived(0)
+    log.wait(10)
+    log.tokens(0)
+    log.wait(5)
+    slack(log, tokens_ms_ago=5)
+    assert violations(log, tmp_path) == []
+    log = running(0)
+    log.finished(0)
+    log.arrived(0)
+    log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=1)
+    assert any("waited for its first token" in one for one in violations(log, tmp_path))
+
+
+@pytest.mark.parametrize("error_ms", [-1, 1])
+def test_a_deadline_that_no_request_has_is_a_violation(tmp_path, error_ms):
+    log = running(0)
+    slack(log, tokens_ms_ago=error_ms)
+    assert any("deadline_ns is" in one for one in violations(log, tmp_path))
+
+
+def test_a_deadline_may_be_rounded(tmp_path):
+    log = running(0)
+    log.wait(20)  # the quantum takes all the slack there is
+    log.quantum(SLACK, deadline_ns=log.now_ns + 30 * MS + 1, pending=1)
+    assert violations(log, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("modes", "mode", "says"),
+    [
+        (0b001, SLACK, "does not allow mode slack"),
+        (0b011, SPATIAL, "does not allow mode spatial"),
+        (0b110, IDLE, "does not allow mode idle"),
+        (0b111, 3, "mode 3 does not exist"),
+        (0b1111, 3, "modes 0xf has bits of no mode"),
+        (0b111, 2**32 - 1, "mode 4294967295 does not exist"),
+    ],
+)
+def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, modes, mode, says):
+    log = LogBytes(modes=modes)
+    log.quantum(mode)
+    assert any(says in one for one in violations(log, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ({"segment_upper_ms": 25.0}, "delays serving by 101.0 ms"),
+        ({"segment_upper_ms": 0.0}, "a segment of no length"),
+        ({"segment_upper_ms": float("nan")}, "delays serving"),
+        ({"quantum_ms": 19.0}, "quantum_ms is not 20.0"),
+        ({"step_upper_ms": 480.0}, "a next request takes 501.0 ms"),
+        ({"chunk_upper_ms": 480.0}, "a next request takes 501.0 ms"),
+        ({"burst_ms": 471.0}, "a next request takes 501.0 ms"),
+        ({"step_upper_ms": float("nan")}, "a decode step of no length"),
+        ({"chunk_upper_ms": float("nan")}, "a next request takes nan"),
+        ({"chunk_upper_ms": 0.0}, "a prefill chunk of no length"),
+        ({"burst_ms": float("nan")}, "burst_ms is nan"),
+        ({"burst_ms": -1.0}, "burst_ms is -1.0"),
+        ({"slowdown": 0.9}, "slowdown is 0.9"),
+        ({"slowdown": float("nan")}, "slowdown is nan"),
+        ({"heartbeat_age_ns": 100 * MS + 1}, "heartbeat"),
+        ({"heartbeat_age_ns": -1}, "heartbeat"),
+        ({"segments": 5}, "5 segments, 4 are allowed"),
+        ({"segments": 0}, "0 segments, 4 are allowed"),
+        ({"outstanding": 4}, "outstanding already"),
+        ({"committed": 2}, "committed is 2"),
+        ({"committed": 1, "step_upper_ms": 471.0}, "a next request takes 501.0 ms"),
+        ({"pending": 0}, "0 pending, 1 requests were"),
+    ],
+)
+@pytest.mark.parametrize("mode", [SLACK, SPATIAL])
+def test_a_forged_term_is_a_violation_in_every_mode(tmp_path, mode, terms, says):
+    log = running(0)
+    deadline_ns = log.now_ns + 50 * MS
+    log.quantum(mode, **({"deadline_ns": deadline_ns, "pending": 1} | terms))
+    answer = verified(log, tmp_path)
+    assert any(says in one for one in answer.violations)
+    assert answer.verified == 0
+
+
+def test_more_segments_than_were_credited_are_a_violation(tmp_path):
+    for passed, is_credited in ((4, True), (5, False)):
+        log = LogBytes()
+        log.quantum(IDLE)
+        log.quantum(IDLE, passed=passed)
+        assert (violations(log, tmp_path) == []) is is_credited
+
+
+def test_segments_are_counted_across_the_wrap_of_their_number(tmp_path):
+    log = LogBytes()
+    log.quantum(IDLE, passed=2**32 - 2)
+    log.quantum(IDLE, passed=2)
+    assert violations(log, tmp_path) == []
+
+
+def test_a_quantum_that_was_overtaken_grants_nothing(tmp_path):
+    for epochs, passed, is_credited in (
+        ((7, 6), 14, True),
+        ((7, 6), 15, False),
+        ((7, 7), 14, False),
+    ):
+        log = LogBytes()
+        log.quantum(IDLE, passed=10, close_epoch=epochs[0])
+        log.quantum(IDLE, passed=8, close_epoch=epochs[1])  # looked before, decided after
+        log.quantum(IDLE, passed=passed, close_epoch=8)
+        assert (violations(log, tmp_path) == []) is is_credited
+    log = LogBytes()
+    log.quantum(IDLE, passed=10, close_epoch=0)
+    log.quantum(IDLE, passed=8, close_epoch=2**32 - 1)
+    log.quantum(IDLE, passed=14, close_epoch=0)
+    assert violations(log, tmp_path) == []
+
+
+def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
+    for forced, passed, is_credited in ((1, 5, True), (1, 6, False), (2, 6, True), (2, 7, False)):
+        log = LogBytes()
+        log.quantum(IDLE)
+        for _ in range(forced):
+            log.forced(passed=4)
+        log.quantum(IDLE, passed=passed)
+        answer = verified(log, tmp_path)
+        assert (answer.violations == []) is is_credited
+        assert answer.kinds["FORCED"] == forced
+
+
+def test_a_forced_segment_does_not_hide_segments_before_it(tmp_path):
+    log = LogBytes()
+    log.quantum(IDLE)
+    log.forced(passed=5)
+    assert violations(log, tmp_path) == ["record 3: FORCED: 5 segments started on a credit of 4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("finished", (1,), "had not arrived, in slot 1"),
+        ("finished", (NO_SLOT,), "had not arrived"),
+        ("finished", (SLOTS,), "had not arrived"),
+        ("arrived", (0,), "slot 0 was given to a second request"),
+        ("arrived", (SLOTS,), "is beyond the 1048576"),
+        ("arrived", (NO_SLOT - 1,), "is beyond the 1048576"),
+        ("tokens", (0, 3, 5), "2 tokens of no request, the first in slot 3"),
+    ],
+)
+def test_slots_that_are_wrong_are_violations(tmp_path, name, arguments, says):
+    log = running(0)
+    getattr(log, name)(*arguments)
+    found = violations(log, tmp_path)
+    assert len(found) == 1
+    assert says in found[0]
+
+
+def test_tokens_are_counted_and_stay_within_the_slots(tmp_path):
+    log = running(0)
+    log.tokens(0, count=2)
+    log.tokens(SLOTS, first_slot=SLOTS)
+    log.tokens(NO_SLOT, first_slot=NO_SLOT)
+    log.tokens(NO_SLOT + 1, first_slot=NO_SLOT)
+    found = violations(log, tmp_path)
+    assert len(found) == 4
+    assert "count is 2, the bitmap has 1" in found[0]
+    assert all("beyond the 1048576" in one for one in found[1:])
+
+
+def test_the_last_slot_and_a_bitmap_that_begins_anywhere_are_read(tmp_path):
+    log = LogBytes()
+    for slot in (SLOTS - 1, 7, 8, 700):
+        log.arrived(slot)
+    log.tokens(SLOTS - 1, first_slot=SLOTS - 704)
+    log.tokens(7, 8, 700, first_slot=5)
+    log.wait(3)
+    slack(log, tokens_ms_ago=3, pending=4)
+    assert violations(log, tmp_path) == []
+
+
+def test_prefilled_is_a_yes_or_a_no(tmp_path):
+    log = LogBytes()
+    log.arrived(0, prefilled=2)
+    assert violations(log, tmp_path) == ["record 2: ARRIVED: prefilled is 2, not 0 or 1"]
+
+
+@pytest.mark.parametrize("name", ["actual_ms", "blocked_ms", "lent_ms"])
+def test_a_step_has_no_negative_time(tmp_path, name):
+    for value in (-1.0, float("nan")):
+        log = LogBytes()
+        log.step(**({"actual_ms": 5.0, "began_ns": log.now_ns} | {name: value}))
+        assert violations(log, tmp_path) == [f"record 2: STEP: {name} is {value}"]
+
+
+@pytest.mark.parametrize("tpot_ms", [float("nan"), float("inf"), -1.0, 1e303])
+def test_a_target_that_is_no_number_is_a_violation(tmp_path, tpot_ms):
+    log = running(0, tpot_ms=tpot_ms)
+    log.quantum(SLACK, deadline_ns=log.now_ns, pending=1)
+    assert violations(log, tmp_path)[0] == f"header: tpot_ms is {tpot_ms}"
+
+
+# ---- what was switched off -----------------------------------------------------------------------
+
+
+def more_than_credited(log: LogBytes) -> None:
+    log.quantum(IDLE)
+    log.quantum(IDLE, passed=1000)
+
+
+def more_outstanding(log: LogBytes) -> None:
+    log.quantum(IDLE, outstanding=2**31)
+
+
+def no_chunk(log: LogBytes) -> None:
+    log.quantum(IDLE, chunk_upper_ms=1e9, burst_ms=1e9)
+
+
+@pytest.mark.parametrize(
+    ("what", "by"),
+    [(more_than_credited, CREDIT), (more_outstanding, CREDIT), (no_chunk, HYPOTHETICAL)],
+)
+def test_only_the_mechanism_that_is_off_excuses_what_it_would_have_prevented(tmp_path, what, by):
+    for bit in range(6):
+        log = LogBytes(without=1 << bit)
+        what(log)
+        assert (violations(log, tmp_path) == []) is (1 << bit == by)
+
+
+def test_without_the_hypothetical_request_the_step_still_has_to_be_in_time(tmp_path):
+    log = running(0, without=HYPOTHETICAL)
+    log.wait(25)
+    slack(log, tokens_ms_ago=25, chunk_upper_ms=0.0, step_upper_ms=5.0)  # 26 of 25 ms
+    assert any("takes 26.0 ms" in one for one in violations(log, tmp_path))
+
+
+def test_switched_off_mechanisms_are_named(tmp_path):
+    names = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
+    assert verified(LogBytes(without=0b111111), tmp_path).without == names
+    assert verified(LogBytes(without=CREDIT | MARGIN), tmp_path).without == ("credit", "margin")
+    found = violations(LogBytes(without=1 << 6), tmp_path)
+    assert found == ["header: without 0x40 has bits of no mechanism"]
+
+
+# ---- versions ------------------------------------------------------------------------------------
+
+
+def test_a_version_that_nobody_reads_is_refused_and_the_known_ones_are_named(tmp_path):
+    for version in (1, 4):
+        with pytest.raises(
+            InvalidArgument, match=f"version {version} .* versions 2 and 3 with 128"
+        ):
+            verified(LogBytes(version=version), tmp_path)
+    with pytest.raises(InvalidArgument, match="records of 256 bytes"):
+        verified(LogBytes(record_bytes=256), tmp_path)
+
+
+def version_2(*records: tuple[str, bytes]) -> LogBytes:
+    log = LogBytes(version=2, modes=0)
+    for kind, payload in records:
+        log.add(kind, payload)
+    return log
+
+
+ARRIVED_2, FINISHED_2 = ("ARRIVED", struct.pack("<Q", 64)), ("FINISHED", b"")
+
+
+def quantum_2(passed: int, *, signal_ms: float = 1.0) -> tuple[str, bytes]:
+    terms = (5.0, 20.0, signal_ms, 8.0, 9.0, 500.0, 100.0, 0, 4, 0, passed, 1, 0)
+    return "QUANTUM", struct.pack("<dddddddqIIIII", *terms)
+
+
+def test_logs_of_version_2_are_verified_too(tmp_path):
+    step = "STEP", struct.pack("<dddddd", 5.0, 6.0, 5.5, 1.0, 64.0, 0.0)
+    busy = [ARRIVED_2, ARRIVED_2, step, FINISHED_2]
+    log = version_2(quantum_2(0), *busy, FINISHED_2, quantum_2(4))
+    answer = verified(log, tmp_path)
+    assert (answer.violations, answer.granted, answer.without) == ([], 2, ())
+    log = version_2(*busy, quantum_2(0))
+    assert any("while 1 requests were pending" in one for one in violations(log, tmp_path))
+    log = version_2(FINISHED_2)
+    assert any("had not arrived" in one for one in violations(log, tmp_path))
+    log = version_2(quantum_2(0, signal_ms=0.5))
+    assert any("signal_ms differs" in one for one in violations(log, tmp_path))
+
+
+def test_version_2_has_no_tokens(tmp_path):
+    log = version_2()
+    log.tokens()
+    with pytest.raises(CorruptData, match="unknown kind 11"):
+        verified(log, tmp_path)
+
+
+# ---- against the slow truth ----------------------------------------------------------------------
+
+SLOT = st.integers(0, 5)
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrived"), SLOT, st.booleans()),
+        st.tuples(st.just("finished"), SLOT),
+        st.tuples(st.just("tokens"), st.sets(SLOT, min_size=1)),
+        st.tuples(st.just("wait"), st.integers(1, 30)),
+        st.tuples(st.just("quantum"), st.integers(0, 2), st.integers(1, 4), st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+def play(events, log: LogBytes) -> list[bool]:
+    """Write what happens, with honest terms; returns whether each quantum may be granted."""
+    truth = PlainRequests(tpot_ms=50.0)
+    times, passed, may = truth.last_token_ns, 0, []
+    for event in events:
+        match event:
+            case ("arrived", slot, prefilled) if slot not in times:
+                log.arrived(slot, prefilled=int(prefilled))
+                times[slot] = log.now_ns if prefilled else None
+            case ("finished", slot) if slot in times:
+                log.finished(slot)
+                del times[slot]
+            case ("tokens", slots) if slots & set(times):
+                log.tokens(*(slots & set(times)))
+                times.update(dict.fromkeys(slots & set(times), log.now_ns))
+            case ("wait", ms):
+                log.wait(ms)
+            case ("quantum", mode, segments, slowdown):
+                log.quantum(
+                    mode,
+                    segments=segments,
+                    slowdown=float(slowdown),
+                    passed=passed,
+                    pending=len(times),
+                    deadline_ns=truth.earliest_deadline_ns(),
+                )
+                passed += segments
+                needs = {"slack_ms": 5.0 * segments + 10.0, "spatial_ms": 1.0 + 9.0 * slowdown}
+                may.append(truth.may(mode, log.now_ns, **needs))
+    return may
+
+
+@given(events=EVENTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+def test_a_quantum_verifies_exactly_when_the_slow_truth_allows_it(tmp_path, events):
+    log = LogBytes()
+    may = play(events, log)
+    answer = verified(log, tmp_path)
+    assert (answer.granted, answer.verified) == (len(may), sum(may))
+    assert (answer.violations == []) is all(may)
+
+
+def test_of_many_batches_only_what_is_the_last_of_nobody_is_forgotten(tmp_path):
+    log = LogBytes()
+    for slot in range(3):
+        log.arrived(slot)
+    for turn in range(20_000):
+        log.wait(0.1)
+        log.tokens(turn % 3)
+    slack(log, tokens_ms_ago=0.2, pending=3)
+    assert violations(log, tmp_path) == []
+
+
+PAYLOAD_BYTES = {
+    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 92, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 20,
+    "STEP": 72, "TOKENS": 96, "FORCED": 8,
+}  # fmt: skip
+SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
+    lambda kind: st.tuples(st.just(kind), st.binary(min_size=96, max_size=96))
+)
+
+
+@given(
+    records=st.lists(SOME_BYTES, max_size=12),
+    numbers=st.lists(st.floats() | st.floats(0, 1000), min_size=6, max_size=6),
+    bits=st.tuples(*[st.integers(0, 2**32 - 1)] * 2),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_whatever_a_sealed_log_says_there_is_an_answer(tmp_path, records, numbers, bits):
+    names = ("ttft_ms", "tpot_ms", "epsilon", "signal_ms", "blocking_ms", "revoke_ms")
+    log = LogBytes(modes=bits[0], without=bits[1], **dict(zip(names, numbers, strict=True)))
+    for kind, payload in records:
+        log.add(kind, payload[: PAYLOAD_BYTES[kind]])
+    answer = verified(log, tmp_path)
+    assert answer.records == len(records) + 2
+    assert answer.verified <= answer.granted
