@@ -6,7 +6,7 @@ from typing import Final
 _PREFIX: Final = "bench_"
 # What a suite runs besides the file of its name.
 _FURTHER: Final = {
-    "compute": ("gate",),
+    "compute": ("gate", "harvest"),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
     "compute": ("latency",),
     "transfer": ("codec",),

@@ -149,9 +149,11 @@ class Clairvoyant(Governor):
         engine, admitted = self._engine.copy(), self._admitted
         last_ns = dict(self._last_ns)
         at_ns, step = start_ns, self._steps
+        is_committed = self._device.commits_batch and engine.has_work()
+        work = engine.plan() if is_committed else None
         admitted = self._admit_from(engine, admitted, at_ns)
         while engine.has_work() and at_ns < horizon_ns:
-            work = engine.plan()
+            work = work or engine.plan()
             at_ns += self._step_ns(work, step)
             step += 1
             emitted = engine.complete(work)
@@ -159,6 +161,7 @@ class Clairvoyant(Governor):
                 if self._is_late(number, at_ns, last_ns.get(number)):
                     return False
                 last_ns[number] = at_ns
+            work = None
             admitted = self._admit_from(engine, admitted, at_ns)
         return True
 

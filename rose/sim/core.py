@@ -23,6 +23,7 @@ from rose.units import NS_PER_MS
 
 # What the log's header says about memory, of which there is none here.
 _NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
+_FEATURES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 
 
 class CoreGovernor(Governor):
@@ -34,14 +35,20 @@ class CoreGovernor(Governor):
     """
 
     def __init__(
-        self, slo: SLO, policy: Policy, device: DeviceModel, *, log_path: str, first_segment: int = 0
+        self,
+        slo: SLO,
+        policy: Policy,
+        device: DeviceModel,
+        *,
+        log_path: str,
+        first_segment: int = 0,
     ) -> None:
         """Start at time 0 with a closed gate and a borrower that always has a step to run.
 
         Args:
             slo: the targets.
             policy: rose's knobs, the mode and what is switched off among them.
-            device: how wide the engine's batches are.
+            device: how wide the engine's batches are, and whether it commits them.
             log_path: where certificates go; "" keeps none.
             first_segment: the number that segments are counted from.
 
@@ -69,6 +76,7 @@ class CoreGovernor(Governor):
             clock=self.clock,
         )
         self._mode = policy.mode
+        self._commits_batch = device.commits_batch
         self.grain = Grain.STEP if "gate" in policy.without else Grain.SEGMENT
         if policy.mode == "spatial":
             is_confined = "confinement" not in policy.without
@@ -86,17 +94,22 @@ class CoreGovernor(Governor):
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
         """Do what lending slack does before a step: offer, see it used up, and offer again."""
-        del work
         self._move_to(now_ms)
         if self._mode != "slack":
             return now_ms
+        batch = _features(work) if self._commits_batch else None
         offer = self._offer
         if offer is not None and not self._is_running_out(offer):
             return offer.until_ns / NS_PER_MS
         may_go_on = offer is None or self._is_spent(offer)
         self.creditor.withdraw()
-        self._offer = self.creditor.offer() if may_go_on else None
+        self._offer = self.creditor.offer(batch) if may_go_on else None
         return now_ms if self._offer is None else self._offer.until_ns / NS_PER_MS
+
+    def stays_beside(self, now_ms: float) -> bool:
+        """Let a segment stay while the gate is open; once it is closed, serving waits for its end."""
+        self._move_to(now_ms)
+        return self._mode == "spatial" and self.gate.is_open()
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
         """Close what is still open, unless rollouts stay beside the step."""
@@ -111,11 +124,7 @@ class CoreGovernor(Governor):
     ) -> None:
         """Learn from the step, and record it."""
         self._move_to(now_ms)
-        features = {
-            "decode_sequences": float(work.decode_sequences),
-            "context_tokens": float(work.context_tokens),
-            "prefill_tokens": float(work.prefill_tokens),
-        }
+        features = dict(zip(_FEATURES, _features(work), strict=True))
         forecast = self.model.observe(took_ms, **features)
         self.log.append_step(
             forecast,
@@ -195,6 +204,10 @@ class CoreGovernor(Governor):
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_in_time = self.clock.now_ns() <= offer.until_ns
         return is_ours and is_in_time and self.gate.credit_left == 0
+
+
+def _features(work: StepWork) -> tuple[float, float, float]:
+    return float(work.decode_sequences), float(work.context_tokens), float(work.prefill_tokens)
 
 
 def _log(

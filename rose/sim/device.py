@@ -12,7 +12,7 @@ from rose.units import NS_PER_MS
 
 _NOISE_BLOCK: Final = 4096
 _MAY_BE_ZERO: Final = frozenset(
-    {"sequence_ms", "context_ms", "prefill_ms", "pair_ms", "noise"}
+    {"sequence_ms", "context_ms", "prefill_ms", "pair_ms", "noise", "commits_batch"}
     | {"gate_ms", "signal_ms", "host_lead_ms"}
 )
 
@@ -67,6 +67,9 @@ class DeviceModel:
             and scheduling.
         batch_max: sequences that serving runs at once.
         chunk_tokens: tokens of one step: one per decoding sequence, the rest for one prompt.
+        commits_batch: the engine schedules a step before it asks for the device, so that a request
+            which arrives while rollouts go first is not in it, but in the next. Both vLLM and
+            transformers do.
         together_serving: how many times longer a serving step takes beside rollouts that use the
             whole device. Two engines that both want all of it get half each, less what overlaps.
         together_rollout: the same for rollouts beside a serving step.
@@ -90,6 +93,7 @@ class DeviceModel:
     host_lead_ms: float = 0.5
     batch_max: int = 64
     chunk_tokens: int = 512
+    commits_batch: bool = True
     together_serving: float = 1.9
     together_rollout: float = 1.9
     split_share: float = 0.25

@@ -10,6 +10,7 @@ from rose.sim.device import DeviceModel, Noise, Sharing, StepWork, ns_of
 from rose.sim.engine import ServingEngine
 from rose.sim.governor import Governor, Grain
 from rose.sim.request import Request
+from rose.slo import SLO
 from rose.units import NS_PER_MS
 
 _NEVER: Final = 1 << 62
@@ -26,14 +27,9 @@ class _Task:
 
     left_ps: int
     began_ns: int
-    layers: int = 0
+    layers: int = 0  # of a segment
+    sharing: Sharing = Sharing.TURNS  # of a segment with a step
     slowdown: int = _PERMILLE  # in thousandths
-
-    @classmethod
-    def of(cls, took_ns: int, *, now_ns: int, wait_ns: int = 0, layers: int = 0) -> "_Task":
-        """Return a task that begins after `wait_ns` and then takes `took_ns` alone."""
-        left_ps = (wait_ns + took_ns) * _PS_PER_NS
-        return cls(left_ps=left_ps, began_ns=now_ns + wait_ns, layers=layers)
 
     def ends_in_ns(self) -> int:
         """Return in how many ns it ends if nothing changes, rounded up."""
@@ -52,14 +48,17 @@ class Served:
     first_ns: int = -1
     last_ns: int = -1
     longest_gap_ns: int = 0
+    late_gaps: int = 0
     tokens: int = 0
 
-    def token(self, now_ns: int) -> None:
-        """Note one."""
+    def token(self, now_ns: int, *, tpot_ns: int) -> None:
+        """Note one, which should have come within `tpot_ns` of the one before."""
         if self.tokens == 0:
             self.first_ns = now_ns
         else:
-            self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_ns)
+            gap_ns = now_ns - self.last_ns
+            self.longest_gap_ns = max(self.longest_gap_ns, gap_ns)
+            self.late_gaps += gap_ns > tpot_ns
         self.last_ns = now_ns
         self.tokens += 1
 
@@ -82,6 +81,8 @@ class Tally:
 class _Turn:
     """Serving is ready for a step; what happens until it has the device."""
 
+    asked_ns: int
+    work: StepWork  # the batch that was scheduled before
     lend_end_ns: int  # rollouts went first willingly until here
     lend_until_ns: int = -1  # while a segment runs that was let go first
 
@@ -100,6 +101,7 @@ class Machine:
         device: DeviceModel,
         governor: Governor,
         *,
+        slo: SLO,
         step_noise: Noise,
         rollout_noise: Noise,
         observer: Observer | None = None,
@@ -110,6 +112,7 @@ class Machine:
             requests: sound ones, see `check_requests`.
             device: what things cost.
             governor: decides when rollouts run; used by nobody else.
+            slo: says which gaps are late; nothing else follows from it here.
             step_noise: of serving's steps.
             rollout_noise: of rollouts' steps; one factor for all segments of a step.
             observer: told about everything that begins and ends.
@@ -118,12 +121,16 @@ class Machine:
         self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
         self._device = device
         self._governor = governor
-        self._turns = governor.sharing is Sharing.TURNS
+        self._sharing = governor.sharing
+        self._tpot_ns = ns_of(slo.tpot_ms)
         self._step_noise = step_noise
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        self._signal_ns = ns_of(device.signal_ms) if self._turns else 0
+        # Engines that never wait for each other hand nothing over.
+        hands_over = governor.sharing in (Sharing.TURNS, Sharing.CONFINED)
+        self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
+        self._has_pauses = hands_over
         self._lead_ns = ns_of(device.host_lead_ms)
         self._now_ns = 0
         self._arrived = 0
@@ -149,6 +156,7 @@ class Machine:
 
     def run(self) -> Tally:
         """Serve every request, and return what came of it."""
+        self._settle()  # Somebody may arrive at the very start.
         while self._live:
             self._dispatch()
             self._advance(self._next_ns())
@@ -198,17 +206,14 @@ class Machine:
     def _dispatch(self) -> None:
         """Start what may start."""
         if self._step is None and self._engine.has_work():
-            if self._turns:
-                self._take_turn()
-            else:
-                self._begin_step(self._engine.plan(), wait_ns=0, blocked_ns=0, lent_ns=0)
-        if not self._turns or (self._step is None and self._turn is None):
+            self._take_turn()
+        if self._sharing is not Sharing.TURNS or (self._step is None and self._turn is None):
             self._feed()
         self._set_slowdowns()
 
     def _set_slowdowns(self) -> None:
-        sharing = self._governor.sharing
         is_step, is_segment = self._step is not None, self._segment is not None
+        sharing = self._sharing if self._segment is None else self._segment.sharing
         if self._step is not None:
             slowdown = self._device.serving_slowdown(sharing, is_beside=is_segment)
             self._step.slowdown = round(slowdown * _PERMILLE)
@@ -226,7 +231,7 @@ class Machine:
         self._governor.arrived(self.now_ms, number, prompt_tokens=prompt_tokens)
         if self._segment is None:
             return
-        if self._pause_from_ns < 0 and self._turns:
+        if self._pause_from_ns < 0 and self._has_pauses:
             self._pause_from_ns = self._now_ns
         if self._turn is not None and self._turn.lend_until_ns >= 0:
             # From here on serving waits because it must.
@@ -235,19 +240,17 @@ class Machine:
 
     def _take_turn(self) -> None:
         """Let rollouts go first if the governor lends, then begin the step."""
-        began_ns = self._now_ns
         if self._turn is None:
-            self._turn = _Turn(lend_end_ns=self._now_ns)
-            self._asked_ns = began_ns
-        if self._segment is not None:
+            self._turn = _Turn(self._now_ns, self._engine.plan(), lend_end_ns=self._now_ns)
+        if self._segment is not None and not self._governor.stays_beside(self.now_ms):
             return
-        if self._launched:
+        if self._segment is None and self._launched:
             self._start_segment()
             return
-        work = self._engine.plan()
+        work = self._turn.work if self._device.commits_batch else self._engine.plan()
         until_ms = self._governor.lends_until(self.now_ms, work)
         until_ns = _NEVER if math.isinf(until_ms) else ns_of(until_ms)
-        if until_ns > self._now_ns and self._governor.may_start(self.now_ms):
+        if until_ns > self._now_ns and self._segment is None and self._may_start():
             self._turn.lend_until_ns = until_ns
             self._launched += 1
             self._start_segment()
@@ -259,18 +262,18 @@ class Machine:
             work,
             wait_ns=wait_ns,
             blocked_ns=self._now_ns + wait_ns - turn.lend_end_ns,
-            lent_ns=turn.lend_end_ns - self._asked_ns,
+            lent_ns=turn.lend_end_ns - turn.asked_ns,
         )
 
-    def _begin_step(
-        self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int
-    ) -> None:
+    def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
         factor = self._step_noise.factor(self._steps)
         took_ns = max(1, ns_of(self._device.step_ms(work) * factor))
         self._tell("step", self._steps)
         self._steps += 1
         self._work = work
-        self._step = _Task.of(took_ns, now_ns=self._now_ns, wait_ns=wait_ns)
+        if self._segment is None:
+            self._end_pause()
+        self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
         self._blocked_ns, self._lent_ns = blocked_ns, lent_ns
         self._tally.blocked_ns.append(blocked_ns)
         self._tally.lent_ns += lent_ns
@@ -289,7 +292,7 @@ class Machine:
         )
         emitted = self._engine.complete(self._work)
         for number in emitted.tokens:
-            self._tally.served[number].token(self._now_ns)
+            self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
         if emitted.tokens:
             self._governor.tokens(self.now_ms, emitted.tokens)
         for number in emitted.finished:
@@ -302,7 +305,7 @@ class Machine:
     def _feed(self) -> None:
         """Launch what the governor lets go, and run it in order."""
         while self._launched < self._governor.window:
-            if not self._governor.may_start(self.now_ms):
+            if not self._may_start():
                 look_ms = self._governor.look_again(self.now_ms)
                 self._look_ns = self._ns_from_now(look_ms)
                 break
@@ -319,9 +322,24 @@ class Machine:
         took_ns = ns_of(layers * device.layer_ms * factor + (0 if is_whole else device.gate_ms))
         # Work that follows work finds the device prepared; anything else waits for a word.
         wait_ns = 0 if self._segment_ended_ns == self._now_ns else self._signal_ns
-        self._segment = _Task.of(took_ns, now_ns=self._now_ns, wait_ns=wait_ns, layers=layers)
+        self._segment = _Task(
+            (wait_ns + took_ns) * _PS_PER_NS,
+            self._now_ns + wait_ns,
+            layers=layers,
+            sharing=self._sharing_now(),
+        )
         self._tell("segment", self._tally.segments)
         self._tally.segments += 1
+
+    def _may_start(self) -> bool:
+        return self._governor.may_start(self.now_ms)
+
+    def _sharing_now(self) -> Sharing:
+        """Return where a segment goes: the borrower is confined only beside serving's work."""
+        is_busy = self._step is not None or self._engine.has_work()
+        if self._sharing is Sharing.CONFINED and not is_busy:
+            return Sharing.TOGETHER
+        return self._sharing
 
     def _end_segment(self, segment: _Task) -> None:
         self._segment = None
@@ -334,14 +352,19 @@ class Machine:
         if self._turn is not None and self._turn.lend_until_ns >= 0:
             self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
             self._turn.lend_until_ns = -1
-        if self._pause_from_ns >= 0 and not self._launched:
-            self._tally.pauses_ns.append(self._now_ns - self._pause_from_ns)
-            self._pause_from_ns = -1
+        if self._step is not None:
+            self._end_pause()
         self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
 
     def _ns_from_now(self, ms: float) -> int:
         """Return when a governor wants to look again: what rounds to now is the next moment."""
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
+
+    def _end_pause(self) -> None:
+        """The last segment that an arrival had to suffer has ended."""
+        if self._pause_from_ns >= 0:
+            self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
+            self._pause_from_ns = -1
 
     def _tell(self, what: str, number: int) -> None:
         if self._observer is not None:

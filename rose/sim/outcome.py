@@ -15,12 +15,18 @@ class RequestOutcome:
         longest_gap_ms: between two of its tokens; 0 when it has one.
         mean_tpot_ms: mean of these gaps; 0 when it has one token.
         output_tokens: that it got.
+        late_gaps: how many of its gaps were over the target of the run.
     """
 
     ttft_ms: float
     longest_gap_ms: float
     mean_tpot_ms: float
     output_tokens: int
+    late_gaps: int = 0
+
+    def late_tokens(self, slo: SLO) -> int:
+        """Return how many of its tokens came too late; `slo` is that of the run."""
+        return self.late_gaps + (self.ttft_ms > slo.ttft_ms)
 
     def meets(self, slo: SLO) -> bool:
         """Whether the first token and every later one came in time."""
@@ -83,3 +89,16 @@ def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[
     """Return the requests that serving alone would have served in time, and this arm did not."""
     check(len(arm.requests) == len(alone.requests), "the arms served different traces")
     return missed(arm, slo=slo) - missed(alone, slo=slo)
+
+
+def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
+    """Return the share of all tokens that are late beyond those that are late alone.
+
+    What a certificate's error rate is about: the share of steps that may take longer than foreseen.
+    A request of many tokens is missed for a single one of them, so more requests are.
+    """
+    tokens = sum(request.output_tokens for request in arm.requests)
+    late, late_alone = (
+        sum(request.late_tokens(slo) for request in one.requests) for one in (arm, alone)
+    )
+    return max(0, late - late_alone) / tokens if tokens else 0.0

@@ -103,6 +103,7 @@ def simulate(
         requests,
         device,
         governor,
+        slo=slo,
         step_noise=step_noise,
         rollout_noise=rollout_noise,
         observer=observer,
@@ -186,4 +187,5 @@ def _request_outcome(served: Served) -> RequestOutcome:
         longest_gap_ms=served.longest_gap_ns / NS_PER_MS,
         mean_tpot_ms=(served.last_ns - served.first_ns) / NS_PER_MS / gaps,
         output_tokens=served.tokens,
+        late_gaps=served.late_gaps,
     )
