@@ -33,6 +33,7 @@ _VIRTUAL_LOAD: Final = 0.9
 _ENGINES_LOAD: Final = 0.3
 _VIRTUAL_S: Final = 120.0
 _ENGINES_S: Final = 24.0
+_NOISE: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -181,7 +182,10 @@ def _progress(console: Console) -> Iterator[Callable[[str], None]]:
     help="Factor on the trace's lengths.",
 )
 @click.option(
-    "--noise", default=0.1, show_default=True, help="Of step times in virtual time, log scale."
+    "--noise",
+    type=float,
+    show_default=f"{_NOISE:g}",
+    help="Standard deviation of the logarithm of step times, in virtual time.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and noise.")
 @click.option(
@@ -199,7 +203,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     without: tuple[str, ...],
     seconds: float | None,
     length_scale: float | None,
-    noise: float,
+    noise: float | None,
     seed: int,
     out_dir: str,
 ) -> int:
@@ -214,12 +218,14 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         seconds = _VIRTUAL_S if virtual else _ENGINES_S
     if not seconds > 0:
         raise InvalidArgument(f"--seconds must be > 0, not {seconds:g}")
+    if noise is not None and not virtual:
+        raise InvalidArgument("--noise is of virtual time: real engines have their own")
     if length_scale is None:
         length_scale = 1.0 if virtual else 1 / 16
     loads = _loads(load, sweep, standard=_VIRTUAL_LOAD if virtual else _ENGINES_LOAD)
     slo = SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
     console = Console(highlight=False)
-    run = _virtual(noise) if virtual else _engines()
+    run = _virtual(_NOISE if noise is None else noise) if virtual else _engines()
     asked = Asked(
         trace=load_trace(
             trace_path,
