@@ -224,14 +224,15 @@ def test_other_schemes(report: Report, traffic: Traffic, scheme: str) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_without_one_mechanism(report: Report, traffic: Traffic, mechanism: str) -> None:
-    """Each at the target at which it shows, on noisy steps: without noise a margin is worth 0."""
+    """Each where it shows: on noisy steps, a next request where it can join the step planned."""
     scheme = "rose_spatial" if mechanism == "confinement" else "rose_slack"
     tpot_ms = 50.0 if mechanism == "confinement" else 25.0
+    device = replace(NOISY, commits_batch=mechanism != "hypothetical")
     policy = replace(default_policy(NOISY), without=frozenset({mechanism}))
 
     def run() -> tuple[Arms, Arms]:
-        with_all = traffic.arms(scheme, tpot_ms=tpot_ms, device=NOISY)
-        return with_all, traffic.arms(scheme, tpot_ms=tpot_ms, device=NOISY, policy=policy)
+        with_all = traffic.arms(scheme, tpot_ms=tpot_ms, device=device)
+        return with_all, traffic.arms(scheme, tpot_ms=tpot_ms, device=device, policy=policy)
 
     report.once(run)
     with_all, without = run()

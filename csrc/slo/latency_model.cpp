@@ -88,8 +88,7 @@ Forecast LatencyModel::forecast_locked(const Features& features,
   for (std::size_t i = 0; i < kTerms; ++i) predicted_ms += weights_[i] * terms[i];
   predicted_ms = std::clamp(predicted_ms, kFloorMs, kActualMaxMs);
   const auto kind = static_cast<std::size_t>(kind_locked(features));
-  const double margin = config_.use_margin ? bounds_[kind].margin() : 1.0;
-  return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * margin};
+  return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * bounds_[kind].margin()};
 }
 
 // One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and one

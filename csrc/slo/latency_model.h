@@ -28,7 +28,6 @@ struct LatencyConfig {
   double adaptation{0.005};   // step of the level per miss
   double cold_margin{2.0};    // upper() / predict() of a kind of step without evidence
   std::uint32_t window{512};  // residuals kept of each kind of step, 1..1024
-  bool use_margin{true};      // false: upper() is predict(), to show what the margin is worth
 };
 
 struct Forecast {

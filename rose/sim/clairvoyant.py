@@ -75,11 +75,6 @@ class Clairvoyant(Governor):
         self._admit(self._engine, now_ns)
         return not self._engine.has_work() and self._is_harmless(now_ns, 1)
 
-    def look_again(self, now_ms: float) -> float:
-        """Wait for the next request: what is harmful now is so until it has been served."""
-        del now_ms
-        return math.inf
-
     def step_begins(self, now_ms: float, work: StepWork) -> None:
         """See the requests that the engine sees."""
         del work
@@ -112,7 +107,7 @@ class Clairvoyant(Governor):
         return admitted
 
     def _segments_ns(self, count: int) -> int:
-        """Return how long the next `count` segments take, the last one of a step at its full size."""
+        """Return how long the next `count` segments take, with the last of a step at full size."""
         device, took_ms = self._device, 0.0
         per_step = ceil_div(device.layers, device.layers_per_segment)
         for segment in range(self._segment, self._segment + count):

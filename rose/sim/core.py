@@ -1,6 +1,5 @@
 """rose itself in virtual time: the real core's decisions, on a clock that the simulator moves."""
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -56,6 +55,7 @@ class CoreGovernor(Governor):
             Unavailable: the log cannot be written.
         """
         self.clock = ManualClock()
+        self._start_ns = self.clock.now_ns()
         self.gate = HostGate(first_segment=first_segment, clock=self.clock)
         self.log = _log(slo, policy, device, path=log_path, clock=self.clock)
         self.model = _model(policy)
@@ -85,6 +85,9 @@ class CoreGovernor(Governor):
         self._offer: Offer | None = None
         self._looked_at = self.gate.demand  # the rings that the last look has heard
         self._look_ns = 0
+        # Starting it says how much credit is little; there is no step yet for its thread to see.
+        self.creditor.start()
+        self.creditor.stop()
         self.gate.begin_step()
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
@@ -100,14 +103,14 @@ class CoreGovernor(Governor):
         batch = _features(work) if self._commits_batch else None
         offer = self._offer
         if offer is not None and not self._is_running_out(offer):
-            return offer.until_ns / NS_PER_MS
+            return self._ms_of(offer.until_ns)
         may_go_on = offer is None or self._is_spent(offer)
         self.creditor.withdraw()
         self._offer = self.creditor.offer(batch) if may_go_on else None
-        return now_ms if self._offer is None else self._offer.until_ns / NS_PER_MS
+        return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
 
     def stays_beside(self, now_ms: float) -> bool:
-        """Let a segment stay while the gate is open; once it is closed, serving waits for its end."""
+        """Let a segment stay while the gate is open; behind a closed one serving waits."""
         self._move_to(now_ms)
         return self._mode == "spatial" and self.gate.is_open()
 
@@ -145,10 +148,14 @@ class CoreGovernor(Governor):
         self._move_to(now_ms)
         self.state.finished(self._slots.pop(request))
 
-    def may_start(self, now_ms: float) -> bool:
-        """Ask the gate, after the creditor has looked if it is time to."""
+    def tick(self, now_ms: float) -> None:
+        """Let the creditor look, if it is time to."""
         self._move_to(now_ms)
         self._look()
+
+    def may_start(self, now_ms: float) -> bool:
+        """Ask the gate."""
+        self.tick(now_ms)
         has_passed = self.gate.try_pass() is Verdict.PASSED
         self._look()  # Starting a segment may have rung for more credit.
         return has_passed
@@ -164,7 +171,7 @@ class CoreGovernor(Governor):
     def look_again(self, now_ms: float) -> float:
         """Wake when the creditor would."""
         del now_ms
-        return self._look_ns / NS_PER_MS
+        return self._ms_of(self._look_ns)
 
     @property
     def grants(self) -> int:
@@ -183,8 +190,11 @@ class CoreGovernor(Governor):
         self.state.beat()
 
     def _move_to(self, now_ms: float) -> None:
-        self.clock.advance(ns_of(now_ms) - self.clock.now_ns())
+        self.clock.advance(self._start_ns + ns_of(now_ms) - self.clock.now_ns())
         self.beat()
+
+    def _ms_of(self, clock_ns: int) -> float:
+        return (clock_ns - self._start_ns) / NS_PER_MS
 
     def _look(self) -> None:
         """Look where the creditor's thread would: when it was rung for, or has slept enough."""

@@ -69,10 +69,16 @@ class Governor:
     def finished(self, now_ms: float, request: int) -> None:
         """Note that a request is over."""
 
+    def tick(self, now_ms: float) -> None:
+        """Do what is due at this time, before anything starts.
+
+        Called whenever something has happened, and at the time of `look_again`.
+        """
+
     def may_start(self, now_ms: float) -> bool:
         """Say whether a piece of rollout work may start now; a yes starts it.
 
-        Asked when the device could take one, at every event and at the time of `look_again`.
+        Asked when the device could take one.
         """
         del now_ms
         return False
@@ -81,6 +87,6 @@ class Governor:
         """Note that a piece of rollout work ended; `is_last` of its rollout step."""
 
     def look_again(self, now_ms: float) -> float:
-        """Say when to ask `may_start` again, should nothing else happen before."""
+        """Say when to look again, should nothing else happen before."""
         del now_ms
         return math.inf

@@ -187,8 +187,6 @@ class Machine:
 
     def _settle(self) -> None:
         """Let happen what is due."""
-        if self._look_ns <= self._now_ns:
-            self._look_ns = _NEVER
         if self._segment is not None and self._segment.left_ps <= 0:
             self._end_segment(self._segment)
         if self._step is not None and self._step.left_ps <= 0:
@@ -205,11 +203,13 @@ class Machine:
 
     def _dispatch(self) -> None:
         """Start what may start."""
+        self._governor.tick(self.now_ms)
         if self._step is None and self._engine.has_work():
             self._take_turn()
         if self._sharing is not Sharing.TURNS or (self._step is None and self._turn is None):
             self._feed()
         self._set_slowdowns()
+        self._look_ns = self._ns_from_now(self._governor.look_again(self.now_ms))
 
     def _set_slowdowns(self) -> None:
         is_step, is_segment = self._step is not None, self._segment is not None
@@ -306,8 +306,6 @@ class Machine:
         """Launch what the governor lets go, and run it in order."""
         while self._launched < self._governor.window:
             if not self._may_start():
-                look_ms = self._governor.look_again(self.now_ms)
-                self._look_ns = self._ns_from_now(look_ms)
                 break
             self._launched += 1
         if self._segment is None and self._launched:

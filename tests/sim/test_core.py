@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rose.sim import Request, excess_misses, simulate
+from rose.sim import Request, excess_late_share, excess_misses, simulate
 from rose.sim.core import CoreGovernor
 from rose.sim.device import Noise
 from rose.sim.machine import Machine, Tally
@@ -118,9 +118,10 @@ def test_the_number_of_a_segment_may_wrap(requests, before_wrap, mode, tmp_path_
 
 @pytest.mark.parametrize("scheme", ROSE)
 @FEW
-@given(requests=traces(most=16))
-def test_nothing_is_missed_that_serving_alone_meets(scheme, requests) -> None:
-    outcome, alone = run(requests, scheme), run(requests, "alone")
+@given(requests=traces(most=16), commits=st.booleans())
+def test_nothing_is_missed_that_serving_alone_meets(scheme, requests, commits) -> None:
+    device = dataclasses.replace(DEVICE, commits_batch=commits)
+    outcome, alone = (run(requests, one, device=device) for one in (scheme, "alone"))
     assert not excess_misses(outcome, alone, slo=SMALL_SLO)
 
 
@@ -192,10 +193,12 @@ BUSY = [Request(17.0 * n, 30 + 53 * n % 250, 8 + 7 * n % 30) for n in range(60)]
 
 
 def test_without_the_next_request_in_mind_running_ones_miss() -> None:
+    """Where the engine plans its step late, so that an arrival can join it."""
     slo = SLO(ttft_ms=500.0, tpot_ms=9.0)
-    alone = run(BUSY, "alone", slo=slo)
-    mindful = run(BUSY, "rose_slack", slo=slo)
-    mindless = run(BUSY, "rose_slack", slo=slo, policy=without("hypothetical"))
+    late = dataclasses.replace(DEVICE, commits_batch=False)
+    alone = run(BUSY, "alone", slo=slo, device=late)
+    mindful = run(BUSY, "rose_slack", slo=slo, device=late)
+    mindless = run(BUSY, "rose_slack", slo=slo, device=late, policy=without("hypothetical"))
     assert not excess_misses(mindful, alone, slo=slo)
     assert excess_misses(mindless, alone, slo=slo)
 
@@ -222,13 +225,16 @@ def test_without_an_early_close_a_pause_lasts_until_serving_asks() -> None:
     assert max(early.pauses_ms) <= SEGMENT_MS + 1e-5 < max(late.pauses_ms)
 
 
-def test_without_a_margin_noisy_steps_break_more_promises(tmp_path: Path) -> None:
+def test_without_a_margin_noisy_steps_break_more_promises() -> None:
     noisy = dataclasses.replace(DEVICE, noise=0.2)
-    gaps = []
-    for policy in (POLICY, without("margin")):
-        outcome = run(BUSY * 1, "rose_slack", slo=TIGHT, device=noisy, policy=policy)
-        gaps.append(outcome.harvest)
-    assert gaps[0] < gaps[1]
+    alone = run(BUSY, "alone", slo=TIGHT, device=noisy)
+    late = [
+        excess_late_share(
+            run(BUSY, "rose_slack", slo=TIGHT, device=noisy, policy=one), alone, slo=TIGHT
+        )
+        for one in (POLICY, without("margin"))
+    ]
+    assert 2 * late[0] < late[1]
 
 
 def test_without_confinement_serving_is_slowed_down_more() -> None:

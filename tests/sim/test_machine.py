@@ -1,6 +1,7 @@
 """What holds in virtual time whatever the scheme."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -160,7 +161,7 @@ def test_idle_harvest_opens_after_twice_the_longest_gap() -> None:
     requests = [Request(0.0, 100, 3), Request(500.0, 1, 1)]
     run(requests, "valve", observer=record)
     ends = [event.at_ns for event in record.of("step_end")][:3]
-    longest_gap_ns = max(after - before for before, after in zip(ends, ends[1:], strict=False))
+    longest_gap_ns = max(after - before for before, after in pairwise(ends))
     opened_ns = next(event.at_ns for event in record.of("segment") if event.at_ns > ends[-1])
     assert opened_ns - ends[-1] == pytest.approx(2 * longest_gap_ns, abs=2)
 

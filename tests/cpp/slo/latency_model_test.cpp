@@ -169,14 +169,6 @@ TEST(a_chunk_near_the_largest_is_judged_by_its_like) {
   CHECK(std::abs(margin(100) - 3) < 1e-9);  // what was full is a part now
 }
 
-TEST(without_the_margin_upper_is_the_prediction) {
-  const auto model = make_model({.use_margin = false});
-  for (int i = 0; i < 100; ++i) CHECK(model->observe({1, 0, 0}, 1 + i % 3).ok());
-  const Forecast got = model->forecast({1, 0, 0}).value();
-  CHECK_EQ(got.upper_ms, got.predicted_ms);
-  CHECK(model->coverage() < 0.9);
-}
-
 TEST(a_restored_model_goes_on_to_the_last_bit) {
   const LatencyConfig config{.epsilon = 0.05, .adaptation = 0.1, .window = 64};
   const auto model = make_model(config);
