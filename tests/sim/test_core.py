@@ -196,11 +196,12 @@ def test_without_the_next_request_in_mind_running_ones_miss() -> None:
     """Where the engine plans its step late, so that an arrival can join it."""
     slo = SLO(ttft_ms=500.0, tpot_ms=9.0)
     late = dataclasses.replace(DEVICE, commits_batch=False)
-    alone = run(BUSY, "alone", slo=slo, device=late)
-    mindful = run(BUSY, "rose_slack", slo=slo, device=late)
-    mindless = run(BUSY, "rose_slack", slo=slo, device=late, policy=without("hypothetical"))
+    requests = [Request(41.3 * n, 100, 12 + 7 * n % 30) for n in range(40)]
+    alone = run(requests, "alone", slo=slo, device=late)
+    mindful = run(requests, "rose_slack", slo=slo, device=late)
+    mindless = run(requests, "rose_slack", slo=slo, device=late, policy=without("hypothetical"))
     assert not excess_misses(mindful, alone, slo=slo)
-    assert excess_misses(mindless, alone, slo=slo)
+    assert len(excess_misses(mindless, alone, slo=slo)) > 5
 
 
 def test_without_inner_gates_serving_waits_for_a_whole_step() -> None:
