@@ -183,7 +183,15 @@ class _Turns:
         for name in names[turn:] + names[:turn]:
             self.listener.say(f"load {load:g}, window {number + 1} of {of}: {name}")
             record, felt = self._window(piece, name, number=number)
-            self.listener.window(_noted(record, felt, load=load, rollouts_per_s=rollouts_per_s))
+            self.listener.window(
+                _noted(
+                    record,
+                    felt,
+                    load=load,
+                    rollouts_per_s=rollouts_per_s,
+                    tpot_ms=self.asked.slo.tpot_ms,
+                )
+            )
 
     def _window(self, piece: Trace, name: str, *, number: int) -> tuple[WindowRecord, FeltWindow]:
         share = self.shares[name]
@@ -202,7 +210,7 @@ class _Turns:
 
 
 def _noted(
-    record: WindowRecord, felt: FeltWindow, *, load: float, rollouts_per_s: float
+    record: WindowRecord, felt: FeltWindow, *, load: float, rollouts_per_s: float, tpot_ms: float
 ) -> SchemeWindow:
     seconds = record.end_s - record.start_s
     return SchemeWindow(
@@ -216,7 +224,8 @@ def _noted(
             Answered(
                 ttft_ms=one.ttft_ms,
                 tpot_ms=one.tpot_ms,
-                longest_gap_ms=one.longest_gap_ms,
+                longest_gap_ms=max(one.gaps_ms, default=None),
+                late_gaps=sum(gap_ms > tpot_ms for gap_ms in one.gaps_ms),
                 output_tokens=one.output_tokens,
             )
             for one in record.requests

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rose.cli.compare_table import HEADERS, load_title, scheme_rows, sweep_rows
-from rose.cli.whole_file import write_whole
 from rose.errors import InvalidArgument, Unavailable
+from rose.whole_file import write_whole
 
 
 def write_comparison(report: Mapping[str, Any], out_dir: Path) -> None:

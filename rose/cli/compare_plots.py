@@ -99,15 +99,18 @@ def draw_sweep(report: Mapping[str, Any]) -> str:
 def draw_bars(report: Mapping[str, Any], at: Mapping[str, Any]) -> str:
     """Return an SVG: for each scheme what rollouts get, and the requests that pay for it."""
     rows = {
-        name: row for name, row in at["schemes"].items() if row["harvest"] or row["excess_misses"]
+        name: row
+        for name, row in at["schemes"].items()
+        if row["harvest"] or row["excess_misses"] or row["excess_late_token_share"]
     }
     places = range(len(rows))
     with mpl.rc_context({**STYLE, "svg.hashsalt": "bars"}):
         figure = Figure(figsize=(9.6, 1.1 + 0.34 * max(len(rows), 1)), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
+        axes = figure.subplots(1, 3, sharey=True)
         columns = (
             (axes[0], "Rollouts get, of a device", "harvest"),
-            (axes[1], "Requests late because of rollouts", "excess_miss_share"),
+            (axes[1], "Requests late by rollouts", "excess_miss_share"),
+            (axes[2], "Tokens late by rollouts", "excess_late_token_share"),
         )
         for axis, title, key in columns:
             for place, (name, row) in zip(places, rows.items(), strict=True):
@@ -171,7 +174,7 @@ def _bar(axis: Any, place: int, share: float | None, *, colour: str) -> None:
 def _room(rows: Any, key: str) -> float:
     """Return how far the axis goes, with space for the text beside the longest bar."""
     shares: Sequence[float] = [row[key] for row in rows if row[key] is not None]
-    return max([*shares, 0.01]) * 1.18
+    return max([*shares, 0.01]) * 1.25
 
 
 def _or_nan(value: float | None) -> float:

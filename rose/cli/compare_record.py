@@ -13,12 +13,14 @@ class Answered:
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         longest_gap_ms: longest time from a token to the next; None likewise.
+        late_gaps: how many of these times were over the target.
         output_tokens: tokens generated.
     """
 
     ttft_ms: float
     tpot_ms: float | None
     longest_gap_ms: float | None
+    late_gaps: int
     output_tokens: int
 
 

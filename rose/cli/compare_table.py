@@ -13,12 +13,13 @@ HEADERS: Final = (
     "scheme",
     "rollouts\nget, of\na device",
     "requests\nlate by\nrollouts",
+    "tokens\nlate by\nrollouts",
     "first\ntoken\nms p99",
     "\nx alone\np50/p99",
     "per\ntoken\nms p99",
     "\nx alone\np50/p99",
     "step\nwaits\nms p99",
-    "\ncertificates\nhold/all",
+    "certified\nloans\n/ all",
 )
 
 
@@ -56,6 +57,7 @@ def scheme_rows(report: Mapping[str, Any], at: Mapping[str, Any]) -> list[list[s
             report["schemes"][name]["label"],
             percent(row["harvest"]),
             number(row["excess_misses"]),
+            percent(row["excess_late_token_share"]),
             number(row["ttft_ms_p99"]),
             f"{fixed(row['ratios']['ttft_p50'])}/{fixed(row['ratios']['ttft_p99'])}",
             number(row["tpot_ms_p99"]),

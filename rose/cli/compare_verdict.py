@@ -8,7 +8,8 @@ from rose.cli.report_numbers import percent
 from rose.cli.report_verdict import AA_MAX, AA_MIN
 
 EXCESS_SHARE_MAX: Final = 0.01
-"""A scheme keeps serving's targets when it costs at most this share of the requests theirs."""
+"""A scheme keeps serving's targets when it makes at most this share of requests late, and of
+tokens: that is the epsilon that certificates promise."""
 
 
 def judge_comparison(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,13 +65,18 @@ def _lending(report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind) -> di
         if report["schemes"][name]["kind"] == kind.value
         and row["harvest"] is not None
         and row["excess_miss_share"] is not None
+        and row["excess_late_token_share"] is not None
     }
 
 
 def _best(report: Mapping[str, Any], at: Mapping[str, Any], kind: Kind) -> list[str]:
     """Return the schemes that keep serving's targets, those that give rollouts most first."""
     rows = _lending(report, at, kind)
-    kept = [name for name, row in rows.items() if row["excess_miss_share"] <= EXCESS_SHARE_MAX]
+    kept = [
+        name
+        for name, row in rows.items()
+        if max(row["excess_miss_share"], row["excess_late_token_share"]) <= EXCESS_SHARE_MAX
+    ]
     return sorted(kept, key=lambda name: (-rows[name]["harvest"], name))
 
 
@@ -90,5 +96,5 @@ def _gain(at: Mapping[str, Any], name: str) -> str:
     row = at["schemes"][name]
     return (
         f"{percent(row['harvest'])} of the device and makes {row['excess_misses']} of "
-        f"{row['requests']} requests late"
+        f"{row['requests']} requests and {percent(row['excess_late_token_share'])} of tokens late"
     )

@@ -13,7 +13,7 @@ from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, SCHEMES, Kind, Sch
 from rose.sim.device import DeviceModel
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
-from rose.sim.simulate import default_policy, simulate
+from rose.sim.simulation import default_policy, simulate
 from rose.units import MS_PER_S
 
 # A busy share that is as close as this to what was asked for is taken.
@@ -149,6 +149,7 @@ def _window(outcome: ArmOutcome, scheme: Scheme, load: float) -> SchemeWindow:
                 ttft_ms=one.ttft_ms,
                 tpot_ms=one.mean_tpot_ms if one.output_tokens > 1 else None,
                 longest_gap_ms=one.longest_gap_ms if one.output_tokens > 1 else None,
+                late_gaps=one.late_gaps,
                 output_tokens=one.output_tokens,
             )
             for one in outcome.requests

@@ -21,8 +21,7 @@ class RequestTiming:
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         output_tokens: tokens generated.
-        longest_gap_ms: longest time from one token to the next; None like `tpot_ms`, or when
-            nobody noted it.
+        gaps_ms: from each token to the next, in their order.
     """
 
     arm: str
@@ -31,7 +30,7 @@ class RequestTiming:
     ttft_ms: float
     tpot_ms: float | None
     output_tokens: int
-    longest_gap_ms: float | None = None
+    gaps_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ class _Flight:
         "error",
         "finished",
         "first_ns",
+        "gaps_ms",
         "last_ns",
-        "longest_gap_ns",
         "tokens",
     )
 
@@ -51,7 +51,7 @@ class _Flight:
         self.arrived_ns = arrived_ns
         self.first_ns = 0
         self.last_ns = 0
-        self.longest_gap_ns = 0
+        self.gaps_ms: list[float] = []
         self.tokens = 0
         self.error: str | None = None
         self.finished = threading.Event()
@@ -59,7 +59,7 @@ class _Flight:
     def note_token(self, now_ns: int, tokens: int) -> None:
         """Note that there are `tokens` by now."""
         if self.first_ns:
-            self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_ns)
+            self.gaps_ms.append((now_ns - self.last_ns) / NS_PER_MS)
         else:
             self.first_ns = now_ns
         self.last_ns = now_ns
@@ -127,9 +127,8 @@ class OpenLoop:
 
 
 def _timing(flight: _Flight, arm: str, window: int) -> RequestTiming:
-    tpot_ms = longest_gap_ms = None
+    tpot_ms = None
     if flight.tokens > 1:
-        longest_gap_ms = flight.longest_gap_ns / NS_PER_MS
         tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
     return RequestTiming(
         arm=arm,
@@ -138,7 +137,7 @@ def _timing(flight: _Flight, arm: str, window: int) -> RequestTiming:
         ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
         tpot_ms=tpot_ms,
         output_tokens=flight.tokens,
-        longest_gap_ms=longest_gap_ms,
+        gaps_ms=tuple(flight.gaps_ms),
     )
 
 

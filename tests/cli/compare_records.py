@@ -28,7 +28,8 @@ SECONDS = (10.0, 30.0)
 
 
 def answered(ttft_ms, tpot_ms, longest_gap_ms):
-    return Answered(ttft_ms, tpot_ms, longest_gap_ms, 1 if tpot_ms is None else 5)
+    late = 0 if longest_gap_ms is None else int(longest_gap_ms > 15.0)
+    return Answered(ttft_ms, tpot_ms, longest_gap_ms, late, 1 if tpot_ms is None else 5)
 
 
 def window_of(scheme, window, load=0.9):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rose.sim.simulate import SCHEMES as SIMULATED
 
 from rose.cli import compare_virtual
 from rose.cli.compare_run import Asked
@@ -14,6 +13,7 @@ from rose.cli.compare_schemes import SCHEMES
 from rose.cli.compare_virtual import VirtualRun, requests_at
 from rose.cli.main import main
 from rose.errors import InvalidArgument
+from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO
 from rose.traces import Trace, generate, write_trace
 

@@ -12,13 +12,12 @@ import pytest
 from rich.console import Console
 
 from rose.cli.compare_page import render_comparison, write_comparison
-from rose.cli.compare_record import Answered
 from rose.cli.compare_schemes import MECHANISMS, SCHEMES
 from rose.cli.compare_summary import summarise_comparison
 from rose.cli.compare_table import HEADERS, print_comparison, scheme_rows
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.slo.policy import MECHANISMS as POLICY_MECHANISMS
-from tests.cli.compare_records import REQUESTS, SECONDS, sweep, tiny_comparison
+from tests.cli.compare_records import REQUESTS, SECONDS, answered, sweep, tiny_comparison
 
 
 def printed(report, width=100):
@@ -49,7 +48,8 @@ def test_json_has_the_same_structure_whatever_was_measured():
     for row in at["schemes"].values():
         assert set(row) == {
             "requests", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99", "ratios",
-            "excess_misses", "excess_miss_share", "excess_misses_on_average", "slo_attainment",
+            "excess_misses", "excess_miss_share", "excess_misses_by_any_gap",
+            "excess_late_token_share", "slo_attainment",
             "busy_share", "harvest", "blocked_ms_p99", "pauses", "pause_ms_p99", "segments",
             "certificates", "harvest_over_clairvoyant",
         }  # fmt: skip
@@ -90,19 +90,24 @@ def test_numbers_follow_from_the_outcomes_alone():
 
 def test_a_miss_is_excess_when_alone_met_both_targets():
     report = summarise_comparison(tiny_comparison())
-    # Of alone, the first and second request of the first window, and the first two of the second,
-    # meet both targets; the last has a gap of 16 ms.
+    # Alone, all meet them but the first window's third request, with 300 ms and 20 ms.
     assert row_of(report, "alone")["excess_misses"] == 0
-    # The gap of 15.1 ms alone: the gap of 15 is in time, the TTFT of 300 was late anyway.
-    assert row_of(report, "rose_slack")["excess_misses"] == 1
-    assert row_of(report, "rose_slack")["excess_miss_share"] == pytest.approx(1 / 6)
-    # By the mean none is: 14 of 15 ms.
-    assert row_of(report, "rose_slack")["excess_misses_on_average"] == 0
-    # 60 ms, a TTFT of 400, 50 ms; not (80, None).
-    assert row_of(report, "share_all")["excess_misses"] == 3
-    # By the mean the last request of alone was in time, and that of share_all is not.
-    assert row_of(report, "share_all")["excess_misses_on_average"] == 4
-    assert row_of(report, "rose_slack")["slo_attainment"] == pytest.approx(4 / 6)
+    assert row_of(report, "rose_slack")["excess_misses"] == 0
+    assert row_of(report, "rose_slack")["slo_attainment"] == pytest.approx(5 / 6)
+    # 30 ms, a TTFT of 400, 40 ms twice; not (80, None).
+    assert row_of(report, "share_all")["excess_misses"] == 4
+    assert row_of(report, "share_all")["excess_miss_share"] == pytest.approx(4 / 6)
+
+
+def test_one_late_token_is_no_late_request_but_it_is_counted():
+    report = summarise_comparison(tiny_comparison())
+    # The gap of 15.1 ms; that of 15 is in time, and that of 40 was there alone.
+    assert row_of(report, "rose_slack")["excess_misses_by_any_gap"] == 1
+    # The last request of alone has a gap of 16 ms, so it does not count for share_all.
+    assert row_of(report, "share_all")["excess_misses_by_any_gap"] == 3
+    # Late tokens: alone 300, 40, 16; rose slack 300, 40, 15.1; share all 60, 400, 600, 90, 50, 50.
+    assert row_of(report, "rose_slack")["excess_late_token_share"] == 0
+    assert row_of(report, "share_all")["excess_late_token_share"] == pytest.approx(3 / 22)
 
 
 def test_only_equal_requests_are_compared():
@@ -142,13 +147,14 @@ def test_the_sentence_names_the_best_that_keep_the_targets():
     )
     sentence = summarise_comparison(tiny_comparison(windows=kept))["verdict"]["sentence"]
     assert sentence == (
-        "At load 0.9: rose slack gives rollouts 28 % of the device and makes 0 of 6 requests late; "
+        "At load 0.9: rose slack gives rollouts 28 % of the device and makes 0 of 6 requests and "
+        "0 % of tokens late; "
         "no other scheme keeps serving's targets."
     )
 
 
 def answered_alone(window):
-    return [Answered(*one[:2], one[2], 1) for one in REQUESTS["alone"][window.window]]
+    return [answered(*one) for one in REQUESTS["alone"][window.window]]
 
 
 def test_a_control_that_left_its_range_voids_the_comparison():
@@ -174,7 +180,7 @@ def test_the_table_fits_and_says_what_the_json_says():
     assert "…" not in text
     (slack,) = [line.split() for line in text.splitlines() if "rose slack  " in line]
     # 0.5 x 10 s + 0.2 x 30 s of 40 s.
-    assert slack[:7] == ["rose", "slack", "28", "%", "1", "296", "1.02/1.00"]
+    assert slack[:7] == ["rose", "slack", "28", "%", "0", "0", "%"]
     assert slack[-1] == "6/7"
     assert report["left_out"][0] in text
     assert report["verdict"]["sentence"] in " ".join(text.split())
