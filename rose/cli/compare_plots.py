@@ -6,7 +6,7 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from rose.cli.compare_schemes import Kind
 from rose.cli.plot_style import (
@@ -116,6 +116,7 @@ def draw_bars(report: Mapping[str, Any], at: Mapping[str, Any]) -> str:
             for place, (name, row) in zip(places, rows.items(), strict=True):
                 _bar(axis, place, row[key], colour=_COLOURS[_kind(report, name)])
             axis.set(title=title, xlim=(0, _room(rows.values(), key)))
+            axis.xaxis.set_major_locator(MaxNLocator(4))
             axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
             axis.grid(visible=True, axis="x")
             axis.tick_params(axis="y", length=0)
