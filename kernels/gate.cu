@@ -20,6 +20,9 @@ struct DeviceWorld {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
   }
+  __device__ void set_condition(std::uint64_t condition, unsigned value) const {
+    cudaGraphSetConditional(condition, value);
+  }
   __device__ void pause() const { __nanosleep(kPauseNs); }
 };
 
@@ -29,4 +32,11 @@ struct DeviceWorld {
 extern "C" __global__ __launch_bounds__(1) void gate_kernel(const rose::kernels::GateParams gate) {
   DeviceWorld world;
   rose::kernels::start_segment(gate, world);
+}
+
+// One thread, before an IF node whose body is the segment.
+extern "C" __global__ __launch_bounds__(1) void branch_kernel(
+    const rose::kernels::BranchParams branch) {
+  DeviceWorld world;
+  rose::kernels::branch_segment(branch, world);
 }

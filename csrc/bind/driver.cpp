@@ -161,6 +161,12 @@ void bind_streams(py::module_& m) {
             check_unlocked([&] { return self.record(stream_of(stream)); });
           },
           py::arg("stream"))
+      .def(
+          "order_before",
+          [](const Event& self, std::uintptr_t stream) {
+            check_unlocked([&] { return self.order_before(stream_of(stream)); });
+          },
+          py::arg("stream"))
       .def("is_done", [](const Event& self) { return unlocked([&] { return self.is_done(); }); })
       .def(
           "since_ms",
@@ -184,6 +190,15 @@ void bind_graphs(py::module_& m) {
             return unlocked([&] { return Graph::end_capture(device, stream_of(stream)); });
           },
           py::arg("device").none(false), py::arg("stream"))
+      .def_static(
+          "instantiate",
+          [](const std::shared_ptr<Device>& device, std::uintptr_t captured) {
+            return unlocked(
+                [&] { return Graph::instantiate(device, std::bit_cast<CUgraph>(captured)); });
+          },
+          py::arg("device").none(false), py::arg("captured"))
+      .def_property_readonly(
+          "handle", [](const Graph& self) { return std::bit_cast<std::uintptr_t>(self.get()); })
       .def(
           "launch",
           [](Graph& self, std::uintptr_t stream) {

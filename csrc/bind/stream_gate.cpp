@@ -36,10 +36,12 @@ CUstream stream_of(std::uintptr_t handle) noexcept { return std::bit_cast<CUstre
 
 std::unique_ptr<StreamGate> create_gate(const std::shared_ptr<Device>& device,
                                         std::shared_ptr<HostGate> gate, std::uintptr_t stream,
-                                        GateKind kind, std::uint32_t window,
+                                        GateKind kind, std::uint32_t window, std::uint32_t launches,
                                         double drain_timeout_ms) {
-  const compute::StreamGateConfig config{
-      .window = window, .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms"), .library = {}};
+  const compute::StreamGateConfig config{.window = window,
+                                         .launches = launches,
+                                         .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms"),
+                                         .library = {}};
   const auto create = [&] {
     const py::gil_scoped_release release;
     return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config);
@@ -75,6 +77,25 @@ void insert_gate(StreamGate& gate, std::uintptr_t stream) {
     return gate.insert(stream_of(stream));
   };
   check(insert());
+}
+
+void use_stream(StreamGate& gate, std::uintptr_t stream) {
+  const auto use = [&] {
+    const py::gil_scoped_release release;
+    return gate.use_stream(stream_of(stream));
+  };
+  check(use());
+}
+
+std::unique_ptr<Graph> make_abortable(StreamGate& gate,
+                                      const std::vector<std::uintptr_t>& segments) {
+  std::vector<CUgraph> captured;
+  for (const std::uintptr_t one : segments) captured.push_back(std::bit_cast<CUgraph>(one));
+  const auto make = [&] {
+    const py::gil_scoped_release release;
+    return gate.make_abortable(captured);
+  };
+  return take(make());
 }
 
 GateProbe probe(const std::shared_ptr<Device>& device, std::uintptr_t borrower_stream,
@@ -125,15 +146,25 @@ void bind_stream_gate(py::module_& module) {
   py::class_<StreamGate>(module, "StreamGate", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_gate, py::arg("device").none(false),
                   py::arg("gate").none(false), py::kw_only(), py::arg("stream"), py::arg("kind"),
-                  py::arg("window") = 2, py::arg("drain_timeout_ms") = 1000.0)
+                  py::arg("window") = 2, py::arg("launches") = 1,
+                  py::arg("drain_timeout_ms") = 1000.0)
       .def("begin_step", &StreamGate::begin_step)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
       .def("settle", &settle_gate, py::kw_only(), py::arg("timeout_ms"))
       .def("leave", &StreamGate::leave, unlocked())
       .def("end_step", &StreamGate::end_step, unlocked())
       .def("insert", &insert_gate, py::arg("stream"))
+      .def("use_stream", &use_stream, py::arg("stream"))
+      .def_property_readonly(
+          "stream",
+          [](const StreamGate& gate) { return std::bit_cast<std::uintptr_t>(gate.stream()); })
+      .def("make_abortable", &make_abortable, py::arg("segments"))
       .def("launch", &launch_graph, py::arg("graph"), py::kw_only(), py::arg("timeout_ms"))
       .def("is_drained", &StreamGate::is_drained, unlocked())
+      .def_property_readonly_static("LAUNCH_QUEUE",
+                                    [](const py::object&) { return StreamGate::kLaunchQueue; })
+      .def_property_readonly_static("GATE_LAUNCHES",
+                                    [](const py::object&) { return StreamGate::kGateLaunches; })
       .def_property_readonly("kind", &StreamGate::kind)
       .def_property_readonly("enqueued", &StreamGate::enqueued)
       .def_property_readonly("in_flight", &StreamGate::in_flight)

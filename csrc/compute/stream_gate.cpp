@@ -37,6 +37,16 @@ MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t
   return out;
 }
 
+Status check_queue(const StreamGateConfig& config) noexcept {
+  const std::uint64_t launches =
+      std::uint64_t{config.window} * (std::uint64_t{config.launches} + StreamGate::kGateLaunches);
+  if (launches < StreamGate::kLaunchQueue) return {};
+  return Status::invalid_argument(
+      std::to_string(config.window) + " segments of " + std::to_string(config.launches) +
+      " launches do not fit the launch queue of " + std::to_string(StreamGate::kLaunchQueue) +
+      ", so a closed gate would block the host: make the window smaller or the segments shorter");
+}
+
 struct Capture {
   std::uint64_t id{0};
   CUgraph graph{nullptr};
@@ -77,14 +87,17 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
     return Status::invalid_argument("window is " + std::to_string(config.window) +
                                     ", but must lie in 1 to " + std::to_string(kLargestWindow));
   }
+  ROSE_TRY(check_queue(config));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
-  if (kind == GateKind::kKernel) ROSE_TRY(made->load_kernel());
+  if (kind == GateKind::kKernel) ROSE_TRY(made->load_kernel("gate_kernel", made->kernel_));
   auto timer = SegmentTimer::create(device, stream);
   if (!timer.ok()) return timer.status();
   made->timer_ = timer.take();
-  auto drained = driver::Event::create(device, false);
-  if (!drained.ok()) return drained.status();
-  made->drained_ = drained.take();
+  for (auto* event : {&made->switched_, &made->drained_}) {
+    auto one = driver::Event::create(device, false);
+    if (!one.ok()) return one.status();
+    *event = one.take();
+  }
   auto word = DeviceWord::create(std::move(device), std::move(gate));
   if (!word.ok()) return word.status();
   made->word_ = word.take();
@@ -94,15 +107,15 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   return made;
 }
 
-Status StreamGate::load_kernel() noexcept {
+Status StreamGate::load_kernel(const char* name, CUkernel& kernel) noexcept {
   if (config_.library == nullptr) {
     auto library = driver::KernelLibrary::create(device_, "gate");
     if (!library.ok()) return library.status();
     config_.library = library.take();
   }
-  const Result<CUkernel> kernel = config_.library->kernel("gate_kernel");
-  if (!kernel.ok()) return kernel.status();
-  kernel_ = kernel.value();
+  const Result<CUkernel> found = config_.library->kernel(name);
+  if (!found.ok()) return found.status();
+  kernel = found.value();
   return {};
 }
 
@@ -125,18 +138,21 @@ StreamGate::Operations StreamGate::operations(std::uint32_t segment) const noexc
           operation(kWriteValue32, word_->passed(), segment, 0)};
 }
 
+kernels::GateParams StreamGate::kernel_params() const noexcept {
+  const auto word = [](driver::DevicePointer at) noexcept {
+    return reinterpret_cast<std::uint32_t*>(at);
+  };
+  return {.state = word(word_->state()),
+          .credit = word(word_->credit()),
+          .passed = word(word_->passed()),
+          .overdue = word(word_->overdue()),
+          .limit_ns = kKernelLimitNs,
+          .lets_go = kLetsGo};
+}
+
 Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
   if (kind_ == GateKind::kKernel) {
-    const auto word = [](driver::DevicePointer at) noexcept {
-      return reinterpret_cast<std::uint32_t*>(at);
-    };
-    return config_.library->launch(kernel_, driver::Grid{}, stream,
-                                   kernels::GateParams{.state = word(word_->state()),
-                                                       .credit = word(word_->credit()),
-                                                       .passed = word(word_->passed()),
-                                                       .overdue = word(word_->overdue()),
-                                                       .limit_ns = kKernelLimitNs,
-                                                       .lets_go = kLetsGo});
+    return config_.library->launch(kernel_, driver::Grid{}, stream, kernel_params());
   }
   const driver::Current current{*device_};
   ROSE_TRY(current.status());
@@ -146,20 +162,32 @@ Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
 }
 
 // A number that was captured would be written again by every replay, and turn `passed` back.
-Status StreamGate::refuse_capture() const noexcept {
-  const auto capture = driver::capture_state(*device_, stream_);
+Status StreamGate::refuse_capture(CUstream stream) const noexcept {
+  const auto capture = driver::capture_state(*device_, stream);
   // A driver that cannot say has no capture that a gate could be inserted into either.
   if (!capture.ok() || capture.value() == driver::CaptureState::kNone) return {};
   return Status::invalid_argument("the stream is being captured: insert the gate instead");
 }
 
 Status StreamGate::start_segment() noexcept {
-  ROSE_TRY(refuse_capture());
+  ROSE_TRY(refuse_capture(stream_));
   ROSE_TRY(enqueue(stream_, enqueued_ + 1));
   ++enqueued_;
   gate().mark_mid_step();
   timer_->start();
   if (gate().wants_credit()) gate().ring_demand();
+  return {};
+}
+
+Status StreamGate::use_stream(CUstream stream) noexcept {
+  if (stream == stream_) return {};
+  ROSE_TRY(refuse_capture(stream_));
+  ROSE_TRY(refuse_capture(stream));
+  leave();
+  ROSE_TRY(switched_->record(stream_));
+  ROSE_TRY(switched_->order_before(stream));
+  stream_ = stream;
+  timer_->use_stream(stream);
   return {};
 }
 
@@ -338,11 +366,11 @@ bool StreamGate::can_launch(const GraphGates& gates) noexcept {
 }
 
 Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept {
-  ROSE_TRY(refuse_capture());
+  ROSE_TRY(refuse_capture(stream_));
   std::uint32_t segment = enqueued_;
   for (CUgraphNode node : gates.nodes) {
     Operations next = operations(++segment);
-    ROSE_TRY(graph.update(node, next));
+    ROSE_TRY(graph.update(node, std::span{next}.first(gates.operations)));
   }
   ROSE_TRY(graph.launch(stream_));
   enqueued_ += gates.count;
@@ -359,6 +387,43 @@ Result<Verdict> StreamGate::launch(driver::Graph& graph, Nanoseconds timeout_ns)
   const Verdict verdict = wait_until([&] { return can_launch(*gates.value()); }, timeout_ns);
   if (verdict == Verdict::kPassed) ROSE_TRY(start_graph(graph, *gates.value()));
   return verdict;
+}
+
+// ---- graphs that an abort ends
+
+Status StreamGate::add_branch(driver::GraphChain& chain, GraphGates& gates,
+                              CUgraph segment) noexcept {
+  const auto condition = chain.make_condition();
+  if (!condition.ok()) return condition.status();
+  if (kind_ == GateKind::kMemop) {
+    Operations waits = operations(0);
+    const auto node = chain.add_mem_ops(std::span{waits}.first(gates.operations));
+    if (!node.ok()) return node.status();
+    gates.nodes.push_back(node.value());
+  }
+  kernels::BranchParams branch{.gate = kernel_params(),
+                               .condition = condition.value(),
+                               .skips = static_cast<std::uint32_t>(GateWord::kDrainBit),
+                               .has_waited = kind_ == GateKind::kMemop ? 1U : 0U};
+  void* arguments[] = {&branch};
+  ROSE_TRY(chain.add_kernel(branch_, arguments));
+  ++gates.count;
+  return chain.add_if(condition.value(), segment);
+}
+
+Result<std::unique_ptr<driver::Graph>> StreamGate::make_abortable(
+    std::span<const CUgraph> segments) noexcept {
+  if (segments.empty()) return Status::invalid_argument("a graph without segments has no gate");
+  if (branch_ == nullptr) ROSE_TRY(load_kernel("branch_kernel", branch_));
+  auto chain = driver::GraphChain::create(device_);
+  if (!chain.ok()) return chain.status();
+  GraphGates gates;
+  gates.operations = 2;
+  for (CUgraph segment : segments) ROSE_TRY(add_branch(*chain.value(), gates, segment));
+  auto graph = chain.value()->instantiate();
+  // The handle of a graph that is gone may come again.
+  if (graph.ok()) graphs_[graph.value()->get()] = std::move(gates);
+  return graph;
 }
 
 }  // namespace rose::compute

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -15,12 +16,17 @@
 #include "driver/kernel_library.h"
 #include "driver/stream.h"
 
+namespace rose::kernels {
+struct GateParams;
+}
+
 namespace rose::compute {
 
 enum class GateKind : std::uint8_t { kHost, kMemop, kKernel };
 
 struct StreamGateConfig {
   std::uint32_t window{2};              // segments in the stream that have not started; 1 to 64
+  std::uint32_t launches{1};            // what the engine puts into the stream for one, at most
   Nanoseconds drain_ns{1'000'000'000};  // how long an abort waits for the device
   std::shared_ptr<const driver::KernelLibrary> library{};  // of KERNEL; null: the embedded one
 };
@@ -50,9 +56,14 @@ struct StreamGateConfig {
 class StreamGate {
  public:
   static constexpr std::uint32_t kLargestWindow = 64;
+  // Launches that a stream takes while nothing of it starts. The next one blocks the host, inside
+  // the driver and with whatever locks the caller holds, until the gate opens. The driver states no
+  // number; 1,024 is what is seen, and a gate with its two events is three of them.
+  static constexpr std::uint32_t kLaunchQueue = 1024;
+  static constexpr std::uint32_t kGateLaunches = 3;
 
-  // InvalidArgument for kHost or a bad window. KERNEL loads its kernel here. On error nothing is
-  // registered, and the gate can be used as before.
+  // InvalidArgument for kHost, a bad window, or one whose launches the queue cannot take. KERNEL
+  // loads its kernel here. On error nothing is registered, and the gate can be used as before.
   static Result<std::unique_ptr<StreamGate>> create(driver::DevicePtr device,
                                                     std::shared_ptr<HostGate> gate, CUstream stream,
                                                     GateKind kind,
@@ -76,8 +87,21 @@ class StreamGate {
   // for abort_step: the next call here that sees it ends it.
   void end_step() noexcept;
 
+  // The next segments go into `stream`, of the same context or of a green context of its device,
+  // behind all that is in the stream before: an event orders them, nobody waits, and the numbers go
+  // on. Both streams outlive the gate. Ends the segment that is in the stream now. On error they
+  // stay where they were, and InvalidArgument while either stream is being captured.
+  Status use_stream(CUstream stream) noexcept;
+  CUstream stream() const noexcept { return stream_; }
+
   // Puts a gate into the graph that `stream` is being captured into.
   Status insert(CUstream stream) noexcept;
+  // Makes a graph of `segments`, each behind a gate of its own, which an abort or a shut-down ends
+  // within the segment that runs: the segments after it are bodies of IF nodes and left out
+  // (docs/adr/0008 on the numbers). Launched by launch(). The segments are cloned; they hold
+  // kernels, copies and fills only. Unavailable before CUDA 12.3, and without device code. For use
+  // before serving starts: it loads a kernel.
+  Result<std::unique_ptr<driver::Graph>> make_abortable(std::span<const CUgraph> segments) noexcept;
   // Launches a graph with inserted gates in the borrower's stream, when the gate lets all of them
   // be added and the launch before it has passed its last gate. docs/adr/0008 on their numbers.
   // InvalidArgument for a graph without gates.
@@ -99,17 +123,20 @@ class StreamGate {
     std::uint64_t capture_id{0};
     std::uint32_t count{0};
     std::vector<CUgraphNode> nodes;  // of MEMOP; KERNEL needs no new numbers
+    std::size_t operations{3};       // of each node: 2 where a kernel behind it writes `passed`
     std::uint32_t last{0};           // the number of its last gate in its last launch
   };
   using Operations = std::array<driver::MemoryOperation, 3>;
 
   StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
              StreamGateConfig config) noexcept;
-  Status load_kernel() noexcept;
+  Status load_kernel(const char* name, CUkernel& kernel) noexcept;
+  kernels::GateParams kernel_params() const noexcept;
+  Status add_branch(driver::GraphChain& chain, GraphGates& gates, CUgraph segment) noexcept;
 
   Operations operations(std::uint32_t segment) const noexcept;
   Status enqueue(CUstream stream, std::uint32_t segment) noexcept;
-  Status refuse_capture() const noexcept;
+  Status refuse_capture(CUstream stream) const noexcept;
   Status start_segment() noexcept;
   Status start_graph(driver::Graph& graph, GraphGates& gates) noexcept;
   Result<GraphGates*> gates_of(const driver::Graph& graph) noexcept;
@@ -130,11 +157,13 @@ class StreamGate {
   std::unique_ptr<DeviceWord> word_;
   std::unique_ptr<SegmentTimer> timer_;
   CUkernel kernel_{nullptr};
+  CUkernel branch_{nullptr};  // of abortable graphs
 
   std::uint32_t enqueued_{0};
   bool is_ending_{false};  // end_step came before the last segment had started
   std::unordered_map<CUgraph, GraphGates> graphs_;
 
+  std::unique_ptr<driver::Event> switched_;  // behind the last segment of the stream before
   std::unique_ptr<driver::Event> drained_;
   std::optional<Verdict> owed_;  // kAborted or kShutDown, while the device is late
   bool is_draining_{false};

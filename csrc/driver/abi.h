@@ -127,6 +127,46 @@ struct GraphEdge {  // CUgraphEdgeData
   unsigned char reserved[5];
 };
 
+struct KernelNodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
+  CUfunction function;
+  unsigned blocks_x;
+  unsigned blocks_y;
+  unsigned blocks_z;
+  unsigned threads_x;
+  unsigned threads_y;
+  unsigned threads_z;
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+  CUkernel kernel;
+  CUcontext context;
+};
+
+// Conditional nodes. Their bodies take kernels, copies, fills and child graphs, but no memory
+// operations.
+using ConditionHandle = std::uint64_t;         // CUgraphConditionalHandle
+constexpr int kNodeConditional = 13;           // CU_GRAPH_NODE_TYPE_CONDITIONAL
+constexpr int kConditionIf = 0;                // CU_GRAPH_COND_TYPE_IF
+constexpr unsigned kConditionSetAtLaunch = 1;  // CU_GRAPH_COND_ASSIGN_DEFAULT
+
+struct ConditionalNodeParams {  // CUDA_CONDITIONAL_NODE_PARAMS
+  ConditionHandle handle;
+  int kind;
+  unsigned size;
+  CUgraph* bodies;  // out: the driver's own array
+  CUcontext context;
+};
+
+struct GraphNodeParams {  // CUgraphNodeParams
+  int type;
+  int reserved[3];
+  union {
+    ConditionalNodeParams conditional;
+    long long padding[29];
+  };
+  long long more;
+};
+
 // Green contexts.
 constexpr int kResourceSm = 1;               // CU_DEV_RESOURCE_TYPE_SM
 constexpr unsigned kGreenDefaultStream = 1;  // CU_GREEN_CTX_DEFAULT_STREAM

@@ -51,6 +51,7 @@
   X(cuStreamDestroy, 4000, kRequired, (CUstream))                                                  \
   X(cuStreamGetPriority, 5050, kRequired, (CUstream, int*))                                        \
   X(cuStreamQuery, 2000, kRequired, (CUstream))                                                    \
+  X(cuStreamWaitEvent, 3020, kRequired, (CUstream, CUevent, unsigned))                             \
   X(cuStreamBatchMemOp, 11070, kOptional, (CUstream, unsigned, MemoryOperation*, unsigned))        \
   X(cuEventCreate, 2000, kRequired, (CUevent*, unsigned))                                          \
   X(cuEventDestroy, 4000, kRequired, (CUevent))                                                    \
@@ -78,6 +79,15 @@
     (CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, const BatchMemOpNodeParams*))         \
   X(cuGraphExecBatchMemOpNodeSetParams, 11070, kOptional,                                          \
     (CUgraphExec, CUgraphNode, const BatchMemOpNodeParams*))                                       \
+  X(cuGraphCreate, 10000, kRequired, (CUgraph*, unsigned))                                         \
+  X(cuGraphAddChildGraphNode, 10000, kRequired,                                                    \
+    (CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, CUgraph))                             \
+  X(cuGraphAddKernelNode, 12000, kRequired,                                                        \
+    (CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, const KernelNodeParams*))             \
+  X(cuGraphConditionalHandleCreate, 12030, kOptional,                                              \
+    (ConditionHandle*, CUgraph, CUcontext, unsigned, unsigned))                                    \
+  X(cuGraphAddNode, 12030, kOptional,                                                              \
+    (CUgraphNode*, CUgraph, const CUgraphNode*, const GraphEdge*, std::size_t, GraphNodeParams*))  \
   X(cuGraphInstantiateWithFlags, 11040, kRequired, (CUgraphExec*, CUgraph, unsigned long long))    \
   X(cuGraphLaunch, 10000, kRequired, (CUgraphExec, CUstream))                                      \
   X(cuGraphExecDestroy, 10000, kRequired, (CUgraphExec))                                           \

@@ -87,14 +87,22 @@ Result<std::unique_ptr<Graph>> Graph::end_capture(DevicePtr device, CUstream str
     if (graph != nullptr) driver.entries().cuGraphDestroy(graph);
     return made;
   }
-  return std::unique_ptr<Graph>{new Graph{device, graph, executable}};
+  return std::unique_ptr<Graph>{new Graph{device, graph, executable, true}};
+}
+
+Result<std::unique_ptr<Graph>> Graph::instantiate(DevicePtr device, CUgraph captured) noexcept {
+  const Current current{*device};
+  ROSE_TRY(current.status());
+  CUgraphExec executable = nullptr;
+  ROSE_TRY(ROSE_CU(device->driver(), cuGraphInstantiateWithFlags, &executable, captured, 0));
+  return std::unique_ptr<Graph>{new Graph{device, captured, executable, false}};
 }
 
 // Launches that are under way end by themselves: the driver keeps what they need.
 Graph::~Graph() {
   const Current current{*device_};
   device_->driver().entries().cuGraphExecDestroy(executable_);
-  device_->driver().entries().cuGraphDestroy(graph_);
+  if (owns_graph_) device_->driver().entries().cuGraphDestroy(graph_);
 }
 
 Status Graph::launch(CUstream stream) noexcept {
@@ -108,6 +116,85 @@ Status Graph::update(CUgraphNode node, std::span<MemoryOperation> operations) no
   ROSE_TRY(current.status());
   const BatchMemOpNodeParams params = node_params(*device_, operations);
   return ROSE_CU(device_->driver(), cuGraphExecBatchMemOpNodeSetParams, executable_, node, &params);
+}
+
+// ---- node by node
+
+Result<std::unique_ptr<GraphChain>> GraphChain::create(DevicePtr device) noexcept {
+  const Current current{*device};
+  ROSE_TRY(current.status());
+  CUgraph graph = nullptr;
+  ROSE_TRY(ROSE_CU(device->driver(), cuGraphCreate, &graph, 0));
+  return std::unique_ptr<GraphChain>{new GraphChain{device, graph}};
+}
+
+GraphChain::~GraphChain() {
+  if (graph_ == nullptr) return;
+  const Current current{*device_};
+  device_->driver().entries().cuGraphDestroy(graph_);
+}
+
+Result<CUgraphNode> GraphChain::add_mem_ops(std::span<MemoryOperation> operations) noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  const BatchMemOpNodeParams params = node_params(*device_, operations);
+  ROSE_TRY(ROSE_CU(device_->driver(), cuGraphAddBatchMemOpNode, &last_, graph_, &last_,
+                   last_count(), &params));
+  return last_;
+}
+
+Status GraphChain::add_kernel(CUkernel kernel, void** arguments) noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  const KernelNodeParams params{.function = nullptr,
+                                .blocks_x = 1,
+                                .blocks_y = 1,
+                                .blocks_z = 1,
+                                .threads_x = 1,
+                                .threads_y = 1,
+                                .threads_z = 1,
+                                .shared_bytes = 0,
+                                .arguments = arguments,
+                                .extra = nullptr,
+                                .kernel = kernel,
+                                .context = device_->context()};
+  return ROSE_CU(device_->driver(), cuGraphAddKernelNode, &last_, graph_, &last_, last_count(),
+                 &params);
+}
+
+Result<ConditionHandle> GraphChain::make_condition() noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  ConditionHandle condition = 0;
+  ROSE_TRY(ROSE_CU(device_->driver(), cuGraphConditionalHandleCreate, &condition, graph_,
+                   device_->context(), 0, kConditionSetAtLaunch));
+  return condition;
+}
+
+Status GraphChain::add_if(ConditionHandle condition, CUgraph body) noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  const Driver& driver = device_->driver();
+  GraphNodeParams params{};
+  params.type = kNodeConditional;
+  params.conditional = {.handle = condition,
+                        .kind = kConditionIf,
+                        .size = 1,
+                        .bodies = nullptr,
+                        .context = device_->context()};
+  ROSE_TRY(ROSE_CU(driver, cuGraphAddNode, &last_, graph_, &last_, nullptr, last_count(), &params));
+  CUgraphNode inside = nullptr;
+  return ROSE_CU(driver, cuGraphAddChildGraphNode, &inside, params.conditional.bodies[0], nullptr,
+                 0, body);
+}
+
+Result<std::unique_ptr<Graph>> GraphChain::instantiate() noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  CUgraphExec executable = nullptr;
+  ROSE_TRY(ROSE_CU(device_->driver(), cuGraphInstantiateWithFlags, &executable, graph_, 0));
+  CUgraph graph = std::exchange(graph_, nullptr);
+  return std::unique_ptr<Graph>{new Graph{device_, graph, executable, true}};
 }
 
 }  // namespace rose::driver

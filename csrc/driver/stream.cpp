@@ -107,6 +107,12 @@ Status Event::record(CUstream stream) noexcept {
   return ROSE_CU(device_->driver(), cuEventRecord, event_, stream);
 }
 
+Status Event::order_before(CUstream stream) const noexcept {
+  const Current current{*device_};
+  ROSE_TRY(current.status());
+  return ROSE_CU(device_->driver(), cuStreamWaitEvent, stream, event_, 0);
+}
+
 Result<bool> Event::is_done() const noexcept {
   const Current current{*device_};
   ROSE_TRY(current.status());

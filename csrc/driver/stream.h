@@ -57,6 +57,8 @@ class Event {
   CUevent get() const noexcept { return event_; }
   // Borrowed streams come from torch, so a raw handle.
   Status record(CUstream stream) noexcept;
+  // What is put into `stream` from now on starts after what is recorded now. Never waits.
+  Status order_before(CUstream stream) const noexcept;
   // Whether what was recorded is done; true before the first record. Never waits.
   Result<bool> is_done() const noexcept;
   // From `earlier` to this one. InvalidArgument unless both have timing and both are recorded,

@@ -1,7 +1,8 @@
 """One GPU for co-serving: a stream of rose's own for each tenant, and a gate that was tested."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rose._core import (
     CudaDevice,
@@ -13,6 +14,8 @@ from rose._core import (
     StreamGate,
     probe_gates,
 )
+from rose.compute.confined_gate import ConfinedGate
+from rose.compute.confinement import Confinement
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
@@ -40,43 +43,60 @@ class Gpu:
         device: holds the primary context that torch uses too.
         serving: of the highest priority.
         rollout: of the lowest.
+        confinement: `rollout`, and the borrower's streams on shares of the device.
     """
 
     device: CudaDevice
     serving: CudaStream
     rollout: CudaStream
+    confinement: Confinement
 
     @classmethod
-    def open(cls, ordinal: int) -> "Gpu":
+    def open(cls, ordinal: int, *, shares: Sequence[int] = ()) -> "Gpu":
         """Open a GPU.
+
+        Args:
+            ordinal: which.
+            shares: multiprocessors that the borrower may be confined to; each is a green context.
 
         Raises:
             Unavailable: no driver, or one that is too old.
             InvalidArgument: there is no such GPU.
         """
         device = CudaDevice.open(ordinal)
+        rollout = CudaStream.create(device, highest=False)
         return cls(
             device,
             serving=CudaStream.create(device, highest=True),
-            rollout=CudaStream.create(device, highest=False),
+            rollout=rollout,
+            confinement=Confinement.open(device, rollout, shares=shares),
         )
 
-    def probe(self, *, max_connections: int | None, try_all: bool = False) -> GateProbe:
+    def probe(
+        self,
+        *,
+        max_connections: int | None,
+        try_all: bool = False,
+        in_one_process: bool = True,
+        stream: CudaStream | None = None,
+    ) -> GateProbe:
         """Find out by trying which gates hold, open and leave serving's stream alone.
 
         Args:
             max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set.
             try_all: also KERNEL where MEMOP works.
+            in_one_process: serving runs in this process too.
+            stream: which of the borrower's; None is `rollout`.
 
         Raises:
             Unavailable: a gate that was opened did not wake, so the borrower's stream is lost.
         """
         probe = probe_gates(
             self.device,
-            borrower_stream=self.rollout.handle,
+            borrower_stream=(stream or self.rollout).handle,
             serving_streams=[self.serving.handle],
             max_connections=max_connections,
-            in_one_process=True,
+            in_one_process=in_one_process,
             try_all=try_all,
         )
         for tried in (probe.memop, probe.kernel):
@@ -84,23 +104,81 @@ class Gpu:
                 raise Unavailable(f"{self.device.name}: {tried.why}, so nothing can be lent on it")
         return probe
 
-    def borrower_gate(self, gate: HostGate, kind: GateKind, *, window: int) -> BorrowerGate:
+    def borrower_gate(
+        self, gate: HostGate, kind: GateKind, *, window: int, launches: int = 1
+    ) -> BorrowerGate:
         """Return the borrower's side of `gate` for this GPU.
 
         Args:
             gate: serving and the creditor hold its other side.
             kind: as chosen by `probe`.
-            window: segments that may wait in the stream.
+            window: segments that may wait in the stream; fewer, if the launch queue takes no more.
+            launches: what the engine puts into the stream for a segment, at most; a graph is one.
+
+        Returns:
+            A `ConfinedGate` where there are shares to confine the borrower to.
+
+        Raises:
+            InvalidArgument: not even one segment of so many launches fits the launch queue.
         """
         if kind is GateKind.HOST:
-            return SynchronousGate(gate, self.rollout)
-        return StreamGate.create(
-            self.device, gate, stream=self.rollout.handle, kind=kind, window=window
+            host = SynchronousGate(gate, self.rollout)
+            if not self.confinement.shares:
+                return host
+            return ConfinedGate(host, self.confinement, use_stream=host.use_stream)
+        made = StreamGate.create(
+            self.device,
+            gate,
+            stream=self.rollout.handle,
+            kind=kind,
+            window=min(window, largest_window(launches)),
+            launches=launches,
         )
+        if not self.confinement.shares:
+            return made
+        return ConfinedGate(
+            made, self.confinement, use_stream=lambda stream: made.use_stream(stream.handle)
+        )
+
+    def with_usable_shares(
+        self, kind: GateKind, *, max_connections: int | None, in_one_process: bool
+    ) -> "Gpu":
+        """Return the same without the shares whose stream has no such gate.
+
+        Each stream has a channel of its own, and it is the channel that serving's may share.
+        """
+        if kind is GateKind.HOST:  # nothing of it waits in a stream
+            return self
+
+        def why_not(stream: CudaStream) -> str:
+            found = self.probe(
+                max_connections=max_connections,
+                try_all=kind is GateKind.KERNEL,
+                in_one_process=in_one_process,
+                stream=stream,
+            )
+            tried = found.memop if kind is GateKind.MEMOP else found.kernel
+            return "" if tried.is_usable else tried.why
+
+        return replace(self, confinement=self.confinement.only(why_not))
+
+
+def largest_window(launches: int) -> int:
+    """Return how many segments of so many launches may wait in a stream, at least 1.
+
+    Beyond the launch queue the driver blocks the host, which may hold the interpreter's lock.
+    """
+    each = launches + StreamGate.GATE_LAUNCHES
+    return max(1, (StreamGate.LAUNCH_QUEUE - 1) // each)
 
 
 def tested_gate(
-    gpu: Gpu | None, gate: HostGate, *, window: int
+    gpu: Gpu | None,
+    gate: HostGate,
+    *,
+    window: int,
+    launches: int = 1,  # noqa: PT028 (no test)
+    in_one_process: bool = True,  # noqa: PT028
 ) -> tuple[BorrowerGate, GateChoice | None]:
     """Choose the borrower's gate: on a CPU the host's, on a GPU the first whose self-test passes.
 
@@ -108,6 +186,9 @@ def tested_gate(
         gpu: None for a CPU.
         gate: serving and the creditor hold its other side.
         window: segments that may wait in the stream of a GPU.
+        launches: as in `Gpu.borrower_gate`.
+        in_one_process: serving runs in this process too; a kernel that waits is no gate where it
+            does not.
 
     Returns:
         The gate, and on a GPU which it is and why.
@@ -117,5 +198,9 @@ def tested_gate(
     """
     if gpu is None:
         return gate, None
-    choice = gpu.probe(max_connections=read_environment().cuda_max_connections).choice
-    return gpu.borrower_gate(gate, choice.kind, window=window), choice
+    connections = read_environment().cuda_max_connections
+    choice = gpu.probe(max_connections=connections, in_one_process=in_one_process).choice
+    gpu = gpu.with_usable_shares(
+        choice.kind, max_connections=connections, in_one_process=in_one_process
+    )
+    return gpu.borrower_gate(gate, choice.kind, window=window, launches=launches), choice

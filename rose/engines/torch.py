@@ -1,13 +1,15 @@
 """Gates inside a torch module: the borrower's step becomes segments of a few layers."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
 from torch import nn
 
+from rose._core import CudaDevice, CudaGraph, StreamGate
 from rose.errors import InvalidArgument
+from rose.executor import RolloutLane
 from rose.memory import DeviceArray, KVArray
 
 HALF_LAYER: Final = 0.5
@@ -21,8 +23,17 @@ class StepGate(Protocol):
         """The thread that is in a step; 0 outside."""
         ...
 
+    @property
+    def stream(self) -> int | None:
+        """The stream that the next segment's GPU work must be put into; None on a CPU."""
+        ...
+
     def gate(self) -> None:
         """End a segment, and wait until the next may start."""
+        ...
+
+    def rejoin(self) -> None:
+        """Bring what follows the last layer back into the stream of the step."""
         ...
 
 
@@ -63,8 +74,10 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     """Put gates between the decoder layers of `model`.
 
     A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
-    serve `generate` elsewhere. Works for eager modules; hooks do not fire when a CUDA graph is
-    replayed. On a GPU the forward pass must not wait for its stream (`.item()`, `nonzero`): behind
+    serve `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a
+    break between two compiled graphs: compile after this call, and without `fullgraph`. When a
+    CUDA graph is replayed no hook fires: see `gate_graphs` and `insert_gates`. On a GPU the forward
+    pass must not wait for its stream (`.item()`, `nonzero`): behind
     a closed gate it would wait with serving, and no abort would reach it.
 
     Args:
@@ -83,14 +96,159 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     def gate(_module: nn.Module, _inputs: object) -> None:
         if rollout.step_thread == threading.get_ident():
             rollout.gate()
+            _follow(rollout)
 
-    handles = [module.register_forward_pre_hook(gate) for module in _gated_modules(model, every)]
+    # What comes after the layers reads results, so it stands in the stream of the step again.
+    def rejoin(_module: nn.Module, _inputs: object, _outputs: object) -> None:
+        if rollout.step_thread == threading.get_ident():
+            rollout.rejoin()
+            _follow(rollout)
+
+    handles = [
+        module.register_forward_pre_hook(_uncompiled(gate))
+        for module in _gated_modules(model, every)
+    ]
+    last = decoder_layers(model)[-1]
+    handles.append(last.register_forward_hook(_uncompiled(rejoin), always_call=True))
 
     def take_out() -> None:
         for handle in handles:
             handle.remove()
 
     return take_out
+
+
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a hook out of compiled code, which would call it while it is traced, or not at all."""
+    kept: Callable[..., None] = torch.compiler.disable(hook)
+    return kept
+
+
+def _follow(rollout: StepGate) -> None:
+    """Have torch put what comes next where the lane's segment is: a gate may have moved it."""
+    handle = rollout.stream
+    if handle is None or torch.cuda.current_stream().cuda_stream == handle:
+        return
+    torch.cuda.set_stream(stream_of(handle, torch.device("cuda", torch.cuda.current_device())))
+
+
+class Replayable(Protocol):
+    """A captured part of a step, such as `torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None:
+        """Put it into the current stream."""
+        ...
+
+
+def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[[], None]:
+    """Make one step of segments that were captured one by one, with a gate between two.
+
+    An abort leaves the rest out: the host launches no graph behind the gate that raised.
+
+    Args:
+        rollout: the lane whose quantum the step runs under; its first gate is the quantum's own.
+        graphs: in their order, at least one.
+
+    Returns:
+        A function that runs the step; it raises what `RolloutLane.gate` raises.
+
+    Raises:
+        InvalidArgument: there is no graph.
+    """
+    if not graphs:
+        raise InvalidArgument("a step without graphs has nothing to run: pass at least one")
+    first, *others = graphs
+
+    def run() -> None:
+        first.replay()
+        for graph in others:
+            rollout.gate()
+            _follow(rollout)
+            graph.replay()
+        rollout.rejoin()
+        _follow(rollout)
+
+    return run
+
+
+class CaptureGate(Protocol):
+    """What puts gates into a capture: a `StreamGate`, or a list of the places in a test."""
+
+    def insert(self, stream: int) -> None:
+        """Put a gate into the graph that `stream` is being captured into."""
+        ...
+
+
+def insert_gates(
+    gate: CaptureGate,
+    model: nn.Module,
+    *,
+    every: float,
+    capturing: Callable[[], int | None] | None = None,
+) -> Callable[[], None]:
+    """Have each capture of `model` get gates between its decoder layers.
+
+    Capture as usual, on one stream, with `torch.cuda.graph(torch.cuda.CUDAGraph(keep_graph=True))`,
+    make it launchable with `gated_graph`, and launch it with `StreamGate.launch` alone: replayed by
+    torch it would repeat old numbers. Outside a capture the hooks do nothing.
+
+    Args:
+        gate: of the borrower.
+        model: as in `gate_layers`.
+        every: as in `gate_layers`.
+        capturing: returns the stream that is being captured into now, None when there is none; by
+            default torch is asked.
+
+    Returns:
+        A function that takes the hooks out again; graphs that were captured keep their gates.
+
+    Raises:
+        InvalidArgument: as `gate_layers`.
+    """
+    find = capturing or _capturing_stream
+
+    def insert(_module: nn.Module, _inputs: object) -> None:
+        stream = find()
+        if stream is not None:
+            gate.insert(stream)
+
+    handles = [
+        module.register_forward_pre_hook(_uncompiled(insert))
+        for module in _gated_modules(model, every)
+    ]
+
+    def take_out() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return take_out
+
+
+def _capturing_stream() -> int | None:
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return None
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def gated_graph(device: CudaDevice, captured: torch.cuda.CUDAGraph) -> CudaGraph:
+    """Return a graph of torch's with gates in it, for `StreamGate.launch`.
+
+    Args:
+        device: the lane's.
+        captured: with `keep_graph=True`, and kept by the caller as long as what is returned.
+    """
+    return CudaGraph.instantiate(device, int(captured.raw_cuda_graph()))
+
+
+def abortable_graph(gate: StreamGate, segments: Sequence[torch.cuda.CUDAGraph]) -> CudaGraph:
+    """Return one graph of `segments`, a gate before each, that an abort ends at the next gate.
+
+    Args:
+        gate: launches it.
+        segments: captured with `keep_graph=True`, of kernels, copies and fills only. Their memory
+            belongs to their captures, so the caller keeps them too.
+    """
+    return gate.make_abortable([int(one.raw_cuda_graph()) for one in segments])
 
 
 def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:

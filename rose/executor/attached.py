@@ -87,7 +87,7 @@ class AttachedDevice:
             host_gate = HostGate.attach(named["gate"][0])
             kv = KVSpace(attachment, welcome.partition, geometry, header_index=welcome.header_index)
         loans = AttachedLoans(attachment, self._channel, welcome, host_gate)
-        gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window)
+        gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
             kv=kv,
             gate=gate,

@@ -22,7 +22,7 @@ from rose._core import (
     ServingState,
     Watchdog,
 )
-from rose.compute import Gpu, device_ordinal, tested_gate
+from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
 from rose.executor.demand import Demand, ServingLimits
@@ -124,13 +124,16 @@ class CoServing:
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
+        policy = policy or Policy()
+        is_confined = policy.mode == "spatial" and "confinement" not in policy.without
+        shares = SHARES if is_confined else ()
         return cls(
-            gpu=None if ordinal is None else Gpu.open(ordinal),
+            gpu=None if ordinal is None else Gpu.open(ordinal, shares=shares),
             pool_bytes=pool_bytes,
             slab_bytes=slab_bytes,
             log_path=str(log_path),
             latency_path=None if latency_path is None else Path(latency_path),
-            policy=policy or Policy(),
+            policy=policy,
             clock=clock or BootClock(),
         )
 

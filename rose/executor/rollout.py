@@ -9,7 +9,7 @@ from typing import Any, Final
 from typing_extensions import Self
 
 from rose._core import Verdict
-from rose.compute import BorrowerGate
+from rose.compute import BorrowerGate, ConfinedGate
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.lender import OnRevoke
@@ -83,7 +83,7 @@ class RolloutLane:
             has_gates: False makes each step one segment, to see what gates within it are worth.
         """
         self.kv = kv
-        self.stream = stream
+        self._stream = stream
         self.upload = upload
         self.on_revoke = on_revoke
         self.on_room: Callable[[], None] = lambda: None
@@ -91,6 +91,7 @@ class RolloutLane:
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
         self._gate = gate
+        self._pass_within = gate.pass_confined if isinstance(gate, ConfinedGate) else gate.pass_
         self._loans = loans
         self._reporting = reporting
         self._why_refused = why_refused
@@ -132,7 +133,30 @@ class RolloutLane:
             Unavailable: the device was closed.
         """
         if self._has_gates:
-            self._until_passed(self._gate.pass_)
+            self._until_passed(self._pass_within)
+
+    @property
+    def stream(self) -> int | None:
+        """What GPU work of the segment that runs must be put into; None on a CPU.
+
+        It changes at the gates within a step where `confine` was called; when a step begins, after
+        `rejoin` and after `finish` it is always the same.
+        """
+        return self._gate.stream if isinstance(self._gate, ConfinedGate) else self._stream
+
+    def confine(self, multiprocessors: int | None) -> None:
+        """Let the segments from the next gate on have a share of the GPU; None is all of it.
+
+        Any thread. Where there are no shares it does nothing.
+        """
+        if isinstance(self._gate, ConfinedGate):
+            self._gate.confine(multiprocessors)
+
+    def rejoin(self) -> None:
+        """Have what comes now on the whole device, in the stream that results are read in."""
+        if isinstance(self._gate, ConfinedGate):
+            with self._reporting:
+                self._gate.rejoin()
 
     def finish(self) -> None:
         """Wait until all segments are done; call it before results are read and slabs unpinned.
@@ -145,7 +169,8 @@ class RolloutLane:
             StepAborted: as `gate`.
             Unavailable: as `gate`.
         """
-        self.gate()
+        if self._has_gates:
+            self._until_passed(self._gate.pass_)
         self._until_passed(self._gate.settle)
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:

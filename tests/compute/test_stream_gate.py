@@ -142,6 +142,58 @@ def test_graph_is_launched_with_numbers_of_its_own(fake: Fake) -> None:
 
 
 @in_child()
+def test_graph_of_somebody_else_is_launched_too(fake: Fake) -> None:
+    rig = Rig(fake, window=4)
+    theirs = rig.capture(2)  # stands for one that torch captured and keeps
+    ours = CudaGraph.instantiate(rig.device, theirs.handle)
+    rig.open_with(2)
+    assert rig.borrower.launch(ours, timeout_ms=1) is Verdict.PASSED
+    fake.pump()
+    assert rig.gate.passed == 2
+    del ours
+    assert "graphs 1" in fake.live()
+    assert fake.faults() == []
+
+
+@in_child()
+def test_abortable_graph_needs_device_code_or_stops_at_its_gates(fake: Fake) -> None:
+    rig = Rig(fake, window=4)
+    segments = [rig.capture(0), rig.capture(0)]
+    handles = [one.handle for one in segments]
+    if "gate" not in embedded_kernels():
+        with pytest.raises(Unavailable, match="device code"):
+            rig.borrower.make_abortable(handles)
+        return
+    fake.on_kernel("branch_kernel", lambda _: None)
+    graph = rig.borrower.make_abortable(handles)
+    rig.open_with(0)
+    assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.PASSED
+    fake.pump()
+    assert fake.kernels() == []
+    rig.gate.grant(2)
+    fake.pump()
+    assert len(fake.kernels()) == 2
+    with pytest.raises(InvalidArgument, match="without segments"):
+        rig.borrower.make_abortable([])
+
+
+@in_child()
+def test_segments_move_to_another_stream(fake: Fake) -> None:
+    rig = Rig(fake)
+    other = CudaStream.create(rig.device, highest=False)
+    rig.open_with(2)
+    assert rig.borrower.stream == rig.stream.handle
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    rig.borrower.use_stream(other.handle)
+    assert rig.borrower.stream == other.handle
+    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
+    fake.pump()
+    assert rig.gate.passed == 2
+    del rig.borrower
+    assert fake.faults() == []
+
+
+@in_child()
 def test_segment_durations_reach_the_statistics(fake: Fake) -> None:
     rig = Rig(fake)
     rig.borrower.begin_step()

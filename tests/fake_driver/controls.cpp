@@ -178,4 +178,12 @@ void fakecuda_on_kernel(const char* kernel, FakeKernel run, void* context) {
   world().on_kernel[kernel] = {run, context};
 }
 
+void fakecuda_set_condition(std::uint64_t condition, unsigned value) {
+  const Turn turn;
+  if (!world().conditions.contains(condition)) {
+    world().fault("a kernel sets unknown condition " + hex(condition), kSuccess);
+  }
+  world().conditions[condition] = value;
+}
+
 }  // extern "C"

@@ -52,7 +52,9 @@ using FakeKernel = void (*)(const std::uint64_t* arguments, unsigned count, void
   X(invalidate, void, (CUstream stream))                                                         \
   /* The sizes of a kernel's arguments, which the driver cannot know: "8 8 4". */                \
   X(arguments, void, (const char* kernel, const char* sizes))                                    \
-  X(on_kernel, void, (const char* kernel, FakeKernel run, void* context))
+  X(on_kernel, void, (const char* kernel, FakeKernel run, void* context))                        \
+  /* What a kernel does with cudaGraphSetConditional. */                                         \
+  X(set_condition, void, (std::uint64_t condition, unsigned value))
 
 // The controls of the fake that Driver::open() finds, or null pointers when it finds another
 // driver.

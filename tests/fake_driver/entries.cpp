@@ -510,6 +510,16 @@ Answer cuEventRecord(CUevent handle, CUstream stream_handle) {
   return world().issue(stream_handle, Record{handle, ++event->recorded});
 }
 
+Answer cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
+  const Event* event = find(world().events, handle);
+  Stream* stream = find_stream(stream_handle);
+  if (event == nullptr) return unknown("event", handle);
+  if (stream == nullptr) return unknown("stream", stream_handle);
+  // Rose joins no captures.
+  if (flags != 0 || event->is_captured || stream->capture) return kInvalidValue;
+  return world().issue(stream_handle, WaitEvent{handle, event->recorded});
+}
+
 Answer cuEventQuery(CUevent handle) {
   const Event* event = find(world().events, handle);
   if (event == nullptr) return unknown("event", handle);
@@ -661,8 +671,8 @@ Answer check_node(const BatchMemOpNodeParams* params) {
   return check_operations(params->operations, params->count, params->flags);
 }
 
-Answer cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
-                                std::size_t count, const BatchMemOpNodeParams* params) {
+// Whether a node may come after these.
+Answer check_place(CUgraph handle, const CUgraphNode* after, std::size_t count) {
   const Graph* graph = find(world().graphs, handle);
   if (graph == nullptr) return unknown("graph", handle);
   for (std::size_t i = 0; i < count; ++i) {
@@ -670,6 +680,12 @@ Answer cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph handle, const CUgraph
       return kInvalidValue;
     }
   }
+  return kSuccess;
+}
+
+Answer cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
+                                std::size_t count, const BatchMemOpNodeParams* params) {
+  if (const Answer bad = check_place(handle, after, count)) return bad;
   if (const Answer bad = check_node(params)) return bad;
   *node = world().add_node(handle, {after, after + count},
                            Batch{{params->operations, params->operations + params->count}, 0});
@@ -678,30 +694,126 @@ Answer cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph handle, const CUgraph
 
 Answer cuGraphExecBatchMemOpNodeSetParams(CUgraphExec executable, CUgraphNode node,
                                           const BatchMemOpNodeParams* params) {
-  auto* nodes = find(world().executables, executable);
-  if (nodes == nullptr) return unknown("executable graph", executable);
-  const auto found = std::ranges::find(*nodes, node, &Node::id);
-  Batch* batch = found == nodes->end() ? nullptr : std::get_if<Batch>(&found->work);
+  auto* known = find(world().executables, executable);
+  if (known == nullptr) return unknown("executable graph", executable);
+  const auto found = std::ranges::find(known->nodes, node, &Node::id);
+  Batch* batch = found == known->nodes.end() ? nullptr : std::get_if<Batch>(&found->work);
   if (batch == nullptr || batch->operations.size() != params->count) return kInvalidValue;
   if (const Answer bad = check_node(params)) return bad;
   batch->operations.assign(params->operations, params->operations + params->count);
   return kSuccess;
 }
 
+Answer cuGraphCreate(CUgraph* graph, unsigned flags) {
+  if (flags != 0) return kInvalidValue;
+  *graph = make_handle<CUgraph>();
+  world().graphs[*graph];
+  return kSuccess;
+}
+
+// A clone: what becomes of the child's graph later does not matter.
+Answer cuGraphAddChildGraphNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
+                                std::size_t count, CUgraph child_handle) {
+  if (const Answer bad = check_place(handle, after, count)) return bad;
+  const Graph* child = find(world().graphs, child_handle);
+  if (child == nullptr) return unknown("graph", child_handle);
+  if (child->is_captured || child_handle == handle || !child->at_launch.empty()) {
+    return kInvalidValue;
+  }
+  Nested nested{.nodes = std::make_shared<const std::vector<Node>>(child->nodes)};
+  *node = world().add_node(handle, {after, after + count}, std::move(nested));
+  return kSuccess;
+}
+
+Answer cuGraphAddKernelNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
+                            std::size_t count, const KernelNodeParams* params) {
+  if (const Answer bad = check_place(handle, after, count)) return bad;
+  if ((params->function == nullptr) == (params->kernel == nullptr) || params->extra != nullptr) {
+    return kInvalidValue;
+  }
+  const CUkernel kernel_handle =
+      params->kernel != nullptr ? params->kernel : reinterpret_cast<CUkernel>(params->function);
+  const Kernel* kernel = find(world().kernels, kernel_handle);
+  if (kernel == nullptr) return unknown("kernel", kernel_handle);
+  if (params->kernel != nullptr && !world().is_context(params->context)) {
+    return world().fault("a node is for a context that nobody retains", kInvalidContext);
+  }
+  if (!kernel->is_loaded) {
+    world().fault("kernel " + kernel->name + " is loaded by a graph", kSuccess);
+  }
+  Launch launch{kernel_handle,
+                {params->blocks_x, params->blocks_y, params->blocks_z},
+                {params->threads_x, params->threads_y, params->threads_z},
+                params->shared_bytes,
+                copy_arguments(kernel->name, params->arguments)};
+  *node = world().add_node(handle, {after, after + count}, std::move(launch));
+  return kSuccess;
+}
+
+Answer cuGraphConditionalHandleCreate(ConditionHandle* condition, CUgraph handle, CUcontext context,
+                                      unsigned at_launch, unsigned flags) {
+  Graph* graph = find(world().graphs, handle);
+  if (graph == nullptr) return unknown("graph", handle);
+  if (!world().is_context(context)) return kInvalidContext;
+  if (flags > kConditionSetAtLaunch) return kInvalidValue;
+  *condition = world().next();
+  world().conditions[*condition] = 0;
+  if (flags == kConditionSetAtLaunch) graph->at_launch[*condition] = at_launch;
+  return kSuccess;
+}
+
+// Rose adds IF nodes with it, and nothing else.
+Answer cuGraphAddNode(CUgraphNode* node, CUgraph handle, const CUgraphNode* after,
+                      const GraphEdge* edges, std::size_t count, GraphNodeParams* params) {
+  if (const Answer bad = check_place(handle, after, count)) return bad;
+  ConditionalNodeParams& conditional = params->conditional;
+  if (params->type != kNodeConditional || edges != nullptr || conditional.kind != kConditionIf ||
+      conditional.size != 1 || find(world().conditions, conditional.handle) == nullptr) {
+    return kInvalidValue;
+  }
+  if (!world().is_context(conditional.context)) return kInvalidContext;
+  const auto body = make_handle<CUgraph>();
+  world().graphs[body].is_body = true;
+  world().bodies[handle].push_back(body);
+  *node = world().add_node(handle, {after, after + count},
+                           Nested{.condition = conditional.handle, .body = body});
+  // The driver's own array, for as long as the node lives.
+  conditional.bodies = &world().bodies[handle].back();
+  return kSuccess;
+}
+
+// What a body may hold: no memory operations and no events.
+bool is_for_body(const std::vector<Node>& nodes) {
+  return std::ranges::all_of(nodes, [](const Node& node) {
+    const auto* nested = std::get_if<Nested>(&node.work);
+    if (nested != nullptr) return nested->nodes != nullptr && is_for_body(*nested->nodes);
+    return !std::holds_alternative<Batch>(node.work) && !std::holds_alternative<Record>(node.work);
+  });
+}
+
 Answer cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph handle,
                                    unsigned long long flags) {
   const Graph* graph = find(world().graphs, handle);
   if (graph == nullptr) return unknown("graph", handle);
-  if (graph->is_captured || flags != 0) return kInvalidValue;
+  if (graph->is_captured || graph->is_body || flags != 0) return kInvalidValue;
+  Executable made{graph->nodes, graph->at_launch};
+  for (Node& node : made.nodes) {
+    auto* nested = std::get_if<Nested>(&node.work);
+    if (nested == nullptr || nested->body == nullptr) continue;
+    const std::vector<Node>& body = world().graphs[nested->body].nodes;
+    if (!is_for_body(body)) return kInvalidValue;
+    nested->nodes = std::make_shared<const std::vector<Node>>(body);
+  }
   *executable = make_handle<CUgraphExec>();
-  world().executables[*executable] = graph->nodes;
+  world().executables[*executable] = std::move(made);
   return kSuccess;
 }
 
 Answer cuGraphLaunch(CUgraphExec executable, CUstream stream) {
-  const auto* nodes = find(world().executables, executable);
-  if (nodes == nullptr) return unknown("executable graph", executable);
-  return world().issue(stream, std::make_shared<GraphRun>(GraphRun{*nodes, {}}));
+  const auto* known = find(world().executables, executable);
+  if (known == nullptr) return unknown("executable graph", executable);
+  return world().issue(stream,
+                       std::make_shared<GraphRun>(GraphRun{known->nodes, known->at_launch}));
 }
 
 Answer cuGraphExecDestroy(CUgraphExec executable) {
@@ -711,7 +823,9 @@ Answer cuGraphExecDestroy(CUgraphExec executable) {
 
 Answer cuGraphDestroy(CUgraph handle) {
   const Graph* graph = find(world().graphs, handle);
-  if (graph == nullptr || graph->is_captured) return unknown("graph", handle);
+  if (graph == nullptr || graph->is_captured || graph->is_body) return unknown("graph", handle);
+  for (const CUgraph body : world().bodies[handle]) world().graphs.erase(body);
+  world().bodies.erase(handle);
   world().graphs.erase(handle);
   return kSuccess;
 }

@@ -106,7 +106,8 @@ std::string World::live() const {
   count("captures", static_cast<std::size_t>(std::ranges::count_if(
                         streams, [](const auto& one) { return one.second.capture.has_value(); })));
   count("events", events.size());
-  count("graphs", graphs.size());
+  count("graphs", static_cast<std::size_t>(std::ranges::count_if(
+                      graphs, [](const auto& one) { return !one.second.is_body; })));
   count("executables", executables.size());
   count("libraries", libraries.size());
   count("green contexts", green_contexts.size());
@@ -201,6 +202,11 @@ void World::pump() {
 bool World::run(Work& work, CUstream stream) {
   if (auto* batch = std::get_if<Batch>(&work)) return run(*batch);
   if (auto* graph = std::get_if<std::shared_ptr<GraphRun>>(&work)) return run(**graph, stream);
+  if (auto* nested = std::get_if<Nested>(&work)) return run(*nested, stream);
+  if (const auto* wait = std::get_if<WaitEvent>(&work)) {
+    const auto found = events.find(wait->event);
+    if (found != events.end() && found->second.done < wait->number) return false;
+  }
   has_moved_ = true;
   if (const auto* record = std::get_if<Record>(&work)) {
     const auto found = events.find(record->event);
@@ -245,7 +251,20 @@ bool World::run_operation(const MemoryOperation& operation) {
   return true;
 }
 
+bool World::run(Nested& nested, CUstream stream) {
+  if (nested.run == nullptr) {
+    has_moved_ = true;
+    if (nested.condition != 0 && conditions[nested.condition] == 0) return true;
+    nested.run = std::make_shared<GraphRun>(GraphRun{*nested.nodes});
+  }
+  return run(*nested.run, stream);
+}
+
 bool World::run(GraphRun& graph, CUstream stream) {
+  if (!graph.has_begun) {
+    graph.has_begun = true;
+    for (const auto& [condition, value] : graph.at_launch) conditions[condition] = value;
+  }
   bool is_done = true;
   for (Node& node : graph.nodes) {
     if (graph.done.contains(node.id)) continue;

@@ -38,6 +38,10 @@ struct Record {
   CUevent event;
   std::uint64_t number;
 };
+struct WaitEvent {
+  CUevent event;
+  std::uint64_t number;
+};
 struct Fill {
   DevicePointer at;
   unsigned value;
@@ -56,7 +60,17 @@ struct Launch {
   std::vector<std::uint64_t> arguments;
 };
 struct GraphRun;
-using Work = std::variant<Batch, Record, Fill, Copy, Launch, std::shared_ptr<GraphRun>>;
+struct Node;
+// A graph in a node: a child graph, or the body of an IF node, which runs if its condition is not 0
+// when its turn comes.
+struct Nested {
+  ConditionHandle condition{0};  // 0: none
+  CUgraph body{nullptr};         // of an IF node, until it is instantiated
+  std::shared_ptr<const std::vector<Node>> nodes{};
+  std::shared_ptr<GraphRun> run{};
+};
+using Work =
+    std::variant<Batch, Record, WaitEvent, Fill, Copy, Launch, Nested, std::shared_ptr<GraphRun>>;
 
 struct Node {
   CUgraphNode id;
@@ -66,7 +80,9 @@ struct Node {
 // A node runs when those it comes after have run: a node that nothing waits for delays nothing.
 struct GraphRun {
   std::vector<Node> nodes;
-  std::set<CUgraphNode> done;
+  std::map<ConditionHandle, unsigned> at_launch{};  // what its conditions are when it begins
+  std::set<CUgraphNode> done{};
+  bool has_begun{false};
 };
 
 // ---- what exists
@@ -99,6 +115,12 @@ struct Event {
 struct Graph {
   std::vector<Node> nodes;
   bool is_captured{false};  // the capture's, not yet the caller's
+  bool is_body{false};      // of an IF node: the driver's own, gone with the graph it is in
+  std::map<ConditionHandle, unsigned> at_launch{};
+};
+struct Executable {
+  std::vector<Node> nodes;
+  std::map<ConditionHandle, unsigned> at_launch;
 };
 struct Kernel {
   CUlibrary library{nullptr};
@@ -145,7 +167,9 @@ class World {
   std::map<CUstream, Stream> streams;  // the default stream, null, is always there
   std::map<CUevent, Event> events;
   std::map<CUgraph, Graph> graphs;
-  std::map<CUgraphExec, std::vector<Node>> executables;
+  std::map<CUgraphExec, Executable> executables;
+  std::map<ConditionHandle, unsigned> conditions;
+  std::map<CUgraph, std::deque<CUgraph>> bodies;  // of the IF nodes of a graph
   std::set<CUlibrary> libraries;
   std::map<CUkernel, Kernel> kernels;
   std::map<CUgreenCtx, GreenContext> green_contexts;
@@ -199,6 +223,7 @@ class World {
   bool run(Work& work, CUstream stream);  // whether it is done
   bool run(Batch& batch);
   bool run(GraphRun& graph, CUstream stream);
+  bool run(Nested& nested, CUstream stream);
   bool run_operation(const MemoryOperation& operation);
   void run_kernel(const Launch& launch, CUstream stream);
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.h"
-#include "compute/fake_device.h"
+#include "compute/stream_rig.h"
 #include "kernels/gate.h"
 
 using namespace rose;
@@ -22,6 +22,9 @@ using namespace rose::compute;
 using namespace rose::driver;
 using rose::test::fake;
 using rose::test::kCode;
+using rose::test::kLongNs;
+using rose::test::kShortNs;
+using rose::test::Rig;
 using rose::test::Running;
 
 // One test leaves a gate on a device that hangs: that its page stays is what the test is about.
@@ -29,72 +32,7 @@ extern "C" const char* __lsan_default_suppressions() { return "leak:DeviceWord::
 
 namespace {
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
-constexpr Nanoseconds kShortNs = 2'000'000;
 constexpr int kSomeError = 719;
-
-struct Rig {
-  explicit Rig(StreamGateConfig config = {}, std::uint32_t first = 0,
-               GateKind kind = GateKind::kMemop) {
-    fake().reset();
-    auto opened = Driver::open();
-    CHECK(opened.ok());
-    device = Device::open(opened.take(), 0).take();
-    stream = Stream::create(device, Priority::kLowest).take();
-    gate = HostGate::create(std::make_shared<BootClock>(), first).take();
-    if (kind == GateKind::kKernel) config.library = gate_kernels();
-    auto made = StreamGate::create(device, gate, stream->get(), kind, config);
-    CHECK_EQ(made.status().message(), "");
-    borrower = made.take();
-  }
-
-  // Whatever a test leaves in the stream runs out, and nothing of it stays behind.
-  ~Rig() {
-    fake().release(stream->get());
-    const Running runs;
-    borrower.reset();
-    CHECK_EQ(std::string{fake().live()}.find("events"), std::string::npos);
-    CHECK_EQ(std::string{fake().live()}.find("registered"), std::string::npos);
-    CHECK_EQ(std::string{fake().faults()}, "");
-  }
-  Rig(const Rig&) = delete;
-  Rig& operator=(const Rig&) = delete;
-
-  // The fake has the kernel of any name; what it does is up to the test.
-  std::shared_ptr<const KernelLibrary> gate_kernels() const {
-    auto library = KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode});
-    CHECK(library.ok());
-    return library.take();
-  }
-
-  void open(std::uint32_t segments = 0) {
-    gate->set_credit(gate->passed() + segments);
-    CHECK(gate->open(gate->close_epoch()));
-  }
-  Verdict pass(Nanoseconds timeout_ns = kShortNs) {
-    const auto verdict = borrower->pass(timeout_ns);
-    CHECK_EQ(verdict.status().message(), "");
-    return verdict.value();
-  }
-  std::unique_ptr<Graph> capture(int gates) {
-    CHECK(Graph::begin_capture(*device, stream->get()).ok());
-    for (int i = 0; i < gates; ++i) CHECK(borrower->insert(stream->get()).ok());
-    auto graph = Graph::end_capture(device, stream->get());
-    CHECK(graph.ok());
-    return graph.take();
-  }
-  Verdict launch(Graph& graph, Nanoseconds timeout_ns = kShortNs) {
-    const auto verdict = borrower->launch(graph, timeout_ns);
-    CHECK_EQ(verdict.status().message(), "");
-    return verdict.value();
-  }
-  unsigned pending() const { return fake().pending(stream->get()); }
-
-  DevicePtr device;
-  std::unique_ptr<Stream> stream;
-  std::shared_ptr<HostGate> gate;
-  std::unique_ptr<StreamGate> borrower;
-};
 
 std::vector<std::string> log_of(const char* call) {
   std::istringstream log{fake().log()};

@@ -155,20 +155,40 @@ Status use_shared_memory() {
   return shared;
 }
 
+// A graph made node by node.
+Status use_chain() {
+  TAKE(device, open());
+  TAKE(stream, Stream::create(device, Priority::kLowest));
+  TAKE(other, Stream::create(device, Priority::kLowest));
+  TAKE(event, Event::create(device, false));
+  TAKE(library, KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode}));
+  TAKE(kernel, library->kernel("branch_kernel"));
+  ROSE_TRY(Graph::begin_capture(*device, stream->get()));
+  TAKE(body, Graph::end_capture(device, stream->get()));
+  TAKE(chain, GraphChain::create(device));
+  TAKE(condition, chain->make_condition());
+  void* no_arguments = nullptr;
+  ROSE_TRY(chain->add_kernel(kernel, &no_arguments));
+  ROSE_TRY(chain->add_if(condition, body->get()));
+  TAKE(graph, chain->instantiate());
+  TAKE(adopted, Graph::instantiate(device, body->get()));
+  ROSE_TRY(event->record(stream->get()));
+  ROSE_TRY(event->order_before(other->get()));
+  ROSE_TRY(graph->launch(other->get()));
+  ROSE_TRY(adopted->launch(other->get()));
+  return other->wait(10'000'000'000);
+}
+
 struct Scenario {
   std::string_view name;
   Status (*run)();
 };
 constexpr Scenario kScenarios[] = {
-    {"device", use_device},
-    {"stream", use_stream},
-    {"copy", use_copy},
-    {"events", use_events},
-    {"library", use_library},
-    {"graph", use_graph},
-    {"green_context", use_green_context},
-    {"pool", use_pool},
-    {"shared_memory", use_shared_memory},
+    {"device", use_device},   {"stream", use_stream},
+    {"copy", use_copy},       {"events", use_events},
+    {"library", use_library}, {"graph", use_graph},
+    {"chain", use_chain},     {"green_context", use_green_context},
+    {"pool", use_pool},       {"shared_memory", use_shared_memory},
 };
 
 // ---- the law

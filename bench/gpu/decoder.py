@@ -1,0 +1,213 @@
+"""A decoder of the size and shape of a real one, with random weights: what m6 loads a device with.
+
+Its arithmetic is that of a Llama block without positions: the same products, the same bytes of
+weights and KV, and nothing that means anything. Runs on any torch device; on a GPU its steps are
+captured in parts, so that neither Python nor its lock is on the way.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a decoder and of its KV.
+
+    Args:
+        context: tokens that a sequence can have.
+        slots: sequences that can be there at once.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+    slots: int
+
+    @property
+    def head(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def weight_bytes(self) -> int:
+        projections = self.hidden * (self.hidden * 2 + 2 * self.kv_heads * self.head)
+        return 2 * (
+            self.layers * (projections + 3 * self.hidden * self.ffn) + self.hidden * self.vocabulary
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        return 4 * self.layers * self.slots * self.context * self.kv_heads * self.head
+
+
+LIKE_8B: Final = Shape(
+    layers=32,
+    hidden=4096,
+    ffn=14336,
+    heads=32,
+    kv_heads=8,
+    vocabulary=128_256,
+    context=1024,
+    slots=64,
+)
+TINY: Final = Shape(
+    layers=4, hidden=32, ffn=64, heads=4, kv_heads=2, vocabulary=64, context=64, slots=8
+)
+
+
+class Decoder:
+    """Weights and KV of one model. One thread runs its steps."""
+
+    def __init__(self, shape: Shape, device: Any, *, seed: int) -> None:
+        import torch
+
+        self.shape, self.device = shape, device
+        is_cpu = device.type == "cpu"
+        self.dtype = torch.float32 if is_cpu else torch.bfloat16
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def weight(rows: int, columns: int) -> Any:
+            made = torch.empty(rows, columns, dtype=self.dtype, device=device)
+            return made.normal_(0, 1 / math.sqrt(columns), generator=generator)
+
+        hidden, kv = shape.hidden, shape.kv_heads * shape.head
+        self._layers = [
+            (
+                weight(hidden + 2 * kv, hidden),
+                weight(hidden, hidden),
+                weight(2 * shape.ffn, hidden),
+                weight(hidden, shape.ffn),
+            )
+            for _ in range(shape.layers)
+        ]
+        self._head = weight(shape.vocabulary, hidden)
+        size = (shape.layers, 2, shape.slots, shape.context, shape.kv_heads, shape.head)
+        self._kv = torch.zeros(size, dtype=self.dtype, device=device)
+        self._generator = generator
+
+    def inputs(self, rows: int, tokens: int) -> Any:
+        import torch
+
+        made = torch.empty(rows, tokens, self.shape.hidden, dtype=self.dtype, device=self.device)
+        return made.normal_(generator=self._generator)
+
+    def layer(self, number: int, x: Any, step: "Step") -> Any:
+        import torch
+        from torch.nn import functional
+
+        shape, (rows, tokens) = self.shape, x.shape[:2]
+        projections, out, up, down = self._layers[number]
+        kv_width = shape.kv_heads * shape.head
+        parts = (self._norm(x) @ projections.T).split((shape.hidden, kv_width, kv_width), dim=-1)
+        query = parts[0].view(rows, tokens, shape.heads, shape.head)
+        held = []
+        for which in (0, 1):
+            cache = self._kv[number, which]
+            new = parts[which + 1].view(rows, tokens, shape.kv_heads, shape.head)
+            cache.index_put_((step.slots[:, None], step.places), new)
+            # All slots up to the last are a view, one slot is a copy of one slot.
+            held.append(cache[:rows] if step.is_whole else cache.index_select(0, step.slots))
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            held[0].transpose(1, 2),
+            held[1].transpose(1, 2),
+            attn_mask=step.mask,
+            enable_gqa=True,
+        )
+        x = x + mixed.transpose(1, 2).reshape(rows, tokens, shape.hidden) @ out.T
+        gate, value = (self._norm(x) @ up.T).chunk(2, dim=-1)
+        return x + (torch.nn.functional.silu(gate) * value) @ down.T
+
+    def _norm(self, x: Any) -> Any:
+        from torch.nn import functional
+
+        return functional.rms_norm(x, (self.shape.hidden,))
+
+    def tokens_of(self, x: Any) -> Any:
+        return (self._norm(x[:, -1]) @ self._head.T).argmax(dim=-1)
+
+
+class Step:
+    """One kind of step: `rows` sequences that get `tokens` each. Its tensors stay where they are.
+
+    Args:
+        decoder: whose.
+        rows: 1 with many tokens is a chunk of a prompt; many with 1 token is a decode step, of the
+            first `rows` slots.
+        tokens: of each.
+        every: layers in one part.
+    """
+
+    def __init__(self, decoder: Decoder, rows: int, tokens: int, *, every: int) -> None:
+        import torch
+
+        device, shape = decoder.device, decoder.shape
+        self.rows, self.tokens = rows, tokens
+        self.is_whole = tokens == 1
+        self._decoder = decoder
+        self._inputs = decoder.inputs(rows, tokens)
+        self._state = torch.empty_like(self._inputs)
+        self.slots = torch.arange(rows, device=device)
+        self._first = torch.zeros(rows, dtype=torch.long, device=device)
+        self._ahead = torch.arange(tokens, device=device)
+        self._columns = torch.arange(shape.context, device=device)
+        self.places = self._first[:, None] + self._ahead
+        self.mask = torch.zeros(rows, 1, tokens, shape.context, dtype=torch.bool, device=device)
+        self.out = torch.zeros(rows, dtype=torch.long, device=device)
+        borders = [*range(0, shape.layers, every), shape.layers]
+        self.parts = [Part(self._run, *pair) for pair in pairwise(borders)]
+
+    def aim(self, slots: list[int], first: list[int]) -> None:
+        """Say which sequences, and where in each the new tokens come; before it is run."""
+        import torch
+
+        self.slots.copy_(torch.tensor(slots), non_blocking=True)
+        self._first.copy_(torch.tensor(first), non_blocking=True)
+
+    def _run(self, first: int, last: int) -> None:
+        if first == 0:
+            self.places.copy_(self._first[:, None] + self._ahead)
+            self.mask.copy_((self._columns <= self.places[:, :, None])[:, None])
+            self._state.copy_(self._inputs)
+        x = self._state
+        for number in range(first, last):
+            x = self._decoder.layer(number, x, self)
+        self._state.copy_(x)
+        if last == self._decoder.shape.layers:
+            self.out.copy_(self._decoder.tokens_of(x))
+
+    def capture(self, stream: Any) -> None:
+        """Make each part a CUDA graph. For use before anything is parked: it allocates."""
+        import torch
+
+        with torch.cuda.stream(stream):
+            for part in self.parts:
+                part.replay()  # the first time takes workspaces
+        stream.synchronize()
+        for part in self.parts:
+            part.capture(stream)
+
+
+class Part:
+    """Some layers of a step, as `rose.engines.torch.gate_graphs` takes them."""
+
+    def __init__(self, run: Callable[[int, int], None], first: int, last: int) -> None:
+        self._run = lambda: run(first, last)
+
+    def capture(self, stream: Any) -> None:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._run()
+        self._run = graph.replay
+
+    def replay(self) -> None:
+        """Put it into the current stream."""
+        self._run()

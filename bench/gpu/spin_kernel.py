@@ -1,0 +1,16 @@
+"""A kernel whose blocks stay where they are for as long as they are told, as persistent ones do."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def spin(out: Any, rounds: int, block: tl.constexpr) -> None:
+    """Each thread goes round on its own number; one block a program."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    value = at.to(tl.float32)
+    for _ in range(rounds):
+        value = value * 1.0001 + 0.5
+    tl.store(out + at, value)
