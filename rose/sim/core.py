@@ -6,9 +6,9 @@ from typing import Final
 from rose._core import (
     CertificateLog,
     Creditor,
+    Forecast,
     HarvestMode,
     HostGate,
-    LatencyModel,
     ManualClock,
     Offer,
     QuantumRefusal,
@@ -18,6 +18,7 @@ from rose._core import (
 from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
 from rose.sim.governor import Governor, Grain
 from rose.slo import SLO, Policy
+from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
 # What the log's header says about memory, of which there is none here.
@@ -58,7 +59,7 @@ class CoreGovernor(Governor):
         self._start_ns = self.clock.now_ns()
         self.gate = HostGate(first_segment=first_segment, clock=self.clock)
         self.log = _log(slo, policy, device, path=log_path, clock=self.clock)
-        self.model = _model(policy)
+        self.model = new_latency_model(policy)
         self.state = ServingState(self.log, gate=self.gate)
         context = float(device.batch_max * device.chunk_tokens)
         self.creditor = Creditor(
@@ -83,6 +84,7 @@ class CoreGovernor(Governor):
             self.sharing = Sharing.CONFINED if is_confined else Sharing.TOGETHER
         self._slots: dict[int, int] = {}
         self._offer: Offer | None = None
+        self._passed = 0  # segments, when the step began
         self._looked_at = self.gate.demand  # the rings that the last look has heard
         self._look_ns = 0
         # Starting it says how much credit is little; there is no step yet for its thread to see.
@@ -121,6 +123,7 @@ class CoreGovernor(Governor):
         self._offer = None
         if self._mode != "spatial":
             self.creditor.withdraw()
+        self._passed = self.gate.passed
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
@@ -128,7 +131,7 @@ class CoreGovernor(Governor):
         """Learn from the step, and record it."""
         self._move_to(now_ms)
         features = dict(zip(_FEATURES, _features(work), strict=True))
-        forecast = self.model.observe(took_ms, **features)
+        forecast = self._learn(took_ms, features)
         self.log.append_step(
             forecast,
             actual_ms=took_ms,
@@ -137,6 +140,14 @@ class CoreGovernor(Governor):
             began_ns=self.clock.now_ns() - ns_of(took_ms),
             **features,
         )
+
+    def _learn(self, took_ms: float, features: dict[str, float]) -> Forecast:
+        """Return what was forecast; a step beside rollouts says how much they slow it down."""
+        if self.gate.passed == self._passed and not self.gate.is_running():
+            return self.model.observe(took_ms, **features)
+        forecast = self.model.forecast(**features)
+        self.creditor.observe_slowdown(took_ms / forecast.predicted_ms)
+        return forecast
 
     def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
         """Give each its next deadline."""
@@ -238,15 +249,4 @@ def _log(
         burst_tokens=policy.burst_tokens,
         clock=clock,
         **_NO_MEMORY,
-    )
-
-
-def _model(policy: Policy) -> LatencyModel:
-    return LatencyModel(
-        prior_ms=policy.latency_prior_ms,
-        epsilon=policy.epsilon,
-        forgetting=policy.forgetting,
-        adaptation=policy.adaptation,
-        cold_margin=policy.cold_margin,
-        window=policy.residual_window,
     )

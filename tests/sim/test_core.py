@@ -113,7 +113,38 @@ def test_the_number_of_a_segment_may_wrap(requests, before_wrap, mode, tmp_path_
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("mode", ["idle", "slack"])
+def test_the_gate_is_closed_when_a_step_begins_however_late_that_is_noticed(mode) -> None:
+    policy = without("early_close", dataclasses.replace(POLICY, mode=mode))
+    governor = CoreGovernor(SMALL_SLO, policy, DEVICE, log_path="")
+    was_open = []
+
+    class Watch(Record):
+        def __call__(self, at_ns: int, what: str, number: int) -> None:
+            if what == "step":
+                was_open.append(governor.gate.is_open())
+
+    run_core([Request(30.0 * n, 100, 3) for n in range(10)], governor, Watch())
+    assert was_open
+    assert not any(was_open)
+
+
 # ---- what serving feels
+
+
+def test_who_arrives_behind_a_committed_batch_is_in_the_step_after_it() -> None:
+    """It arrives while rollouts go first: 1 ms after a token, with a target of 50 ms."""
+    first_ms = 20.0
+    at_once = dataclasses.replace(DEVICE, host_lead_ms=0.0)
+    lone = run([Request(first_ms, 60, 20)], "rose_slack", device=at_once).requests[0]
+    requests = [Request(first_ms, 60, 20), Request(first_ms + lone.ttft_ms + 1.0, 60, 1)]
+    committed, late = (
+        run(requests, "rose_slack", device=dataclasses.replace(at_once, commits_batch=commits))
+        for commits in (True, False)
+    )
+    step_ms = DEVICE.base_ms
+    extra_ms = committed.requests[1].ttft_ms - late.requests[1].ttft_ms
+    assert extra_ms == pytest.approx(step_ms, rel=0.1)
 
 
 @pytest.mark.parametrize("scheme", ROSE)

@@ -36,8 +36,10 @@ def events(path: Path) -> list[tuple[int, str, tuple[tuple[str, object], ...]]]:
 
 
 @pytest.mark.parametrize("mode", ["idle", "slack"])
-def test_real_threads_write_the_log_that_virtual_time_writes(mode, tmp_path) -> None:
-    policy = dataclasses.replace(default_policy(DEVICE), mode=mode)
+# All slack at once, and offer after offer.
+@pytest.mark.parametrize("max_segments", [30, 2])
+def test_real_threads_write_the_log_that_virtual_time_writes(mode, max_segments, tmp_path) -> None:
+    policy = dataclasses.replace(default_policy(DEVICE), mode=mode, max_segments=max_segments)
     virtual, threads = tmp_path / "virtual.log", tmp_path / "threads.log"
     outcome = simulate(
         TRACE,

@@ -156,6 +156,22 @@ def test_a_dual_slack_without_the_next_request_misses_what_alone_is_met() -> Non
     assert not missed(alone, slo=slo)
 
 
+def test_the_paper_lets_one_rollout_step_go_before_each_of_servings() -> None:
+    record = Record()
+    run([Request(0.0, 100, 30)], "rose_paper", observer=record)
+    kinds = [event.what for event in record.of("step", "segment")]
+    assert kinds.count("segment") >= 29
+    assert not any(pair == ("segment", "segment") for pair in pairwise(kinds[1:]))
+
+
+def test_serving_waits_for_the_segment_and_for_the_word_that_it_has_ended() -> None:
+    device = dataclasses.replace(DEVICE, host_lead_ms=0.0, signal_ms=0.25)
+    outcome = run([Request(100.3, 100, 2)], "valve", device=device)
+    (pause_ms,) = outcome.pauses_ms
+    assert 0 < pause_ms < SEGMENT_MS
+    assert outcome.blocked_ms == pytest.approx((pause_ms + device.signal_ms, 0.0))
+
+
 def test_idle_harvest_opens_after_twice_the_longest_gap() -> None:
     record = Record()
     requests = [Request(0.0, 100, 3), Request(500.0, 1, 1)]
