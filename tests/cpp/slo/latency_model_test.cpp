@@ -192,6 +192,17 @@ TEST(what_seldom_runs_is_not_forecast_by_noise) {
   }
 }
 
+TEST(what_was_learned_is_forgotten_when_the_machine_is_another) {
+  const auto model = make_model();
+  std::mt19937 random{73};
+  for (int i = 0; i < 22'000; ++i) {
+    const Features step = random_step(random);
+    CHECK(model->observe(step, true_ms(step) * (i < 20'000 ? 1 : 2)).ok());
+  }
+  const Features step{16, 4000, 0};
+  CHECK(model->forecast(step).value().predicted_ms > 1.8 * true_ms(step));
+}
+
 TEST(a_prior_that_is_far_too_high_is_left_within_a_window) {
   const auto model = make_model({.prior_ms = {1000, 10, 0, 5, 0}});
   std::mt19937 random{67};
