@@ -166,7 +166,7 @@ class CoreGovernor(Governor):
 
     def may_start(self, now_ms: float) -> bool:
         """Ask the gate."""
-        self.tick(now_ms)
+        self._move_to(now_ms)
         has_passed = self.gate.try_pass() is Verdict.PASSED
         self._look()  # Starting a segment may have rung for more credit.
         return has_passed
