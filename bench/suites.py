@@ -6,9 +6,8 @@ from typing import Final
 _PREFIX: Final = "bench_"
 # What a suite runs besides the file of its name.
 _FURTHER: Final = {
-    "compute": ("gate",),
+    "compute": ("gate", "latency", "harvest"),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
-    "compute": ("latency",),
     "transfer": ("codec",),
 }
 

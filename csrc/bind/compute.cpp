@@ -99,6 +99,7 @@ void bind_compute(py::module_& module) {
                              &quantile_ms<&GateStats::pause_latency, &Quantiles::max_ns>)
       .def_readonly("pauses", &GateStats::pauses)
       .def_readonly("aborts", &GateStats::aborts)
+      .def_readonly("forced_opens", &GateStats::forced_opens)
       .def_property_readonly("blocked_ms", [](const GateStats& s) { return ms_of(s.blocked_ns); });
 
   py::class_<HostGate, std::shared_ptr<HostGate>>(module, "HostGate")
@@ -128,6 +129,9 @@ void bind_compute(py::module_& module) {
       .def("is_open", &HostGate::is_open)
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)
+      .def("is_mid_step", &HostGate::is_mid_step)
+      .def("is_abort_asked", &HostGate::is_abort_asked)
+      // Rises with every look that the borrower takes at a gate that stays closed.
       .def_property_readonly("demand", &HostGate::demand)
       .def_property_readonly("close_epoch", &HostGate::close_epoch)
       .def_property_readonly("close_reason", &HostGate::close_reason)

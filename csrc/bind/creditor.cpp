@@ -12,6 +12,7 @@
 #include "compute/creditor.h"
 #include "compute/slack_lender.h"
 #include "slo/quantum.h"
+#include "slo/slowdown_bound.h"
 
 namespace rose::bind {
 
@@ -25,6 +26,7 @@ using slo::LatencyModel;
 using slo::QuantumCertifier;
 using slo::QuantumRefusal;
 using slo::ServingState;
+using slo::SlowdownBound;
 
 namespace {
 
@@ -54,7 +56,6 @@ struct PolicyConfig {
   double segment_prior_ms;  // before the gate has seen a segment
   double segment_share;     // of recent segments that are no longer than the estimate
   Nanoseconds retry_ns;
-  double slowdown;  // of serving beside rollouts
 };
 
 // Turns a certificate into credit. Two of them share a certifier: one for the creditor's thread,
@@ -62,9 +63,11 @@ struct PolicyConfig {
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
-                  PolicyConfig config, bool lends_slack) noexcept
+                  std::shared_ptr<const SlowdownBound> slowdown, PolicyConfig config,
+                  bool lends_slack) noexcept
       : gate_{std::move(gate)},
         certifier_{std::move(certifier)},
+        slowdown_{std::move(slowdown)},
         config_{config},
         lends_slack_{lends_slack} {}
 
@@ -98,7 +101,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .passed = request.passed,
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
-                               .slowdown = config_.slowdown,
+                               .slowdown = slowdown_->upper(),
                                .committed = committed_});
   }
 
@@ -111,6 +114,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 
   std::shared_ptr<const HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
+  std::shared_ptr<const SlowdownBound> slowdown_;  // of serving's steps beside rollouts
   PolicyConfig config_;
   bool lends_slack_;
   std::optional<slo::Features> committed_;  // only the policy of serving's thread has one
@@ -120,13 +124,16 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
-                    const std::shared_ptr<QuantumCertifier>& certifier, PolicyConfig policy,
-                    const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config)
+                    const std::shared_ptr<QuantumCertifier>& certifier,
+                    const std::shared_ptr<SlowdownBound>& slowdown, PolicyConfig policy,
+                    const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config,
+                    std::shared_ptr<compute::Watchdog> watchdog)
       : gate_{gate},
         certifier_{certifier},
-        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, false)},
-        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, true)},
-        creditor_{gate, policy_, clock, config},
+        slowdown_{slowdown},
+        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, false)},
+        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, true)},
+        creditor_{gate, policy_, clock, config, std::move(watchdog)},
         slack_{gate,
                slack_policy_,
                clock,
@@ -136,6 +143,7 @@ class CertifiedCreditor {
                 .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
+  SlowdownBound& slowdown() noexcept { return *slowdown_; }
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
@@ -178,6 +186,7 @@ class CertifiedCreditor {
 
   std::shared_ptr<HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
+  std::shared_ptr<SlowdownBound> slowdown_;
   std::shared_ptr<CertifiedPolicy> policy_;
   std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
@@ -215,7 +224,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
     const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
     double segment_prior_ms, double segment_share, double poll_ms, double retry_ms, double slowdown,
-    std::shared_ptr<Clock> clock) {
+    std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
     raise(Status::invalid_argument("segment_prior_ms must be > 0"));
   }
@@ -223,25 +232,27 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     raise(Status::invalid_argument("segment_share must lie in (0, 1]"));
   }
   if (!(poll_ms > 0)) raise(Status::invalid_argument("poll_ms must be > 0"));
-  if (!(slowdown >= 1)) raise(Status::invalid_argument("slowdown must be >= 1"));
   const slo::LogHeader& header = log->header();
   const std::uint32_t max_segments = header.max_segments;
   const bool has_credit = header.has(slo::Mechanism::kCredit);
   if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
+  slo::ConformalConfig bound{.cold_margin = slowdown};
+  bound.epsilon = header.epsilon;
+  std::shared_ptr<SlowdownBound> slower = take(SlowdownBound::create(bound));
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
       slo::NextRequest{.largest_step = features_of(largest_step, "largest_step"),
                        .largest_chunk = features_of(largest_chunk, "largest_chunk")});
   return std::make_unique<CertifiedCreditor>(
-      gate, std::move(certifier),
+      gate, std::move(certifier), slower,
       PolicyConfig{.segment_prior_ms = segment_prior_ms,
                    .segment_share = segment_share,
-                   .retry_ns = ns_of_ms(retry_ms, "retry_ms"),
-                   .slowdown = slowdown},
+                   .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
       clock_or_boot(std::move(clock)),
       compute::CreditorConfig{.max_segments = max_segments,
                               .poll_ns = ns_of_ms(poll_ms, "poll_ms"),
-                              .has_credit = has_credit});
+                              .has_credit = has_credit},
+      std::move(watchdog));
 }
 
 }  // namespace
@@ -302,7 +313,8 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("slowdown") = 2.0, py::arg("clock") = py::none())
+           py::arg("slowdown") = 2.0, py::arg("watchdog") = py::none(),
+           py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.creditor().start()); })
       .def(
           "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },
@@ -325,6 +337,13 @@ void bind_creditor(py::module_& module) {
             return static_cast<double>(self.before_step(features)) / 1e6;
           },
           py::arg("batch") = py::none())
+      // actual / predicted of a serving step that ran beside rollouts.
+      .def(
+          "observe_slowdown",
+          [](CertifiedCreditor& self, double ratio) { check(self.slowdown().observe(ratio)); },
+          py::arg("ratio"))
+      .def_property_readonly("slowdown_upper",
+                             [](CertifiedCreditor& self) { return self.slowdown().upper(); })
       .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",

@@ -24,32 +24,28 @@ using slo::SlowdownBound;
 namespace {
 
 LatencyConfig config_of(const std::array<double, 5>& prior_ms, double epsilon, double forgetting,
-                        double adaptation, double cold_margin, std::uint32_t window,
-                        bool use_margin) {
+                        double adaptation, double cold_margin, std::uint32_t window) {
   return {.prior_ms = prior_ms,
           .epsilon = epsilon,
           .forgetting = forgetting,
           .adaptation = adaptation,
           .cold_margin = cold_margin,
-          .window = window,
-          .use_margin = use_margin};
+          .window = window};
 }
 
 std::shared_ptr<LatencyModel> create_model(const std::array<double, 5>& prior_ms, double epsilon,
                                            double forgetting, double adaptation, double cold_margin,
-                                           std::uint32_t window, bool use_margin) {
+                                           std::uint32_t window) {
   return take(LatencyModel::create(
-      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window, use_margin)));
+      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window)));
 }
 
 std::shared_ptr<LatencyModel> restore_model(const LatencyState& state,
                                             const std::array<double, 5>& prior_ms, double epsilon,
                                             double forgetting, double adaptation,
-                                            double cold_margin, std::uint32_t window,
-                                            bool use_margin) {
+                                            double cold_margin, std::uint32_t window) {
   return take(LatencyModel::restore(
-      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window, use_margin),
-      state));
+      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window), state));
 }
 
 LatencyState state_of(double epsilon, const std::array<double, 5>& weights,
@@ -110,11 +106,10 @@ void bind_model(py::module_& module) {
 
   py::class_<LatencyModel, std::shared_ptr<LatencyModel>>(module, "LatencyModel")
       .def(py::init(&create_model), py::kw_only(), py::arg("prior_ms"), py::arg("epsilon"),
-           py::arg("forgetting"), py::arg("adaptation"), py::arg("cold_margin"), py::arg("window"),
-           py::arg("use_margin") = true)
+           py::arg("forgetting"), py::arg("adaptation"), py::arg("cold_margin"), py::arg("window"))
       .def_static("restore", &restore_model, py::arg("state"), py::kw_only(), py::arg("prior_ms"),
                   py::arg("epsilon"), py::arg("forgetting"), py::arg("adaptation"),
-                  py::arg("cold_margin"), py::arg("window"), py::arg("use_margin") = true)
+                  py::arg("cold_margin"), py::arg("window"))
       .def("state", &LatencyModel::state)
       .def(
           "forecast",

@@ -13,11 +13,13 @@ constexpr Nanoseconds kShortestSleepNs = 50'000;
 }  // namespace
 
 Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
-                   std::shared_ptr<const Clock> clock, CreditorConfig config) noexcept
+                   std::shared_ptr<const Clock> clock, CreditorConfig config,
+                   std::shared_ptr<Watchdog> watchdog) noexcept
     : gate_{std::move(gate)},
       policy_{std::move(policy)},
       clock_{std::move(clock)},
-      config_{config} {}
+      config_{config},
+      watchdog_{std::move(watchdog)} {}
 
 Creditor::~Creditor() { stop(); }
 
@@ -46,7 +48,8 @@ void Creditor::run() noexcept {
   while (!stopping_.load()) {
     // Read before the look: a ring during the look makes the wait return at once.
     const std::uint32_t seen = gate_->demand();
-    const Nanoseconds sleep_ns = look();
+    Nanoseconds sleep_ns = look();
+    if (watchdog_ != nullptr) sleep_ns = std::min(sleep_ns, watchdog_->look());
     if (stopping_.load()) return;
     gate_->wait_demand(seen, std::clamp(sleep_ns, kShortestSleepNs, config_.poll_ns));
   }
@@ -54,6 +57,7 @@ void Creditor::run() noexcept {
 
 Nanoseconds Creditor::look() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return config_.poll_ns;
+  const std::scoped_lock one_decides{gate_->granting()};
   CreditRequest request;
   // Invariant 3: the epoch comes before everything the policy looks at.
   request.close_epoch = gate_->close_epoch();

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "compute/host_gate.h"
+#include "compute/watchdog.h"
 
 namespace rose::compute {
 
@@ -54,7 +55,8 @@ struct CreditorConfig {
 class Creditor {
  public:
   Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
-           std::shared_ptr<const Clock> clock, CreditorConfig config) noexcept;
+           std::shared_ptr<const Clock> clock, CreditorConfig config,
+           std::shared_ptr<Watchdog> watchdog = nullptr) noexcept;
   ~Creditor();
   Creditor(const Creditor&) = delete;
   Creditor& operator=(const Creditor&) = delete;
@@ -82,6 +84,7 @@ class Creditor {
   std::shared_ptr<CreditPolicy> policy_;
   std::shared_ptr<const Clock> clock_;
   CreditorConfig config_;
+  std::shared_ptr<Watchdog> watchdog_;  // looks in the same thread; null: none does
   std::atomic<bool> stopping_{false};
   std::atomic<std::uint64_t> grants_{0};
   std::atomic<std::uint64_t> refusals_{0};

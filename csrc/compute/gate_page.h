@@ -20,7 +20,11 @@ struct GatePage {
   DurationRing recent;
   std::atomic<std::uint64_t> pause_count{0};
   std::atomic<std::uint64_t> abort_count{0};
+  std::atomic<std::uint64_t> forced_count{0};
   std::atomic<Nanoseconds> blocked_ns{0};
+  // 1 from a step's first segment, started or in a device's stream, to the step's end: something
+  // may have to wait for it.
+  std::atomic<std::uint32_t> mid_step{0};
 };
 
 static_assert(std::is_standard_layout_v<GatePage> && std::is_trivially_destructible_v<GatePage>);

@@ -67,6 +67,7 @@ void HostGate::begin_step() noexcept {
 
 void HostGate::end_step() noexcept {
   leave();
+  page_->mid_step.store(0);
   word_->step.store(GateWord::kNoStep);
 }
 
@@ -135,6 +136,7 @@ bool HostGate::start_segment() noexcept {
     return false;
   }
   in_segment_ = true;
+  mark_mid_step();
   word_->passed.fetch_add(1);
   if (wants_credit()) ring_demand();
   return true;
@@ -199,6 +201,7 @@ void HostGate::bury_borrower() noexcept {
   word_->state.fetch_and(~GateWord::kDrainBit);
   word_->on_device.store(0);
   set_credit(passed());
+  page_->mid_step.store(0);
   word_->step.store(GateWord::kNoStep);
   if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
     futex_wake_all(word_->running);
@@ -233,6 +236,10 @@ void HostGate::grant(std::uint32_t segments_ahead) noexcept {
 }
 
 void HostGate::set_low_water(std::uint32_t segments) noexcept { word_->low_water.store(segments); }
+
+void HostGate::count_forced_opening() noexcept {
+  page_->forced_count.fetch_add(1, std::memory_order_relaxed);
+}
 
 void HostGate::ring_demand() noexcept {
   word_->demand.fetch_add(1);
@@ -269,6 +276,7 @@ GateStats HostGate::stats() const noexcept {
           .pause_latency = page_->pauses.quantiles(),
           .pauses = page_->pause_count.load(std::memory_order_relaxed),
           .aborts = page_->abort_count.load(std::memory_order_relaxed),
+          .forced_opens = page_->forced_count.load(std::memory_order_relaxed),
           .blocked_ns = page_->blocked_ns.load(std::memory_order_relaxed)};
 }
 

@@ -35,7 +35,8 @@ struct GateStats {
   Quantiles pause_latency;
   std::uint64_t pauses{0};  // gates at which the borrower found `closed`, however often it looked
   std::uint64_t aborts{0};
-  Nanoseconds blocked_ns{0};  // time the borrower spent waiting at gates
+  std::uint64_t forced_opens{0};  // by the watchdog, each for one segment
+  Nanoseconds blocked_ns{0};      // time the borrower spent waiting at gates
 };
 
 // Life of a segment: begin_step, then pass (the segment runs from here), pass, ..., leave,
@@ -89,6 +90,8 @@ class HostGate {
   // What pass counts when it has to wait.
   void record_wait(Nanoseconds blocked_ns) noexcept;
   void count_pause() noexcept;
+  // A segment of this step is in the stream.
+  void mark_mid_step() noexcept { page_->mid_step.store(1); }
   // Changes whenever the borrower should look again.
   std::uint32_t bell() const noexcept { return word_->bell.load(); }
   void wait_bell(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
@@ -107,6 +110,9 @@ class HostGate {
   bool abort_step() noexcept;
 
   // Creditor.
+  // Held from the reading of the epoch to the opening by whoever decides: credit that one of them
+  // sets must not be there for the opening of another. Serving's thread only tries.
+  std::mutex& granting() noexcept { return granting_; }
   // Opens unless a close came after `expected_epoch` was read. True when the gate is open in it.
   bool open(std::uint32_t expected_epoch) noexcept;
   // Lets segments up to number `last` start. Lowers the credit only while the gate is closed, and
@@ -115,6 +121,7 @@ class HostGate {
   // Raises the credit so that at most `segments_ahead` may start from now on.
   void grant(std::uint32_t segments_ahead) noexcept;
   void set_low_water(std::uint32_t segments) noexcept;
+  void count_forced_opening() noexcept;
   // Wakes the creditor: there is work, or serving has become idle.
   void ring_demand() noexcept;
   void wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
@@ -130,6 +137,8 @@ class HostGate {
   bool is_draining() const noexcept { return (word_->state.load() & GateWord::kDrainBit) != 0; }
   bool is_running() const noexcept { return word_->running.load() != GateWord::kIdle; }
   bool is_on_device() const noexcept { return word_->on_device.load() != 0; }
+  // Whether the step has a segment behind it, or in the device's stream: it holds something.
+  bool is_mid_step() const noexcept { return page_->mid_step.load() != 0; }
   bool is_in_step() const noexcept { return word_->step.load() != GateWord::kNoStep; }
   bool wants_credit() const noexcept { return credit_left() <= word_->low_water.load(); }
   bool is_abort_asked() const noexcept { return word_->step.load() == GateWord::kAbortAsked; }
@@ -180,6 +189,7 @@ class HostGate {
   std::shared_ptr<const Clock> clock_;
 
   std::atomic<bool> is_abandoned_{false};
+  std::mutex granting_;
 
   // The borrower's own; no other thread reads them.
   bool in_segment_{false};

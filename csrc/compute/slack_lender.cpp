@@ -13,6 +13,9 @@ constexpr Nanoseconds kLookNs = 200'000;
 
 std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
+  // Somebody else decides right now: serving does not wait for that.
+  const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
+  if (!one_decides.owns_lock()) return std::nullopt;
   CreditRequest request;
   // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
   request.close_epoch = gate_->close_epoch();

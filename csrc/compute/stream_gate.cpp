@@ -173,6 +173,7 @@ Status StreamGate::start_segment() noexcept {
   ROSE_TRY(refuse_capture(stream_));
   ROSE_TRY(enqueue(stream_, enqueued_ + 1));
   ++enqueued_;
+  gate().mark_mid_step();
   timer_->start();
   if (gate().wants_credit()) gate().ring_demand();
   return {};
@@ -373,6 +374,7 @@ Status StreamGate::start_graph(driver::Graph& graph, GraphGates& gates) noexcept
   }
   ROSE_TRY(graph.launch(stream_));
   enqueued_ += gates.count;
+  gate().mark_mid_step();
   gates.last = enqueued_;
   if (gate().wants_credit()) gate().ring_demand();
   return {};

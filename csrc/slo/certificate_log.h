@@ -49,6 +49,7 @@
 //   10 END           u64 records (this one included)
 //   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
 //                    first_slot + 8 j + i, which got one token
+//   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
 #pragma once
 
 #include <array>
@@ -79,8 +80,9 @@ enum class Kind : std::uint32_t {
   kGaveBack,
   kEnd,
   kTokens,
+  kForced,
 };
-inline constexpr std::size_t kKinds = 12;  // 0 is no kind
+inline constexpr std::size_t kKinds = 13;  // 0 is no kind
 
 // When a quantum may be granted. `idle`: no request is live. `slack`: no request waits for its
 // first token, and serving lets rollouts go first. `spatial`: the same, beside serving's step.
@@ -234,6 +236,12 @@ struct GaveBack {
 struct End {
   static constexpr Kind kKind = Kind::kEnd;
   std::uint64_t records;
+};
+
+struct Forced {
+  static constexpr Kind kKind = Kind::kForced;
+  std::uint32_t passed;  // the segment after this one may start
+  std::uint32_t close_epoch;
 };
 
 // 1. The order of the records is the order of the decisions: a decision holds a Section from before

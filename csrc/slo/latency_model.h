@@ -28,7 +28,6 @@ struct LatencyConfig {
   double adaptation{0.005};   // step of the level per miss
   double cold_margin{2.0};    // upper() / predict() of a kind of step without evidence
   std::uint32_t window{512};  // residuals kept of each kind of step, 1..1024
-  bool use_margin{true};      // false: upper() is predict(), to show what the margin is worth
 };
 
 struct Forecast {
@@ -53,7 +52,9 @@ struct LatencyState {
   std::uint64_t misses{0};
 };
 
-// Regression: recursive least squares on relative errors with a ridge towards the prior.
+// Regression: recursive least squares on relative errors with a ridge towards the prior, weights
+// not under 0, and forgetting only of what a step speaks about: what certificates ask for, the
+// heaviest step and the largest chunk, is seldom what ran last.
 // Bound: the margin of a ConformalBound for each kind of step. With one for all, rare kinds would
 // miss more often than promised, at the cost of margins too wide for the others.
 //
@@ -87,6 +88,7 @@ class LatencyModel {
   StepKind kind_locked(const Features& features) const noexcept;
   Forecast forecast_locked(const Features& features, const Vector& terms) const noexcept;
   void learn_locked(const Vector& terms, double predicted_ms, double actual_ms) noexcept;
+  double prior_variance() const noexcept;
   void reset_covariance_locked() noexcept;
   Status take(const LatencyState& state) noexcept;
 

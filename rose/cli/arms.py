@@ -7,12 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from rose.cli.circle_load import CircleLoad
 from rose.cli.record import ARMS, CircleRecord, Revocation, WindowRecord
 from rose.cli.remote_rollouts import RemoteRollouts
-from rose.cli.workload import OpenLoop, RolloutLoad
+from rose.cli.replay import Arm, Replay, running
+from rose.cli.workload import RolloutLoad
 from rose.clock import Clock
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import (
@@ -34,10 +33,6 @@ from rose.rl.feeder import RolloutFeeder
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 from rose.units import MS_PER_S, NS_PER_S
-
-# Requests of the calibration, drawn from the whole trace and sent all at once: the device's
-# capacity is what it makes of them.
-_CALIBRATION_REQUESTS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +108,7 @@ class Felt:
     gave_back: str | None
 
 
-def _engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
+def engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
     """Say how serving and the borrower are built; small prefill chunks keep segments alike."""
     cores = settings.cores or None
     plain = EngineConfig(cores=cores, clock=clock)
@@ -153,10 +148,9 @@ class Bench:
             clock: where time comes from.
         """
         self.device = device
-        self._clock = clock
         self._settings = settings
-        self._vocabulary = serving_model.config.vocab_size
-        plain, borrower = _engine_configs(settings, clock)
+        self._replay = Replay(clock=clock, vocabulary=serving_model.config.vocab_size)
+        plain, borrower = engine_configs(settings, clock)
         serving_kv, rollout_kv = kv
         self.serving_lane = device.serving(
             serving_kv,
@@ -225,26 +219,14 @@ class Bench:
 
     def capacity_rps(self, trace: Trace) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
-        picked = np.random.default_rng(self._settings.seed).choice(
-            len(trace), size=_CALIBRATION_REQUESTS
+        arm = self._arm("alone")
+        return self._replay.capacity_rps(
+            trace, arm, seed=self._settings.seed, prompts_seed=self._prompts_seed("alone", -1)
         )
-        burst = Trace(
-            arrival_s=np.zeros(_CALIBRATION_REQUESTS),
-            prompt_tokens=trace.prompt_tokens[picked],
-            output_tokens=trace.output_tokens[picked],
-            name=trace.name,
-        )
-        record = self._window(burst, arm="alone", window=-1)
-        return len(burst) / (record.end_s - record.start_s)
 
     def rollouts_alone(self, duration_s: float) -> float:
         """Measure rollouts with the device to themselves, without rose, in tokens per second."""
-        load = self._loads["share_all"]
-        with self._running(load):
-            before, began_ns = load.tokens, self._clock.now_ns()
-            self._clock.sleep(duration_s)
-            tokens, elapsed_ns = load.tokens - before, self._clock.now_ns() - began_ns
-        return tokens * NS_PER_S / elapsed_ns
+        return self._replay.tokens_per_s(self._loads["share_all"], duration_s)
 
     def run(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
         """Replay `trace` under `arm`.
@@ -253,12 +235,13 @@ class Bench:
             Unavailable: an engine died or a request did not finish.
         """
         load = self._loads.get(arm)
+        seed = self._prompts_seed(arm, window)
         if load is None:
-            return self._window(trace, arm=arm, window=window)
+            return self._replay.window(trace, self._arm(arm), window=window, seed=seed)
         if arm == "rose":
             self.device.gate.drain_segments_ms()  # Those of commits in other arms.
-        with self._running(load):
-            record = self._window(trace, arm=arm, window=window)
+        with running(load):
+            record = self._replay.window(trace, self._arm(arm), window=window, seed=seed)
         if arm == "rose":
             record = replace(record, rollout_busy_s=self._note_felt(is_measured=window >= 0))
         if load.failures:
@@ -275,40 +258,13 @@ class Bench:
             self._blocked_ms += blocked_ms
         return sum(segment_ms) / MS_PER_S
 
-    @contextmanager
-    def _running(self, load: RolloutLoad) -> Iterator[None]:
-        load.resume()
-        try:
-            yield
-        finally:
-            load.pause()
+    def _arm(self, name: str) -> Arm:
+        lane = self.serving_lane if name == "rose" else None
+        return Arm(name, self._serving[name], lane, self._loads.get(name))
 
-    def _window(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
-        engine = self._serving[arm]
-        load = self._loads.get(arm)
-        loop = OpenLoop(
-            engine=engine,
-            lane=self.serving_lane if arm == "rose" else None,
-            clock=self._clock,
-            vocabulary=self._vocabulary,
-        )
-        tokens, busy_ns, began_ns = (
-            load.tokens if load else 0,
-            engine.busy_ns,
-            self._clock.now_ns(),
-        )
-        # The same lengths and times in every arm, other token ids: no arm profits from the last.
-        seed = hash((self._settings.seed, window, ARMS.index(arm))) & 0xFFFFFFFF
-        timings = loop.replay(trace, arm=arm, window=window, seed=seed)
-        return WindowRecord(
-            arm=arm,
-            window=window,
-            start_s=began_ns / NS_PER_S,
-            end_s=self._clock.now_ns() / NS_PER_S,
-            requests=tuple(timings),
-            serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
-            rollout_tokens=(load.tokens if load else 0) - tokens,
-        )
+    def _prompts_seed(self, arm: str, window: int) -> int:
+        """The same lengths and times in every arm, other token ids: none profits from the last."""
+        return hash((self._settings.seed, window, ARMS.index(arm))) & 0xFFFFFFFF
 
     def felt(self) -> Felt:
         """Say what rollouts did to serving, over all windows of the arm `rose` so far."""
@@ -392,7 +348,7 @@ def bench(
     """Open a device, build a `Bench` on it, start it, and close both whatever happens."""
     if settings.cores:
         run_on_cores(len(settings.cores))
-    plain, borrower = _engine_configs(settings, clock)
+    plain, borrower = engine_configs(settings, clock)
     usable = os.sched_getaffinity(0)
     # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the
     # engines' threads then move to the device.

@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from rose.slo.audit import CAUSES, Miss, Part
+from rose.slo.audit import CAUSES, Miss
 from rose.units import NS_PER_MS
 
 ROWS_MAX: Final = 20
@@ -32,15 +32,23 @@ def miss_table(misses: Sequence[Miss]) -> Table:
     if len(shown) < len(misses):
         title += f", the worst {len(shown)} of {len(misses)}"
     table = Table(title=title)
-    for name in ("request", "token", "took", "target", *(part.value for part in Part)):
-        table.add_column(name, justify="right")
-    table.add_column("cause")
+    for name in ("request", "token", "took", "target"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    table.add_column("of which")
     for miss in shown:
-        times = (miss.took_ms, miss.target_ms, *(miss.parts_ns[p] / NS_PER_MS for p in Part))
         table.add_row(
             str(miss.request),
             str(miss.token),
-            *(f"{time_ms:.1f}" for time_ms in times),
+            f"{miss.took_ms:.1f}",
+            f"{miss.target_ms:.1f}",
             miss.cause.value,
+            _parts(miss),
         )
     return table
+
+
+def _parts(miss: Miss) -> str:
+    """Name the parts that took time, the largest first."""
+    parts = sorted(miss.parts_ns.items(), key=lambda one: -one[1])
+    return ", ".join(f"{part.value} {ns / NS_PER_MS:.1f}" for part, ns in parts if ns > 0)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,14 +15,15 @@ from rose._core import CudaDriver
 from rose.cli.arms import BenchSettings, RemoteSettings, choose_cores
 from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
-from rose.cli.record import RunRecord
+from rose.cli.interrupts import ends_interrupt
 from rose.cli.report import print_table, summarise, write_report
+from rose.cli.traffic import load_trace
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
-from rose.traces import PROFILES, Trace, generate, read_trace
+from rose.traces import PROFILES
 from rose.units import MIB
 
 # What serving accepts: a request must fit into the pool beside others.
@@ -31,34 +31,13 @@ _PROMPT_TOKENS_MAX: Final = 1024
 _OUTPUT_TOKENS_MAX: Final = 256
 _ROLLOUT_PROMPT_TOKENS: Final = 64
 _ROLLOUT_OUTPUT_TOKENS: Final = 128
+_GENERATED_S: Final = 3600.0
 
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be > 0, not {value:g}")
-
-
-def _load_trace(path: str | None, profile: str | None, *, length_scale: float, seed: int) -> Trace:
-    if path is not None and profile is not None:
-        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
-    trace = (
-        generate(profile or "chat", duration_s=3600.0, seed=seed)
-        if path is None
-        else read_trace(path, seed=seed)
-    )
-    return trace.with_lengths(
-        scale=length_scale, prompt_max=_PROMPT_TOKENS_MAX, output_max=_OUTPUT_TOKENS_MAX
-    )
-
-
-def _run(experiment: Experiment, console: Console) -> RunRecord:
-    """Run it; being told to end is an interrupt: what was started is stopped, and reported."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return run_experiment(experiment, BootClock(), console)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -92,6 +71,13 @@ def _run(experiment: Experiment, console: Console) -> RunRecord:
 @click.option("--reserve-mib", default=8, show_default=True, help="What serving always has.")
 @click.option("--ttft-ms", default=200.0, show_default=True, help="Serving's target.")
 @click.option("--tpot-ms", default=50.0, show_default=True, help="Serving's target.")
+@click.option(
+    "--mode",
+    type=click.Choice(["idle", "slack"]),
+    default="idle",
+    show_default=True,
+    help="slack: rollouts also run between steps, as far as TPOT allows.",
+)
 @click.option("--layers-per-segment", default=0.5, show_default=True, help="Between two gates.")
 @click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
 @click.option("--cores", default=1, show_default=True, help="Cores that are the device (cpu).")
@@ -124,6 +110,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     reserve_mib: int,
     ttft_ms: float,
     tpot_ms: float,
+    mode: str,
     layers_per_segment: float,
     device: str,
     cores: int,
@@ -159,7 +146,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         pool_bytes=pool_mib * MIB,
         reserve_bytes=reserve_mib * MIB,
         slo=SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
-        policy=Policy(),
+        policy=Policy(mode=mode),
         layers_per_segment=layers_per_segment,
         rollouts=rollouts,
         rollout_prompt_tokens=_ROLLOUT_PROMPT_TOKENS,
@@ -170,7 +157,15 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         circle=None,
         tool_wait_s=tool_wait_s(tools_path, seed=seed),
     )
-    trace = _load_trace(trace_path, profile, length_scale=length_scale, seed=seed)
+    trace = load_trace(
+        trace_path,
+        profile,
+        generated_s=_GENERATED_S,
+        length_scale=length_scale,
+        prompt_max=_PROMPT_TOKENS_MAX,
+        output_max=_OUTPUT_TOKENS_MAX,
+        seed=seed,
+    )
     console.print(
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"
@@ -198,6 +193,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             "synthetic": synthetic,
             "pool_mib": pool_mib,
             "reserve_mib": reserve_mib,
+            "mode": mode,
             "layers_per_segment": layers_per_segment,
             "device": device,
             "cores": sorted(bench.cores),
@@ -223,7 +219,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 seats=rollouts,
             )
             experiment = replace(experiment, bench=replace(bench, circle=circle))
-        record = _run(experiment, console)
+        with ends_interrupt():
+            record = run_experiment(experiment, BootClock(), console)
     write_report(record, out)
     print_table(summarise(record), console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)

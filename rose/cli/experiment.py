@@ -86,7 +86,7 @@ class _Measured:
     rollouts_alone: list[float] = field(default_factory=list)
 
 
-def _pieces(trace: Trace, plan: Plan, *, seed: int) -> list[Trace]:
+def pieces_of(trace: Trace, plan: Plan, *, seed: int) -> list[Trace]:
     """Cut consecutive windows out of the trace, from a seeded start that leaves room for all."""
     room_s = trace.duration_s - plan.windows * plan.window_s
     if room_s < 0:
@@ -178,7 +178,7 @@ def _run_arms(built: Bench, experiment: Experiment, measured: _Measured, console
         f"{plan.windows} windows of {plan.window_s:.1f} s, {len(ARMS)} arms"
     )
     trace = experiment.trace.rescaled(rate_rps=rate_rps)
-    _measure(built, _pieces(trace, plan, seed=experiment.bench.seed), plan, measured, console)
+    _measure(built, pieces_of(trace, plan, seed=experiment.bench.seed), plan, measured, console)
 
 
 def _record(

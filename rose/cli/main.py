@@ -20,6 +20,10 @@ EXIT_INTERRUPTED: Final = 130
 # Name: (where it is, its line in the help). The help imports none of them, so it is quick and
 # works when a package that one of them needs is not installed.
 _COMMANDS: Final = {
+    "compare": (
+        "rose.cli.compare:compare",
+        "Put rose beside other ways to share a device, on one trace.",
+    ),
     "delta": (
         "rose.cli.delta:delta",
         "Look at what changed between two checkpoints; make, apply, undo it.",

@@ -21,6 +21,7 @@ class RequestTiming:
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         output_tokens: tokens generated.
+        gaps_ms: from each token to the next, in their order.
     """
 
     arm: str
@@ -29,6 +30,7 @@ class RequestTiming:
     ttft_ms: float
     tpot_ms: float | None
     output_tokens: int
+    gaps_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

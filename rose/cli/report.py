@@ -6,12 +6,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.segment import Segments
-from rich.table import Table
 from rich.text import Text
 
+from rose.cli.console_rows import print_rows
 from rose.cli.record import WORKERS, RunRecord
 from rose.cli.report_circle import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
 from rose.cli.report_numbers import fixed, number, percent
@@ -38,31 +36,23 @@ _HEADERS: Final = (
     "rollout\ntokens/s",
     "harvest",
 )
-_TABLE_COLUMNS: Final = 100
 _VERSIONS_OPEN: Final = 8
 """A table of more versions than this starts folded."""
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
     """Print the arms as rows, the circle if there is one, then the verdict: 100 columns at most."""
-    _print_rows(console, ("arm", *_HEADERS), arm_rows(report))
+    _print(console, ("arm", *_HEADERS), arm_rows(report))
     if report["weights"] is not None:
-        _print_rows(console, CIRCLE_HEADERS, [circle_row(report)])
+        _print(console, CIRCLE_HEADERS, [circle_row(report)])
     verdict = report["verdict"]
     missed = any(check["ok"] is False for check in verdict["checks"])
     style = "bold red" if verdict["void"] else "bold yellow" if missed else "bold"
     console.print(Text(verdict["sentence"], style=style))
 
 
-def _print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    # A console without a terminal says 80: the table is then wider rather than cut.
-    options = console.options.update_width(max(console.width, _TABLE_COLUMNS))
-    console.print(Segments(console.render(table, options)), soft_wrap=True)
+def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print_rows(console, headers, rows, left="arm")
 
 
 def write_report(record: RunRecord, out_dir: str | Path) -> None:

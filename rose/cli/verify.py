@@ -34,9 +34,9 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     if misses:
         console.print(miss_table(misses))
     if misses is not None:
-        console.print(cause_sentence(misses))
+        console.print(cause_sentence(misses), soft_wrap=True)
     for sentence in _remarks(verification):
-        console.print(sentence)
+        console.print(sentence, soft_wrap=True)
     if not verification.violations:
         console.print("Every certificate holds.")
         return

@@ -11,7 +11,6 @@ from rose.cli.record import RequestTiming
 from rose.clock import Clock
 from rose.engines.transformers import Engine, Output
 from rose.errors import Unavailable
-from rose.executor import ServingLane
 from rose.traces import Trace
 from rose.units import NS_PER_MS, NS_PER_S
 
@@ -19,18 +18,52 @@ from rose.units import NS_PER_MS, NS_PER_S
 _DRAIN_S = 60.0
 
 
+class Told(Protocol):
+    """Who hears of every request of serving: the lane of a device that is shared."""
+
+    def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
+        """A request is here; its engine has not seen it."""
+        ...
+
+    def emitted(self, request_id: str) -> None:
+        """It got a token."""
+        ...
+
+    def finished(self, request_id: str) -> None:
+        """It is over."""
+        ...
+
+
 class _Flight:
     """One serving request between its planned arrival and its last token."""
 
-    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "tokens")
+    __slots__ = (
+        "arrived_ns",
+        "error",
+        "finished",
+        "first_ns",
+        "gaps_ms",
+        "last_ns",
+        "tokens",
+    )
 
     def __init__(self, arrived_ns: int) -> None:
         self.arrived_ns = arrived_ns
         self.first_ns = 0
         self.last_ns = 0
+        self.gaps_ms: list[float] = []
         self.tokens = 0
         self.error: str | None = None
         self.finished = threading.Event()
+
+    def note_token(self, now_ns: int, tokens: int) -> None:
+        """Note that there are `tokens` by now."""
+        if self.first_ns:
+            self.gaps_ms.append((now_ns - self.last_ns) / NS_PER_MS)
+        else:
+            self.first_ns = now_ns
+        self.last_ns = now_ns
+        self.tokens = tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +78,7 @@ class OpenLoop:
     """
 
     engine: Engine
-    lane: ServingLane | None
+    lane: Told | None
     clock: Clock
     vocabulary: int
 
@@ -79,9 +112,7 @@ class OpenLoop:
         lane = self.lane
 
         def on_output(output: Output) -> None:
-            flight.last_ns = self.clock.now_ns()
-            flight.first_ns = flight.first_ns or flight.last_ns
-            flight.tokens = len(output.generated_tokens)
+            flight.note_token(self.clock.now_ns(), len(output.generated_tokens))
             if lane is not None:
                 lane.emitted(request_id)
             if output.is_finished():
@@ -106,6 +137,7 @@ def _timing(flight: _Flight, arm: str, window: int) -> RequestTiming:
         ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
         tpot_ms=tpot_ms,
         output_tokens=flight.tokens,
+        gaps_ms=tuple(flight.gaps_ms),
     )
 
 

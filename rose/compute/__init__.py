@@ -4,6 +4,7 @@ from rose.compute.confined_gate import ConfinedGate
 from rose.compute.confinement import SHARES, Confinement
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.compute.gpu import Gpu, device_ordinal, tested_gate
+from rose.compute.ranks import Voter, rank_gate
 
 __all__ = [
     "SHARES",
@@ -12,6 +13,8 @@ __all__ = [
     "Confinement",
     "Gpu",
     "SynchronousGate",
+    "Voter",
     "device_ordinal",
+    "rank_gate",
     "tested_gate",
 ]

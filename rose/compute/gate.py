@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from rose._core import CudaStream, HostGate, Verdict
+from rose._core import CudaStream, Verdict
 from rose.errors import DeadlineExceeded
 
 
@@ -40,7 +40,7 @@ class SynchronousGate:
     It needs nothing of the driver and holds exactly, but the GPU idles between two segments.
     """
 
-    def __init__(self, gate: HostGate, stream: CudaStream) -> None:
+    def __init__(self, gate: BorrowerGate, stream: CudaStream) -> None:
         """Gate what runs on `stream`."""
         self._gate = gate
         self._stream = stream

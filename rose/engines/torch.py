@@ -15,6 +15,28 @@ from rose.memory import DeviceArray, KVArray
 HALF_LAYER: Final = 0.5
 
 
+class StepGate(Protocol):
+    """What stops a borrower's step between its segments: a `RolloutLane`, or a rival of it."""
+
+    @property
+    def step_thread(self) -> int:
+        """The thread that is in a step; 0 outside."""
+        ...
+
+    @property
+    def stream(self) -> int | None:
+        """The stream that the next segment's GPU work must be put into; None on a CPU."""
+        ...
+
+    def gate(self) -> None:
+        """End a segment, and wait until the next may start."""
+        ...
+
+    def rejoin(self) -> None:
+        """Bring what follows the last layer back into the stream of the step."""
+        ...
+
+
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """Return the longest `ModuleList` that lies in no other: the decoder layers of `model`.
 
@@ -48,7 +70,7 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
     return [layers[i] for i in range(0, len(layers), int(every))]
 
 
-def gate_layers(rollout: RolloutLane, model: nn.Module, *, every: float) -> Callable[[], None]:
+def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callable[[], None]:
     """Put gates between the decoder layers of `model`.
 
     A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
@@ -102,7 +124,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     return kept
 
 
-def _follow(rollout: RolloutLane) -> None:
+def _follow(rollout: StepGate) -> None:
     """Have torch put what comes next where the lane's segment is: a gate may have moved it."""
     handle = rollout.stream
     if handle is None or torch.cuda.current_stream().cuda_stream == handle:

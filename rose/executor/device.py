@@ -20,6 +20,7 @@ from rose._core import (
     MoveLog,
     QuantumRefusal,
     ServingState,
+    Watchdog,
 )
 from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
@@ -34,6 +35,8 @@ from rose.executor.serving import ServingLane
 from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
 from rose.slo import SLO, Policy
+from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
+from rose.slo.prior import ModelCost, prior_ms
 from rose.units import MIB, ceil_div
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
@@ -68,6 +71,7 @@ class CoServing:
         pool_bytes: int,
         slab_bytes: int | None,
         log_path: str,
+        latency_path: Path | None,
         policy: Policy,
         clock: Clock,
     ) -> None:
@@ -76,6 +80,7 @@ class CoServing:
         self._pool_bytes = pool_bytes
         self._slab_bytes = slab_bytes
         self._log_path = log_path
+        self._latency_path = latency_path
         self._policy = policy
         self._clock = clock
         self._serving: ServingLane | None = None
@@ -95,6 +100,7 @@ class CoServing:
         pool_bytes: int,
         slab_bytes: int | None = None,
         log_path: str | Path = "",
+        latency_path: str | Path | None = None,
         policy: Policy | None = None,
         clock: Clock | None = None,
     ) -> "CoServing":
@@ -106,6 +112,8 @@ class CoServing:
             slab_bytes: the unit of ownership; by default the smallest that suits serving's
                 geometry. Use `choose_slab_bytes` when the borrower's is known too.
             log_path: file of the certificates; "" keeps only counts.
+            latency_path: file of what was learned about serving's steps: read when serving is
+                added, if it is there, and written by `close`.
             policy: the knobs.
             clock: where time comes from, for the C++ core too; waits run on real time.
 
@@ -124,6 +132,7 @@ class CoServing:
             pool_bytes=pool_bytes,
             slab_bytes=slab_bytes,
             log_path=str(log_path),
+            latency_path=None if latency_path is None else Path(latency_path),
             policy=policy,
             clock=clock or BootClock(),
         )
@@ -138,6 +147,7 @@ class CoServing:
         reserve_bytes: int | None = None,
         step_tokens: int = 8192,
         request_tokens: int = 32768,
+        cost: ModelCost | None = None,
     ) -> ServingLane:
         """Add the serving engine; lays the pool out.
 
@@ -150,9 +160,12 @@ class CoServing:
                 blocks or unowned slabs, besides what is in use.
             step_tokens: most tokens of one engine step.
             request_tokens: longest prompt it accepts.
+            cost: of a step of its model (`rose.executor.model_cost`): with the device's name it
+                gives the first estimates. None: those of `Policy.latency_prior_ms`.
 
         Raises:
             InvalidArgument: called twice, or a pool or a reserve that does not fit.
+            CorruptData: the file of `latency_path` is not one of rose's.
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
@@ -167,7 +180,7 @@ class CoServing:
                 f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
             )
         limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
-        model = _latency_model(policy)
+        model = self._latency_model(cost)
         demand = Demand(
             geometry=geometry,
             slab_bytes=slab_bytes,
@@ -231,6 +244,9 @@ class CoServing:
             arbiter.take(partition, reserve_slabs)
             self._gate = HostGate(clock=self._clock)
             self._state = ServingState(log, gate=self._gate)
+            self._watchdog = Watchdog(
+                self._gate, log=log, after_ms=policy.watchdog_ms, clock=self._clock
+            )
             self._model, self._limits = model, limits
             self._lender = Lender(
                 arbiter=arbiter,
@@ -251,6 +267,7 @@ class CoServing:
                 log=log,
                 lender=self._lender,
                 safety=self.safety,
+                watchdog=self._watchdog,
                 policy=policy,
                 clock=self._clock,
                 stream=self._gpu.serving.handle if self._gpu else None,
@@ -403,10 +420,11 @@ class CoServing:
             poll_ms=self._policy.poll_ms,
             retry_ms=self._policy.retry_ms,
             slowdown=self._policy.slowdown,
+            watchdog=self._watchdog,
             clock=self._clock,
         )
         if self._serving is not None:
-            self._serving.before_step = self._creditor.before_step
+            self._serving.lend_by(self._creditor)
         self._state.beat()
         self._creditor.start()
         self._keeper.start()
@@ -477,6 +495,19 @@ class CoServing:
         if self._listener is not None:
             self._listener.close()
         self._log.close()
+        if self._latency_path is not None:
+            save_latency_model(self._model, self._latency_path)
+
+    def _latency_model(self, cost: ModelCost | None) -> LatencyModel:
+        """Return what was learned before, or a model that starts from a prior."""
+        if self._latency_path is not None:
+            learned = load_latency_model(self._latency_path, self._policy)
+            if learned is not None:
+                return learned
+        name = "cpu" if self._gpu is None else self._gpu.device.name
+        return new_latency_model(
+            self._policy, prior_ms=None if cost is None else prior_ms(name, cost)
+        )
 
     def __enter__(self) -> Self:
         """Use the device in a `with` block."""
@@ -490,17 +521,6 @@ class CoServing:
     ) -> None:
         """Close the device."""
         self.close()
-
-
-def _latency_model(policy: Policy) -> LatencyModel:
-    return LatencyModel(
-        prior_ms=policy.latency_prior_ms,
-        epsilon=policy.epsilon,
-        forgetting=policy.forgetting,
-        adaptation=policy.adaptation,
-        cold_margin=policy.cold_margin,
-        window=policy.residual_window,
-    )
 
 
 def _begin_at_once(notice: Notice) -> None:

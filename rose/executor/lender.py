@@ -22,6 +22,7 @@ from rose._core import (
     largest_grant,
 )
 from rose.events import Reason, Refusal
+from rose.executor.aborts import AbortRation
 from rose.executor.demand import Demand
 from rose.executor.revocation import Cause, Notice, Revocation
 from rose.memory import KVGeometry, KVSpace
@@ -117,6 +118,7 @@ class Lender:
         self._policy = policy
         self._clock = clock
         self._blocks_per_slab = demand.blocks_per_slab
+        self._ration = AbortRation(per_s=policy.aborts_per_s, clock=clock)
         self._borrower: Borrower | None = None
         self._lock = threading.Lock()  # Guards all below.
         self._leases: list[Lease] = []
@@ -265,9 +267,18 @@ class Lender:
                 revocation.begin(())
             with self._lock:
                 self._open.append(revocation)
-            if revocation.slabs_pending() > 0 and borrower.gate.abort_step():
-                revocation.aborted_steps = 1
+            if revocation.slabs_pending() > 0:
+                self._abort_step(borrower, revocation)
             self._collect()
+
+    def _abort_step(self, borrower: Borrower, revocation: Revocation) -> None:
+        """Ask the step in flight, if there is one, to end at its next gate."""
+        with self._lock:  # Two that come at once ask one step once.
+            is_asked = borrower.gate.is_abort_asked()
+            if borrower.gate.abort_step():
+                revocation.aborted_steps = 1
+                if not is_asked:
+                    self._ration.aborted()
 
     def _revocation(self, borrower: Borrower, *, slabs: int, cause: Cause) -> Revocation:
         now_ns = self._clock.now_ns()
@@ -350,8 +361,14 @@ class Lender:
         return int(self._arbiter.poll(revocation).returned)
 
     def retry_after_ms(self) -> float:
-        """How long growth is held off after a revocation, in milliseconds."""
-        return max(0.0, (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS)
+        """How long growth is held off, in milliseconds: after a revocation, and after aborts."""
+        left_ms = (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS
+        return max(left_ms, self._ration.wait_ms())
+
+    @property
+    def aborts(self) -> int:
+        """Steps that were asked to abort so far, because serving took slabs that they pinned."""
+        return self._ration.count
 
     def renew(self) -> None:
         """Say that the borrower lives; its leases last another TTL. Cheap when called often."""

@@ -2,16 +2,26 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 from typing_extensions import Self
 
-from rose._core import CertificateLog, Clock, HostGate, LatencyModel, ServingState
+from rose._core import (
+    CertificateLog,
+    Clock,
+    Creditor,
+    Forecast,
+    HostGate,
+    LatencyModel,
+    ServingState,
+    Watchdog,
+)
 from rose.errors import check
 from rose.events import Reason, Refusal
+from rose.executor.blocking import Blocking
 from rose.executor.demand import Demand
 from rose.executor.lender import Lender
 from rose.executor.safety import Safety
@@ -19,9 +29,6 @@ from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 from rose.slo import Policy
 from rose.units import NS_PER_MS
-
-# Decoding sequences, context tokens, prefill tokens.
-Features = tuple[float, float, float]
 
 # Waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
@@ -52,11 +59,13 @@ class Beginning:
         at_ns: when the device was serving's.
         lent_ms: how long, before that, serving had let rollouts go first.
         blocked_ms: how long, after that, it waited for a segment that still ran.
+        passed: the segments that had started by then.
     """
 
     at_ns: int
     lent_ms: float
     blocked_ms: float
+    passed: int
 
 
 class ServingStep:
@@ -67,7 +76,7 @@ class ServingStep:
     def __init__(self, lane: "ServingLane", batch: StepBatch | None) -> None:
         """Made by `ServingLane.step`; `batch` may be set later, before the step ends."""
         self._lane = lane
-        self._began = Beginning(0, 0.0, 0.0)
+        self._began = Beginning(0, 0.0, 0.0, 0)
         self.batch = batch
 
     def __enter__(self) -> Self:
@@ -113,6 +122,7 @@ class ServingLane:
         log: CertificateLog,
         lender: Lender,
         safety: Safety,
+        watchdog: Watchdog,
         policy: Policy,
         clock: Clock,
         stream: int | None,
@@ -123,8 +133,7 @@ class ServingLane:
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
         self._live: dict[str, int] = {}  # Ids and their slots.
-        # Lets rollouts go first where a certificate allows it; the device sets it once it lends.
-        self.before_step: Callable[[Features | None], float] = lambda _batch: 0.0
+        self._creditor: Creditor | None = None
         # An engine that commits its batches is not asked to lend before it knows them.
         self._knows_batches = False
         self._stuck_at: int | None = None
@@ -135,8 +144,13 @@ class ServingLane:
         self._log = log
         self._lender = lender
         self._safety = safety
+        self._watchdog = watchdog
         self._policy = policy
         self._clock = clock
+
+    def lend_by(self, creditor: Creditor) -> None:
+        """Ask `creditor` from now on what may go before a step, or beside it."""
+        self._creditor = creditor
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -200,6 +214,10 @@ class ServingLane:
         """
         return ServingStep(self, batch)
 
+    def blocking(self) -> Blocking:
+        """Declare a call that may wait for the whole device: `with serving.blocking(): free()`."""
+        return Blocking(self._watchdog, self._safety)
+
     def begin_step(self, batch: StepBatch | None = None) -> Beginning:
         """Make sure that the device is serving's, after lending what slack `batch` leaves.
 
@@ -210,9 +228,9 @@ class ServingLane:
         lent_ms = blocked_ms = 0.0
         with self._safety:
             if batch is not None or not self._knows_batches:
-                lent_ms = self.before_step(_features(batch))
+                lent_ms = self._lend(batch)
             blocked_ms = self._wait_parked()
-        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms)
+        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, self._gate.passed)
 
     def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
         """Lend within a step whose batch is prepared; what that takes is not part of the step."""
@@ -220,12 +238,20 @@ class ServingLane:
         from_ns = self._clock.now_ns()
         lent_ms = blocked_ms = 0.0
         with self._safety:
-            lent_ms = self.before_step(_features(batch))
+            lent_ms = self._lend(batch)
             blocked_ms = self._wait_parked()
         took_ns = self._clock.now_ns() - from_ns
         return Beginning(
-            began.at_ns + took_ns, began.lent_ms + lent_ms, began.blocked_ms + blocked_ms
+            began.at_ns + took_ns,
+            began.lent_ms + lent_ms,
+            began.blocked_ms + blocked_ms,
+            self._gate.passed,
         )
+
+    def _lend(self, batch: StepBatch | None) -> float:
+        if self._creditor is None:
+            return 0.0
+        return self._creditor.before_step(None if batch is None else _features(batch))
 
     def _wait_parked(self) -> float:
         segment = self._gate.passed
@@ -246,7 +272,7 @@ class ServingLane:
                 "context_tokens": batch.context_tokens,
                 "prefill_tokens": batch.prefill_tokens,
             }
-            forecast = self._model.observe(actual_ms, **features)
+            forecast = self._learn(actual_ms, features, began)
             self._log.append_step(
                 forecast,
                 actual_ms=actual_ms,
@@ -262,6 +288,15 @@ class ServingLane:
                 prefill_tokens=batch.prefill_tokens,
             )
             self._lender.recheck()
+
+    def _learn(self, actual_ms: float, features: dict[str, int], began: Beginning) -> Forecast:
+        """Return what was forecast; a step beside rollouts says how much they slow it down."""
+        is_beside = self._gate.passed != began.passed or self._gate.is_running()
+        if self._creditor is None or not is_beside:
+            return self._model.observe(actual_ms, **features)
+        forecast = self._model.forecast(**features)
+        self._creditor.observe_slowdown(actual_ms / forecast.predicted_ms)
+        return forecast
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -302,7 +337,5 @@ class ServingLane:
             self._lender.offer_surplus()
 
 
-def _features(batch: StepBatch | None) -> Features | None:
-    if batch is None:
-        return None
+def _features(batch: StepBatch) -> tuple[float, float, float]:
     return batch.decode_sequences, batch.context_tokens, batch.prefill_tokens

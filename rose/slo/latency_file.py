@@ -28,14 +28,12 @@ def new_latency_model(
     policy: Policy,
     *,
     prior_ms: tuple[float, float, float, float, float] | None = None,
-    use_margin: bool = True,
 ) -> LatencyModel:
     """Return a model that has seen no step.
 
     Args:
         policy: its knobs.
         prior_ms: as of `rose.slo.prior`; None for the one of `policy`.
-        use_margin: False makes the upper estimate the prediction, to show what the margin is worth.
     """
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
@@ -44,7 +42,6 @@ def new_latency_model(
         adaptation=policy.adaptation,
         cold_margin=policy.cold_margin,
         window=policy.residual_window,
-        use_margin=use_margin,
     )
 
 
@@ -61,7 +58,7 @@ def save_text(model: LatencyModel) -> str:
     return json.dumps(document) + "\n"
 
 
-def load_text(text: str, policy: Policy, *, use_margin: bool = True) -> LatencyModel:
+def load_text(text: str, policy: Policy) -> LatencyModel:
     """Return the model that `text` was saved from.
 
     Under the knobs it was saved with, it answers as it did. Another window keeps the newest
@@ -93,7 +90,6 @@ def load_text(text: str, policy: Policy, *, use_margin: bool = True) -> LatencyM
         adaptation=policy.adaptation,
         cold_margin=policy.cold_margin,
         window=policy.residual_window,
-        use_margin=use_margin,
     )
 
 
@@ -112,9 +108,7 @@ def save_latency_model(model: LatencyModel, path: Path) -> None:
         ) from None
 
 
-def load_latency_model(
-    path: Path, policy: Policy, *, use_margin: bool = True
-) -> LatencyModel | None:
+def load_latency_model(path: Path, policy: Policy) -> LatencyModel | None:
     """Return the model that was saved to `path`; None when there is no such file yet.
 
     Raises:
@@ -122,7 +116,7 @@ def load_latency_model(
         CorruptData: it is damaged, or holds no saved model; the sentence says what helps.
     """
     try:
-        return load_text(path.read_text(encoding="utf-8"), policy, use_margin=use_margin)
+        return load_text(path.read_text(encoding="utf-8"), policy)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -46,6 +46,9 @@ class Policy:
             two segments; each more is one more to let run when a step is aborted.
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
+        watchdog_ms: how long serving, in a call that it declared as blocking, and a parked step may
+            wait for each other before one segment is let through. Longer than such a call takes by
+            itself: each segment that it waits for is one more of these.
         epsilon: share of serving steps that may exceed the upper estimate of their time, or of
             their speed, and of prompts that may be longer than certificates reckon with.
         latency_prior_ms: milliseconds per step, per decoding sequence, per context token, per
@@ -63,6 +66,9 @@ class Policy:
             not start another revocation.
         regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
             step after step.
+        aborts_per_s: steps that may be aborted for their slabs, on average; as many in a second
+            cost nothing. Each one more holds new loans off until it is made up for: what is taken
+            back never waits. Five leave a step of 100 ms half of its time.
         lease_ttl_ms: a loan that is not renewed for so long is taken back.
         burst_requests: requests that are taken to arrive within T besides the largest one, at
             least; as many as have come within T are, when that is more.
@@ -87,6 +93,7 @@ class Policy:
     retry_ms: float = 2.0
     gate_window: int = 2
     park_wait_ms: float = 1000.0
+    watchdog_ms: float = 50.0
 
     epsilon: float = 0.01
     latency_prior_ms: tuple[float, float, float, float, float] = (5.0, 0.1, 0.0, 0.05, 0.0)
@@ -98,6 +105,7 @@ class Policy:
     revoke_ms: float = 50.0
     revoke_ahead_slabs: int = 1
     regrow_after_ms: float = 100.0
+    aborts_per_s: float = 5.0
     lease_ttl_ms: float = 2000.0
     burst_requests: int = 1
     arrival_memory_ms: float = 60_000.0

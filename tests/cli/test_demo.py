@@ -93,6 +93,7 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
         (("--cores", "999"), "--cores 999 is not possible"),
         (("--layers-per-segment", "0.3"), "every must be 0.5 or a whole number"),
         (("--ttft-ms", "-1"), "ttft_ms=-1.0"),
+        (("--mode", "magic"), "'magic' is not one of 'idle', 'slack'"),
         (("--lr", "0"), "--lr must be > 0, not 0"),
         (("--tools", "nowhere.csv"), "nowhere.csv does not exist"),
         (("--in-flight", "4"), "raise in_flight"),

@@ -167,6 +167,17 @@ def test_slow_serving_and_harmless_sharing_miss_their_bars():
     assert check_of(report, "share_all TPOT P50 / alone")["ok"] is False
 
 
+def test_slack_mode_is_judged_by_the_targets_it_may_spend():
+    slack = {"settings": {"quick": True, "mode": "slack"}}
+    report = summarise(slowed(tiny_record(**slack), "rose", 1.2))
+    assert check_of(report, "rose TPOT P50 / alone")["ok"] is None
+    # 1.2 x 210 misses the target of 250 that alone met with 200; 300 was late anyway.
+    met = check_of(report, "rose SLO met / alone")
+    assert met["value"] == pytest.approx(4 / 5)
+    assert met["ok"] is False
+    assert check_of(summarise(tiny_record(**slack)), "rose SLO met / alone")["ok"] is True
+
+
 def empty_record():
     return tiny_record(
         windows=(),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import LedgerView, SlabRecord
-from rose.errors import StepAborted
+from rose._core import Clock, LedgerView, SlabRecord
+from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
 from rose.slo.verify import verify_log
 
@@ -48,6 +48,7 @@ class Rig:
         reserve_slabs: int | None = 2,
         limit_slabs: int = SLABS,
         tpot_ms: float = 1000,
+        clock: Clock | None = None,
         **knobs,
     ):
         self.log_path = log_path
@@ -57,6 +58,7 @@ class Rig:
             slab_bytes=SLAB,
             log_path=log_path,
             policy=Policy(**{**CALM, **knobs}),
+            clock=clock,
         )
         self.serving = self.device.serving(
             SERVING_KV,
@@ -160,6 +162,8 @@ class ParkedStep:
             self.outcome = "passed"
         except StepAborted:
             self.outcome = "aborted"
+        except Unavailable:
+            self.outcome = "closed"
         finally:
             self.rig.rollout.unpin(pin)
             self.rig.held += self.blocks

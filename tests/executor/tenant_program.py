@@ -98,6 +98,10 @@ class Tenant:
         self.step.join(30)
         return self.outcome
 
+    def credit(self) -> dict:
+        gate = self.lane._gate
+        return {"passed": gate.passed, "left": gate.credit_left}
+
     def state(self) -> dict:
         return {
             "held": len(self.held),

@@ -95,17 +95,22 @@ def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
 
 
 def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> None:
+    steps = 20
     running = run(**SLACK, max_segments=2)
     running.serve("a")
-    running.rig.serving.begin_step()
+    for _ in range(steps):
+        running.rig.serving.begin_step()
+        running.rig.serving.emitted("a")
     running.rig.device._log.flush()
     _, records = read_log(running.rig.log_path)
-    token_ns = max(one.time_ns for one in records if one.kind == "TOKENS")
-    slack = [one for one in records if one.kind == "QUANTUM" and one.fields["mode"] == 1]
-    assert len(slack) > 1
-    for one in slack:
-        end_ns = one.time_ns + one.fields["quantum_ms"] * 1e6
-        assert end_ns <= token_ns + TPOT_MS * 1e6
+    token_ns, slack = 0, 0
+    for one in records:
+        if one.kind == "TOKENS":
+            token_ns = one.time_ns
+        elif one.kind == "QUANTUM" and one.fields["mode"] == HarvestMode.SLACK.value:
+            slack += 1
+            assert one.time_ns + one.fields["quantum_ms"] * 1e6 <= token_ns + TPOT_MS * 1e6
+    assert slack > steps  # Only a machine that stands still has one for each step.
 
 
 def test_an_arrival_ends_what_was_lent(run) -> None:
@@ -197,6 +202,8 @@ def test_in_spatial_mode_rollouts_go_on_beside_a_step(run) -> None:
     with running.rig.serving.step(DECODE):
         passed = running.gate.passed
         wait_for(lambda: running.gate.passed > passed + 20)
+    creditor = running.rig.device._creditor
+    assert creditor.slowdown_upper != 2.0  # what it was taken for before it was measured
     running.rig.serving.arrived("b", prompt_tokens=8)
     assert not running.gate.is_open()
-    assert running.rig.device._creditor.granted(HarvestMode.SPATIAL) > 0
+    assert creditor.granted(HarvestMode.SPATIAL) > 0

@@ -175,6 +175,17 @@ def test_what_was_promised_is_what_the_quantum_before_said(tmp_path):
     assert miss.parts_ns[Part.BLOCKING] == 24 * MS
 
 
+def test_steps_that_overlap_share_no_time(tmp_path):
+    log = decoding()
+    began_ns = log.now_ns
+    log.wait(60)
+    log.tokens(0)
+    log.step(40, upper_ms=30.0, began_ns=began_ns)
+    log.step(40, upper_ms=30.0, lent_ms=10.0, began_ns=began_ns + 10 * MS)
+    (miss,) = misses_of(log, tmp_path)
+    assert parts_ms(miss) == {"load": 30.0, "estimator": 20.0, "host": 10.0}
+
+
 def test_a_wait_without_any_quantum_is_blocking_from_its_beginning(tmp_path):
     log = LogBytes()
     log.arrived(0, prefilled=1)

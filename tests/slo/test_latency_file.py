@@ -95,6 +95,7 @@ def test_a_forged_text_is_told_from_a_wrong_one() -> None:
     [
         {"weights": [1.0, math.nan, 0.0, 0.0, 0.0]},
         {"weights": [1.0, 1e17, 0.0, 0.0, 0.0]},
+        {"weights": [1.0, -1.0, 0.0, 0.0, 0.0]},
         {"weights": [1.0]},
         {"weights": None},
         {"covariance": [[0.0] * 5] * 5},
@@ -146,11 +147,11 @@ def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
     for _ in range(2):  # over the old one too
         save_latency_model(model, path)
     assert [one.name for one in tmp_path.iterdir()] == ["latency.json"]
-    loaded = load_latency_model(path, Policy(), use_margin=False)
+    loaded = load_latency_model(path, Policy())
     assert loaded is not None
     assert loaded.state().weights == model.state().weights
-    forecast = loaded.forecast(**features_of((1.0, 10.0, 0.0)))
-    assert forecast.upper_ms == forecast.predicted_ms
+    features = features_of((1.0, 10.0, 0.0))
+    assert loaded.forecast(**features).upper_ms == model.forecast(**features).upper_ms
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", SAVED.encode()[:-9]])

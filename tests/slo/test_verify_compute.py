@@ -88,6 +88,15 @@ def test_behind_a_committed_batch_the_next_request_is_set_aside_for_its_first_to
         assert (violations(log, tmp_path) == []) is is_in_time
 
 
+def test_sums_are_rounded_as_the_page_adds_them(tmp_path):
+    # From the left this is 0.6000000000000001; from the right it is 0.6.
+    terms = {"segments": 1, "segment_upper_ms": 0.1, "step_upper_ms": 0.2, "chunk_upper_ms": 0.2}
+    for ttft_ms, is_in_time in ((0.6000000000000001, True), (0.6, False)):
+        log = LogBytes(signal_ms=0.0, ttft_ms=ttft_ms)
+        log.quantum(IDLE, burst_ms=0.3, **terms)
+        assert (violations(log, tmp_path) == []) is is_in_time
+
+
 def test_nothing_is_committed_while_serving_is_idle(tmp_path):
     log = LogBytes()
     log.quantum(IDLE, committed=1)

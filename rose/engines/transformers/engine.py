@@ -299,18 +299,25 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
     )
 
 
-def stock_engine(model: PreTrainedModel, config: EngineConfig, *, cache_blocks: int) -> Engine:
+def stock_engine(
+    model: PreTrainedModel,
+    config: EngineConfig,
+    *,
+    cache_blocks: int,
+    processor: Callable[..., DeviceProcessor] = DeviceProcessor,
+) -> Engine:
     """Build an engine with transformers' own cache and scheduler: the baseline.
 
     Args:
         model: a causal language model.
         config: as for the other engines.
         cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
+        processor: makes its step loop: rivals of rose stop between two steps by their own rules.
     """
     manager = _manager(model, config)
     manager.continuous_batching_config.num_blocks = cache_blocks
     cache = VersionedCache(**_cache_arguments(manager))
-    return _engine(manager, cache, FIFOScheduler, DeviceProcessor, config)
+    return _engine(manager, cache, FIFOScheduler, processor, config)
 
 
 def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConfig) -> Engine:

@@ -253,6 +253,22 @@ TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
            3);
 }
 
+TEST(slack_without_the_margin_takes_predictions_at_their_word) {
+  LogHeader header = with_modes(0b011);
+  for (const std::uint32_t without : {0U, 1U << static_cast<std::uint32_t>(Mechanism::kMargin)}) {
+    header.without = without;
+    Scene scene{header};
+    for (int i = 0; i < 200; ++i) CHECK(scene.model->observe({1, 11, 0}, i % 2 == 0 ? 5 : 15).ok());
+    give_token(scene, scene.serving->arrived(10));
+    const auto segments = scene.certifier
+                              ->decide({.mode = HarvestMode::kSlack,
+                                        .segment_upper_ms = 66,
+                                        .committed = Features{1, 11, 0}})
+                              .segments;
+    CHECK_EQ(segments, without == 0 ? 0 : 1);  // 80 = 1 + 66 + 13: a step of 10, not of 15
+  }
+}
+
 TEST(beside_a_step_it_must_end_in_time_although_it_is_slowed_down) {
   Scene scene{with_modes(0b101)};
   give_token(scene, scene.serving->arrived(10));

@@ -1,0 +1,257 @@
+"""What rollouts harvest in virtual time, and whom it harms: rose, its ablations, other schemes.
+
+A bursty trace with the lengths of the Azure chat trace, stretched until serving alone is 87.5 %
+busy. A request is missed when its first token is late or its longest gap is over the target; an
+excess miss is one that serving alone would have met. Shares are medians over the seeds, misses are
+summed over them.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+import numpy as np
+import pytest
+
+from bench.conftest import Report
+from bench.rows import Bar, Peer
+from rose.sim import (
+    ArmOutcome,
+    DeviceModel,
+    Request,
+    RequestOutcome,
+    at_load,
+    default_policy,
+    excess_late_share,
+    excess_misses,
+)
+from rose.sim import simulate as simulate_one
+from rose.slo import SLO, Policy
+from rose.slo.policy import MECHANISMS
+from rose.traces import generate
+
+SECONDS, SECONDS_QUICK = 60, 10
+SEEDS: Final = (0, 1, 2)
+RATE_RPS: Final = 2.5  # before the load is set
+BUSY: Final = 0.875
+PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
+TTFT_MS: Final = 500.0
+TPOTS_MS: Final = (25.0, 50.0)
+HARVESTS: Final = {25.0: Bar(at_least=0.40), 50.0: Bar(at_least=0.60)}
+BASELINES: Final = ("share_all", "priority", "host_window", "rose_paper", "valve", "static_split")
+DEVICE: Final = DeviceModel()
+NOISY: Final = replace(DEVICE, noise=0.1)
+
+
+@cache
+def trace(seed: int, seconds: int) -> tuple[Request, ...]:
+    """Return requests whose rate, second by second, is a draw from an exponential distribution."""
+    random = np.random.default_rng(seed)
+    counts = random.poisson(RATE_RPS * random.exponential(1.0, seconds))
+    arrival_s = np.sort(np.repeat(np.arange(seconds), counts) + random.random(counts.sum()))
+    lengths = generate("chat", duration_s=2 * seconds, rate_rps=2 * RATE_RPS, seed=seed)
+    lengths = lengths.with_lengths(prompt_max=PROMPT_MAX)
+    columns = zip(arrival_s, lengths.prompt_tokens, lengths.output_tokens, strict=False)
+    requests = [
+        Request(1e3 * float(at), int(prompt), int(output)) for at, prompt, output in columns
+    ]
+    return tuple(at_load(requests, DEVICE, busy=BUSY, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """A scheme on the traces of all seeds."""
+
+    outcomes: tuple[ArmOutcome, ...]
+    alone: tuple[ArmOutcome, ...]
+    slo: SLO
+
+    @property
+    def harvest(self) -> float:
+        return statistics.median(one.harvest for one in self.outcomes)
+
+    @property
+    def excess(self) -> int:
+        pairs = zip(self.outcomes, self.alone, strict=True)
+        return sum(len(excess_misses(one, alone, slo=self.slo)) for one, alone in pairs)
+
+    @property
+    def excess_late_share(self) -> float:
+        pairs = zip(self.outcomes, self.alone, strict=True)
+        return max(excess_late_share(one, alone, slo=self.slo) for one, alone in pairs)
+
+    @property
+    def excess_by_mean(self) -> int:
+        """Where the mean gap counts, not the longest."""
+        pairs = zip(self.outcomes, self.alone, strict=True)
+        return sum(
+            self._meets_by_mean(before) and not self._meets_by_mean(now)
+            for one, alone in pairs
+            for now, before in zip(one.requests, alone.requests, strict=True)
+        )
+
+    def _meets_by_mean(self, one: RequestOutcome) -> bool:
+        return one.ttft_ms <= self.slo.ttft_ms and one.mean_tpot_ms <= self.slo.tpot_ms
+
+    @property
+    def requests(self) -> int:
+        return sum(len(one.requests) for one in self.outcomes)
+
+    def over(self, other: "Arms") -> float:
+        """Return the median of the paired ratios of what they harvest."""
+        pairs = zip(self.outcomes, other.outcomes, strict=True)
+        return statistics.median(mine.harvest / theirs.harvest for mine, theirs in pairs)
+
+
+class Traffic:
+    """Runs schemes on the same traces; each arm once."""
+
+    def __init__(self, seconds: int, seeds: Sequence[int]) -> None:
+        self._seconds = seconds
+        self._seeds = seeds
+        self._run = cache(self._simulate)
+
+    def arms(
+        self,
+        scheme: str,
+        *,
+        tpot_ms: float,
+        device: DeviceModel = DEVICE,
+        policy: Policy | None = None,
+    ) -> Arms:
+        slo = SLO(ttft_ms=TTFT_MS, tpot_ms=tpot_ms)
+        return Arms(
+            outcomes=self._run(scheme, slo, device, policy),
+            alone=self._run("alone", slo, device, None),
+            slo=slo,
+        )
+
+    def _simulate(
+        self, scheme: str, slo: SLO, device: DeviceModel, policy: Policy | None
+    ) -> tuple[ArmOutcome, ...]:
+        return tuple(
+            simulate_one(
+                trace(seed, self._seconds), device, scheme, slo=slo, policy=policy, seed=seed
+            )
+            for seed in self._seeds
+        )
+
+
+@pytest.fixture(scope="module")
+def traffic(request: pytest.FixtureRequest) -> Traffic:
+    is_quick = bool(request.config.getoption("--quick"))
+    return Traffic(SECONDS_QUICK, SEEDS[:1]) if is_quick else Traffic(SECONDS, SEEDS)
+
+
+def test_serving_alone_is_busy(report: Report, traffic: Traffic) -> None:
+    report.once(lambda: traffic.arms("alone", tpot_ms=25.0))
+    busy = [one.busy for one in traffic.arms("alone", tpot_ms=25.0).outcomes]
+    report.add("serving_alone_busy", statistics.median(busy), "share", bar=Bar(0.85, 0.90))
+
+
+def test_harvest(report: Report, traffic: Traffic) -> None:
+    def run() -> None:
+        for tpot_ms in TPOTS_MS:
+            traffic.arms("rose_slack", tpot_ms=tpot_ms)
+            traffic.arms("clairvoyant", tpot_ms=tpot_ms)
+
+    report.once(run)
+    excess = 0
+    for tpot_ms, bar in HARVESTS.items():
+        rose = traffic.arms("rose_slack", tpot_ms=tpot_ms)
+        clairvoyant = traffic.arms("clairvoyant", tpot_ms=tpot_ms)
+        peer = Peer("clairvoyant", clairvoyant.harvest, "share")
+        name = f"tpot{tpot_ms:.0f}"
+        report.add(f"harvest_{name}", rose.harvest, "share", peer=peer, bar=bar)
+        ratio = rose.over(clairvoyant)
+        report.add(f"harvest_over_clairvoyant_{name}", ratio, "ratio", bar=Bar(at_least=0.80))
+        report.add(f"excess_slo_misses_clairvoyant_{name}", clairvoyant.excess, "requests")
+        excess += rose.excess
+    report.add("excess_slo_misses", excess, "requests", bar=Bar(at_most=0))
+
+
+def test_harvest_of_other_engines(report: Report, traffic: Traffic) -> None:
+    """One that plans its step late leaves room for a chunk; smaller chunks need less of it."""
+    late = replace(DEVICE, commits_batch=False)
+    devices = {"late_batch": late, "late_batch_chunk256": replace(late, chunk_tokens=256)}
+
+    def run() -> None:
+        for device in devices.values():
+            traffic.arms("rose_slack", tpot_ms=25.0, device=device)
+
+    report.once(run)
+    for name, device in devices.items():
+        arms = traffic.arms("rose_slack", tpot_ms=25.0, device=device)
+        report.add(f"harvest_{name}_tpot25", arms.harvest, "share")
+        report.add(f"excess_slo_misses_{name}_tpot25", arms.excess, "requests")
+
+
+def test_harvest_with_noise(report: Report, traffic: Traffic) -> None:
+    """A certificate may be wrong about a share epsilon of the steps, so tokens are counted."""
+    report.once(lambda: traffic.arms("rose_slack", tpot_ms=25.0, device=NOISY))
+    epsilon = default_policy(NOISY).epsilon
+    for tpot_ms in TPOTS_MS:
+        name = f"noise_tpot{tpot_ms:.0f}"
+        rose = traffic.arms("rose_slack", tpot_ms=tpot_ms, device=NOISY)
+        report.add(f"harvest_{name}", rose.harvest, "share")
+        late = rose.excess_late_share
+        report.add(f"excess_late_tokens_share_{name}", late, "share", bar=Bar(at_most=epsilon))
+        requests = rose.excess / rose.requests
+        report.add(f"excess_slo_misses_share_{name}", requests, "share")
+        mean = rose.excess_by_mean / rose.requests
+        report.add(f"excess_mean_tpot_misses_share_{name}", mean, "share", bar=Bar(at_most=epsilon))
+
+
+def test_idle_mode(report: Report, traffic: Traffic) -> None:
+    report.once(lambda: traffic.arms("rose_idle", tpot_ms=25.0))
+    rose = traffic.arms("rose_idle", tpot_ms=25.0)
+    pairs = zip(rose.outcomes, rose.alone, strict=True)
+    idle = statistics.median(one.harvest / (1 - alone.busy) for one, alone in pairs)
+    report.add("idle_harvested", idle, "share", bar=Bar(at_least=0.90))
+    report.add("idle_excess_slo_misses", rose.excess, "requests", bar=Bar(at_most=0))
+
+
+@pytest.mark.parametrize("scheme", [*BASELINES, "rose_spatial"])
+def test_other_schemes(report: Report, traffic: Traffic, scheme: str) -> None:
+    report.once(lambda: [traffic.arms(scheme, tpot_ms=tpot_ms) for tpot_ms in TPOTS_MS])
+    for tpot_ms in TPOTS_MS:
+        arms = traffic.arms(scheme, tpot_ms=tpot_ms)
+        report.add(f"harvest_{scheme}_tpot{tpot_ms:.0f}", arms.harvest, "share")
+        report.add(f"excess_slo_misses_{scheme}_tpot{tpot_ms:.0f}", arms.excess, "requests")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_without_one_mechanism(report: Report, traffic: Traffic, mechanism: str) -> None:
+    """Each where it shows: on noisy steps, a next request where it can join the step planned."""
+    scheme = "rose_spatial" if mechanism == "confinement" else "rose_slack"
+    tpot_ms = 50.0 if mechanism == "confinement" else 25.0
+    device = replace(NOISY, commits_batch=mechanism != "hypothetical")
+    policy = replace(default_policy(NOISY), without=frozenset({mechanism}))
+
+    def run() -> tuple[Arms, Arms]:
+        with_all = traffic.arms(scheme, tpot_ms=tpot_ms, device=device)
+        return with_all, traffic.arms(scheme, tpot_ms=tpot_ms, device=device, policy=policy)
+
+    report.once(run)
+    with_all, without = run()
+    harvest = Peer("with_all_mechanisms", with_all.harvest, "share")
+    report.add(f"harvest_without_{mechanism}", without.harvest, "share", peer=harvest)
+    misses = Peer("with_all_mechanisms", with_all.excess, "requests")
+    report.add(f"excess_slo_misses_without_{mechanism}", without.excess, "requests", peer=misses)
+    blocked = Peer("with_all_mechanisms", _blocked_max_ms(with_all), "ms")
+    report.add(f"blocked_without_{mechanism}_max_ms", _blocked_max_ms(without), "ms", peer=blocked)
+
+
+def _blocked_max_ms(arms: Arms) -> float:
+    return max(max(one.blocked_ms) for one in arms.outcomes)
+
+
+@pytest.mark.parametrize("layers", [36, 12, 4, 1])
+def test_length_of_a_segment(report: Report, traffic: Traffic, layers: int) -> None:
+    device = replace(DEVICE, layers_per_segment=layers)
+    report.once(lambda: traffic.arms("rose_slack", tpot_ms=25.0, device=device))
+    arms = traffic.arms("rose_slack", tpot_ms=25.0, device=device)
+    report.add(f"harvest_segment_{layers}_layers_tpot25", arms.harvest, "share")
+    report.add(f"excess_slo_misses_segment_{layers}_layers", arms.excess, "requests")

@@ -1,0 +1,212 @@
+"""Real engines for every scheme on one device, each idle until its turn comes."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rose._core import LatencyModel
+from rose.cli.arms import BenchSettings, engine_configs
+from rose.cli.compare_lane import GovernedLane
+from rose.cli.compare_loops import GovernedRollouts, GovernedServing, LeastOfAll
+from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, Kind, Scheme
+from rose.cli.compare_shares import GovernedShare, RoseShare, Share, StockShare
+from rose.cli.replay import Arm
+from rose.clock import Clock
+from rose.engines.torch import gate_layers
+from rose.engines.transformers import (
+    Engine,
+    Model,
+    kv_geometry,
+    rollout_engine,
+    serving_engine,
+    stock_engine,
+)
+from rose.errors import check
+from rose.executor import CoServing
+from rose.memory import choose_slab_bytes
+from rose.rl.feeder import RolloutFeeder
+from rose.sim.governor import Governor
+from rose.sim.governors import HostWindow, RosePaper, Valve
+from rose.slo import Policy
+
+_MODES: Final = {"rose_idle": "idle", "rose_slack": "slack"}
+_GOVERNED: Final = ("host_window", "rose_paper", "valve")
+
+POSSIBLE: Final = frozenset((ALONE, CONTROL, "share_all", "priority", *_GOVERNED, *_MODES))
+
+
+class CompareBench:
+    """Two models, and engines of both for every scheme. Close it with its `ExitStack`."""
+
+    def __init__(
+        self,
+        serving_model: Model,
+        rollout_model: Model,
+        settings: BenchSettings,
+        clock: Clock,
+        *,
+        owned: ExitStack,
+        logs: Path,
+    ) -> None:
+        """Build the engines that every comparison needs; `build` adds those of a scheme.
+
+        Args:
+            serving_model: answers the trace.
+            rollout_model: generates.
+            settings: of both; those of memory hold for each scheme.
+            clock: where time comes from.
+            owned: ends what is made here, in the right order.
+            logs: folder for certificates.
+        """
+        self._models = serving_model, rollout_model
+        self._settings = settings
+        self._clock = clock
+        self._owned = owned
+        self._logs = logs
+        self._configs = engine_configs(settings, clock)
+        self._geometries = tuple(
+            kv_geometry(model, config)
+            for model, config in zip(self._models, self._configs, strict=True)
+        )
+        self._serving = self._started(self._stock(0))
+        self.rollouts = self._feeder(self._stock(1))
+        self._governed: tuple[GovernedLane, Engine, RolloutFeeder] | None = None
+        self.logs: dict[str, Path] = {}
+
+    def alone(self) -> Arm:
+        """Serving by itself."""
+        return Arm(ALONE, self._serving, None, None)
+
+    def build(self, scheme: Scheme) -> Share:
+        """Build what `scheme` needs, ready to serve a window."""
+        if scheme.kind in {Kind.ROSE, Kind.ABLATION}:
+            return self._rose(scheme)
+        if scheme.name in _GOVERNED:
+            return self._by_rule(scheme)
+        load = None
+        if scheme.name == "share_all":
+            load = self.rollouts
+        elif scheme.name == "priority":
+            engine = self._stock(1)
+            engine.processor.listener = LeastOfAll()
+            load = self._feeder(engine)
+        return StockShare(Arm(scheme.name, self._serving, None, load))
+
+    def _by_rule(self, scheme: Scheme) -> GovernedShare:
+        if self._governed is None:
+            self._governed = self._governed_engines()
+        lane, engine, load = self._governed
+        governor: Governor
+        if scheme.name == "host_window":
+            governor = HostWindow()
+        elif scheme.name == "valve":
+            governor = Valve()
+        else:
+            governor = RosePaper(self._settings.slo, lane.profile_ms)
+        return GovernedShare(Arm(scheme.name, engine, lane, load), lane, governor)
+
+    def _governed_engines(self) -> tuple[GovernedLane, Engine, RolloutFeeder]:
+        """Build one pair of engines for all rules: between windows they take turns."""
+        lane = GovernedLane(
+            clock=self._clock,
+            model=_profile(self._settings.policy),
+            batch_tokens=self._configs[0].max_batch_tokens,
+        )
+        serving = stock_engine(
+            self._models[0],
+            self._configs[0],
+            cache_blocks=self._blocks(0),
+            processor=lambda **kwargs: GovernedServing(lane, **kwargs),
+        )
+        rollouts = stock_engine(
+            self._models[1],
+            self._configs[1],
+            cache_blocks=self._blocks(1),
+            processor=lambda **kwargs: GovernedRollouts(lane, **kwargs),
+        )
+        loop = rollouts.processor
+        check(isinstance(loop, GovernedRollouts), "the borrower has a loop of another kind")
+        loop.on_refused = rollouts.wake
+        take_out = gate_layers(lane, self._models[1], every=self._settings.layers_per_segment)
+        rollouts.on_stop(take_out)
+        self._started(serving)
+        load = self._feeder(rollouts)
+        self._owned.callback(lane.shut_down)
+        return lane, serving, load
+
+    def _rose(self, scheme: Scheme) -> RoseShare:
+        """Open a device of its own: how it lends is settled when it is opened."""
+        settings = self._settings
+        log = self._logs / f"{scheme.name}.log"
+        policy = replace(
+            settings.policy,
+            mode=_MODES[ABLATED if scheme.ablates else scheme.name],
+            without=scheme.ablates,
+        )
+        device = self._owned.enter_context(
+            CoServing.open(
+                settings.device,
+                pool_bytes=settings.pool_bytes,
+                slab_bytes=choose_slab_bytes(*self._geometries),
+                log_path=log,
+                policy=policy,
+            )
+        )
+        lane = device.serving(
+            self._geometries[0],
+            slo=settings.slo,
+            reserve_bytes=settings.reserve_bytes,
+            step_tokens=self._configs[0].max_batch_tokens,
+            request_tokens=settings.request_tokens,
+        )
+        serving = self._started(serving_engine(self._models[0], lane, self._configs[0]))
+        load = self._feeder(
+            rollout_engine(
+                self._models[1],
+                device.rollout(self._geometries[1], limit_bytes=settings.pool_bytes),
+                self._configs[1],
+                layers_per_segment=settings.layers_per_segment,
+            )
+        )
+        self.logs[scheme.name] = log
+        return RoseShare(Arm(scheme.name, serving, lane, load), device, lane)
+
+    def _blocks(self, of: int) -> int:
+        return self._settings.pool_bytes // self._geometries[of].block_bytes
+
+    def _stock(self, of: int) -> Engine:
+        return stock_engine(self._models[of], self._configs[of], cache_blocks=self._blocks(of))
+
+    def _started(self, engine: Engine) -> Engine:
+        self._owned.callback(engine.stop)
+        engine.start()
+        return engine
+
+    def _feeder(self, engine: Engine) -> RolloutFeeder:
+        """Feed a borrower's engine; it is started, and paused."""
+        settings = self._settings
+        load = RolloutFeeder(
+            engine,
+            concurrency=settings.rollouts,
+            prompt_tokens=settings.rollout_prompt_tokens,
+            output_tokens=settings.rollout_output_tokens,
+            vocabulary=self._models[1].config.vocab_size,
+            seed=settings.seed,
+        )
+        self._owned.callback(engine.stop)
+        self._owned.callback(load.stop)
+        load.start()
+        return load
+
+
+def _profile(policy: Policy) -> LatencyModel:
+    """Return what learns how long steps take; rules that want a profile ask it."""
+    return LatencyModel(
+        prior_ms=policy.latency_prior_ms,
+        epsilon=policy.epsilon,
+        forgetting=policy.forgetting,
+        adaptation=policy.adaptation,
+        cold_margin=policy.cold_margin,
+        window=policy.residual_window,
+    )

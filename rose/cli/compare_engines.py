@@ -1,0 +1,248 @@
+"""A comparison on real engines: every scheme serves the same pieces of the trace in turn."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rose.cli.arms import BenchSettings, choose_cores
+from rose.cli.compare_arms import POSSIBLE, CompareBench
+from rose.cli.compare_felt import FeltWindow
+from rose.cli.compare_record import Answered, Audit, SchemeWindow
+from rose.cli.compare_run import Asked, Listener, check_covers
+from rose.cli.compare_schemes import CLAIRVOYANT
+from rose.cli.compare_shares import Share
+from rose.cli.experiment import Plan, pieces_of
+from rose.cli.record import WindowRecord
+from rose.cli.replay import Replay, running
+from rose.clock import BootClock
+from rose.engines.torch import run_on_cores
+from rose.engines.transformers import load_model
+from rose.errors import Unavailable
+from rose.slo import Policy
+from rose.slo.verify import verify_log
+from rose.traces import Trace
+from rose.units import MIB
+
+_WINDOW_S: Final = 6.0
+_ALONE_S: Final = 1.5
+_WARM_UP_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesRun:
+    """Runs every scheme on two small models, on one core of this machine.
+
+    Args:
+        serving_model: preset or folder.
+        rollout_model: preset or folder.
+        pool_bytes: KV memory: of both engines under rose, of each of them otherwise.
+        reserve_bytes: what serving always has under rose.
+        layers_per_segment: between two gates.
+        rollouts: generations at once.
+    """
+
+    serving_model: str = "tiny-qwen2"
+    rollout_model: str = "tiny-policy"
+    pool_bytes: int = 64 * MIB
+    reserve_bytes: int = 8 * MIB
+    layers_per_segment: float = 0.5
+    rollouts: int = 8
+
+    @property
+    def possible(self) -> frozenset[str]:
+        """What needs no second core, and no knowledge of the future."""
+        return POSSIBLE
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What one core cannot show."""
+        sentence = (
+            "Left out: static_split and rose_spatial need a device of several cores, and this one "
+            f"has one; {CLAIRVOYANT} knows the future. --virtual has all three."
+        )
+        return (sentence,)
+
+    @property
+    def prompt_tokens_max(self) -> int:
+        """What fits the pool beside others."""
+        return 1024
+
+    @property
+    def output_tokens_max(self) -> int:
+        """What fits the pool beside others."""
+        return 256
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The engines."""
+        return {
+            "serving_model": self.serving_model,
+            "rollout_model": self.rollout_model,
+            "rollouts": self.rollouts,
+            "pool_mib": self.pool_bytes // MIB,
+            "reserve_mib": self.reserve_bytes // MIB,
+            "layers_per_segment": self.layers_per_segment,
+        }
+
+    def run(self, asked: Asked, listener: Listener) -> None:
+        """Serve every piece of the trace under every scheme, at every load.
+
+        Raises:
+            InvalidArgument: the trace is too short, or there is no second core for the load.
+            Unavailable: an engine died.
+        """
+        settings = self._bench_settings(asked)
+        listener.say("loading models")
+        usable = os.sched_getaffinity(0)
+        run_on_cores(len(settings.cores))
+        logs: dict[str, Path] = {}
+        try:
+            with ExitStack() as owned:
+                owned.callback(os.sched_setaffinity, 0, usable)
+                os.sched_setaffinity(0, usable - settings.cores)
+                clock = BootClock()
+                serving_model = load_model(self.serving_model, seed=asked.seed, device="cpu")
+                rollout_model = load_model(self.rollout_model, seed=asked.seed, device="cpu")
+                bench = CompareBench(
+                    serving_model,
+                    rollout_model,
+                    settings,
+                    clock,
+                    owned=owned,
+                    logs=listener.logs,
+                )
+                logs = bench.logs
+                replay = Replay(clock=clock, vocabulary=serving_model.config.vocab_size)
+                shares = {scheme.name: bench.build(scheme) for scheme in asked.schemes}
+                _Turns(asked, listener, bench, shares, replay).run()
+        finally:
+            # The devices are closed, so their logs are whole; also after an interrupt.
+            for scheme, log in logs.items():
+                if log.exists():
+                    listener.audit(_audit(scheme, log))
+
+    def _bench_settings(self, asked: Asked) -> BenchSettings:
+        return BenchSettings(
+            device="cpu",
+            cores=choose_cores(1),
+            pool_bytes=self.pool_bytes,
+            reserve_bytes=self.reserve_bytes,
+            slo=asked.slo,
+            policy=Policy(),
+            layers_per_segment=self.layers_per_segment,
+            rollouts=self.rollouts,
+            rollout_prompt_tokens=64,
+            rollout_output_tokens=128,
+            request_tokens=self.prompt_tokens_max,
+            log_path=Path(),
+            seed=asked.seed,
+            circle=None,
+            tool_wait_s=lambda _trajectory, _turn: 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Which scheme serves which piece of the trace, and when."""
+
+    asked: Asked
+    listener: Listener
+    bench: CompareBench
+    shares: dict[str, Share]
+    replay: Replay
+
+    def run(self) -> None:
+        asked, say = self.asked, self.listener.say
+        say("measuring the capacity of serving alone")
+        capacity_rps = self.replay.capacity_rps(
+            asked.trace, self.bench.alone(), seed=asked.seed, prompts_seed=asked.seed
+        )
+        windows = max(1, round(asked.seconds / _WINDOW_S))
+        plan = Plan(windows=windows, window_s=asked.seconds / windows)
+        for first, load in enumerate(asked.loads):
+            trace = asked.trace.rescaled(rate_rps=load * capacity_rps)
+            check_covers(trace, asked.seconds)
+            pieces = pieces_of(trace, plan, seed=asked.seed)
+            if first == 0:
+                self._warm_up(pieces[0].window(0.0, min(_WARM_UP_S, plan.window_s)))
+            for number, piece in enumerate(pieces):
+                self._round(load, number, piece, of=len(pieces))
+
+    def _warm_up(self, piece: Trace) -> None:
+        for name in self.shares:
+            self.listener.say(f"warming up: {name}")
+            self._window(piece, name, number=-1)
+
+    def _round(self, load: float, number: int, piece: Trace, *, of: int) -> None:
+        """Serve one piece under every scheme, in an order that changes from round to round."""
+        rollouts_per_s = self.replay.tokens_per_s(self.bench.rollouts, _ALONE_S)
+        names = list(self.shares)
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            self.listener.say(f"load {load:g}, window {number + 1} of {of}: {name}")
+            record, felt = self._window(piece, name, number=number)
+            self.listener.window(
+                _noted(
+                    record,
+                    felt,
+                    load=load,
+                    rollouts_per_s=rollouts_per_s,
+                    tpot_ms=self.asked.slo.tpot_ms,
+                )
+            )
+
+    def _window(self, piece: Trace, name: str, *, number: int) -> tuple[WindowRecord, FeltWindow]:
+        share = self.shares[name]
+        seed = hash((self.asked.seed, number, list(self.shares).index(name))) & 0xFFFFFFFF
+        share.begin()
+        with ExitStack() as stack:
+            if share.arm.load is not None:
+                stack.enter_context(running(share.arm.load))
+            record = self.replay.window(piece, share.arm, window=number, seed=seed)
+            felt = share.felt()
+        if share.arm.load is not None and share.arm.load.failures:
+            raise Unavailable(
+                f"rollouts of scheme {name} failed: {'; '.join(share.arm.load.failures)}"
+            )
+        return record, felt
+
+
+def _noted(
+    record: WindowRecord, felt: FeltWindow, *, load: float, rollouts_per_s: float, tpot_ms: float
+) -> SchemeWindow:
+    seconds = record.end_s - record.start_s
+    return SchemeWindow(
+        scheme=record.arm,
+        load=load,
+        window=record.window,
+        seconds=seconds,
+        busy_s=record.serving_busy_s,
+        harvest=record.rollout_tokens / seconds / rollouts_per_s if rollouts_per_s > 0 else None,
+        requests=tuple(
+            Answered(
+                ttft_ms=one.ttft_ms,
+                tpot_ms=one.tpot_ms,
+                longest_gap_ms=max(one.gaps_ms, default=None),
+                late_gaps=sum(gap_ms > tpot_ms for gap_ms in one.gaps_ms),
+                output_tokens=one.output_tokens,
+            )
+            for one in record.requests
+        ),
+        blocked_ms=felt.blocked_ms,
+        pauses=felt.pauses,
+        pauses_ms=felt.pauses_ms,
+        segments=felt.segments,
+    )
+
+
+def _audit(scheme: str, log: Path) -> Audit:
+    verification = verify_log(log)
+    return Audit(
+        scheme=scheme,
+        load=None,
+        granted=verification.granted,
+        verified=verification.verified,
+        violations=len(verification.violations),
+    )

@@ -1,0 +1,31 @@
+"""Virtual time: the real decisions of rose, and other people's rules, on a device that is a model.
+
+No GPU, no engine and no clock: equal inputs give equal outcomes. What it says about a scheme is
+only as good as `DeviceModel`, so it compares schemes and tests rules; it measures no hardware.
+"""
+
+from rose.sim.device import DeviceModel
+from rose.sim.load import at_load
+from rose.sim.outcome import (
+    ArmOutcome,
+    RequestOutcome,
+    excess_late_share,
+    excess_misses,
+    missed,
+)
+from rose.sim.request import Request
+from rose.sim.simulation import SCHEMES, default_policy, simulate
+
+__all__ = [
+    "SCHEMES",
+    "ArmOutcome",
+    "DeviceModel",
+    "Request",
+    "RequestOutcome",
+    "at_load",
+    "default_policy",
+    "excess_late_share",
+    "excess_misses",
+    "missed",
+    "simulate",
+]

@@ -1,0 +1,185 @@
+"""What could be harvested by someone who knew the future: the mark to hold schemes against."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rose.sim.device import DeviceModel, Noise, StepWork, ns_of
+from rose.sim.engine import ServingEngine
+from rose.sim.governor import Governor
+from rose.sim.request import Request
+from rose.slo import SLO
+from rose.units import ceil_div
+
+# How far a delay is followed before it counts as harmless, in targets of the first token: it ends
+# before where the engine falls idle, and what comes later can still be mended by lending less.
+_HORIZON_TTFTS: Final = 3
+
+
+class Clairvoyant(Governor):
+    """Greedy: lets a segment run whenever nothing is missed for it that serving alone would meet.
+
+    It knows all arrivals, all lengths and the true time of every step, and follows each delay
+    through the steps to come, as if rollouts were to stop after it. Greedy is not optimal: it is a
+    mark that can be computed, not a bound that nobody could pass.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        device: DeviceModel,
+        slo: SLO,
+        *,
+        step_noise: Noise,
+        rollout_noise: Noise,
+        missed_alone: frozenset[int],
+    ) -> None:
+        """Know everything.
+
+        Args:
+            requests: all that will come.
+            device: what things cost.
+            slo: the targets.
+            step_noise: the factors of serving's steps, as the machine has them.
+            rollout_noise: those of rollout steps.
+            missed_alone: requests that nobody could save.
+        """
+        self._requests = requests
+        self._device = device
+        self._ttft_ns, self._tpot_ns = ns_of(slo.ttft_ms), ns_of(slo.tpot_ms)
+        self._step_noise, self._rollout_noise = step_noise, rollout_noise
+        self._given_up = missed_alone
+        self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
+        self._ready_ns = [ns + ns_of(device.host_lead_ms) for ns in self._arrivals_ns]
+        self._engine = ServingEngine(requests, device)
+        self._admitted = 0
+        self._last_ns: dict[int, int] = {}  # of the requests that decode
+        self._steps = 0
+        self._rollout_steps = 0
+        self._segment = 0  # of the rollout step
+        self._allowed = 0  # segments that may go first, decided already
+
+    def lends_until(self, now_ms: float, work: StepWork) -> float:
+        """Let as many segments go first as do no harm."""
+        if self._allowed == 0:
+            self._allowed = self._harmless_segments(ns_of(now_ms), work)
+            return math.inf if self._allowed else now_ms
+        self._allowed -= 1
+        return math.inf if self._allowed else now_ms
+
+    def may_start(self, now_ms: float) -> bool:
+        """Say yes to what was decided, and in idle time to a segment that does no harm."""
+        if self._allowed:
+            return True
+        now_ns = ns_of(now_ms)
+        self._admit(self._engine, now_ns)
+        return not self._engine.has_work() and self._is_harmless(now_ns, 1)
+
+    def step_begins(self, now_ms: float, work: StepWork) -> None:
+        """See the requests that the engine sees."""
+        del work
+        self._admit(self._engine, ns_of(now_ms))
+
+    def step_ended(
+        self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
+    ) -> None:
+        """Follow the engine."""
+        del took_ms, blocked_ms, lent_ms
+        self._steps += 1
+        emitted = self._engine.complete(work)
+        self._last_ns.update(dict.fromkeys(emitted.tokens, ns_of(now_ms)))
+        for number in emitted.finished:
+            del self._last_ns[number]
+
+    def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
+        """Know the time of the next."""
+        del now_ms
+        self._segment = 0 if is_last else self._segment + 1
+        self._rollout_steps += is_last
+
+    def _admit(self, engine: ServingEngine, now_ns: int) -> None:
+        self._admitted = self._admit_from(engine, self._admitted, now_ns)
+
+    def _admit_from(self, engine: ServingEngine, admitted: int, now_ns: int) -> int:
+        while admitted < len(self._ready_ns) and self._ready_ns[admitted] <= now_ns:
+            engine.admit(admitted)
+            admitted += 1
+        return admitted
+
+    def _segments_ns(self, count: int) -> int:
+        """Return how long the next `count` segments take, with the last of a step at full size."""
+        device, took_ms = self._device, 0.0
+        per_step = ceil_div(device.layers, device.layers_per_segment)
+        for segment in range(self._segment, self._segment + count):
+            factor = self._rollout_noise.factor(self._rollout_steps + segment // per_step)
+            took_ms += device.layers_per_segment * device.layer_ms * factor + device.gate_ms
+        return ns_of(took_ms)
+
+    def _step_ns(self, work: StepWork, step: int) -> int:
+        return max(1, ns_of(self._device.step_ms(work) * self._step_noise.factor(step)))
+
+    def _harmless_segments(self, now_ns: int, work: StepWork) -> int:
+        """Return the most segments that harm nobody: the next step bounds them, later ones may."""
+        self._admit(self._engine, now_ns)
+        saved = [ns for number, ns in self._last_ns.items() if number not in self._given_up]
+        room_ns = self._ttft_ns
+        if saved:
+            room_ns = min(saved) + self._tpot_ns - now_ns - self._step_ns(work, self._steps)
+        room_ns -= 2 * ns_of(self._device.signal_ms)
+        return _largest(
+            most=max(0, room_ns // self._segments_ns(1)),
+            is_right=lambda segments: (
+                self._segments_ns(segments) <= room_ns and self._is_harmless(now_ns, segments)
+            ),
+        )
+
+    def _is_harmless(self, now_ns: int, segments: int) -> bool:
+        """Whether serving meets what it would meet alone if it starts after these segments."""
+        start_ns = now_ns + self._segments_ns(segments) + 2 * ns_of(self._device.signal_ms)
+        if not self._engine.has_work() and (
+            self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns
+        ):
+            return True
+        horizon_ns = now_ns + _HORIZON_TTFTS * self._ttft_ns
+        engine, admitted = self._engine.copy(), self._admitted
+        last_ns = dict(self._last_ns)
+        at_ns, step = start_ns, self._steps
+        is_committed = self._device.commits_batch and engine.has_work()
+        work = engine.plan() if is_committed else None
+        admitted = self._admit_from(engine, admitted, at_ns)
+        while engine.has_work() and at_ns < horizon_ns:
+            work = work or engine.plan()
+            at_ns += self._step_ns(work, step)
+            step += 1
+            emitted = engine.complete(work)
+            for number in emitted.tokens:
+                if self._is_late(number, at_ns, last_ns.get(number)):
+                    return False
+                last_ns[number] = at_ns
+            work = None
+            admitted = self._admit_from(engine, admitted, at_ns)
+        return True
+
+    def _is_late(self, number: int, at_ns: int, last_ns: int | None) -> bool:
+        if number in self._given_up:
+            return False
+        if last_ns is None:
+            return at_ns - self._arrivals_ns[number] > self._ttft_ns
+        return at_ns - last_ns > self._tpot_ns
+
+
+def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
+    """Return the largest number up to about `most` that is right, 0 if none is.
+
+    What is right for a number is so for all below it.
+    """
+    if is_right(most):
+        return most
+    least = 0
+    while least < most - 1:
+        middle = (least + most) // 2
+        if is_right(middle):
+            least = middle
+        else:
+            most = middle
+    return least

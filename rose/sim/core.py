@@ -1,0 +1,252 @@
+"""rose itself in virtual time: the real core's decisions, on a clock that the simulator moves."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rose._core import (
+    CertificateLog,
+    Creditor,
+    Forecast,
+    HarvestMode,
+    HostGate,
+    ManualClock,
+    Offer,
+    QuantumRefusal,
+    ServingState,
+    Verdict,
+)
+from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
+from rose.sim.governor import Governor, Grain
+from rose.slo import SLO, Policy
+from rose.slo.latency_file import new_latency_model
+from rose.units import NS_PER_MS
+
+# What the log's header says about memory, of which there is none here.
+_NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
+_FEATURES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
+
+
+class CoreGovernor(Governor):
+    """Drives a gate, serving's state, a latency model and a creditor as the executor does.
+
+    Nothing is decided here. What runs on threads of its own there (the creditor's looks, the
+    host's sign of life) happens here at the same moments, in one thread, so that equal inputs give
+    equal logs.
+    """
+
+    def __init__(
+        self,
+        slo: SLO,
+        policy: Policy,
+        device: DeviceModel,
+        *,
+        log_path: str,
+        first_segment: int = 0,
+    ) -> None:
+        """Start at time 0 with a closed gate and a borrower that always has a step to run.
+
+        Args:
+            slo: the targets.
+            policy: rose's knobs, the mode and what is switched off among them.
+            device: how wide the engine's batches are, and whether it commits them.
+            log_path: where certificates go; "" keeps none.
+            first_segment: the number that segments are counted from.
+
+        Raises:
+            Unavailable: the log cannot be written.
+        """
+        self.clock = ManualClock()
+        self._start_ns = self.clock.now_ns()
+        self.gate = HostGate(first_segment=first_segment, clock=self.clock)
+        self.log = _log(slo, policy, device, path=log_path, clock=self.clock)
+        self.model = new_latency_model(policy)
+        self.state = ServingState(self.log, gate=self.gate)
+        context = float(device.batch_max * device.chunk_tokens)
+        self.creditor = Creditor(
+            self.gate,
+            self.state,
+            self.model,
+            self.log,
+            largest_step=(1.0, context, 0.0),
+            largest_chunk=(0.0, context, float(device.chunk_tokens)),
+            segment_prior_ms=policy.segment_prior_ms,
+            segment_share=policy.segment_share,
+            poll_ms=policy.poll_ms,
+            retry_ms=policy.retry_ms,
+            slowdown=policy.slowdown,
+            clock=self.clock,
+        )
+        self._mode = policy.mode
+        self._commits_batch = device.commits_batch
+        self.grain = Grain.STEP if "gate" in policy.without else Grain.SEGMENT
+        if policy.mode == "spatial":
+            is_confined = "confinement" not in policy.without
+            self.sharing = Sharing.CONFINED if is_confined else Sharing.TOGETHER
+        self._slots: dict[int, int] = {}
+        self._offer: Offer | None = None
+        self._passed = 0  # segments, when the step began
+        self._looked_at = self.gate.demand  # the rings that the last look has heard
+        self._look_ns = 0
+        # Starting it says how much credit is little; there is no step yet for its thread to see.
+        self.creditor.start()
+        self.creditor.stop()
+        self.gate.begin_step()
+
+    def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
+        """Close the gate."""
+        self._move_to(now_ms)
+        self._slots[request] = self.state.arrived(tokens=prompt_tokens)
+
+    def lends_until(self, now_ms: float, work: StepWork) -> float:
+        """Do what lending slack does before a step: offer, see it used up, and offer again."""
+        self._move_to(now_ms)
+        if self._mode != "slack":
+            return now_ms
+        batch = _features(work) if self._commits_batch else None
+        offer = self._offer
+        if offer is not None and not self._is_running_out(offer):
+            return self._ms_of(offer.until_ns)
+        may_go_on = offer is None or self._is_spent(offer)
+        self.creditor.withdraw()
+        self._offer = self.creditor.offer(batch) if may_go_on else None
+        return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
+
+    def stays_beside(self, now_ms: float) -> bool:
+        """Let a segment stay while the gate is open; behind a closed one serving waits."""
+        self._move_to(now_ms)
+        return self._mode == "spatial" and self.gate.is_open()
+
+    def step_begins(self, now_ms: float, work: StepWork) -> None:
+        """Close what is still open, unless rollouts stay beside the step."""
+        del work
+        self._move_to(now_ms)
+        self._offer = None
+        if self._mode != "spatial":
+            self.creditor.withdraw()
+        self._passed = self.gate.passed
+
+    def step_ended(
+        self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
+    ) -> None:
+        """Learn from the step, and record it."""
+        self._move_to(now_ms)
+        features = dict(zip(_FEATURES, _features(work), strict=True))
+        forecast = self._learn(took_ms, features)
+        self.log.append_step(
+            forecast,
+            actual_ms=took_ms,
+            blocked_ms=blocked_ms,
+            lent_ms=lent_ms,
+            began_ns=self.clock.now_ns() - ns_of(took_ms),
+            **features,
+        )
+
+    def _learn(self, took_ms: float, features: dict[str, float]) -> Forecast:
+        """Return what was forecast; a step beside rollouts says how much they slow it down."""
+        if self.gate.passed == self._passed and not self.gate.is_running():
+            return self.model.observe(took_ms, **features)
+        forecast = self.model.forecast(**features)
+        self.creditor.observe_slowdown(took_ms / forecast.predicted_ms)
+        return forecast
+
+    def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
+        """Give each its next deadline."""
+        self._move_to(now_ms)
+        self.state.emitted([self._slots[request] for request in requests])
+
+    def finished(self, now_ms: float, request: int) -> None:
+        """Free its slot."""
+        self._move_to(now_ms)
+        self.state.finished(self._slots.pop(request))
+
+    def tick(self, now_ms: float) -> None:
+        """Let the creditor look, if it is time to."""
+        self._move_to(now_ms)
+        self._look()
+
+    def may_start(self, now_ms: float) -> bool:
+        """Ask the gate."""
+        self.tick(now_ms)
+        has_passed = self.gate.try_pass() is Verdict.PASSED
+        self._look()  # Starting a segment may have rung for more credit.
+        return has_passed
+
+    def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
+        """Leave the segment; the next step is asked for at once."""
+        self._move_to(now_ms)
+        self.gate.leave()
+        if is_last:
+            self.gate.end_step()
+            self.gate.begin_step()
+
+    def look_again(self, now_ms: float) -> float:
+        """Wake when the creditor would."""
+        del now_ms
+        return self._ms_of(self._look_ns)
+
+    @property
+    def grants(self) -> int:
+        """Quanta that were certified."""
+        return sum(self.creditor.granted(mode) for mode in HarvestMode)
+
+    @property
+    def refusals(self) -> int:
+        """Quanta that were asked for and not certified."""
+        return sum(
+            self.creditor.refused(why) for why in QuantumRefusal if why is not QuantumRefusal.NONE
+        )
+
+    def beat(self) -> None:
+        """Say that serving's host is alive, as its keeper does all the time."""
+        self.state.beat()
+
+    def _move_to(self, now_ms: float) -> None:
+        self.clock.advance(self._start_ns + ns_of(now_ms) - self.clock.now_ns())
+        self.beat()
+
+    def _ms_of(self, clock_ns: int) -> float:
+        return (clock_ns - self._start_ns) / NS_PER_MS
+
+    def _look(self) -> None:
+        """Look where the creditor's thread would: when it was rung for, or has slept enough."""
+        now_ns = self.clock.now_ns()
+        while self._looked_at != self.gate.demand or now_ns >= self._look_ns:
+            self._looked_at = self.gate.demand
+            self._look_ns = now_ns + max(1, self.creditor.look())
+
+    def _is_running_out(self, offer: Offer) -> bool:
+        """Whether nothing more starts under the offer."""
+        is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
+        is_over = self.clock.now_ns() >= offer.until_ns or self.gate.credit_left == 0
+        return not is_ours or is_over
+
+    def _is_spent(self, offer: Offer) -> bool:
+        """Whether the whole quantum ran, in its time, so that another may be asked for."""
+        is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
+        is_in_time = self.clock.now_ns() <= offer.until_ns
+        return is_ours and is_in_time and self.gate.credit_left == 0
+
+
+def _features(work: StepWork) -> tuple[float, float, float]:
+    return float(work.decode_sequences), float(work.context_tokens), float(work.prefill_tokens)
+
+
+def _log(
+    slo: SLO, policy: Policy, device: DeviceModel, *, path: str, clock: ManualClock
+) -> CertificateLog:
+    return CertificateLog(
+        path,
+        ttft_ms=slo.ttft_ms,
+        tpot_ms=slo.tpot_ms,
+        epsilon=policy.epsilon,
+        signal_ms=policy.signal_ms,
+        blocking_ms=policy.blocking_ms,
+        heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
+        max_segments=policy.max_segments,
+        max_batch_tokens=device.chunk_tokens,
+        modes=policy.mode_bits,
+        without=policy.without_bits,
+        burst_tokens=policy.burst_tokens,
+        clock=clock,
+        **_NO_MEMORY,
+    )

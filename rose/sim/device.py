@@ -1,0 +1,173 @@
+"""What the device and its two engines cost, in milliseconds; and the noise on top."""
+
+import math
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from rose.errors import InvalidArgument
+from rose.units import NS_PER_MS
+
+_NOISE_BLOCK: Final = 4096
+_MAY_BE_ZERO: Final = frozenset(
+    {"sequence_ms", "context_ms", "prefill_ms", "pair_ms", "noise", "commits_batch"}
+    | {"gate_ms", "signal_ms", "host_lead_ms"}
+)
+
+
+class Sharing(Enum):
+    """How the two engines use the device."""
+
+    TURNS = "one of them at a time"
+    TOGETHER = "both at once, as the hardware mixes them"
+    SPLIT = "each on its own part, always"
+    CONFINED = "both at once, rollouts on a small part only"
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one serving step does.
+
+    Args:
+        decode_sequences: sequences that get their next token.
+        context_tokens: KV tokens that are read, over all sequences.
+        prefill_tokens: prompt tokens that are processed.
+        prefill_context_tokens: those of `context_tokens` that the chunk's own prompt has.
+    """
+
+    decode_sequences: int
+    context_tokens: int
+    prefill_tokens: int
+    prefill_context_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """A roofline of two 8B models (32 layers of 4096, 8 KV heads of 128, bf16) on an NVIDIA H200.
+
+    A serving step takes base + sequence n_dec + context ctx + prefill pf + pair pf ctx_pf. The
+    defaults come from the data sheet (4.8 TB/s, 989 dense bf16 TFLOP/s) and two shares that are
+    assumed, not measured: 80 % of the bandwidth, 70 % of the arithmetic.
+
+    Args:
+        base_ms: 16 GB of weights, read once: 4.2, rounded to the 4 of the research note.
+        sequence_ms: sampling and launches per decoding sequence: assumed.
+        context_ms: 128 KiB of KV per token of context.
+        prefill_ms: 16 GFLOP per prompt token.
+        pair_ms: 4 x 4096 x 32 FLOP for each pair of a prompt token and one it attends to.
+        noise: standard deviation of the logarithm of a step's time; 0 for none.
+        layers: of a rollout step.
+        layer_ms: 512 prefill tokens through an 8B model take 12 ms; 36 layers share them.
+        layers_per_segment: layers between two gates.
+        gate_ms: one gate; 2 to 10 us are reported for a stream memory operation.
+        signal_ms: from a word on the host to the device's seeing it, either way.
+        host_lead_ms: from a request's arrival until serving could begin a step for it: tokenising
+            and scheduling.
+        batch_max: sequences that serving runs at once.
+        chunk_tokens: tokens of one step: one per decoding sequence, the rest for one prompt.
+        commits_batch: the engine schedules a step before it asks for the device, so that a request
+            which arrives while rollouts go first is not in it, but in the next. Both vLLM and
+            transformers do.
+        together_serving: how many times longer a serving step takes beside rollouts that use the
+            whole device. Two engines that both want all of it get half each, less what overlaps.
+        together_rollout: the same for rollouts beside a serving step.
+        split_share: the part of the device that `Sharing.SPLIT` gives to rollouts for good.
+        confined_share: the part that confined rollouts may use: 32 of 132 SMs.
+        confined_serving: how many times longer a serving step takes beside confined rollouts:
+            the SMs they take, and some bandwidth.
+    """
+
+    base_ms: float = 4.0
+    sequence_ms: float = 0.01
+    context_ms: float = 3.4e-5
+    prefill_ms: float = 0.023
+    pair_ms: float = 7.6e-7
+    noise: float = 0.0
+    layers: int = 36
+    layer_ms: float = 1 / 3
+    layers_per_segment: int = 4
+    gate_ms: float = 0.01
+    signal_ms: float = 0.01
+    host_lead_ms: float = 0.5
+    batch_max: int = 64
+    chunk_tokens: int = 512
+    commits_batch: bool = True
+    together_serving: float = 1.9
+    together_rollout: float = 1.9
+    split_share: float = 0.25
+    confined_share: float = 32 / 132
+    confined_serving: float = 1.4
+
+    def __post_init__(self) -> None:
+        """Refuse a device that could not be.
+
+        Raises:
+            InvalidArgument: a value is out of its range; the sentence names it.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_sound = math.isfinite(value) and value >= 0
+            if field.name.endswith("_share"):
+                is_sound = is_sound and value < 1
+            elif field.name.startswith(("together", "confined_serving")):
+                is_sound = is_sound and value >= 1
+            if not (is_sound and (value > 0 or field.name in _MAY_BE_ZERO)):
+                raise InvalidArgument(f"DeviceModel({field.name}={value}) is out of range")
+        if self.batch_max >= self.chunk_tokens:
+            raise InvalidArgument("DeviceModel(chunk_tokens) must leave room beside batch_max")
+
+    def step_ms(self, work: StepWork) -> float:
+        """Return how long a serving step takes that is alone, without noise."""
+        return (
+            self.base_ms
+            + self.sequence_ms * work.decode_sequences
+            + self.context_ms * work.context_tokens
+            + self.prefill_ms * work.prefill_tokens
+            + self.pair_ms * work.prefill_tokens * work.prefill_context_tokens
+        )
+
+    def serving_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
+        """Return how many times longer a serving step takes now; `is_beside` a rollout segment."""
+        if sharing is Sharing.SPLIT:
+            return 1 / (1 - self.split_share)
+        if not is_beside:
+            return 1.0
+        return self.confined_serving if sharing is Sharing.CONFINED else self.together_serving
+
+    def rollout_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
+        """Return how many times longer a rollout segment takes now; `is_beside` a serving step."""
+        if sharing is Sharing.SPLIT:
+            return 1 / self.split_share
+        if sharing is Sharing.CONFINED:
+            return 1 / self.confined_share
+        return self.together_rollout if is_beside else 1.0
+
+
+class Noise:
+    """Factors on step times, the same for the same index whoever asks, and in whatever order.
+
+    Serving's steps and rollouts' have their own streams, so what one engine does leaves the other's
+    factors as they are: arms that are compared see the same noise.
+    """
+
+    def __init__(self, random: np.random.Generator, *, sigma: float) -> None:
+        """Start with no factor drawn; the generator is used by nobody else from now on."""
+        self._random = random
+        self._sigma = sigma
+        self._factors: list[float] = []
+
+    def factor(self, index: int) -> float:
+        """Return the factor of step `index`; its mean is 1."""
+        if self._sigma == 0:
+            return 1.0
+        while index >= len(self._factors):
+            drawn = self._random.lognormal(-(self._sigma**2) / 2, self._sigma, _NOISE_BLOCK)
+            self._factors += drawn.tolist()
+        return self._factors[index]
+
+
+def ns_of(ms: float) -> int:
+    """Return whole nanoseconds."""
+    return round(ms * NS_PER_MS)

@@ -1,0 +1,369 @@
+"""One device in virtual time: serving's steps, rollouts' segments, and a governor between them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rose.errors import check
+from rose.sim.device import DeviceModel, Noise, Sharing, StepWork, ns_of
+from rose.sim.engine import ServingEngine
+from rose.sim.governor import Governor, Grain
+from rose.sim.request import Request
+from rose.slo import SLO
+from rose.units import NS_PER_MS
+
+_NEVER: Final = 1 << 62
+_PERMILLE: Final = 1000
+_PS_PER_NS: Final = 1000
+
+# Told the time in ns, what happened, and the request, step or segment it happened to.
+Observer = Callable[[int, str, int], None]
+
+
+@dataclass(slots=True)
+class _Task:
+    """Work that is on the device; `left_ps` is what it would still take alone."""
+
+    left_ps: int
+    began_ns: int
+    layers: int = 0  # of a segment
+    sharing: Sharing = Sharing.TURNS  # of a segment with a step
+    slowdown: int = _PERMILLE  # in thousandths
+
+    def ends_in_ns(self) -> int:
+        """Return in how many ns it ends if nothing changes, rounded up."""
+        return -(-self.left_ps * self.slowdown // (_PERMILLE * _PS_PER_NS))
+
+    def run(self, ns: int) -> None:
+        """Let it have the device for some time."""
+        self.left_ps -= ns * _PS_PER_NS * _PERMILLE // self.slowdown
+
+
+@dataclass(slots=True)
+class Served:
+    """When a request got its tokens."""
+
+    arrived_ns: int
+    first_ns: int = -1
+    last_ns: int = -1
+    longest_gap_ns: int = 0
+    late_gaps: int = 0
+    tokens: int = 0
+
+    def token(self, now_ns: int, *, tpot_ns: int) -> None:
+        """Note one, which should have come within `tpot_ns` of the one before."""
+        if self.tokens == 0:
+            self.first_ns = now_ns
+        else:
+            gap_ns = now_ns - self.last_ns
+            self.longest_gap_ns = max(self.longest_gap_ns, gap_ns)
+            self.late_gaps += gap_ns > tpot_ns
+        self.last_ns = now_ns
+        self.tokens += 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run adds up to; times in ns."""
+
+    served: list[Served]
+    ended_ns: int = 0
+    serving_busy_ns: int = 0
+    harvest_ns: int = 0
+    segments: int = 0
+    pauses_ns: list[int] = field(default_factory=list)
+    blocked_ns: list[int] = field(default_factory=list)
+    lent_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Serving is ready for a step; what happens until it has the device."""
+
+    asked_ns: int
+    work: StepWork  # the batch that was scheduled before
+    lend_end_ns: int  # rollouts went first willingly until here
+    lend_until_ns: int = -1  # while a segment runs that was let go first
+
+
+class Machine:
+    """The event loop, in whole nanoseconds.
+
+    1. Equal inputs give equal outcomes, bit for bit.
+    2. At one time, ends come before arrivals, and both before what starts.
+    3. While engines take turns, a segment never runs beside a step.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        device: DeviceModel,
+        governor: Governor,
+        *,
+        slo: SLO,
+        step_noise: Noise,
+        rollout_noise: Noise,
+        observer: Observer | None = None,
+    ) -> None:
+        """Start at time 0 with nothing on the device.
+
+        Args:
+            requests: sound ones, see `check_requests`.
+            device: what things cost.
+            governor: decides when rollouts run; used by nobody else.
+            slo: says which gaps are late; nothing else follows from it here.
+            step_noise: of serving's steps.
+            rollout_noise: of rollouts' steps; one factor for all segments of a step.
+            observer: told about everything that begins and ends.
+        """
+        self._requests = requests
+        self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
+        self._device = device
+        self._governor = governor
+        self._sharing = governor.sharing
+        self._tpot_ns = ns_of(slo.tpot_ms)
+        self._step_noise = step_noise
+        self._rollout_noise = rollout_noise
+        self._observer = observer
+        self._engine = ServingEngine(requests, device)
+        # Engines that never wait for each other hand nothing over.
+        hands_over = governor.sharing in (Sharing.TURNS, Sharing.CONFINED)
+        self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
+        self._has_pauses = hands_over
+        self._lead_ns = ns_of(device.host_lead_ms)
+        self._now_ns = 0
+        self._arrived = 0
+        self._admitted = 0
+        self._live = len(requests)
+        self._look_ns = _NEVER
+        self._steps = 0
+        self._step: _Task | None = None
+        self._work = StepWork(0, 0, 0)
+        self._turn: _Turn | None = None
+        self._segment: _Task | None = None
+        self._launched = 0  # pieces of rollout work on their way, the running one included
+        self._layer = 0  # of the rollout step, where the next segment begins
+        self._rollout_steps = 0
+        self._segment_ended_ns = -_NEVER
+        self._pause_from_ns = -1
+        self._tally = Tally([Served(arrived_ns=ns) for ns in self._arrivals_ns])
+
+    @property
+    def now_ms(self) -> float:
+        """The time, in the unit of governors."""
+        return self._now_ns / NS_PER_MS
+
+    def run(self) -> Tally:
+        """Serve every request, and return what came of it."""
+        self._settle()  # Somebody may arrive at the very start.
+        while self._live:
+            self._dispatch()
+            self._advance(self._next_ns())
+            self._settle()
+        self._tally.ended_ns = self._now_ns
+        return self._tally
+
+    # ---- time
+
+    def _next_ns(self) -> int:
+        next_ns = self._look_ns
+        if self._arrived < len(self._requests):
+            next_ns = min(next_ns, self._arrivals_ns[self._arrived])
+        if self._admitted < self._arrived:
+            next_ns = min(next_ns, self._arrivals_ns[self._admitted] + self._lead_ns)
+        for task in (self._step, self._segment):
+            if task is not None:
+                next_ns = min(next_ns, self._now_ns + task.ends_in_ns())
+        check(next_ns < _NEVER, "requests are left, and nothing will happen")
+        return next_ns
+
+    def _advance(self, to_ns: int) -> None:
+        passed_ns = to_ns - self._now_ns
+        for task in (self._step, self._segment):
+            if task is not None:
+                task.run(passed_ns)
+        self._now_ns = to_ns
+
+    def _settle(self) -> None:
+        """Let happen what is due."""
+        if self._segment is not None and self._segment.left_ps <= 0:
+            self._end_segment(self._segment)
+        if self._step is not None and self._step.left_ps <= 0:
+            self._end_step(self._step)
+        arrivals_ns = self._arrivals_ns
+        while self._arrived < len(arrivals_ns) and arrivals_ns[self._arrived] <= self._now_ns:
+            self._arrive()
+        while (
+            self._admitted < self._arrived
+            and arrivals_ns[self._admitted] + self._lead_ns <= self._now_ns
+        ):
+            self._engine.admit(self._admitted)
+            self._admitted += 1
+
+    def _dispatch(self) -> None:
+        """Start what may start."""
+        self._governor.tick(self.now_ms)
+        if self._step is None and self._engine.has_work():
+            self._take_turn()
+        if self._sharing is not Sharing.TURNS or (self._step is None and self._turn is None):
+            self._feed()
+        self._set_slowdowns()
+        self._look_ns = self._ns_from_now(self._governor.look_again(self.now_ms))
+
+    def _set_slowdowns(self) -> None:
+        is_step, is_segment = self._step is not None, self._segment is not None
+        sharing = self._sharing if self._segment is None else self._segment.sharing
+        if self._step is not None:
+            slowdown = self._device.serving_slowdown(sharing, is_beside=is_segment)
+            self._step.slowdown = round(slowdown * _PERMILLE)
+        if self._segment is not None:
+            slowdown = self._device.rollout_slowdown(sharing, is_beside=is_step)
+            self._segment.slowdown = round(slowdown * _PERMILLE)
+
+    # ---- serving
+
+    def _arrive(self) -> None:
+        number = self._arrived
+        self._arrived += 1
+        self._tell("arrived", number)
+        prompt_tokens = self._requests[number].prompt_tokens
+        self._governor.arrived(self.now_ms, number, prompt_tokens=prompt_tokens)
+        if self._segment is None:
+            return
+        if self._pause_from_ns < 0 and self._has_pauses:
+            self._pause_from_ns = self._now_ns
+        if self._turn is not None and self._turn.lend_until_ns >= 0:
+            # From here on serving waits because it must.
+            self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
+            self._turn.lend_until_ns = -1
+
+    def _take_turn(self) -> None:
+        """Let rollouts go first if the governor lends, then begin the step."""
+        if self._turn is None:
+            self._turn = _Turn(self._now_ns, self._engine.plan(), lend_end_ns=self._now_ns)
+        if self._segment is not None and not self._governor.stays_beside(self.now_ms):
+            return
+        if self._segment is None and self._launched:
+            self._start_segment()
+            return
+        work = self._turn.work if self._device.commits_batch else self._engine.plan()
+        until_ms = self._governor.lends_until(self.now_ms, work)
+        until_ns = _NEVER if math.isinf(until_ms) else ns_of(until_ms)
+        if until_ns > self._now_ns and self._segment is None and self._may_start():
+            self._turn.lend_until_ns = until_ns
+            self._launched += 1
+            self._start_segment()
+            return
+        turn, self._turn = self._turn, None
+        self._governor.step_begins(self.now_ms, work)
+        wait_ns = max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
+        self._begin_step(
+            work,
+            wait_ns=wait_ns,
+            blocked_ns=self._now_ns + wait_ns - turn.lend_end_ns,
+            lent_ns=turn.lend_end_ns - turn.asked_ns,
+        )
+
+    def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
+        factor = self._step_noise.factor(self._steps)
+        took_ns = max(1, ns_of(self._device.step_ms(work) * factor))
+        self._tell("step", self._steps)
+        self._steps += 1
+        self._work = work
+        if self._segment is None:
+            self._end_pause()
+        self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
+        self._blocked_ns, self._lent_ns = blocked_ns, lent_ns
+        self._tally.blocked_ns.append(blocked_ns)
+        self._tally.lent_ns += lent_ns
+
+    def _end_step(self, step: _Task) -> None:
+        self._step = None
+        took_ns = self._now_ns - step.began_ns
+        self._tally.serving_busy_ns += took_ns
+        self._tell("step_end", self._steps - 1)
+        self._governor.step_ended(
+            self.now_ms,
+            self._work,
+            took_ms=took_ns / NS_PER_MS,
+            blocked_ms=self._blocked_ns / NS_PER_MS,
+            lent_ms=self._lent_ns / NS_PER_MS,
+        )
+        emitted = self._engine.complete(self._work)
+        for number in emitted.tokens:
+            self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
+        if emitted.tokens:
+            self._governor.tokens(self.now_ms, emitted.tokens)
+        for number in emitted.finished:
+            self._tell("finished", number)
+            self._governor.finished(self.now_ms, number)
+        self._live -= len(emitted.finished)
+
+    # ---- rollouts
+
+    def _feed(self) -> None:
+        """Launch what the governor lets go, and run it in order."""
+        while self._launched < self._governor.window:
+            if not self._may_start():
+                break
+            self._launched += 1
+        if self._segment is None and self._launched:
+            self._start_segment()
+
+    def _start_segment(self) -> None:
+        device = self._device
+        left = device.layers - self._layer
+        is_whole = self._governor.grain is Grain.STEP
+        layers = left if is_whole else min(left, device.layers_per_segment)
+        factor = self._rollout_noise.factor(self._rollout_steps)
+        took_ns = ns_of(layers * device.layer_ms * factor + (0 if is_whole else device.gate_ms))
+        # Work that follows work finds the device prepared; anything else waits for a word.
+        wait_ns = 0 if self._segment_ended_ns == self._now_ns else self._signal_ns
+        self._segment = _Task(
+            (wait_ns + took_ns) * _PS_PER_NS,
+            self._now_ns + wait_ns,
+            layers=layers,
+            sharing=self._sharing_now(),
+        )
+        self._tell("segment", self._tally.segments)
+        self._tally.segments += 1
+
+    def _may_start(self) -> bool:
+        return self._governor.may_start(self.now_ms)
+
+    def _sharing_now(self) -> Sharing:
+        """Return where a segment goes: the borrower is confined only beside serving's work."""
+        is_busy = self._step is not None or self._engine.has_work()
+        if self._sharing is Sharing.CONFINED and not is_busy:
+            return Sharing.TOGETHER
+        return self._sharing
+
+    def _end_segment(self, segment: _Task) -> None:
+        self._segment = None
+        self._launched -= 1
+        self._segment_ended_ns = self._now_ns
+        self._tally.harvest_ns += ns_of(segment.layers * self._device.layer_ms)
+        self._tell("segment_end", self._tally.segments - 1)
+        self._layer = (self._layer + segment.layers) % self._device.layers
+        self._rollout_steps += self._layer == 0
+        if self._turn is not None and self._turn.lend_until_ns >= 0:
+            self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
+            self._turn.lend_until_ns = -1
+        if self._step is not None:
+            self._end_pause()
+        self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
+
+    def _ns_from_now(self, ms: float) -> int:
+        """Return when a governor wants to look again: what rounds to now is the next moment."""
+        return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
+
+    def _end_pause(self) -> None:
+        """The last segment that an arrival had to suffer has ended."""
+        if self._pause_from_ns >= 0:
+            self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
+            self._pause_from_ns = -1
+
+    def _tell(self, what: str, number: int) -> None:
+        if self._observer is not None:
+            self._observer(self._now_ns, what, number)

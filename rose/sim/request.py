@@ -1,0 +1,40 @@
+"""A request of the traffic, as the simulator is given it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rose.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; its number is its place in the sequence of arrivals.
+
+    Args:
+        arrival_ms: since the start of the trace, >= 0.
+        prompt_tokens: at least 1.
+        output_tokens: at least 1; the first of them ends the prefill.
+    """
+
+    arrival_ms: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def check_requests(requests: Sequence[Request]) -> None:
+    """Refuse what is not a trace.
+
+    Raises:
+        InvalidArgument: an arrival is not finite, or lies before the one in front of it; or a
+            request has no tokens.
+    """
+    latest_ms = 0.0
+    for number, request in enumerate(requests):
+        if not (math.isfinite(request.arrival_ms) and request.arrival_ms >= latest_ms):
+            raise InvalidArgument(
+                f"request {number} arrives at {request.arrival_ms} ms: arrivals must ascend from 0"
+            )
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise InvalidArgument(f"request {number} must have a prompt and an output")
+        latest_ms = request.arrival_ms

@@ -1,0 +1,191 @@
+"""Run one scheme on one trace in virtual time."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rose.errors import InvalidArgument
+from rose.sim.clairvoyant import Clairvoyant
+from rose.sim.core import CoreGovernor
+from rose.sim.device import DeviceModel, Noise
+from rose.sim.governor import Governor
+from rose.sim.governors import Alone, HostWindow, Priority, RosePaper, ShareAll, StaticSplit, Valve
+from rose.sim.machine import Machine, Observer, Served, Tally
+from rose.sim.outcome import ArmOutcome, RequestOutcome, missed
+from rose.sim.request import Request, check_requests
+from rose.slo import SLO, Policy
+from rose.slo.verify import verify_log
+from rose.units import NS_PER_MS
+
+_SIMPLE: Final[dict[str, type[Governor]]] = {
+    "alone": Alone,
+    "share_all": ShareAll,
+    "priority": Priority,
+    "host_window": HostWindow,
+    "valve": Valve,
+    "static_split": StaticSplit,
+}
+_MODES: Final = {"rose_idle": "idle", "rose_slack": "slack", "rose_spatial": "spatial"}
+
+SCHEMES: Final = (*_SIMPLE, "rose_paper", *_MODES, "clairvoyant")
+"""What can be simulated, in the order in which reports show it."""
+
+
+def default_policy(device: DeviceModel) -> Policy:
+    """Return rose's knobs for a GPU whose roofline is known, as an operator would set them.
+
+    Args:
+        device: what it costs; the coefficients without noise are where the latency model starts.
+    """
+    segment_ms = device.layers_per_segment * device.layer_ms + device.gate_ms
+    return Policy(
+        # A quantum may be as long as the slack under a target of 50 ms.
+        max_segments=max(1, round(40 / segment_ms)),
+        # A word of the host, and its way back: no thread loses its core here.
+        signal_ms=max(2 * device.signal_ms, 1e-3),
+        segment_prior_ms=1.1 * segment_ms,
+        latency_prior_ms=(
+            device.base_ms,
+            device.sequence_ms,
+            device.context_ms,
+            device.prefill_ms,
+            0.0,
+        ),
+        slowdown=device.confined_serving,
+    )
+
+
+def simulate(
+    requests: Sequence[Request],
+    device: DeviceModel,
+    scheme: str,
+    *,
+    slo: SLO,
+    policy: Policy | None = None,
+    seed: int,
+    log_path: str = "",
+    observer: Observer | None = None,
+) -> ArmOutcome:
+    """Serve a trace under a scheme, with endless rollout work behind it.
+
+    Equal arguments give equal outcomes. Arms of one seed see the same noise: step i of serving has
+    the same factor in each of them, and so has step j of rollouts.
+
+    Args:
+        requests: by arrival.
+        device: what things cost.
+        scheme: one of `SCHEMES`.
+        slo: what serving was promised.
+        policy: rose's knobs, but for the mode, which the scheme says; `default_policy` without it.
+            Other schemes do not look at it.
+        seed: of the noise, >= 0.
+        log_path: where a scheme of rose writes its certificates, which are then verified.
+        observer: told about everything that begins and ends.
+
+    Raises:
+        InvalidArgument: an unknown scheme, a log for a scheme that has none, or requests that are
+            not a trace.
+        Unavailable: the log cannot be written.
+    """
+    check_requests(requests)
+    if seed < 0:
+        raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
+    if log_path and scheme not in _MODES:
+        raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
+    step_noise, rollout_noise = _noises(seed, device)
+    governor = _governor(
+        scheme, requests, device, slo=slo, policy=policy, seed=seed, log_path=log_path
+    )
+    machine = Machine(
+        requests,
+        device,
+        governor,
+        slo=slo,
+        step_noise=step_noise,
+        rollout_noise=rollout_noise,
+        observer=observer,
+    )
+    outcome = _outcome(scheme, machine.run())
+    if isinstance(governor, CoreGovernor):
+        return _certified(outcome, governor, log_path)
+    return outcome
+
+
+def _noises(seed: int, device: DeviceModel) -> tuple[Noise, Noise]:
+    step, rollout = np.random.default_rng(seed).spawn(2)
+    return Noise(step, sigma=device.noise), Noise(rollout, sigma=device.noise)
+
+
+def _governor(
+    scheme: str,
+    requests: Sequence[Request],
+    device: DeviceModel,
+    *,
+    slo: SLO,
+    policy: Policy | None,
+    seed: int,
+    log_path: str,
+) -> Governor:
+    if scheme in _SIMPLE:
+        return _SIMPLE[scheme]()
+    if scheme == "rose_paper":
+        return RosePaper(slo, device.step_ms)
+    if scheme in _MODES:
+        policy = replace(policy or default_policy(device), mode=_MODES[scheme])
+        return CoreGovernor(slo, policy, device, log_path=log_path)
+    if scheme == "clairvoyant":
+        alone = simulate(requests, device, "alone", slo=slo, seed=seed)
+        step_noise, rollout_noise = _noises(seed, device)
+        return Clairvoyant(
+            requests,
+            device,
+            slo,
+            step_noise=step_noise,
+            rollout_noise=rollout_noise,
+            missed_alone=missed(alone, slo=slo),
+        )
+    raise InvalidArgument(f"scheme {scheme!r} is not known: use {', '.join(SCHEMES)}")
+
+
+def _certified(outcome: ArmOutcome, governor: CoreGovernor, log_path: str) -> ArmOutcome:
+    """Add what the core counted and, where there is a log, what its verifier says."""
+    governor.log.close()
+    outcome = replace(outcome, grants=governor.grants, refusals=governor.refusals)
+    if not log_path:
+        return outcome
+    verification = verify_log(Path(log_path))
+    return replace(
+        outcome,
+        certificates_verified=verification.verified,
+        violations=tuple(verification.violations),
+    )
+
+
+def _outcome(scheme: str, tally: Tally) -> ArmOutcome:
+    return ArmOutcome(
+        scheme=scheme,
+        requests=tuple(_request_outcome(one) for one in tally.served),
+        wall_ms=tally.ended_ns / NS_PER_MS,
+        serving_busy_ms=tally.serving_busy_ns / NS_PER_MS,
+        harvest_ms=tally.harvest_ns / NS_PER_MS,
+        segments=tally.segments,
+        pauses_ms=tuple(ns / NS_PER_MS for ns in tally.pauses_ns),
+        blocked_ms=tuple(ns / NS_PER_MS for ns in tally.blocked_ns),
+        lent_ms=tally.lent_ns / NS_PER_MS,
+        grants=tally.segments,
+        refusals=0,
+    )
+
+
+def _request_outcome(served: Served) -> RequestOutcome:
+    gaps = max(1, served.tokens - 1)
+    return RequestOutcome(
+        ttft_ms=(served.first_ns - served.arrived_ns) / NS_PER_MS,
+        longest_gap_ms=served.longest_gap_ns / NS_PER_MS,
+        mean_tpot_ms=(served.last_ns - served.first_ns) / NS_PER_MS / gaps,
+        output_tokens=served.tokens,
+        late_gaps=served.late_gaps,
+    )

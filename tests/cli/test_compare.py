@@ -1,0 +1,224 @@
+"""`rose compare` from the command line, in virtual time and on real engines."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rose.cli import compare_virtual
+from rose.cli.compare_run import Asked
+from rose.cli.compare_schemes import SCHEMES
+from rose.cli.compare_virtual import VirtualRun, requests_at
+from rose.cli.main import main
+from rose.errors import InvalidArgument
+from rose.sim.simulation import SCHEMES as SIMULATED
+from rose.slo import SLO
+from rose.traces import Trace, generate, write_trace
+
+QUICK = ("compare", "--virtual", "--seconds", "4", "--profile", "steady")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def written(folder: Path) -> dict[str, object]:
+    report: dict[str, object] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    return report
+
+
+def asked(trace: Trace, **changes: object) -> Asked:
+    values: dict[str, object] = {
+        "trace": trace,
+        "loads": [0.5],
+        "seconds": 5.0,
+        "slo": SLO(ttft_ms=500, tpot_ms=25),
+        "schemes": [SCHEMES["alone"]],
+        "seed": 0,
+    }
+    return Asked(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_every_scheme_of_the_simulator_can_be_asked_for() -> None:
+    assert VirtualRun(noise=0.0).possible == set(SIMULATED)
+
+
+def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    status, said, _ = run(capsys, *QUICK, "--without", "gate", "--load", "0.8", "--out", str(out))
+    assert status == 0
+    report = written(out)
+    assert report["mode"] == "virtual"
+    assert report["complete"] is True
+    (at,) = report["loads"]  # type: ignore[misc]
+    names = [one for one in SCHEMES if one in SIMULATED]
+    names.insert(names.index("rose_slack") + 1, "rose_slack-gate")
+    assert list(at["schemes"]) == names
+    assert abs(at["busy_share_alone"] - 0.8) < 0.05
+    for name in ("rose_idle", "rose_slack", "rose_spatial"):
+        certificates = at["schemes"][name]["certificates"]
+        assert certificates["granted"] == certificates["verified"] > 0, name
+        assert certificates["violations"] == 0
+    assert at["schemes"]["rose_slack"]["harvest"] > at["schemes"]["rose_idle"]["harvest"] > 0
+    # Without gates inside it a whole step is one segment.
+    assert at["schemes"]["rose_slack-gate"]["segments"] < at["schemes"]["rose_slack"]["segments"]
+    assert at["schemes"]["alone"]["harvest"] == 0
+    assert {path.name for path in out.iterdir()} == {"compare.json", "compare.html"}
+    assert "rose slack" in said
+    assert said.splitlines()[-1] == f"report: {out / 'compare.html'}"
+
+
+def test_equal_arguments_give_equal_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = []
+    for name in ("a", "b"):
+        line = ("--sweep", "0.5,0.3", "--schemes", "valve,rose_slack", "--seed", "3")
+        assert run(capsys, *QUICK, *line, "--out", str(tmp_path / name))[0] == 0
+        reports.append(written(tmp_path / name))
+    assert [at["load"] for at in reports[0]["loads"]] == [0.3, 0.5]  # type: ignore[attr-defined]
+    assert reports[0]["loads"] == reports[1]["loads"]
+    assert reports[0]["windows"] == reports[1]["windows"]
+
+
+def test_a_trace_of_a_file_is_what_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trace(generate("chat", duration_s=300.0, seed=5), tmp_path / "t.csv")
+    line = ("compare", "--virtual", "--trace", str(tmp_path / "t.csv"), "--schemes", "priority")
+    out = tmp_path / "out"
+    assert run(capsys, *line, "--seconds", "5", "--load", "0.3", "--out", str(out))[0] == 0
+    assert written(out)["trace"] == "t.csv"
+
+
+def test_an_interrupt_keeps_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = compare_virtual.simulate
+
+    def until_valve(requests, device, scheme, **more):  # type: ignore[no-untyped-def]
+        if scheme == "valve":
+            raise KeyboardInterrupt
+        return real(requests, device, scheme, **more)
+
+    monkeypatch.setattr(compare_virtual, "simulate", until_valve)
+    out = tmp_path / "out"
+    status, said, _ = run(capsys, *QUICK, "--schemes", "priority,valve", "--out", str(out))
+    assert status == 130
+    assert "interrupted" in said
+    report = written(out)
+    assert report["complete"] is False
+    (at,) = report["loads"]  # type: ignore[misc]
+    assert list(at["schemes"]) == ["alone", "priority"]
+    assert (out / "compare.html").exists()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7, 0.95])
+def test_the_load_is_how_busy_serving_alone_is(load: float) -> None:
+    trace = generate("steady", duration_s=3600.0, seed=1)
+    _, alone = VirtualRun(noise=0.1)._at_load(asked(trace, seconds=20.0), load)
+    assert abs(alone.busy - load) <= 0.02
+
+
+def test_a_piece_keeps_the_rate_and_the_lengths_of_the_trace() -> None:
+    trace = generate("steady", duration_s=3600.0, seed=2)
+    requests = requests_at(asked(trace, seconds=100.0), 4.0)
+    assert abs(len(requests) / 100.0 - 4.0) < 1.0
+    assert all(0 <= one.arrival_ms <= 100_000.0 for one in requests)
+    assert np.isin([one.prompt_tokens for one in requests], trace.prompt_tokens).all()
+
+
+def test_a_short_trace_is_refused() -> None:
+    trace = generate("steady", duration_s=60.0, seed=1)
+    with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
+        requests_at(asked(trace, seconds=60.0), 2 * trace.mean_rate_rps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
+        (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both say"),
+        (("--load", "0.5", "--sweep", "0.5"), "--load and --sweep both say"),
+        (("--load", "1"), "a load of 1 is not possible"),
+        (("--load", "0"), "a load of 0 is not possible"),
+        (("--sweep", "0.3,x"), "--sweep 0.3,x is not a list of numbers"),
+        (("--sweep", "nan"), "a load of nan is not possible"),
+        (("--schemes", "valve,magic"), "--schemes magic is not known: use alone, "),
+        (("--schemes", "alone_again"), "--schemes alone_again"),
+        (("--without", "luck"), "--without luck is not a mechanism of rose: use gate"),
+        (("--tpot-ms", "0"), "tpot_ms=0.0"),
+        (("--ttft-ms", "-1"), "ttft_ms=-1.0"),
+        (("--seconds", "0"), "--seconds must be > 0, not 0"),
+        (("--length-scale", "0"), "length scale is 0"),
+        (("--noise", "-1"), "noise=-1.0"),
+        (("--seconds", "1e9"), "lower --seconds or --load"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--out", "file"), "--out file is a file: name a folder"),
+    ],
+)
+@pytest.mark.parametrize("kind", [("--virtual",), ()])
+def test_bad_input_is_one_sentence_and_leaves_nothing(  # noqa: PLR0917 (fixtures)
+    arguments: tuple[str, ...],
+    named: str,
+    kind: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not kind and arguments[0] == "--noise":
+        named = "--noise is of virtual time"
+    if not kind and "alone_again" in arguments:
+        pytest.skip("real engines can be run twice")
+    monkeypatch.chdir(tmp_path)
+    scratch = tmp_path.with_name(f"{tmp_path.name}-scratch")
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    (tmp_path / "file").write_text("")
+    threads = set(threading.enumerate())
+    assert main(["compare", *kind, *arguments]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("rose: ")
+    assert named in error
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert list(scratch.glob("rose-*")) == []
+    assert set(threading.enumerate()) == threads
+
+
+def test_real_engines_without_a_second_core_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    status, _, error = run(capsys, "compare", "--out", str(tmp_path / "out"))
+    assert status == 2
+    assert "at least one" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_engines_run_rivals_and_rose_on_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    names = "share_all,priority,host_window,rose_paper,valve,rose_idle,rose_slack"
+    line = ("compare", "--seconds", "2", "--schemes", names, "--tpot-ms", "100")
+    status, said, _ = run(capsys, *line, "--out", str(out))
+    assert status == 0
+    report = written(out)
+    assert report["mode"] == "engines"
+    (at,) = report["loads"]  # type: ignore[misc]
+    assert list(at["schemes"]) == ["alone", *names.split(",")]
+    assert len({row["requests"] for row in at["schemes"].values()}) == 1
+    for name in ("rose_idle", "rose_slack"):
+        certificates = at["schemes"][name]["certificates"]
+        assert certificates["granted"] == certificates["verified"] > 0, name
+    # Rollouts of every rule got something done, and each of its pieces passed the gate.
+    for name in ("host_window", "rose_paper", "valve"):
+        assert at["schemes"][name]["segments"] > 0, name
+    assert at["schemes"]["share_all"]["harvest"] > 0
+    assert "static_split" in said

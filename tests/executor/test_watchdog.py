@@ -1,0 +1,143 @@
+"""Serving waits for the whole device, the borrower for serving: one of them is let go on."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rose._core import CloseReason, RecordKind
+from rose.errors import Unavailable
+from tests.executor.conftest import LONG_S, Rig, wait_for
+from tests.executor.test_gpu import Rig as GpuRig
+from tests.executor.test_gpu import wait_for as wait_for_gpu
+from tests.executor.test_safety import fail
+from tests.fake_driver import Fake, in_child
+
+GATES = 5
+# Many times the watchdog's patience: whoever waits so long without it waits for ever.
+LONG_ENOUGH_S = 0.3
+WATCHDOG_MS = 5.0
+
+
+class DeadlockRig(Rig):
+    """A borrower that is parked within its step, and serving that is busy."""
+
+    def __init__(self, folder: Path, **knobs) -> None:
+        super().__init__(folder / "log", **{"watchdog_ms": WATCHDOG_MS, **knobs})
+        self.is_over = threading.Event()
+        self.in_segment = threading.Event()
+        self.may_go_on = threading.Event()
+        self.start(lambda: self.step_once(self.body))
+        assert self.in_segment.wait(LONG_S)
+        self.serving.arrived("a", prompt_tokens=8)
+        self.may_go_on.set()
+        wait_for(lambda: not self.device.gate.is_running())
+
+    def body(self) -> None:
+        self.in_segment.set()
+        assert self.may_go_on.wait(LONG_S)
+        with contextlib.suppress(Unavailable):  # when all is given back
+            for _ in range(GATES):
+                self.rollout.gate()
+        self.is_over.set()
+
+    def device_wide_call(self, *, timeout_s: float = LONG_S) -> bool:
+        """Return when nothing of the borrower's is left on the device, as `cudaFree` would."""
+        return self.is_over.wait(timeout_s)
+
+    def end(self) -> None:
+        self.serving.finished("a")
+        assert self.is_over.wait(LONG_S)
+        self.close()
+
+    @property
+    def forced(self) -> int:
+        return self.device.gate.stats().forced_opens
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[DeadlockRig]:
+    made = DeadlockRig(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_declared_call_ends_though_the_borrower_is_parked(rig: DeadlockRig) -> None:
+    with rig.serving.blocking():
+        assert rig.device_wide_call()
+    assert rig.forced == GATES
+    assert rig.device._log.count(RecordKind.FORCED) == GATES
+    assert not rig.device.gate.is_open()
+    assert rig.device.gate.close_reason is CloseReason.ARRIVAL
+    assert rig.device.gave_back is None
+
+
+def test_without_a_declaration_the_borrower_stays_parked(rig: DeadlockRig) -> None:
+    passed = rig.device.gate.passed
+    assert not rig.device_wide_call(timeout_s=LONG_ENOUGH_S)
+    assert (rig.device.gate.passed, rig.forced) == (passed, 0)
+
+
+def test_nothing_is_let_through_once_the_declaration_is_over(rig: DeadlockRig) -> None:
+    with rig.serving.blocking():
+        wait_for(lambda: rig.forced >= 1)
+    passed, forced = rig.device.gate.passed, rig.forced
+    assert not rig.is_over.wait(LONG_ENOUGH_S)
+    assert (rig.device.gate.passed, rig.forced) == (passed, forced)
+
+
+def test_a_call_that_raises_ends_its_declaration(rig: DeadlockRig) -> None:
+    with pytest.raises(ZeroDivisionError), rig.serving.blocking():
+        raise ZeroDivisionError
+    assert not rig.device._watchdog.is_declared
+    assert rig.device.gave_back is None
+
+
+def test_a_short_call_lets_nothing_through(tmp_path: Path) -> None:
+    rig = DeadlockRig(tmp_path, watchdog_ms=1e9)
+    with rig.serving.blocking():
+        assert not rig.device_wide_call(timeout_s=LONG_ENOUGH_S)
+    assert rig.forced == 0
+    rig.end()
+
+
+def test_a_call_is_freed_while_nothing_beats_for_serving(rig: DeadlockRig) -> None:
+    """As when the blocked call holds the interpreter, and with it the keeper."""
+    rig.stop_keeper()
+    with rig.serving.blocking():
+        assert rig.device_wide_call()
+    assert rig.forced == GATES
+
+
+@pytest.mark.parametrize("name", ["enter", "leave"])
+def test_a_watchdog_that_fails_is_not_heard_of_in_serving(rig: DeadlockRig, name: str) -> None:
+    fail(rig.serving, "_watchdog", name)
+    with rig.serving.blocking():
+        pass
+    assert rig.device.gave_back == f"RuntimeError: planted in {name}"
+
+
+@in_child()
+def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None:
+    rig = GpuRig(watchdog_ms=WATCHDOG_MS)
+    stream = rig.rollout.stream
+
+    def left() -> int:
+        fake.pump()  # a stream of the fake goes on when it is looked at
+        return fake.pending(stream)
+
+    with rig.step():
+        fake.hold(stream)
+        rig.rollout.gate()  # its gate lies in the stream, unseen
+        rig.serving.arrived("a", prompt_tokens=8)
+        fake.release(stream)
+        threading.Event().wait(LONG_ENOUGH_S)
+        assert left() > 0
+        with rig.serving.blocking():
+            wait_for_gpu(lambda: left() == 0)
+        assert rig.device.gate.stats().forced_opens == 1
+    rig.serving.finished("a")
+    rig.close()
+    assert fake.faults() == []
