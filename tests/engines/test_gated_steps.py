@@ -129,6 +129,28 @@ def test_compiled_model_has_no_gates_outside_a_step() -> None:
 
 
 @torch.no_grad()
+def test_steps_and_threads_compile_nothing_again() -> None:
+    compiled_graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
+        compiled_graphs.append(graph)
+        return graph
+
+    lane, model = Lane(), Model(4)
+    gate_layers(lane, model, every=1)
+    torch._dynamo.reset()
+    run, x = torch.compile(model, backend=backend), torch.randn(2, 4)
+    run(x)
+    first = len(compiled_graphs)
+    assert first > 0
+    for thread in (threading.get_ident(), 0, threading.get_ident(), 17, 0):
+        lane.step_thread = thread
+        run(x)
+    assert len(compiled_graphs) == first
+    assert lane.gates == 2 * 4
+
+
+@torch.no_grad()
 def test_abort_comes_out_of_a_compiled_model() -> None:
     lane, model = GatedLane(), deep()
     gate_layers(lane, model, every=1)

@@ -138,6 +138,8 @@ TEST(stream_that_is_captured_is_not_switched_to_or_from) {
     const Status refused = rig.use(*rig.confined);
     CHECK(refused.code() == Code::kInvalidArgument);
     CHECK_EQ(rig.borrower->stream(), rig.stream->get());
+    // A driver that is asked to wait there ends the capture.
+    CHECK_EQ(fake().calls("cuStreamWaitEvent"), 0);
     CHECK(Graph::end_capture(rig.device, captured->get()).ok());
   }
 }
