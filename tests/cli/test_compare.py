@@ -201,12 +201,13 @@ def test_real_engines_without_a_second_core_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.timeout(400)  # eight engines, in turns, whatever else the machine does
 def test_real_engines_run_rivals_and_rose_on_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "report"
-    names = "share_all,priority,host_window,rose_paper,valve,rose_idle,rose_slack"
-    line = ("compare", "--seconds", "2", "--schemes", names, "--tpot-ms", "100")
+    names = "share_all,priority,rose_paper,valve,rose_slack"
+    line = ("compare", "--seconds", "1", "--schemes", names, "--tpot-ms", "100")
     status, said, _ = run(capsys, *line, "--out", str(out))
     assert status == 0
     report = written(out)
@@ -214,11 +215,10 @@ def test_real_engines_run_rivals_and_rose_on_the_same_requests(
     (at,) = report["loads"]  # type: ignore[misc]
     assert list(at["schemes"]) == ["alone", *names.split(",")]
     assert len({row["requests"] for row in at["schemes"].values()}) == 1
-    for name in ("rose_idle", "rose_slack"):
-        certificates = at["schemes"][name]["certificates"]
-        assert certificates["granted"] == certificates["verified"] > 0, name
+    certificates = at["schemes"]["rose_slack"]["certificates"]
+    assert certificates["granted"] == certificates["verified"] > 0
     # Rollouts of every rule got something done, and each of its pieces passed the gate.
-    for name in ("host_window", "rose_paper", "valve"):
+    for name in ("rose_paper", "valve"):
         assert at["schemes"][name]["segments"] > 0, name
     assert at["schemes"]["share_all"]["harvest"] > 0
     assert "static_split" in said
