@@ -33,7 +33,11 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
     assert {
         "gate_pass_open_ns",
         "close_ns",
-        "segments_after_close_max_8_steps_in_flight",
+        "passed_gate_after_close",
+        "pause_vs_queue_depth_ratio",
+        "gate_open_overhead_percent",
+        "certificate_over_empty_call",
+        "harvest_tpot25",
         "pause_p99_over_segment_1.3ms",
         "certified_quantum_us",
         "log_append_ns",
