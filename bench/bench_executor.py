@@ -42,7 +42,7 @@ class Pair:
 
     def __init__(self, log_path: Path) -> None:
         # Loans come back at once, so a run sees many revocations.
-        policy = Policy(regrow_after_ms=0)
+        policy = Policy(regrow_after_ms=0, aborts_per_s=1e6)
         self.device = CoServing.open("cpu", pool_bytes=POOL_BYTES, log_path=log_path, policy=policy)
         self.serving: ServingLane = self.device.serving(
             KV,

@@ -243,7 +243,10 @@ def test_revoke_idle_1gib_over_futex(report: Report, tmp_path: Path) -> None:
 def test_grant_with_certificate_us(report: Report, tmp_path: Path) -> None:
     geometry = KVGeometry(layers=4, block_tokens=16, bytes_per_token=2048)
     with CoServing.open(
-        "cpu", pool_bytes=256 * MIB, log_path=tmp_path / "log", policy=Policy(regrow_after_ms=0)
+        "cpu",
+        pool_bytes=256 * MIB,
+        log_path=tmp_path / "log",
+        policy=Policy(regrow_after_ms=0, aborts_per_s=1e6),
     ) as device:
         slo = SLO(ttft_ms=1000, tpot_ms=100)
         device.serving(

@@ -29,7 +29,10 @@ def test_weight_activation_over_copy(report: Report) -> None:
     source = np.concatenate(rows)
     evictions_ns: list[float] = []
     with CoServing.open(
-        "cpu", pool_bytes=POOL_BYTES, slab_bytes=SLAB_BYTES, policy=Policy(regrow_after_ms=0)
+        "cpu",
+        pool_bytes=POOL_BYTES,
+        slab_bytes=SLAB_BYTES,
+        policy=Policy(regrow_after_ms=0, aborts_per_s=1e6),
     ) as device:
         device.serving(
             KV,

@@ -38,9 +38,10 @@ class Report:
         *,
         peer: Peer | None = None,
         bar: Bar | None = None,
+        is_void: bool = False,
     ) -> None:
-        """Report a figure."""
-        self._rows.append(row(name, value, unit, peer=peer, bar=bar))
+        """Report a figure; `is_void` when its control says that the machine was too restless."""
+        self._rows.append(row(name, value, unit, peer=peer, bar=bar, is_void=is_void))
 
     def repeat(self, function: Callable[[], object], rounds: int) -> None:
         """Run `rounds` rounds of a function that keeps its own samples, after one to warm up."""

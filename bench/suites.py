@@ -7,6 +7,7 @@ _PREFIX: Final = "bench_"
 # What a suite runs besides the file of its name.
 _FURTHER: Final = {
     "compute": ("gate", "latency", "harvest"),
+    "executor": ("arms",),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
     "transfer": ("codec",),
 }

@@ -37,7 +37,9 @@ class Leased:
             "cuda:0",
             pool_bytes=POOL_BYTES,
             slab_bytes=SLAB_BYTES,
-            policy=Policy(regrow_after_ms=0, latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0)),
+            policy=Policy(
+                regrow_after_ms=0, aborts_per_s=1e6, latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0)
+            ),
         )
         self.device.serving(
             kv,
