@@ -12,6 +12,7 @@ from rose.units import NS_PER_S
 _NOBODY: Final = -1
 _SERVING: Final = 0
 _ROLLOUT: Final = 1
+_SLACK: Final = 1
 _EMPTY: Final = Timeline(gate_open=(), arrivals_s=(), slabs=())
 
 
@@ -36,6 +37,7 @@ def window_timeline(
     """Replay `records` and keep what falls between `start_s` and `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
+    is_slack = False  # lent before a step: it closes when the step begins
     gate_open: list[tuple[float, float]] = []
     arrivals_s: list[float] = []
     holdings: list[tuple[float, int, int, int]] = []
@@ -57,8 +59,12 @@ def window_timeline(
                     note(at_s)
             case "QUANTUM" if opened_s is None:
                 opened_s = max(at_s, start_s)
-            case "QUANTUM":
-                pass
+                is_slack = record.fields["mode"] == _SLACK
+            case "STEP" if opened_s is not None and is_slack:
+                began_s = record.fields["began_ns"] / NS_PER_S
+                if began_s >= start_s:
+                    gate_open.append((opened_s, max(began_s, opened_s)))
+                opened_s = None
             case "ARRIVED":
                 if opened_s is not None and at_s >= start_s:
                     gate_open.append((opened_s, at_s))
