@@ -225,27 +225,26 @@ class ServingLane:
         """
         if not self._live:
             self.arrived(_STEP, prompt_tokens=0)
-        lent_ms = blocked_ms = 0.0
+        lent_ms, blocked_ms, passed = 0.0, 0.0, 0
         with self._safety:
             if batch is not None or not self._knows_batches:
                 lent_ms = self._lend(batch)
             blocked_ms = self._wait_parked()
-        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, self._gate.passed)
+            passed = self._gate.passed
+        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, passed)
 
     def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
         """Lend within a step whose batch is prepared; what that takes is not part of the step."""
         self._knows_batches = True
         from_ns = self._clock.now_ns()
-        lent_ms = blocked_ms = 0.0
+        lent_ms, blocked_ms, passed = 0.0, 0.0, began.passed
         with self._safety:
             lent_ms = self._lend(batch)
             blocked_ms = self._wait_parked()
+            passed = self._gate.passed
         took_ns = self._clock.now_ns() - from_ns
         return Beginning(
-            began.at_ns + took_ns,
-            began.lent_ms + lent_ms,
-            began.blocked_ms + blocked_ms,
-            self._gate.passed,
+            began.at_ns + took_ns, began.lent_ms + lent_ms, began.blocked_ms + blocked_ms, passed
         )
 
     def _lend(self, batch: StepBatch | None) -> float:
