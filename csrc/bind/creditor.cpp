@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -59,27 +60,29 @@ struct PolicyConfig {
 };
 
 // Turns a certificate into credit. Two of them share a certifier: one for the creditor's thread,
-// one, in mode slack, for serving's.
+// one for serving's.
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
                   std::shared_ptr<const SlowdownBound> slowdown, PolicyConfig config,
-                  bool lends_slack) noexcept
+                  bool is_servings) noexcept
       : gate_{std::move(gate)},
         certifier_{std::move(certifier)},
         slowdown_{std::move(slowdown)},
         config_{config},
-        lends_slack_{lends_slack} {}
+        is_servings_{is_servings} {}
 
   compute::Decision decide(const compute::CreditRequest& request) noexcept override {
     auto grant = ask(request, segment_upper_ms());
-    if (grant.segments == 0 && is_starved(request)) grant = ask(request, config_.segment_prior_ms);
+    if (grant.segments == 0 && is_starved(request)) {
+      grant = ask(request, config_.segment_prior_ms, 1);
+    }
     return {
         .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
   }
 
   // The batch that the next decisions of this thread are about.
-  void commit(const std::optional<slo::Features>& batch) noexcept { committed_ = batch; }
+  void commit(const std::optional<slo::CommittedBatch>& batch) noexcept { committed_ = batch; }
 
   double segment_upper_ms() const noexcept {
     const Nanoseconds recent_ns = gate_->recent_segment_ns(config_.segment_share);
@@ -90,25 +93,28 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   // With no live request a quantum is one of idle mode, whoever asks for it.
   HarvestMode mode_of_now() const noexcept {
     if (certifier_->serving().pending() == 0) return HarvestMode::kIdle;
-    if (lends_slack_) return HarvestMode::kSlack;
-    return certifier_->header().may(HarvestMode::kSpatial) ? HarvestMode::kSpatial
-                                                           : HarvestMode::kIdle;
+    const slo::LogHeader& header = certifier_->header();
+    if (is_servings_ && header.may(HarvestMode::kSlack)) return HarvestMode::kSlack;
+    return header.may(HarvestMode::kSpatial) ? HarvestMode::kSpatial : HarvestMode::kIdle;
   }
 
-  slo::QuantumGrant ask(const compute::CreditRequest& request, double segment_ms) noexcept {
+  slo::QuantumGrant ask(const compute::CreditRequest& request, double segment_ms,
+                        std::uint32_t most = ~std::uint32_t{0}) noexcept {
     return certifier_->decide({.mode = mode_of_now(),
                                .close_epoch = request.close_epoch,
                                .passed = request.passed,
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
                                .slowdown = slowdown_->upper(),
+                               .most = most,
                                .committed = committed_});
   }
 
   // Segments that were too long for the targets are never followed by others that could show
-  // they were an exception. After a while the prior counts again.
+  // they were an exception. After a while one may try, while serving is idle.
   bool is_starved(const compute::CreditRequest& request) const noexcept {
-    return request.outstanding == 0 && certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&
+    return request.outstanding == 0 && mode_of_now() == HarvestMode::kIdle &&
+           certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&
            gate_->since_segment_ns() > compute::DurationRing::kRecentNs;
   }
 
@@ -116,8 +122,8 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   std::shared_ptr<QuantumCertifier> certifier_;
   std::shared_ptr<const SlowdownBound> slowdown_;  // of serving's steps beside rollouts
   PolicyConfig config_;
-  bool lends_slack_;
-  std::optional<slo::Features> committed_;  // only the policy of serving's thread has one
+  bool is_servings_;
+  std::optional<slo::CommittedBatch> committed_;  // only the policy of serving's thread has one
 };
 
 // A creditor and a lender of slack, with their policies and one certifier.
@@ -147,24 +153,42 @@ class CertifiedCreditor {
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
-  std::optional<compute::Offer> offer(const std::optional<slo::Features>& batch) noexcept {
+  std::optional<compute::Offer> offer(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);
     return may(HarvestMode::kSlack) ? slack_.offer() : std::nullopt;
+  }
+  void stop() noexcept {
+    slack_.set_stopped(true);
+    creditor_.stop();
+  }
+  Status start() noexcept {
+    slack_.set_stopped(false);
+    return creditor_.start();
   }
   void withdraw() noexcept { slack_.withdraw(); }
   // The certificate that would be granted now, recorded, but acted upon by nobody.
   std::uint32_t certify() noexcept {
+    const std::scoped_lock one_decides{gate_->granting()};
     CertifiedPolicy& policy = lends_slack() ? *slack_policy_ : *policy_;
     return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
   }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
-  // Before each step of serving: what it can spare goes first, and the gate is closed then.
-  Nanoseconds before_step(const std::optional<slo::Features>& batch) noexcept {
+  // Before each step of serving: what it can spare goes first, and the gate is closed then. In mode
+  // spatial it is opened again if the step bears rollouts beside it, from now and not from when
+  // somebody last looked.
+  Nanoseconds before_step(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);
     const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
-    if (!may(HarvestMode::kSpatial)) slack_.withdraw();
+    close_for_step();
+    if (may(HarvestMode::kSpatial)) (void)slack_.offer(true);
     return lent_ns;
   }
+  // Also a gate that is closed: an opening that was decided before must not come after it.
+  void close_for_step() noexcept {
+    gate_->close(gate_->is_open() ? CloseReason::kStep : gate_->close_reason());
+  }
+  // Threads of serving's that are in before_step, on their way out of it included.
+  std::atomic<int>& lending() noexcept { return lending_; }
 
   Harvest harvest() const noexcept {
     if (!gate_->is_open()) return gate_->is_running() ? Harvest::kDraining : Harvest::kClosed;
@@ -191,6 +215,7 @@ class CertifiedCreditor {
   std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
   compute::SlackLender slack_;
+  std::atomic<int> lending_{0};
 };
 
 std::shared_ptr<ServingState> create_state(std::shared_ptr<CertificateLog> log,
@@ -214,9 +239,11 @@ slo::Features features_of(const std::array<double, 3>& values, const char* name)
 
 using Batch = std::optional<std::array<double, 3>>;
 
-std::optional<slo::Features> batch_of(const Batch& values) {
+// `slots` must outlive the answer.
+std::optional<slo::CommittedBatch> batch_of(const Batch& values,
+                                            const std::vector<std::uint32_t>& slots) {
   if (!values) return std::nullopt;
-  return features_of(*values, "batch");
+  return slo::CommittedBatch{.features = features_of(*values, "batch"), .slots = slots};
 }
 
 std::unique_ptr<CertifiedCreditor> create_creditor(
@@ -287,6 +314,8 @@ void bind_creditor(py::module_& module) {
           py::arg("slots"))
       .def("finished", &ServingState::finished, py::arg("slot"))
       .def("beat", &ServingState::beat)
+      .def("step_began", &ServingState::step_began)
+      .def("step_ended", &ServingState::step_ended)
       .def_property_readonly("pending", &ServingState::pending)
       .def_property_readonly("waiting", &ServingState::waiting)
       .def_property_readonly("running",
@@ -315,28 +344,39 @@ void bind_creditor(py::module_& module) {
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
            py::arg("slowdown") = 2.0, py::arg("watchdog") = py::none(),
            py::arg("clock") = py::none())
-      .def("start", [](CertifiedCreditor& self) { check(self.creditor().start()); })
+      .def("start", [](CertifiedCreditor& self) { check(self.start()); })
       .def(
-          "stop", [](CertifiedCreditor& self) { self.creditor().stop(); },
+          "stop", [](CertifiedCreditor& self) { self.stop(); },
           py::call_guard<py::gil_scoped_release>())
       .def("notify", [](CertifiedCreditor& self) { self.creditor().notify(); })
       .def("certify", &CertifiedCreditor::certify)
       .def("look", [](CertifiedCreditor& self) { return self.creditor().look(); })
       .def(
           "offer",
-          [](CertifiedCreditor& self, const Batch& batch) { return self.offer(batch_of(batch)); },
-          py::arg("batch") = py::none())
+          [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {
+            return self.offer(batch_of(batch, slots));
+          },
+          py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
       .def("withdraw", &CertifiedCreditor::withdraw)
       // In any other mode it is over before a hand-over of the GIL would be.
       .def(
           "before_step",
-          [](CertifiedCreditor& self, const Batch& batch) {
-            const auto features = batch_of(batch);
-            if (!self.lends_slack()) return static_cast<double>(self.before_step(features)) / 1e6;
-            const py::gil_scoped_release release;
-            return static_cast<double>(self.before_step(features)) / 1e6;
+          [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {
+            const auto committed = batch_of(batch, slots);
+            if (!self.lends_slack()) return static_cast<double>(self.before_step(committed)) / 1e6;
+            self.lending().fetch_add(1);
+            Nanoseconds lent_ns = 0;
+            {
+              const py::gil_scoped_release release;
+              lent_ns = self.before_step(committed);
+            }
+            self.lending().fetch_sub(1);
+            return static_cast<double>(lent_ns) / 1e6;
           },
-          py::arg("batch") = py::none())
+          py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
+      .def("close_for_step", &CertifiedCreditor::close_for_step)
+      .def_property_readonly("is_lending",
+                             [](CertifiedCreditor& self) { return self.lending().load() != 0; })
       // actual / predicted of a serving step that ran beside rollouts.
       .def(
           "observe_slowdown",

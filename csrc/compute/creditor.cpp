@@ -75,8 +75,9 @@ Nanoseconds Creditor::look() noexcept {
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
   // Counted from `passed` as the policy saw it: what has started since then is part of the quantum.
   // While the gate is closed this also takes back what the close left over.
-  gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
-  (gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);
+  const bool is_set =
+      gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
+  (is_set && gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);
   return config_.poll_ns;
 }
 

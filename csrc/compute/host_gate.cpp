@@ -224,11 +224,12 @@ bool HostGate::open(std::uint32_t expected_epoch) noexcept {
          closed == ((std::uint64_t{expected_epoch} << GateWord::kEpochShift) | GateWord::kOpenBit);
 }
 
-void HostGate::set_credit(std::uint32_t last) noexcept {
+bool HostGate::set_credit(std::uint32_t last) noexcept {
   const bool raises = static_cast<std::int32_t>(last - word_->credit.load()) > 0;
-  if (!raises && (is_open() || is_draining())) return;
+  if (!raises && (is_open() || is_draining())) return !is_draining();
   word_->credit.store(last);
   ring_bell();
+  return true;
 }
 
 void HostGate::grant(std::uint32_t segments_ahead) noexcept {

@@ -116,8 +116,8 @@ class HostGate {
   // Opens unless a close came after `expected_epoch` was read. True when the gate is open in it.
   bool open(std::uint32_t expected_epoch) noexcept;
   // Lets segments up to number `last` start. Lowers the credit only while the gate is closed, and
-  // not while it drains.
-  void set_credit(std::uint32_t last) noexcept;
+  // not while it drains: false, and then nothing is to be opened for it.
+  bool set_credit(std::uint32_t last) noexcept;
   // Raises the credit so that at most `segments_ahead` may start from now on.
   void grant(std::uint32_t segments_ahead) noexcept;
   void set_low_water(std::uint32_t segments) noexcept;

@@ -11,15 +11,15 @@ constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace
 
-std::optional<Offer> SlackLender::offer() noexcept {
+std::optional<Offer> SlackLender::offer(bool beside) noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
   // Somebody else decides right now: serving does not wait for that.
   const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
-  if (!one_decides.owns_lock()) return std::nullopt;
+  if (!one_decides.owns_lock() || is_stopped_) return std::nullopt;
   CreditRequest request;
   // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
   request.close_epoch = gate_->close_epoch();
-  if (gate_->is_open() || gate_->is_running()) return std::nullopt;
+  if (gate_->is_open() || (gate_->is_running() && !beside)) return std::nullopt;
   request.passed = gate_->passed();
   request.now_ns = clock_->now_ns();
   const Decision decision = policy_->decide(request);
@@ -47,8 +47,12 @@ Nanoseconds SlackLender::lend() noexcept {
   return clock_->now_ns() - from_ns;
 }
 
+void SlackLender::set_stopped(bool is) noexcept {
+  const std::scoped_lock one_decides{gate_->granting()};
+  is_stopped_ = is;
+}
+
 bool SlackLender::wait_spent(const Offer& offer) noexcept {
-  const std::uint32_t first = gate_->passed();
   const Nanoseconds start_by_ns = clock_->now_ns() + config_.start_ns;
   for (;;) {
     // Read before the look: what rings during the look makes the wait return at once.
@@ -56,7 +60,7 @@ bool SlackLender::wait_spent(const Offer& offer) noexcept {
     const Nanoseconds now_ns = clock_->now_ns();
     const bool is_ours = gate_->is_open() && gate_->close_epoch() == offer.close_epoch;
     if (!is_ours || now_ns >= offer.until_ns || !gate_->is_in_step()) return false;
-    if (gate_->passed() == first && now_ns >= start_by_ns) return false;
+    if (gate_->passed() == offer.passed && now_ns >= start_by_ns) return false;
     const Nanoseconds left_ns = offer.until_ns - now_ns;
     if (gate_->credit_left() == 0) {
       // On a device the last segment has started; what is left of it is part of the quantum, and

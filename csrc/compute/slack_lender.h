@@ -13,6 +13,7 @@ namespace rose::compute {
 
 struct Offer {
   std::uint32_t segments{0};
+  std::uint32_t passed{0};       // segments that had started before it
   std::uint32_t close_epoch{0};  // in which the gate was opened for it
   Nanoseconds until_ns{0};       // on the clock; then it is over, whatever became of it
 };
@@ -25,7 +26,9 @@ struct SlackConfig {
 };
 
 // 1. An offer is made only while the gate is closed and no segment runs, so its quantum is all the
-//    borrower can do until the next decision.
+//    borrower can do until the next decision. On a device the last segment before it may still run,
+//    and nobody sees it end: it counts as one of the quantum. With `beside`, what rollouts do does
+//    not delay the step, and a segment may run.
 // 2. lend() returns with the gate closed. It never waits longer than the policy's quanta, one after
 //    the other; a segment that is still running then is for the caller to wait for.
 // 3. A close by anybody else, an arrival's above all, ends it at once.
@@ -42,12 +45,15 @@ class SlackLender {
 
   // Asks the policy, and opens the gate for what it grants. Nothing when nobody would run, or the
   // policy refused, or a close came in between.
-  std::optional<Offer> offer() noexcept;
+  std::optional<Offer> offer(bool beside = false) noexcept;
   // Closes the gate, if it is open.
   void withdraw() noexcept;
   // Offers, waits until that is used up, and offers again, as long as the policy grants something.
   // Returns how long that took; 0 when nothing was granted.
   Nanoseconds lend() noexcept;
+  // From now on there is no offer, or there are some again. Any thread; a lend() that is under way
+  // ends with its quantum.
+  void set_stopped(bool is) noexcept;
 
  private:
   // True when the whole quantum ran, and nothing runs any more.
@@ -57,6 +63,7 @@ class SlackLender {
   std::shared_ptr<CreditPolicy> policy_;
   std::shared_ptr<const Clock> clock_;
   SlackConfig config_;
+  bool is_stopped_{false};  // guarded by the gate's granting()
 };
 
 }  // namespace rose::compute

@@ -63,8 +63,7 @@ void Watchdog::force() noexcept {
   const std::uint32_t epoch = gate_->close_epoch();
   const std::uint32_t passed = gate_->passed();
   if (record_ != nullptr) record_->forced(passed, epoch);
-  gate_->set_credit(passed + 1);
-  if (!gate_->open(epoch)) return;
+  if (!gate_->set_credit(passed + 1) || !gate_->open(epoch)) return;
   gate_->count_forced_opening();
   is_forced_ = true;
   forced_epoch_ = epoch;

@@ -32,13 +32,15 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
                                       const CertificateLog::Section& section,
                                       Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
-  const bool is_busy =
-      query.mode == HarvestMode::kIdle ? serving_->pending() != 0 : serving_->waiting() != 0;
+  const bool is_busy = query.mode == HarvestMode::kIdle
+                           ? serving_->pending() != 0 || serving_->is_in_step()
+                           : serving_->waiting() != 0;
   if (is_busy || !header.may(query.mode)) return QuantumRefusal::kServingBusy;
   record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
   if (record.heartbeat_age_ns > header.heartbeat_ttl_ns) return QuantumRefusal::kNoHeartbeat;
   const ServingLoad load = serving_->load(section);
-  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1) || !forecast(query, load, record)) {
+  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1) ||
+      !forecast(query, load, section, record)) {
     return QuantumRefusal::kSloAtRisk;
   }
   if (load.running > 0) {
@@ -51,7 +53,8 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.pending = load.running;
   record.mode = query.mode;
 
-  for (std::uint32_t segments = header.max_segments; segments > 0; --segments) {
+  for (std::uint32_t segments = std::min(header.max_segments, query.most); segments > 0;
+       --segments) {
     const double quantum_ms = segments * query.segment_upper_ms;
     if (!fits(quantum_ms, section.now_ns(), record)) continue;
     record.segments = segments;
@@ -63,6 +66,7 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
 }
 
 bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& load,
+                                const CertificateLog::Section& section,
                                 Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
   Features step = next_.largest_step;
@@ -71,11 +75,12 @@ bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& lo
     step = {.decode_sequences = static_cast<double>(load.running),
             .context_tokens = static_cast<double>(load.context_tokens),
             .prefill_tokens = 0};
-    chunk = step;
-    chunk.prefill_tokens =
-        std::max(next_.largest_chunk.prefill_tokens - step.decode_sequences, 0.0);
-    if (query.committed && query.committed->decode_sequences >= step.decode_sequences) {
-      step = *query.committed;
+    chunk.decode_sequences = step.decode_sequences;
+    chunk.context_tokens += step.context_tokens;
+    // An engine that is full gives a prompt one token a step at worst, and the burst counts that.
+    chunk.prefill_tokens = std::max(chunk.prefill_tokens - step.decode_sequences, 1.0);
+    if (query.committed && serving_->runs_within(query.committed->slots, section)) {
+      step = query.committed->features;
       record.committed = 1;
     }
   }
@@ -109,6 +114,7 @@ bool QuantumCertifier::fits(double quantum_ms, Nanoseconds now_ns,
   const double delay_ms = quantum_ms + header.signal_ms;
   if (!(delay_ms <= header.blocking_ms)) return false;
   if (!(delay_ms + first_token_ms + record.burst_ms <= header.ttft_ms)) return false;
+  if (serving_->has_prefilled() && !(delay_ms + first_token_ms <= header.tpot_ms)) return false;
   if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return true;
   const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
   if (record.mode == HarvestMode::kSlack) return delay_ms + next_ms <= left_ms;

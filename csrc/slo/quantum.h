@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "base/clock.h"
 #include "slo/certificate_log.h"
@@ -20,16 +21,22 @@ struct NextRequest {
   Features largest_chunk;  // its heaviest prefill chunk
 };
 
+// The batch of serving's next step, where it is fixed already: a request that arrives now can only
+// be in the step after it.
+struct CommittedBatch {
+  Features features;
+  std::span<const std::uint32_t> slots;  // of the requests that get a token by it
+};
+
 struct QuantumQuery {
   HarvestMode mode{HarvestMode::kIdle};
   std::uint32_t close_epoch{0};
   std::uint32_t passed{0};
   std::uint32_t outstanding{0};
-  double segment_upper_ms{0};  // > 0: what one segment takes at most
-  double slowdown{1};          // >= 1: of a serving step beside rollouts
-  // The batch of serving's next step, where it is fixed already: a request that arrives now can
-  // only be in the step after it.
-  std::optional<Features> committed{};
+  double segment_upper_ms{0};             // > 0: what one segment takes at most
+  double slowdown{1};                     // >= 1: of a serving step beside rollouts
+  std::uint32_t most{~std::uint32_t{0}};  // segments that are asked for
+  std::optional<CommittedBatch> committed{};
 };
 
 enum class QuantumRefusal : std::uint8_t {
@@ -54,8 +61,9 @@ struct QuantumGrant {
 // 2. delay <= blocking_ms,
 // 3. delay + first token + burst <= ttft_ms, where a first token takes max(step_upper,
 // chunk_upper),
-//    or their sum behind a committed batch,
-// 4. idle:    no request is live;
+//    or their sum behind a committed batch; and, once a request came prefilled,
+//    delay + first token <= tpot_ms,
+// 4. idle:    no request is live, and serving is in no step;
 //    slack:   none waits for its first token, and delay + next step is over before the earliest
 //             deadline of those that run; the next step takes max(step_upper, chunk_upper), or
 //             step_upper alone when it is committed;
@@ -64,9 +72,9 @@ struct QuantumGrant {
 //
 // A running request's deadline is its last token's time + tpot_ms. In idle mode step and chunk are
 // the largest there can be; else the step is serving's next one, and the chunk that step with as
-// many prompt tokens of a next request as one step takes. A batch counts as committed only if it
-// has every running request in it. Everything is looked at and recorded in
-// one section of the log, so the log tells the true order.
+// many prompt tokens of a next request as one step takes, at the end of the longest prompt. A batch
+// counts as committed only if it has every running request in it. Everything is looked at and
+// recorded in one section of the log, so the log tells the true order.
 //
 // A granted quantum may be overtaken by an arrival before it takes effect. That is the gate's to
 // settle, and it does: see Creditor, invariant 3.
@@ -94,7 +102,8 @@ class QuantumCertifier {
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
                       Quantum& record) const noexcept;
-  bool forecast(const QuantumQuery& query, const ServingLoad& load, Quantum& record) const noexcept;
+  bool forecast(const QuantumQuery& query, const ServingLoad& load,
+                const CertificateLog::Section& section, Quantum& record) const noexcept;
   bool fits(double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept;
 
   std::shared_ptr<const ServingState> serving_;

@@ -17,6 +17,7 @@ ServingState::ServingState(std::shared_ptr<CertificateLog> log,
 std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noexcept {
   pending_.fetch_add(1);
   waiting_.fetch_add(1);
+  if (is_prefilled) has_prefilled_.store(true);
   if (listener_ != nullptr) listener_->busy();
   CertificateLog::Section section{*log_};
   const std::uint32_t slot = take_slot();
@@ -68,6 +69,25 @@ bool ServingState::finished(std::uint32_t slot) noexcept {
   }
   if (pending_.fetch_sub(1) == 1 && listener_ != nullptr) listener_->idle();
   return true;
+}
+
+bool ServingState::step_ended() noexcept {
+  if (steps_.load() <= 0) return false;
+  if (steps_.fetch_sub(1) == 1 && pending() == 0 && listener_ != nullptr) listener_->idle();
+  return true;
+}
+
+bool ServingState::runs_within(std::span<const std::uint32_t> slots,
+                               const CertificateLog::Section& /*held*/) const noexcept {
+  std::array<std::uint64_t, kWords> seen{};
+  std::uint32_t found = 0;
+  for (const std::uint32_t slot : slots) {
+    if (slot >= kSlots || (*requests_)[slot].phase != Phase::kRunning) continue;
+    const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
+    if ((seen[slot / 64] & bit) == 0) ++found;
+    seen[slot / 64] |= bit;
+  }
+  return found == running_;
 }
 
 Nanoseconds ServingState::heartbeat_age_ns(Nanoseconds now_ns) const noexcept {

@@ -53,15 +53,27 @@ class ServingState {
   // False, and nothing changes, when the slot has no request: the caller counted wrong.
   bool finished(std::uint32_t slot) noexcept;
   void beat() noexcept { heartbeat_ns_.store(log_->now_ns()); }
+  // A step of serving is under way, whatever becomes of its requests meanwhile: until it has ended,
+  // nothing is granted as if serving were idle.
+  void step_began() noexcept { steps_.fetch_add(1); }
+  // False, and nothing changes, when none was under way.
+  bool step_ended() noexcept;
 
   std::int64_t pending() const noexcept { return pending_.load(); }
   // Without a first token, or without a slot.
   std::int64_t waiting() const noexcept { return waiting_.load(); }
+  bool is_in_step() const noexcept { return steps_.load() > 0; }
+  // Whether requests come here with their prompts prefilled: they need a token within a TPOT
+  // target.
+  bool has_prefilled() const noexcept { return has_prefilled_.load(); }
   // Never negative; the largest value when there never was a heartbeat.
   Nanoseconds heartbeat_age_ns(Nanoseconds now_ns) const noexcept;
   ServingLoad load() const noexcept;
   // The same for who holds the log's section, which guards it.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
+  // Whether every running request is one of `slots`.
+  bool runs_within(std::span<const std::uint32_t> slots,
+                   const CertificateLog::Section& section) const noexcept;
 
  private:
   static constexpr Nanoseconds kNever = -1;
@@ -89,6 +101,8 @@ class ServingState {
   std::shared_ptr<ServingListener> listener_;
   std::atomic<std::int64_t> pending_{0};
   std::atomic<std::int64_t> waiting_{0};
+  std::atomic<std::int64_t> steps_{0};
+  std::atomic<bool> has_prefilled_{false};
   std::atomic<Nanoseconds> heartbeat_ns_{kNever};
 
   // Guarded by the log's decision mutex.

@@ -1,5 +1,7 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
+import atexit
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +48,9 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose.executor.messages import Hello
     from rose.executor.tenancy import Tenancy
 
+# Lending ends within a look of the gate; a thread that takes longer is not waited for.
+_EXIT_LOOKS: Final = 100
+_EXIT_LOOK_S: Final = 0.01
 _SERVING: Final = 0
 _BORROWER: Final = 1  # its header slab
 _TENANTS: Final = 2
@@ -428,6 +433,18 @@ class CoServing:
         self._state.beat()
         self._creditor.start()
         self._keeper.start()
+        # A daemon thread that lends when the interpreter ends could never take it up again.
+        atexit.register(self._end_lending_at_exit)
+
+    def _end_lending_at_exit(self) -> None:
+        if self._creditor is None:
+            return
+        self._creditor.stop()
+        self._gate.shut_down()
+        for _ in range(_EXIT_LOOKS):
+            if not self._creditor.is_lending:
+                return
+            time.sleep(_EXIT_LOOK_S)
 
     def _why_refused(self) -> Reason:
         if self._creditor is None:
@@ -470,14 +487,16 @@ class CoServing:
     def _stop_lending(self) -> None:
         if self._creditor is None:
             return
-        # From the last line up, and each even if one before it failed. The creditor first: it could
-        # open the gate again.
+        # From the last line up, and each even if one before it failed. First comes who could open
+        # the gate again.
         with ExitStack() as steps:
             steps.callback(self._gate.shut_down)
             steps.callback(self._lender.close)
             steps.callback(self._gate.wait_parked, timeout_ms=self._policy.park_wait_ms)
             steps.callback(self._gate.close, CloseReason.GAVE_BACK)
             steps.callback(self._creditor.stop)
+            if self._serving is not None:
+                steps.callback(self._serving.lend_by, None)
 
     def close(self) -> None:
         """Stop lending, take everything back, and write the certificates out. Idempotent.
@@ -489,6 +508,7 @@ class CoServing:
         self._is_closed = True
         if self._serving is None:
             return
+        atexit.unregister(self._end_lending_at_exit)
         self._keeper.stop()
         if self.safety.cause is None:
             self._stop_lending()

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from rose._core import (
     CertificateLog,
     Clock,
+    CloseReason,
     Creditor,
     Forecast,
     HostGate,
@@ -44,11 +45,14 @@ class StepBatch:
         decode_sequences: sequences that get one token.
         context_tokens: KV tokens that are read, over all sequences.
         prefill_tokens: prompt tokens that are processed.
+        requests: ids of those that get a token by it. If every running request is one of them, the
+            batch counts as fixed, and nothing is set aside in it for a request that arrives.
     """
 
     decode_sequences: int
     context_tokens: int
     prefill_tokens: int
+    requests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,11 @@ class ServingStep:
 
     def __enter__(self) -> Self:
         """Wait, for a bounded time, until no rollout segment runs; with a batch, lend first."""
-        self._began = self._lane.begin_step(self.batch)
+        try:
+            self._began = self._lane.begin_step(self.batch)
+        except BaseException:  # An interrupt: a step that never was must not keep the gate closed.
+            self._lane.give_step_up()
+            raise
         return self
 
     def commit(self, batch: StepBatch) -> None:
@@ -102,7 +110,7 @@ class ServingStep:
         """Learn how long the step took, and check that serving's memory is safe."""
         if failure is None and self.batch is not None:
             self._lane.end_step(self.batch, self._began)
-        self._lane.finished(_STEP)
+        self._lane.give_step_up()
 
 
 class ServingLane:
@@ -134,6 +142,7 @@ class ServingLane:
         self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
         self._live: dict[str, int] = {}  # Ids and their slots.
         self._creditor: Creditor | None = None
+        self._closes_early = "early_close" not in policy.without
         # An engine that commits its batches is not asked to lend before it knows them.
         self._knows_batches = False
         self._stuck_at: int | None = None
@@ -148,8 +157,8 @@ class ServingLane:
         self._policy = policy
         self._clock = clock
 
-    def lend_by(self, creditor: Creditor) -> None:
-        """Ask `creditor` from now on what may go before a step, or beside it."""
+    def lend_by(self, creditor: Creditor | None) -> None:
+        """Ask `creditor` from now on what may go before a step, or beside it; None: nothing."""
         self._creditor = creditor
 
     # ---- requests -------------------------------------------------------------------------------
@@ -162,6 +171,9 @@ class ServingLane:
             prompt_tokens: length of its prompt.
             prefilled: its KV comes from elsewhere, so it decodes at once.
         """
+        with self._safety:
+            if self._closes_early:  # Before any lock that somebody else may hold.
+                self._gate.close(CloseReason.ARRIVAL)
         with self._safety, self._lock:
             if request_id not in self._live:
                 self._live[request_id] = self._state.arrived(
@@ -223,12 +235,16 @@ class ServingLane:
 
         A segment that did not end in time is waited for once, not at every step.
         """
+        with self._safety:
+            self._state.step_began()
         if not self._live:
             self.arrived(_STEP, prompt_tokens=0)
         lent_ms, blocked_ms, passed = 0.0, 0.0, 0
         with self._safety:
             if batch is not None or not self._knows_batches:
                 lent_ms = self._lend(batch)
+            elif self._creditor is not None:
+                self._creditor.close_for_step()
             blocked_ms = self._wait_parked()
             passed = self._gate.passed
         return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, passed)
@@ -250,7 +266,16 @@ class ServingLane:
     def _lend(self, batch: StepBatch | None) -> float:
         if self._creditor is None:
             return 0.0
-        return self._creditor.before_step(None if batch is None else _features(batch))
+        if batch is None:
+            return self._creditor.before_step()
+        slots = [self._live[one] for one in batch.requests if one in self._live]
+        return self._creditor.before_step(_features(batch), slots)
+
+    def give_step_up(self) -> None:
+        """Say that no step is under way: it ended, or never began."""
+        with self._safety:
+            self._state.step_ended()
+        self.finished(_STEP)
 
     def _wait_parked(self) -> float:
         segment = self._gate.passed

@@ -87,9 +87,8 @@ class CoreGovernor(Governor):
         self._passed = 0  # segments, when the step began
         self._looked_at = self.gate.demand  # the rings that the last look has heard
         self._look_ns = 0
-        # Starting it says how much credit is little; there is no step yet for its thread to see.
-        self.creditor.start()
-        self.creditor.stop()
+        # As the creditor's thread would: it is played here.
+        self.gate.set_low_water(policy.max_segments // 2)
         self.gate.begin_step()
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
@@ -108,7 +107,8 @@ class CoreGovernor(Governor):
             return self._ms_of(offer.until_ns)
         may_go_on = offer is None or self._is_spent(offer)
         self.creditor.withdraw()
-        self._offer = self.creditor.offer(batch) if may_go_on else None
+        slots = list(self._slots.values())
+        self._offer = self.creditor.offer(batch, slots) if may_go_on else None
         return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
 
     def stays_beside(self, now_ms: float) -> bool:

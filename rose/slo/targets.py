@@ -1,9 +1,12 @@
 """The user's targets."""
 
-import math
 from dataclasses import dataclass
+from typing import Final
 
 from rose.errors import InvalidArgument
+
+# Its nanoseconds must fit 64 bits.
+_TARGET_MAX_MS: Final = 9e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +29,5 @@ class SLO:
         """
         for name in ("ttft_ms", "tpot_ms"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidArgument(f"{name}={value} must be a finite number above 0")
+            if not 0 < value <= _TARGET_MAX_MS:
+                raise InvalidArgument(f"{name}={value} must be above 0 and at most 9e12")

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from rose._core import CloseReason, HarvestMode, RecordKind
+from rose.errors import Unavailable
 from rose.executor import StepBatch
 from rose.slo.log_file import read_log
 from tests.executor.conftest import LONG_S, Rig, wait_for
@@ -13,7 +15,7 @@ from tests.executor.conftest import LONG_S, Rig, wait_for
 TPOT_MS = 200.0
 # Steps of a millisecond, so that nearly all of a TPOT target is slack.
 SLACK = {"mode": "slack", "latency_prior_ms": (1.0, 0.0, 0.0, 0.0, 0.0), "tpot_ms": TPOT_MS}
-DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0)
+DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0, requests=("a",))
 
 
 class Running:
@@ -31,7 +33,8 @@ class Running:
         while not self._stop.is_set():
             quantum = self.rig.rollout.try_step(timeout_ms=20)
             if quantum:
-                with quantum:
+                # At its gate it may hear of the device's end.
+                with suppress(Unavailable), quantum:
                     while not self._stop.is_set():
                         self._stop.wait(self._segment_s)
                         self.rig.rollout.gate()
@@ -39,10 +42,9 @@ class Running:
     def serve(self, request: str) -> None:
         """Bring a request to its first token; the borrower waits at its gate then."""
         self.rig.serving.arrived(request, prompt_tokens=8)
-        began = self.rig.serving.begin_step()
-        assert began.lent_ms == 0
-        self.rig.serving.emitted(request)
-        self.rig.serving.end_step(DECODE, began)
+        with self.rig.serving.step():
+            assert not self.gate.is_running()
+            self.rig.serving.emitted(request)
 
     def stop(self) -> None:
         self._stop.set()
@@ -207,3 +209,49 @@ def test_in_spatial_mode_rollouts_go_on_beside_a_step(run) -> None:
     running.rig.serving.arrived("b", prompt_tokens=8)
     assert not running.gate.is_open()
     assert creditor.granted(HarvestMode.SPATIAL) > 0
+
+
+def test_a_batch_that_leaves_a_running_request_out_is_not_taken_as_fixed(run) -> None:
+    running = run(**{**SLACK, "latency_prior_ms": (1.0, 0.0, 0.0, TPOT_MS / 16, 0.0)})
+    running.serve("a")
+    running.serve("b")
+    running.rig.serving.emitted_all(("a", "b"))
+    with running.rig.serving.step(DECODE):
+        assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
+
+
+def test_a_step_whose_requests_have_finished_is_still_protected(run) -> None:
+    running = run()
+    running.serve("a")
+    with running.rig.serving.step(DECODE):
+        running.rig.serving.finished("a")
+        passed = running.gate.passed
+        threading.Event().wait(0.05)  # the creditor looks every few milliseconds
+        assert running.gate.passed == passed
+        assert not running.gate.is_open()
+    wait_for(running.gate.is_open)
+
+
+def test_a_device_that_gives_back_lends_no_slack(run) -> None:
+    running = run(**SLACK)
+    running.serve("a")
+    creditor = running.rig.device._creditor
+    running.rig.device._stop_lending()
+    granted = creditor.granted(HarvestMode.SLACK)
+    running.rig.serving.emitted("a")
+    assert creditor.before_step() == 0
+    assert running.rig.serving.begin_step().lent_ms == 0
+    assert creditor.granted(HarvestMode.SLACK) == granted
+
+
+def test_an_interrupt_on_the_way_into_a_step_leaves_no_step_behind(run, monkeypatch) -> None:
+    running = run()
+    serving = running.rig.serving
+
+    def interrupt(*_args) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "_lend", interrupt)
+    with pytest.raises(KeyboardInterrupt), serving.step():
+        pass
+    wait_for(running.gate.is_open)

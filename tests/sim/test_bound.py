@@ -62,12 +62,13 @@ def granted(now: Situation, *, since_token: int) -> int:
         retry_ms=1.0,
         clock=clock,
     )
-    state.emitted([state.arrived(tokens=10)])
+    slots = [state.arrived(tokens=10)]
+    state.emitted(slots)
     clock.advance(since_token * EIGHTH_NS)
     state.beat()
     gate.begin_step()
     batch = (1.0, 11.0, 0.0) if now.is_committed else None
-    offer = creditor.offer(batch)
+    offer = creditor.offer(batch, slots)
     return 0 if offer is None else offer.segments
 
 

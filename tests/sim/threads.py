@@ -122,9 +122,8 @@ class Rig:
             slowdown=policy.slowdown,
             clock=clock,
         )
-        # It says how much credit is little, and finds no step to look at.
-        self.creditor.start()
-        self.creditor.stop()
+        # As the creditor's thread would: it is played here.
+        self.gate.set_low_water(policy.max_segments // 2)
         self.threads: list[Future[None]] = []
         self.engine = ServingEngine(requests, device)
         self.slots: dict[int, int] = {}
@@ -215,7 +214,8 @@ class Rig:
 
     def _lend(self, features: tuple[float, float, float]) -> None:
         gate, clock = self.gate, self.stage.clock
-        while (offer := self.creditor.offer(features)) is not None:
+        slots = list(self.slots.values())
+        while (offer := self.creditor.offer(features, slots)) is not None:
             epoch, until_ns = offer.close_epoch, offer.until_ns
 
             def is_ours(epoch: int = epoch) -> bool:

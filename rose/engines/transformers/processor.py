@@ -205,22 +205,32 @@ class ServingProcessor(DeviceProcessor):
 
     def _prepare(self) -> bool:
         """Wait (bounded) until the borrower's segment has ended, then prepare."""
-        step = self.lane.step()
-        step.__enter__()
-        if not super()._prepare():
-            step.__exit__(None, None, None)
-            return False
+        self._step = self.lane.step()
+        self._step.__enter__()
+        is_prepared = False
+        try:
+            is_prepared = super()._prepare()
+        finally:
+            if not is_prepared:
+                self._step.__exit__(None, None, None)
+        if is_prepared:
+            self._step.commit(self._batch())
+        return is_prepared
+
+    def _batch(self) -> StepBatch:
         io = self.inputs_and_outputs
         decoding = sum(future.query_length == 1 for future in io.requests_in_batch)
-        step.commit(
-            StepBatch(
-                decode_sequences=decoding,
-                context_tokens=sum(future.state.current_len() for future in io.requests_in_batch),
-                prefill_tokens=int(io.total_seqlen_q) - decoding,
-            )
+        return StepBatch(
+            decode_sequences=decoding,
+            context_tokens=sum(future.state.current_len() for future in io.requests_in_batch),
+            prefill_tokens=int(io.total_seqlen_q) - decoding,
+            requests=tuple(future.state.request_id for future in io.requests_in_batch),
         )
-        self._step = step
-        return True
+
+    def fail_all_requests(self, error: Exception) -> None:
+        """Let go of the device first: the step in flight, if there is one, has failed."""
+        self.lane.give_step_up()
+        super().fail_all_requests(error)
 
     def update_batch(self) -> None:
         """Update, let the lane learn how long the step took, and offer what is free."""

@@ -232,29 +232,34 @@ TEST(slack_without_the_hypothetical_request_reserves_a_decode_step_only) {
 TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
   Scene scene{with_modes(0b011)};
   give_token(scene, scene.serving->arrived(10));
-  const auto ask = [&](double segment_ms, double sequences) {
+  const auto ask = [&](double segment_ms, std::vector<std::uint32_t> slots) {
     return scene.certifier
         ->decide({.mode = HarvestMode::kSlack,
                   .segment_upper_ms = segment_ms,
-                  .committed = Features{.decode_sequences = sequences}})
+                  .committed = CommittedBatch{{.decode_sequences = 1}, slots}})
         .segments;
   };
-  CHECK_EQ(ask(12, 1), 5);  // 80 = 1 + 10 + 69
-  CHECK_EQ(ask(7, 0), 4);   // one that leaves the running request out is none
+  CHECK_EQ(ask(12, {0}), 5);  // 80 = 1 + 10 + 69
+  CHECK_EQ(ask(12, {7, 0, 0}), 5);
+  // One that leaves the running request out is none, however many others it has.
+  CHECK_EQ(ask(7, {}), 4);
+  CHECK_EQ(ask(7, {1, 2}), 4);
   LogHeader hasty = with_modes(0b011);
   hasty.ttft_ms = 100;  // 100 = 1 + 10 + 49.9 + 39.1
   Scene late{hasty};
   give_token(late, late.serving->arrived(10));
+  const std::array<std::uint32_t, 1> slots{0};
   CHECK_EQ(late.certifier
                ->decide({.mode = HarvestMode::kSlack,
                          .segment_upper_ms = 13,
-                         .committed = Features{.decode_sequences = 1}})
+                         .committed = CommittedBatch{{.decode_sequences = 1}, slots}})
                .segments,
            3);
 }
 
 TEST(slack_without_the_margin_takes_predictions_at_their_word) {
   LogHeader header = with_modes(0b011);
+  const std::array<std::uint32_t, 1> slots{0};
   for (const std::uint32_t without : {0U, 1U << static_cast<std::uint32_t>(Mechanism::kMargin)}) {
     header.without = without;
     Scene scene{header};
@@ -263,7 +268,7 @@ TEST(slack_without_the_margin_takes_predictions_at_their_word) {
     const auto segments = scene.certifier
                               ->decide({.mode = HarvestMode::kSlack,
                                         .segment_upper_ms = 66,
-                                        .committed = Features{1, 11, 0}})
+                                        .committed = CommittedBatch{{1, 11, 0}, slots}})
                               .segments;
     CHECK_EQ(segments, without == 0 ? 0 : 1);  // 80 = 1 + 66 + 13: a step of 10, not of 15
   }
@@ -304,6 +309,45 @@ TEST(a_request_that_was_prefilled_elsewhere_runs_at_once) {
   CHECK_EQ(scene.serving->waiting(), 0);
   CHECK_EQ(scene.serving->load().running, 1);
   CHECK_EQ(scene.decide(7, 0, HarvestMode::kSlack), 4);
+}
+
+TEST(where_prompts_come_prefilled_a_quantum_leaves_room_for_a_token_in_time) {
+  LogHeader header = with_modes(0b001);
+  header.tpot_ms = 60;
+  Scene scene{header};  // a next request takes 50
+  CHECK_EQ(scene.decide(12), 8);
+  CHECK(scene.serving->finished(scene.serving->arrived(10, true)));
+  CHECK_EQ(scene.decide(9), 1);  // 1 + 9 + 50 = 60
+  CHECK_EQ(scene.decide(9.5), 0);
+}
+
+TEST(a_step_that_outlives_its_requests_is_no_idle_time) {
+  Scene scene;
+  const auto slot = scene.serving->arrived(10);
+  scene.serving->step_began();
+  CHECK(scene.serving->finished(slot));
+  CHECK_EQ(scene.decide(1), 0);
+  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kServingBusy);
+  const int idles = scene.listener->idles;
+  CHECK(scene.serving->step_ended());
+  CHECK_EQ(scene.listener->idles, idles + 1);  // the creditor is told
+  CHECK_EQ(scene.decide(1), 8);
+  CHECK(!scene.serving->step_ended());
+}
+
+TEST(a_next_request_brings_the_longest_context) {
+  Scene scene{with_modes(0b011)};
+  auto made = LatencyModel::create({.prior_ms = {10, 0, 0.01, 0, 0}, .cold_margin = 1});
+  CHECK(made.ok());
+  std::shared_ptr<LatencyModel> model = made.take();
+  QuantumCertifier certifier{scene.serving, model, scene.log,
+                             NextRequest{.largest_step = {}, .largest_chunk = {0, 5000, 400}}};
+  give_token(scene, scene.serving->arrived(10));
+  const auto ask = [&](double segment_ms) {
+    return certifier.decide({.mode = HarvestMode::kSlack, .segment_upper_ms = segment_ms}).segments;
+  };
+  CHECK_EQ(ask(18), 1);  // 80 = 1 + 18 + 60.11: 10 and a hundredth of 5011
+  CHECK_EQ(ask(19), 0);
 }
 
 TEST(slots_are_reused_and_context_is_counted) {
