@@ -1,7 +1,7 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
 import atexit
-import time
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose.executor.messages import Hello
     from rose.executor.tenancy import Tenancy
 
-# Lending ends within a look of the gate; a thread that takes longer is not waited for.
 _EXIT_LOOKS: Final = 100
 _EXIT_LOOK_S: Final = 0.01
 _SERVING: Final = 0
@@ -441,10 +440,11 @@ class CoServing:
             return
         self._creditor.stop()
         self._gate.shut_down()
+        # In a fraction of a second it has looked at the gate; longer nobody is waited for.
         for _ in range(_EXIT_LOOKS):
             if not self._creditor.is_lending:
                 return
-            time.sleep(_EXIT_LOOK_S)
+            threading.Event().wait(_EXIT_LOOK_S)
 
     def _why_refused(self) -> Reason:
         if self._creditor is None:

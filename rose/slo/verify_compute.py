@@ -114,23 +114,18 @@ class ComputeReplay:
             return [], max(credit - started, 0)
         return [f"{started} segments started on a credit of {credit}"], 0
 
-    def _is_overtaken(self, close_epoch: int) -> bool:
-        """Whether the gate was closed, and a quantum decided, since this one looked at it.
-
-        Then it cannot be opened for this one any more.
-        """
-        if self._epoch is not None and (close_epoch - self._epoch) % _WRAP > _WRAP // 2:
-            return True
-        self._epoch = close_epoch
-        return False
+    def _goes_back(self, close_epoch: int) -> bool:
+        """Whether an epoch is before one that was decided in: one decides at a time."""
+        before, self._epoch = self._epoch, close_epoch
+        return before is not None and (close_epoch - before) % _WRAP > _WRAP // 2
 
     def _credit(self, terms: dict[str, Any]) -> list[str]:
         segments, most = terms["segments"], self._header["max_segments"]
-        wrong: list[str] = []
-        if not self._is_overtaken(terms["close_epoch"]):
-            wrong, _ = self._started(terms["passed"])
-            self._credited = (terms["passed"], segments)
+        goes_back = self._goes_back(terms["close_epoch"])
+        wrong, _ = self._started(terms["passed"])
+        self._credited = (terms["passed"], segments)
         return wrong + broken(
+            (not goes_back, "its close_epoch is before that of an earlier quantum"),
             (1 <= segments <= most, lambda: f"{segments} segments, {most} are allowed"),
             (
                 terms["outstanding"] < segments or "credit" in self._without,

@@ -63,6 +63,7 @@ class QuantumRules:
         header = self._header
         next_ms, first_ms, burst_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
+        token_ms = delay_ms + first_ms
         first_ms = delay_ms + first_ms + burst_ms  # in the order of the page: sums round
         beside_ms = header["signal_ms"] + terms["slowdown"] * next_ms
         return [
@@ -75,6 +76,15 @@ class QuantumRules:
                     first_ms <= header["ttft_ms"],
                     lambda: f"a next request takes {first_ms} ms, {header['ttft_ms']} are allowed",
                 ),
+            ),
+            *broken(
+                (
+                    not self._requests.has_prefilled or token_ms <= header["tpot_ms"],
+                    lambda: (
+                        f"a next request that comes prefilled takes {token_ms} ms, "
+                        f"{header['tpot_ms']} are allowed"
+                    ),
+                )
             ),
             *self._deadline(terms),
             *self._mode(terms, time_ns, slack=delay_ms + next_ms, spatial=beside_ms),

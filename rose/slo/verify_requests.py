@@ -17,6 +17,7 @@ class Requests:
     def __init__(self) -> None:
         """Begin without any request."""
         self.pending = 0
+        self.has_prefilled = False  # whether one ever came with its prompt prefilled
         self._live = 0
         self._waiting = 0
         self._slotless = 0  # all of them wait until they finish
@@ -30,6 +31,9 @@ class Requests:
 
     def arrived(self, slot: int, *, prefilled: int, time_ns: int) -> list[str]:
         """Take a request in; what is wrong with it is returned, and it is left out then."""
+        if prefilled not in (0, 1):
+            return [f"prefilled is {prefilled}, not 0 or 1"]
+        self.has_prefilled = self.has_prefilled or prefilled == 1
         if slot == NO_SLOT:
             self._slotless += 1
             self.pending += 1
@@ -45,7 +49,7 @@ class Requests:
             self._tokens.append((time_ns, bit))
         else:
             self._waiting |= bit
-        return [] if prefilled in (0, 1) else [f"prefilled is {prefilled}, not 0 or 1"]
+        return []
 
     def finished(self, slot: int) -> list[str]:
         """Let a request go; its slot is free again."""

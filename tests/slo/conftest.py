@@ -10,6 +10,7 @@ from rose._core import (
     Creditor,
     HostGate,
     LatencyModel,
+    QuantumRefusal,
     ManualClock,
     ServingState,
     admission_certificate,
@@ -77,13 +78,15 @@ def write_log(path: Path) -> None:
         log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP)
         state.finished(slot)
         state.beat()
-    creditor.stop()
     slot = state.arrived(tokens=64)
     state.emitted([slot])
     gate.begin_step()
-    assert creditor.offer() is not None
+    # The creditor's thread may be deciding: then serving asks again.
+    while creditor.offer() is None:
+        assert creditor.last_refusal in (QuantumRefusal.NONE, QuantumRefusal.SERVING_BUSY)
     creditor.withdraw()
     gate.end_step()
+    creditor.stop()
     state.finished(slot)
     slot = state.arrived(tokens=64)
     terms = AdmissionTerms(

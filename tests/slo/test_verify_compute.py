@@ -253,22 +253,31 @@ def test_segments_are_counted_across_the_wrap_of_their_number(tmp_path):
     assert violations(log, tmp_path) == []
 
 
-def test_a_quantum_that_was_overtaken_grants_nothing(tmp_path):
-    for epochs, passed, is_credited in (
-        ((7, 6), 14, True),
-        ((7, 6), 15, False),
-        ((7, 7), 14, False),
-    ):
+def test_an_epoch_that_goes_back_is_a_violation_and_excuses_nothing(tmp_path):
+    for epochs, is_allowed in (((6, 7), True), ((7, 7), True), ((7, 6), False)):
         log = LogBytes()
-        log.quantum(IDLE, passed=10, close_epoch=epochs[0])
-        log.quantum(IDLE, passed=8, close_epoch=epochs[1])  # looked before, decided after
-        log.quantum(IDLE, passed=passed, close_epoch=8)
-        assert (violations(log, tmp_path) == []) is is_credited
+        for epoch in epochs:
+            log.quantum(IDLE, passed=10, close_epoch=epoch)
+        assert (violations(log, tmp_path) == []) is is_allowed
     log = LogBytes()
+    log.quantum(IDLE, passed=10, close_epoch=2**32 - 1)
     log.quantum(IDLE, passed=10, close_epoch=0)
-    log.quantum(IDLE, passed=8, close_epoch=2**32 - 1)
-    log.quantum(IDLE, passed=14, close_epoch=0)
     assert violations(log, tmp_path) == []
+    log = LogBytes()
+    log.quantum(IDLE, passed=10, close_epoch=2**31 - 1)
+    log.quantum(IDLE, passed=1010, close_epoch=0)
+    assert any("on a credit of" in one for one in violations(log, tmp_path))
+
+
+def test_once_a_request_came_prefilled_a_quantum_leaves_room_for_its_token(tmp_path):
+    """A delay of 4 * 5 + 1 ms, and a first token of 9."""
+    for tpot_ms, is_allowed in ((30.0, True), (29.9, False)):
+        log = LogBytes(tpot_ms=tpot_ms)
+        log.quantum(IDLE)
+        log.arrived(0, prefilled=1)
+        log.finished(0)
+        log.quantum(IDLE)
+        assert (violations(log, tmp_path) == []) is is_allowed
 
 
 def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
