@@ -10,8 +10,8 @@ from rose._core import (
     Creditor,
     HostGate,
     LatencyModel,
-    QuantumRefusal,
     ManualClock,
+    QuantumRefusal,
     ServingState,
     admission_certificate,
 )
