@@ -24,8 +24,8 @@ CREDIT_MAX: Final = 1 << 30
 SEGMENTS_PER_STEP: Final = 4
 LENGTHS_MS: Final = (0.05, 0.3, 1.3)
 DEPTHS: Final = (1, 64)
-GATED_CALLS: Final = 64
-MATRIX: Final = 128
+GATED_CALLS: Final = 8
+MATRIX: Final = 288
 
 
 def open_with(gate: HostGate, segments: int) -> None:
@@ -70,7 +70,7 @@ def test_gate_open_overhead_percent(report: Report) -> None:
     left = np.random.default_rng(3).random((MATRIX, MATRIX), dtype=np.float32)
     out = np.empty_like(left)
 
-    def work() -> None:  # A segment of a fixed amount of work, about 50 microseconds.
+    def work() -> None:  # A segment of a fixed amount of work, about 300 microseconds.
         np.matmul(left, left, out=out)
 
     def gated() -> None:
