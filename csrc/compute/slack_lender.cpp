@@ -24,11 +24,16 @@ std::optional<Offer> SlackLender::offer(bool beside) noexcept {
   request.now_ns = clock_->now_ns();
   const Decision decision = policy_->decide(request);
   if (decision.segments == 0) return std::nullopt;
-  const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
-  gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
+  const std::uint32_t unseen = gate_->is_on_device() && !beside ? 1 : 0;
+  const std::uint32_t segments = std::min(decision.segments, config_.max_segments) - unseen;
+  if (segments == 0) return std::nullopt;
+  const std::uint32_t credit = config_.has_credit ? segments : kUnlimitedCredit;
+  if (!gate_->set_credit(request.passed + credit)) return std::nullopt;
   if (!gate_->open(request.close_epoch)) return std::nullopt;
-  return Offer{
-      .segments = segments, .close_epoch = request.close_epoch, .until_ns = decision.until_ns};
+  return Offer{.segments = segments,
+               .passed = request.passed,
+               .close_epoch = request.close_epoch,
+               .until_ns = decision.until_ns};
 }
 
 void SlackLender::withdraw() noexcept {
