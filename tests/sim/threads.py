@@ -131,6 +131,7 @@ class Rig:
         self.segments = 0
         self.look_ns = 0
         self.looked_at = self.gate.demand
+        self.state.beat()  # Before any thread asks for credit.
 
     # ---- the borrower's thread
 
@@ -254,7 +255,6 @@ class Rig:
         arrivals_ns = [start_ns + round(one.arrival_ms * NS_PER_MS) for one in self.requests]
         lead_ns = round(self.device.host_lead_ms * NS_PER_MS)
         arrived = admitted = 0
-        self.state.beat()
         self._settle()
         while self.left and not self.stage.is_over:
             times = [*self.stage.sleepers.values(), self.look_ns]
