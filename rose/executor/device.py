@@ -12,7 +12,6 @@ from typing_extensions import Self
 from rose._core import (
     Arbiter,
     BootClock,
-    CertificateLog,
     Clock,
     CloseReason,
     Creditor,
@@ -27,6 +26,7 @@ from rose._core import (
 from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
+from rose.executor.certified import certificate_log, certified_creditor
 from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke
@@ -208,15 +208,11 @@ class CoServing:
                 f"a request of {request_tokens} tokens needs {needed} blocks, more than a pool of "
                 f"{self._pool_bytes} bytes holds: lower request_tokens or raise pool_bytes"
             )
-        log = CertificateLog(
+        log = certificate_log(
             self._log_path,
-            ttft_ms=slo.ttft_ms,
-            tpot_ms=slo.tpot_ms,
-            epsilon=policy.epsilon,
-            signal_ms=policy.signal_ms,
-            blocking_ms=policy.blocking_ms,
-            heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
-            max_segments=policy.max_segments,
+            slo=slo,
+            policy=policy,
+            clock=self._clock,
             slabs=slabs,
             partitions=_TENANTS,
             blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
@@ -225,10 +221,6 @@ class CoServing:
             max_batch_tokens=step_tokens,
             burst_requests=policy.burst_requests,
             revoke_ms=policy.revoke_ms,
-            modes=policy.mode_bits,
-            without=policy.without_bits,
-            burst_tokens=policy.burst_tokens,
-            clock=self._clock,
         )
         with ExitStack() as undo:
             undo.callback(log.close)
@@ -411,21 +403,16 @@ class CoServing:
 
     def _begin_lending(self) -> None:
         """Start who grants credit and who minds deadlines."""
-        context = float(self._limits.request_tokens)
-        self._creditor = Creditor(
+        self._creditor = certified_creditor(
             self._gate,
             self._state,
             self._model,
             self._log,
-            largest_step=(1.0, context, 0.0),
-            largest_chunk=(0.0, context, float(self._limits.step_tokens)),
-            segment_prior_ms=self._policy.segment_prior_ms,
-            segment_share=self._policy.segment_share,
-            poll_ms=self._policy.poll_ms,
-            retry_ms=self._policy.retry_ms,
-            slowdown=self._policy.slowdown,
-            watchdog=self._watchdog,
+            policy=self._policy,
+            context_tokens=self._limits.request_tokens,
+            step_tokens=self._limits.step_tokens,
             clock=self._clock,
+            watchdog=self._watchdog,
         )
         if self._serving is not None:
             self._serving.lend_by(self._creditor)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from rose._core import (
-    CertificateLog,
-    Creditor,
     Forecast,
     HarvestMode,
     HostGate,
@@ -15,6 +13,7 @@ from rose._core import (
     ServingState,
     Verdict,
 )
+from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
 from rose.sim.governor import Governor, Grain
 from rose.slo import SLO, Policy
@@ -22,7 +21,7 @@ from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
 # What the log's header says about memory, of which there is none here.
-_NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
+NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
 _FEATURES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 
 
@@ -58,27 +57,29 @@ class CoreGovernor(Governor):
         self.clock = ManualClock()
         self._start_ns = self.clock.now_ns()
         self.gate = HostGate(first_segment=first_segment, clock=self.clock)
-        self.log = _log(slo, policy, device, path=log_path, clock=self.clock)
+        self.log = certificate_log(
+            log_path,
+            slo=slo,
+            policy=policy,
+            clock=self.clock,
+            max_batch_tokens=device.chunk_tokens,
+            **NO_MEMORY,
+        )
         self.model = new_latency_model(policy)
         self.state = ServingState(self.log, gate=self.gate)
-        context = float(device.batch_max * device.chunk_tokens)
-        self.creditor = Creditor(
+        self.creditor = certified_creditor(
             self.gate,
             self.state,
             self.model,
             self.log,
-            largest_step=(1.0, context, 0.0),
-            largest_chunk=(0.0, context, float(device.chunk_tokens)),
-            segment_prior_ms=policy.segment_prior_ms,
-            segment_share=policy.segment_share,
-            poll_ms=policy.poll_ms,
-            retry_ms=policy.retry_ms,
-            slowdown=policy.slowdown,
+            policy=policy,
+            context_tokens=device.batch_max * device.chunk_tokens,
+            step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
         self._mode = policy.mode
         self._commits_batch = device.commits_batch
-        self.grain = Grain.STEP if "gate" in policy.without else Grain.SEGMENT
+        self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
         if policy.mode == "spatial":
             is_confined = "confinement" not in policy.without
             self.sharing = Sharing.CONFINED if is_confined else Sharing.TOGETHER
@@ -229,24 +230,3 @@ class CoreGovernor(Governor):
 
 def _features(work: StepWork) -> tuple[float, float, float]:
     return float(work.decode_sequences), float(work.context_tokens), float(work.prefill_tokens)
-
-
-def _log(
-    slo: SLO, policy: Policy, device: DeviceModel, *, path: str, clock: ManualClock
-) -> CertificateLog:
-    return CertificateLog(
-        path,
-        ttft_ms=slo.ttft_ms,
-        tpot_ms=slo.tpot_ms,
-        epsilon=policy.epsilon,
-        signal_ms=policy.signal_ms,
-        blocking_ms=policy.blocking_ms,
-        heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
-        max_segments=policy.max_segments,
-        max_batch_tokens=device.chunk_tokens,
-        modes=policy.mode_bits,
-        without=policy.without_bits,
-        burst_tokens=policy.burst_tokens,
-        clock=clock,
-        **_NO_MEMORY,
-    )

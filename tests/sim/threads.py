@@ -13,17 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rose._core import (
-    CertificateLog,
-    Creditor,
     HostGate,
-    LatencyModel,
     ManualClock,
     ServingState,
     Verdict,
 )
+from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim import DeviceModel, Request
+from rose.sim.core import NO_MEMORY
 from rose.sim.engine import ServingEngine
 from rose.slo import SLO, Policy
+from rose.slo.latency_file import new_latency_model
 
 NS_PER_MS = 1_000_000
 DEADLINE_S = 120.0
@@ -80,46 +80,24 @@ class Rig:
         clock = self.stage.clock
         self.requests, self.device, self.policy = requests, device, policy
         self.gate = HostGate(clock=clock)
-        self.log = CertificateLog(
+        self.log = certificate_log(
             str(path),
-            ttft_ms=slo.ttft_ms,
-            tpot_ms=slo.tpot_ms,
-            epsilon=policy.epsilon,
-            signal_ms=policy.signal_ms,
-            blocking_ms=policy.blocking_ms,
-            heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
-            max_segments=policy.max_segments,
-            slabs=0,
-            partitions=2,
-            blocks_per_slab=1,
-            max_batch_tokens=device.chunk_tokens,
-            modes=policy.mode_bits,
-            without=policy.without_bits,
-            burst_tokens=policy.burst_tokens,
+            slo=slo,
+            policy=policy,
             clock=clock,
+            max_batch_tokens=device.chunk_tokens,
+            **NO_MEMORY,
         )
-        self.model = LatencyModel(
-            prior_ms=policy.latency_prior_ms,
-            epsilon=policy.epsilon,
-            forgetting=policy.forgetting,
-            adaptation=policy.adaptation,
-            cold_margin=policy.cold_margin,
-            window=policy.residual_window,
-        )
+        self.model = new_latency_model(policy)
         self.state = ServingState(self.log, gate=self.gate)
-        context = float(device.batch_max * device.chunk_tokens)
-        self.creditor = Creditor(
+        self.creditor = certified_creditor(
             self.gate,
             self.state,
             self.model,
             self.log,
-            largest_step=(1.0, context, 0.0),
-            largest_chunk=(0.0, context, float(device.chunk_tokens)),
-            segment_prior_ms=policy.segment_prior_ms,
-            segment_share=policy.segment_share,
-            poll_ms=policy.poll_ms,
-            retry_ms=policy.retry_ms,
-            slowdown=policy.slowdown,
+            policy=policy,
+            context_tokens=device.batch_max * device.chunk_tokens,
+            step_tokens=device.chunk_tokens,
             clock=clock,
         )
         # As the creditor's thread would: it is played here.

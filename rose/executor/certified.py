@@ -1,0 +1,89 @@
+"""What certificates of compute are made with, from one policy: their log, and who asks for them."""
+
+from typing import Any
+
+from rose._core import (
+    CertificateLog,
+    Clock,
+    Creditor,
+    HostGate,
+    LatencyModel,
+    ServingState,
+    Watchdog,
+)
+from rose.slo import SLO, Policy
+
+
+def certificate_log(
+    path: str, *, slo: SLO, policy: Policy, clock: Clock, **memory: Any
+) -> CertificateLog:
+    """Open a log whose header says what `policy` may grant against which targets.
+
+    Args:
+        path: of the file; "" keeps only counts.
+        slo: the targets.
+        policy: bounds, modes, and what is switched off.
+        clock: of its records.
+        memory: fields of the header that are about memory, as `CertificateLog` names them.
+
+    Raises:
+        Unavailable: the file cannot be written.
+    """
+    return CertificateLog(
+        path,
+        ttft_ms=slo.ttft_ms,
+        tpot_ms=slo.tpot_ms,
+        epsilon=policy.epsilon,
+        signal_ms=policy.signal_ms,
+        blocking_ms=policy.blocking_ms,
+        heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
+        max_segments=policy.max_segments,
+        modes=policy.mode_bits,
+        without=policy.without_bits,
+        burst_tokens=policy.burst_tokens,
+        clock=clock,
+        **memory,
+    )
+
+
+def certified_creditor(
+    gate: HostGate,
+    state: ServingState,
+    model: LatencyModel,
+    log: CertificateLog,
+    *,
+    policy: Policy,
+    context_tokens: int,
+    step_tokens: int,
+    clock: Clock,
+    watchdog: Watchdog | None = None,
+) -> Creditor:
+    """Make who grants quanta.
+
+    Args:
+        gate: that it opens.
+        state: of serving.
+        model: of its steps.
+        log: of its certificates.
+        policy: its knobs.
+        context_tokens: KV that the request which may arrive next reads at most.
+        step_tokens: most tokens of one engine step.
+        clock: where time comes from.
+        watchdog: looks in its thread; None for none.
+    """
+    context = float(context_tokens)
+    return Creditor(
+        gate,
+        state,
+        model,
+        log,
+        largest_step=(1.0, context, 0.0),
+        largest_chunk=(0.0, context, float(step_tokens)),
+        segment_prior_ms=policy.segment_prior_ms,
+        segment_share=policy.segment_share,
+        poll_ms=policy.poll_ms,
+        retry_ms=policy.retry_ms,
+        slowdown=policy.slowdown,
+        watchdog=watchdog,
+        clock=clock,
+    )
