@@ -21,11 +21,10 @@ from rose.cli.compare_summary import summarise_comparison
 from rose.cli.compare_table import print_comparison
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
-from rose.cli.traffic import load_trace
+from rose.cli.traffic import load_trace, traffic_options
 from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO
-from rose.traces import PROFILES
 
 # What is generated lasts so long at the rate of its profile: room for any load and any piece.
 _GENERATED_S: Final = 7200.0
@@ -136,17 +135,7 @@ def _progress(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 @click.command()
-@click.option(
-    "--trace",
-    "trace_path",
-    metavar="PATH",
-    help="Azure, BurstGPT, Mooncake or rose trace, plain or .gz.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    help="Traffic that is generated without a trace; chat by default.",
-)
+@traffic_options
 @click.option("--virtual", is_flag=True, help="A model of a GPU in virtual time; needs no engine.")
 @click.option(
     "--load",

@@ -17,13 +17,12 @@ from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
 from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.report import print_table, summarise, write_report
-from rose.cli.traffic import load_trace
+from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
-from rose.traces import PROFILES
 from rose.units import MIB
 
 # What serving accepts: a request must fit into the pool beside others.
@@ -41,17 +40,7 @@ def _check_positive(**values: float) -> None:
 
 
 @click.command()
-@click.option(
-    "--trace",
-    "trace_path",
-    metavar="PATH",
-    help="Azure, BurstGPT, Mooncake or rose trace, plain or .gz.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    help="Traffic that is generated without a trace; chat by default.",
-)
+@traffic_options
 @click.option("--load", default=0.2, show_default=True, help="Share of the measured capacity.")
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."

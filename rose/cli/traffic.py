@@ -1,7 +1,28 @@
 """The trace that a command runs on: a file's, or one that is generated."""
 
+from collections.abc import Callable
+from typing import Any
+
+import click
+
 from rose.errors import InvalidArgument
-from rose.traces import Trace, generate, read_trace
+from rose.traces import PROFILES, Trace, generate, read_trace
+
+
+def traffic_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--trace` and `--profile`, which `load_trace` takes."""
+    profile = click.option(
+        "--profile",
+        type=click.Choice(list(PROFILES)),
+        help="Traffic that is generated without a trace; chat by default.",
+    )
+    trace = click.option(
+        "--trace",
+        "trace_path",
+        metavar="PATH",
+        help="Azure, BurstGPT, Mooncake or rose trace, plain or .gz.",
+    )
+    return trace(profile(command))
 
 
 def load_trace(
