@@ -23,6 +23,7 @@ class Coverage:
         elements: of all tensors.
         held: of those, how many at least one rank holds.
         unheld: by tensor, how many no rank holds.
+        storage: elements of all storages of all ranks; None if nobody knows.
         uncovered: elements of a storage that no piece describes; all of them excused.
     """
 
@@ -31,6 +32,7 @@ class Coverage:
     elements: int
     held: int
     unheld: Mapping[str, int]
+    storage: int | None
     uncovered: Mapping[Storage, int]
 
 
@@ -68,7 +70,8 @@ def check_coverage(
     elements = sum(prod(spec.shape) for spec in single.tensors.values())
     missing = {name: sum(region.count for region in at) for name, at in unheld.items()}
     held = elements - sum(missing.values())
-    return Coverage(single, ties, elements, held, missing, uncovered)
+    storage = None if storages is None else sum(storages.values())
+    return Coverage(single, ties, elements, held, missing, storage, uncovered)
 
 
 def _unheld(shards: ShardMap) -> dict[str, list[Region]]:
