@@ -216,7 +216,7 @@ HUGE = 1 << 50
         (map_of(piece("v", (0,), (4,), -1), v=(4,)), "negative offset or stride"),
         (map_of(piece("v", (0,), (4,), 0, (-1,)), v=(4,)), "negative offset or stride"),
         (map_of(piece("v", (0,), (4,), 0, (0,)), v=(4,)), "may have two elements in one place"),
-        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "or no rank"),
+        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "or is on no rank"),
         (map_of(piece("v", (0,), (1,), 0, (HUGE,)), v=(1,)), "reaches over 2.48 elements of p"),
         (map_of(v=(HUGE,)), "more than 2.48 elements"),
         (map_of(v=(HUGE, 0)), "more than 2.48 elements"),
