@@ -31,8 +31,8 @@ def sentences(planned: Planned) -> Iterator[str]:
         yield from _about(f"replica {name}", coverage)
         if coverage.storage is None:
             yield (
-                f"How large the parameters of replica {name} are is not said, so nothing shows that "
-                f"all of their elements are covered."
+                f"How large the parameters of replica {name} are is not said, so nothing shows "
+                f"that all of their elements are covered."
             )
         if missing := planned.unreceived(name):
             yield f"Replica {name} does not receive {_listed(missing)}, or not all of it."

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -36,7 +36,7 @@ from tests.transfer.plan.random_maps import shard_maps, specs
 from tests.transfer.plan.test_coverage import map_of, piece
 
 DENSE = Model(ffn=32)
-MOE = Model(experts=8, ffn=8)
+MOE = Model(hidden=8, experts=8, ffn=8, vocab=16)
 TIED = replace(DENSE, is_tied=True)
 RELAYS = [Relay("e1", "east"), Relay("e2", "east"), Relay("w1", "west", 2.0)]
 
@@ -123,6 +123,7 @@ def random_members(draw):
     return source, replicas
 
 
+@settings(max_examples=50)
 @given(random_members(), st.integers(1, 30))
 def test_any_layout_arrives_in_any_other_and_crosses_once(members, tile_elements):
     shards, replicas = members
@@ -268,6 +269,19 @@ def test_counts_and_widths_are_those_of_the_tiles():
     assert plan.widths == (32, 32, 32)
     assert [tile.nbytes for tile in plan.tiles] == [8, 12, 12]
     assert width_of("v", "float8_e4m3fn") == 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiles"), [("float8_e4m3fn", 4), ("bfloat16", 4), ("float32", 7)]
+)
+def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
+    """A tile has at most 1 Mi elements and 2 MiB, so wide elements need more of them."""
+    shape = (7, 1 << 19)
+    plan = make_plan(Source("home", map_of(piece("v", (0, 0), shape), dtype=dtype, v=shape)), [])
+    assert len(plan.cut) == tiles
+    assert plan.cut.layout == plan.layout_id
+    assert plan.cut.count == prod(shape)
+    assert [tile.count for tile in plan.cut] == list(plan.counts)
 
 
 def test_a_tensor_of_a_dtype_that_nothing_sends_is_refused():
