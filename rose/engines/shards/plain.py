@@ -8,6 +8,7 @@ from rose.engines.shards.look import Look
 from rose.engines.shards.storages import dtype_of, look_of, storage_of
 from rose.errors import InvalidArgument
 from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.tensor import bits_of
 from rose.transfer.tied import distinct
 
 
@@ -76,8 +77,4 @@ def _check(name: str, tensor: torch.Tensor) -> None:
     """Refuse what lies nowhere, or in one place twice."""
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{name} is on the device meta, and has no elements")
-    repeats = [
-        step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=False) if size > 1
-    ]
-    if any(repeats):
-        raise InvalidArgument(f"{name} is expanded: its elements share memory, pass a copy of it")
+    bits_of(name, tensor, is_written=True)

@@ -126,7 +126,8 @@ class _Follower:
             # with these two that there are no elements.
             if not feed.last or not isinstance(error, (RuntimeError, TypeError)):
                 raise
-            return {feed.last: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            return {feed.last: tracer.writes.computed.get(feed.last, reason)}
         finally:
             for before, after in slots.replaced():
                 tracer.replace(before, after)
