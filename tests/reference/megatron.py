@@ -52,12 +52,10 @@ def padded(model, rows: np.ndarray) -> list[np.ndarray]:
 def layer_of(model, layer, group: int, part: int) -> dict[str, np.ndarray]:
     held = {"self_attention.linear_qkv.layer_norm_weight": layer["input_layernorm.weight"]}
     for kind in ("weight", "bias") if model.has_qkv_bias else ("weight",):
-        fused = []
         queries = _cut(layer[f"self_attn.q_proj.{kind}"], model.kv_heads, 0)
         keys = _cut(layer[f"self_attn.k_proj.{kind}"], model.kv_heads, 0)
         values = _cut(layer[f"self_attn.v_proj.{kind}"], model.kv_heads, 0)
-        for of_group in zip(queries, keys, values, strict=True):
-            fused.append(np.concatenate(of_group))
+        fused = [np.concatenate(of_group) for of_group in zip(queries, keys, values, strict=True)]
         held[f"self_attention.linear_qkv.{kind}"] = _cut(np.concatenate(fused), model.tp, 0)[part]
     if model.has_qk_norm:
         held["self_attention.q_layernorm.weight"] = layer["self_attn.q_norm.weight"]

@@ -18,9 +18,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.plan import Piece, ShardMap, TensorSpec
 
 
-def shard_map_of_dtensors(
-    named: Mapping[str, Any], *, rank: int, mesh: Any = None
-) -> ShardMap:
+def shard_map_of_dtensors(named: Mapping[str, Any], *, rank: int, mesh: Any = None) -> ShardMap:
     """Return the map of all ranks of a trainer, from what one of them knows.
 
     The parameters of pieces are local tensors: pass `{name: one.to_local()}` to `views_of`. Names
@@ -53,7 +51,7 @@ def shard_map_of_dtensors(
 
 def _spread(name: str, tensor: Any, parameter: str, mesh: Any) -> tuple[Piece, ...]:
     """Return the pieces of one tensor."""
-    own = getattr(tensor, "device_mesh", None)
+    own: Any = getattr(tensor, "device_mesh", None)
     if own is None and mesh is None:
         raise InvalidArgument(f"{name} is no DTensor: pass the mesh of the ranks that hold it")
     placements: list[Placement] = []

@@ -15,7 +15,7 @@ from rose.engines.shards.storages import (
 )
 
 
-class Keeper(TorchDispatchMode):
+class Keeper(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Copies what is written to the host before it is, while it is active, on one thread.
 
     Tensors that the code makes itself are not kept.
@@ -27,9 +27,7 @@ class Keeper(TorchDispatchMode):
         # By address: what was freed while the keeper was active is made again while it is.
         self._made: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Keep what an operation writes, and do it."""
         kwargs = kwargs or {}
         for tensor in written_by(func, args, kwargs):

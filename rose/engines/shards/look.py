@@ -43,14 +43,10 @@ class Placed(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Scattered(Exception):  # noqa: N818
-    """A look is more than `BOXES_MAX` boxes."""
-
-
 class _Axis(NamedTuple):
     """Elements one behind the other: how many, and the step from one to the next on both sides."""
 
-    count: int
+    size: int
     step: int
     to: int
 
@@ -71,7 +67,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed]:
+def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | None:
     """Say which box of a tensor lies where, if look `seen` of it was copied to look `held`.
 
     The boxes are exact, whatever `seen` is: what is no box (every second row, the end of one row
@@ -82,11 +78,11 @@ def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed]:
         seen: what was copied.
         held: where to, of the same shape.
 
-    Raises:
-        Scattered: there are more than `BOXES_MAX`.
+    Returns:
+        None if there are more than `BOXES_MAX`.
     """
     axes = tuple(map(_Axis, seen.shape, seen.strides, held.strides))
-    if any(axis.count == 0 for axis in axes):
+    if any(axis.size == 0 for axis in axes):
         return []
     canonical = _Canonical(tuple(shape))
     todo = [_Part(seen.offset, held.offset, axes)]
@@ -99,7 +95,7 @@ def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed]:
         else:
             todo.extend(reversed(list(cut)))
         if len(boxes) + len(todo) > BOXES_MAX:
-            raise Scattered
+            return None
     return boxes
 
 
@@ -119,13 +115,13 @@ class _Canonical:
         """
         axes: list[_Axis] = []
         for axis in sorted(part.axes, key=lambda one: one.step, reverse=True):
-            if axis.count == 1:
+            if axis.size == 1:
                 continue
             one = axes[-1] if axes else None
             if (
                 one is not None
-                and (one.step, one.to) == (axis.step * axis.count, axis.to * axis.count)
-                and self._fits(part.first, whole := axis._replace(count=one.count * axis.count))
+                and (one.step, one.to) == (axis.step * axis.size, axis.to * axis.size)
+                and self._fits(part.first, whole := axis._replace(size=one.size * axis.size))
             ):
                 axes[-1] = whole
             else:
@@ -150,7 +146,7 @@ class _Canonical:
         for axis in part.axes:
             at = self._dimension(axis)
             if at is not None:
-                sizes[at], strides[at] = axis.count, axis.to
+                sizes[at], strides[at] = axis.size, axis.to
         digits = tuple(self._digit(part.first, at) for at in range(len(self._shape)))
         return Placed(Region(digits, tuple(sizes)), part.at, tuple(strides))
 
@@ -164,15 +160,13 @@ class _Canonical:
     def _fits(self, first: int, axis: _Axis) -> bool:
         """Whether an axis stays within its dimension."""
         at = self._dimension(axis)
-        return at is not None and self._digit(first, at) + axis.count <= self._shape[at]
+        return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
 
     def _each(self, part: _Part, number: int) -> Iterator[_Part]:
-        """Cut an axis into its elements."""
+        """Cut an axis into its elements; more than anybody wants are not counted."""
         axis = part.axes[number]
         rest = part.axes[:number] + part.axes[number + 1 :]
-        if axis.count > BOXES_MAX:
-            raise Scattered
-        for index in range(axis.count):
+        for index in range(min(axis.size, BOXES_MAX + 1)):
             yield _Part(part.first + index * axis.step, part.at + index * axis.to, rest)
 
     def _carried(self, part: _Part, number: int, at: int) -> Iterator[_Part]:
@@ -180,13 +174,13 @@ class _Canonical:
         axis, size = part.axes[number], self._shape[at]
         rest = part.axes[:number] + part.axes[number + 1 :]
         head = (size - self._digit(part.first, at)) % size
-        rows, tail = divmod(axis.count - head, size)
-        row = axis._replace(count=size)
+        rows, tail = divmod(axis.size - head, size)
+        row = axis._replace(size=size)
         for begin, axes in (
-            (0, (axis._replace(count=head),)),
+            (0, (axis._replace(size=head),)),
             (head, (_Axis(rows, size * axis.step, size * axis.to), row)),
-            (head + rows * size, (axis._replace(count=tail),)),
+            (head + rows * size, (axis._replace(size=tail),)),
         ):
-            if all(one.count for one in axes):
+            if all(one.size for one in axes):
                 first, where = part.first + begin * axis.step, part.at + begin * axis.to
                 yield _Part(first, where, axes + rest)

@@ -66,7 +66,9 @@ class MegatronRank:
             self._qkv(f"{of}.self_attn", f"{attention}.linear_qkv", "bias")
         if self._model.has_qk_norm:
             for name in "qk":
-                self._whole(f"{of}.self_attn.{name}_norm.weight", f"{attention}.{name}_layernorm.weight")
+                self._whole(
+                    f"{of}.self_attn.{name}_norm.weight", f"{attention}.{name}_layernorm.weight"
+                )
         self._columns(f"{of}.self_attn.o_proj.weight", f"{attention}.linear_proj.weight")
         norm = f"{of}.post_attention_layernorm.weight"
         if self._model.experts:

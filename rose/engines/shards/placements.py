@@ -47,7 +47,7 @@ class _Run(NamedTuple):
     """Indices one behind the other."""
 
     first: int
-    count: int
+    size: int
 
 
 def pieces_of_placements(
@@ -112,14 +112,14 @@ def _held(runs: list[_Run], placement: Shard | StridedShard, parts: int, index: 
 
 def _chunk(runs: Sequence[_Run], parts: int, index: int) -> list[_Run]:
     """Return one of `parts` chunks of a list of indices."""
-    size = -(-sum(run.count for run in runs) // parts)
+    size = -(-sum(run.size for run in runs) // parts)
     first, last, at = index * size, (index + 1) * size, 0
     kept: list[_Run] = []
     for run in runs:
-        begin, end = max(first, at), min(last, at + run.count)
+        begin, end = max(first, at), min(last, at + run.size)
         if begin < end:
             kept.append(_Run(run.first + begin - at, end - begin))
-        at += run.count
+        at += run.size
     return kept
 
 
@@ -128,7 +128,7 @@ def _joined(runs: Iterator[_Run]) -> list[_Run]:
     kept: list[_Run] = []
     for run in runs:
         if kept and sum(kept[-1]) == run.first:
-            kept[-1] = _Run(kept[-1].first, kept[-1].count + run.count)
+            kept[-1] = _Run(kept[-1].first, kept[-1].size + run.size)
         else:
             kept.append(run)
     return kept
@@ -136,13 +136,13 @@ def _joined(runs: Iterator[_Run]) -> list[_Run]:
 
 def _pieces(name: str, runs: list[list[_Run]], rank: int, parameter: str) -> Iterator[Piece]:
     """Return the boxes of a local tensor that has these indices of each dimension."""
-    strides = row_major([sum(run.count for run in row) for row in runs])
+    strides = row_major([sum(run.size for run in row) for row in runs])
     placed = [
-        list(zip(row, itertools.accumulate((one.count for one in row), initial=0), strict=False))
+        list(zip(row, itertools.accumulate((one.size for one in row), initial=0), strict=False))
         for row in runs
     ]
     for box in itertools.product(*placed):
-        region = Region(tuple(run.first for run, _ in box), tuple(run.count for run, _ in box))
+        region = Region(tuple(run.first for run, _ in box), tuple(run.size for run, _ in box))
         offset = sum(at * stride for (_, at), stride in zip(box, strides, strict=True))
         yield Piece(name, region, rank, LocalView(parameter, offset, strides))
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from rose.engines.shards.look import Placed, Scattered, boxes_of
+from rose.engines.shards.look import Placed, boxes_of
 from rose.engines.shards.slots import Slots
 from rose.engines.shards.storages import parameters_of, storages_of
 from rose.engines.shards.tracer import Tracer
@@ -61,9 +61,7 @@ def trace_loader(
     specs = {spec.name: spec for spec in tensors}
     parameters = parameters_of(model)
     writes = _Follower(model, load_weights, parameters).follow(specs)
-    pieces = [
-        (write, placed) for write in writes.all() for placed in _boxes(specs, writes, write)
-    ]
+    pieces = [(write, placed) for write in writes.all() for placed in _boxes(specs, writes, write)]
     writes.settle()
     held = dict.fromkeys(
         _piece(write, placed, rank)
@@ -154,11 +152,10 @@ def _boxes(specs: Mapping[str, TensorSpec], writes: Writes, write: Write) -> lis
     if write.seen is None:
         return []
     (name,) = write.names
-    try:
-        return boxes_of(specs[name].shape, write.seen, write.held)
-    except Scattered:
+    boxes = boxes_of(specs[name].shape, write.seen, write.held)
+    if boxes is None:
         writes.compute(write.names, "it is scattered over too many boxes")
-        return []
+    return boxes or []
 
 
 def _piece(write: Write, placed: Placed, rank: int) -> Piece:

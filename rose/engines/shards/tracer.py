@@ -43,7 +43,7 @@ class Untraceable(RoseError):
         super().__init__(f"{operation} reads elements of {', '.join(sorted(self.names))}")
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Sees every operation of one thread while it is active, and lets no parameter be changed.
 
     Traced tensors are on the device "meta", where an operation computes shapes and strides only:
@@ -86,9 +86,7 @@ class Tracer(TorchDispatchMode):
         self.writes.compute(names, "it takes the place of a parameter")
         self.writes.add(Write(home, look_of(before), names, "assignment"))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do what is harmless, note what is not."""
         kwargs = kwargs or {}
         if is_view(func):

@@ -125,9 +125,7 @@ class Miniature(nn.Module):
         qkv = {"q_proj": heads * sizes.head, "k_proj": kv, "v_proj": kv}
         self.embed = Embedding(at, sizes.vocabulary, h)
         self.qkv = Fused(at, qkv, h, bias=True)
-        self.gate_up = Fused(
-            at, {"gate_proj": sizes.ffn // size, "up_proj": sizes.ffn // size}, h
-        )
+        self.gate_up = Fused(at, {"gate_proj": sizes.ffn // size, "up_proj": sizes.ffn // size}, h)
         self.o_proj = room(h, heads * sizes.head)
         self.down_proj = room(h, sizes.ffn // size)
         latent = {"q_a_proj": 7, "kv_a_proj": sizes.latent + sizes.rope}

@@ -52,9 +52,7 @@ def test_every_element_is_where_cutting_and_fusing_puts_it(model) -> None:
         to = np.lib.stride_tricks.as_strided(row, region.shape, [8 * one for one in view.strides])
         assert not to.any()
         to[...] = tensors[piece.tensor][tuple(slice(at, at + n) for at, n in ends)]
-    assert places.keys() == {
-        (rank, name) for rank, held in enumerate(expected) for name in held
-    }
+    assert places.keys() == {(rank, name) for rank, held in enumerate(expected) for name in held}
     for (rank, name), row in places.items():
         assert row.tolist() == expected[rank][name].flatten().tolist(), (rank, name)
         assert np.count_nonzero(row == 0) == layout.padding.get((rank, name), 0)

@@ -137,7 +137,9 @@ def test_view_that_makes_no_sense_is_refused(view, shape, words) -> None:
 def test_codec_changes_a_parameter_through_its_views_and_nothing_beside_it() -> None:
     parameter = torch.randn(4, 6, requires_grad=True)
     region = Region((0, 0), (4, 2))
-    ((tile,),) = views_of({"p": parameter}, {0: ((LocalView("p", 3, (6, 1)), region.shape),)}).values()
+    ((tile,),) = views_of(
+        {"p": parameter}, {0: ((LocalView("p", 3, (6, 1)), region.shape),)}
+    ).values()
     old, new = tile.contiguous(), torch.randn(4, 2)
     rest = parameter.detach().clone()
     rest[:, 3:5] = new

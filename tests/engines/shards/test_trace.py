@@ -37,9 +37,7 @@ def trace(model, shapes, dtype="float32", **loads):
     return trace_loader(model, model.loader(**loads), specs)
 
 
-@pytest.mark.parametrize(
-    ("rank", "size"), [(0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (3, 4)]
-)
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (3, 4)])
 def test_map_puts_every_bit_where_the_loader_puts_it(rank, size) -> None:
     torch.manual_seed(rank)
     model = Miniature(rank, size)
@@ -79,9 +77,10 @@ def test_slices_of_ranks_are_one_piece_each() -> None:
     for name in ("attn.q_proj.weight", "attn.o_proj.weight", "moe.experts.1.down_proj.weight"):
         pieces = [piece for piece in both.pieces if piece.tensor == name]
         assert [piece.rank for piece in pieces] == [0, 1]
-        assert sum(piece.region.count for piece in pieces) == torch.Size(
-            both.tensors[name].shape
-        ).numel()
+        assert (
+            sum(piece.region.count for piece in pieces)
+            == torch.Size(both.tensors[name].shape).numel()
+        )
 
 
 def test_rows_of_no_token_are_in_no_piece() -> None:
@@ -129,7 +128,7 @@ def test_what_is_no_copy_of_elements_is_computed_and_says_why(load, why) -> None
         model,
         {"a": (4, 3), "b": (5,)},
         a=lambda w: load(model.p0, w),
-        b=lambda w: model.p1.copy_(w),
+        b=model.p1.copy_,
     )
     assert why in found.shards.computed["a"]
     assert [piece.tensor for piece in found.shards.pieces] == ["b"]
@@ -145,7 +144,7 @@ def test_computed_tensor_says_where_it_ends() -> None:
         {"a": (4,), "b": (2,), "c": (2,)},
         a=lambda w: (model.p0.copy_(w.exp()), model.p1.copy_(w)),
         b=lambda w: model.p1[2:].copy_(w * 2),
-        c=lambda w: model.p2.copy_(w),
+        c=model.p2.copy_,
     )
     assert found.ends == {"a": ("p0", "p1"), "b": ("p1",)}
     assert [piece.tensor for piece in found.shards.pieces] == ["c"]
@@ -157,7 +156,7 @@ def test_copies_beside_a_computed_tensor_stay_copies() -> None:
         model,
         {"a": (3, 2), "b": (3, 2)},
         a=lambda w: model.p0[:3].copy_(w.exp()),
-        b=lambda w: model.p0[3:].copy_(w),
+        b=model.p0[3:].copy_,
     )
     assert found.shards.computed == {"a": "exp"}
     assert [piece.tensor for piece in found.shards.pieces] == ["b"]
@@ -169,7 +168,7 @@ def test_copy_that_a_computed_tensor_would_overwrite_is_computed_too() -> None:
         model,
         {"a": (6, 2), "b": (3, 2)},
         a=lambda w: model.p0.copy_(w.exp()),
-        b=lambda w: model.p0[3:].copy_(w),
+        b=model.p0[3:].copy_,
     )
     assert found.shards.computed.keys() == {"a", "b"}
     assert not found.shards.pieces
@@ -177,9 +176,7 @@ def test_copy_that_a_computed_tensor_would_overwrite_is_computed_too() -> None:
 
 def test_fill_before_a_copy_spoils_nothing() -> None:
     model = Loads((6, 2))
-    found = trace(
-        model, {"a": (3, 2)}, a=lambda w: (model.p0.zero_(), model.p0[:3].copy_(w))
-    )
+    found = trace(model, {"a": (3, 2)}, a=lambda w: (model.p0.zero_(), model.p0[:3].copy_(w)))
     assert not found.shards.computed
     assert len(found.shards.pieces) == 1
 
@@ -227,7 +224,7 @@ def test_loader_that_reads_ahead_is_followed_too() -> None:
 
     def load_weights(weights) -> None:
         with torch.no_grad():
-            for name, loaded in sorted(list(weights), reverse=True):
+            for name, loaded in sorted(weights, reverse=True):
                 if name == "b" and loaded[0] > 0:
                     continue
                 getattr(model, f"p{'abc'.index(name)}").copy_(loaded)
@@ -244,7 +241,7 @@ def test_loader_that_swallows_what_is_raised_swallows_no_reason() -> None:
     def load(w) -> None:
         try:
             scale = w.max().item()
-        except Exception:
+        except Exception:  # noqa: BLE001
             scale = 1.0
         model.p0.copy_(w)
         assert scale
@@ -273,7 +270,7 @@ def test_two_tensors_in_one_operation_are_both_computed() -> None:
 
 def test_tensor_that_is_put_nowhere_is_skipped_by_name() -> None:
     model = Loads((4,))
-    found = trace(model, {"a": (4,), "b": (4,)}, a=lambda w: model.p0.copy_(w), b=lambda w: None)
+    found = trace(model, {"a": (4,), "b": (4,)}, a=model.p0.copy_, b=lambda w: None)
     assert found.skipped == ("b",)
     assert found.shards.tensors.keys() == {"a"}
 
@@ -311,8 +308,8 @@ def test_names_of_one_storage_are_one_parameter() -> None:
     found = trace(
         model,
         {"a": (4,), "b": (2, 3)},
-        a=lambda w: model.p0.copy_(w),
-        b=lambda w: model.p1.copy_(w),
+        a=model.p0.copy_,
+        b=model.p1.copy_,
     )
     views = [piece.view for piece in found.shards.pieces]
     assert [(one.parameter, one.offset, one.strides) for one in views] == [
@@ -325,9 +322,9 @@ def test_names_of_one_storage_are_one_parameter() -> None:
 def test_wrong_checkpoint_is_refused() -> None:
     model = Loads((4, 3))
     with pytest.raises(InvalidArgument, match=r"shape \(5, 3\) was loaded into \(4, 3\)"):
-        trace(model, {"a": (5, 3)}, a=lambda w: model.p0.copy_(w))
+        trace(model, {"a": (5, 3)}, a=model.p0.copy_)
     with pytest.raises(InvalidArgument, match="no dtype of torch"):
-        trace(model, {"a": (4, 3)}, dtype="float31", a=lambda w: model.p0.copy_(w))
+        trace(model, {"a": (4, 3)}, dtype="float31", a=model.p0.copy_)
     with pytest.raises(KeyError):
         trace(model, {"a": (4, 3)})
 
