@@ -17,7 +17,17 @@ def look_of(tensor: torch.Tensor) -> Look:
 
 def step(draw: st.DrawFn, one: torch.Tensor) -> torch.Tensor:
     """Look at a tensor in some way that copies nothing."""
-    kinds = ["narrow", "stepped", "permute", "select", "split", "merge", "square", "diagonal"]
+    kinds = [
+        "narrow",
+        "stepped",
+        "permute",
+        "select",
+        "split",
+        "merge",
+        "square",
+        "diagonal",
+        "windows",
+    ]
     kind = draw(st.sampled_from(kinds))
     at = draw(st.integers(0, max(0, one.dim() - 1)))
     if one.dim() == 0 or 0 in one.shape:
@@ -34,6 +44,9 @@ def step(draw: st.DrawFn, one: torch.Tensor) -> torch.Tensor:
     if kind == "split":
         factors = [size for size in range(1, one.shape[at] + 1) if one.shape[at] % size == 0]
         return one.unflatten(at, (draw(st.sampled_from(factors)), -1))
+    if kind == "windows" and one.dim() < 4:
+        size = draw(st.integers(1, one.shape[at]))
+        return one.unfold(at, size, draw(st.integers(1, 2)))
     if kind == "diagonal":
         return one.diagonal() if one.dim() > 1 and one.dim() < 4 else one
     try:
@@ -95,6 +108,12 @@ def test_heads_cut_out_of_a_view_of_heads_are_one_box() -> None:
     seen = whole.view(8, 4, 6)[2:5].reshape(3 * 4, 6)
     (box,) = boxes_of(whole.shape, look_of(seen), look_of(torch.empty(12, 6)))
     assert (box.region.offset, box.region.shape) == ((8, 0), (12, 6))
+
+
+def test_rows_that_go_on_are_one_box_though_both_sides_look_at_them_as_heads() -> None:
+    whole = torch.arange(8 * 4 * 6).view(8 * 4, 6)
+    (box,) = boxes_of(whole.shape, look_of(whole.view(8, 4, 6)[2:5]), look_of(torch.empty(3, 4, 6)))
+    assert (box.region.offset, box.region.shape, box.strides) == ((8, 0), (12, 6), (6, 1))
 
 
 def test_end_of_a_row_and_start_of_the_next_are_three_boxes() -> None:

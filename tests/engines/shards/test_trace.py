@@ -174,6 +174,20 @@ def test_copy_that_a_computed_tensor_would_overwrite_is_computed_too() -> None:
     assert not found.shards.pieces
 
 
+def test_one_computed_tensor_may_spoil_a_copy_that_spoils_another() -> None:
+    model = Loads((6,), (3,), (2,))
+    found = trace(
+        model,
+        {"a": (6,), "b": (3,), "c": (2,), "d": (2,)},
+        a=lambda w: model.p0.copy_(w.exp()),
+        b=lambda w: (model.p0[3:].copy_(w), model.p1.copy_(w)),
+        c=model.p1[1:].copy_,
+        d=model.p2.copy_,
+    )
+    assert found.shards.computed.keys() == {"a", "b", "c"}
+    assert [piece.tensor for piece in found.shards.pieces] == ["d"]
+
+
 def test_fill_before_a_copy_spoils_nothing() -> None:
     model = Loads((6, 2))
     found = trace(model, {"a": (3, 2)}, a=lambda w: (model.p0.zero_(), model.p0[:3].copy_(w)))

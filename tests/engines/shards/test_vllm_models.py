@@ -111,7 +111,7 @@ def built(request, tmp_path) -> Iterator[tuple[nn.Module, dict]]:
             stack.enter_context(mock.patch.object(states, of, one, create=True))
         backend = (experts.UnquantizedMoeBackend.TRITON, None)
         stack.enter_context(
-            mock.patch.object(experts, "select_unquantized_moe_backend", lambda **_: backend)
+            mock.patch.object(experts, "select_unquantized_moe_backend", return_value=backend)
         )
         stack.enter_context(mock.patch.object(module, "Attention", NoAttention))
         yield getattr(module, name)(vllm_config=config), specs
