@@ -13,7 +13,7 @@ from rose.engines.shards.placements import (
 from rose.engines.shards.places import views_of
 from rose.engines.shards.plain import joined, shard_map_of
 from rose.engines.shards.storages import parameters_of
-from rose.engines.shards.trace import Loader, Trace, trace_loader
+from rose.engines.shards.trace import Loader, Trace, joined_traces, trace_loader
 
 __all__ = [
     "ComputedTensors",
@@ -26,6 +26,7 @@ __all__ = [
     "StridedShard",
     "Trace",
     "joined",
+    "joined_traces",
     "megatron_layout",
     "parameters_of",
     "pieces_of_placements",

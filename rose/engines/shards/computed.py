@@ -9,7 +9,13 @@ from torch import nn
 from rose.engines.shards.keeper import Keeper
 from rose.engines.shards.plain import whole
 from rose.engines.shards.slots import Slots
-from rose.engines.shards.storages import dtype_of, look_of, parameters_of, storage_of
+from rose.engines.shards.storages import (
+    dtype_of,
+    look_of,
+    parameters_of,
+    storage_of,
+    storages_of,
+)
 from rose.engines.shards.trace import Loader
 from rose.errors import InvalidArgument
 from rose.transfer.plan import Piece, ShardMap, TensorSpec
@@ -64,6 +70,10 @@ class ComputedTensors:
             for name, one in self._host.items()
             if one.numel()
         )
+
+    def storages(self, rank: int) -> dict[tuple[int, str], int]:
+        """Return the elements of every copy, as those of parameters in a `Trace`."""
+        return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
         """Return a map in which these tensors lie on the host of every rank of the map.

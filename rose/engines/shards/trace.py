@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rose.engines.shards.look import Placed, boxes_of
+from rose.engines.shards.plain import joined
 from rose.engines.shards.slots import Slots
 from rose.engines.shards.storages import parameters_of, storages_of
 from rose.engines.shards.tracer import Tracer
@@ -28,12 +29,16 @@ class Trace:
         ends: of each computed tensor, the parameters that depend on it, as far as it was followed.
         skipped: tensors that the loader took and put nowhere, such as layers of another stage.
         storages: elements of every parameter and buffer, by rank and name.
+        excused: parameters that hold more than copies: buffers, what a loader filled with a
+            constant, such as rows of no token, and the ends of computed tensors. No others may have
+            elements that no piece describes.
     """
 
     shards: ShardMap
     ends: Mapping[str, tuple[str, ...]]
     skipped: tuple[str, ...]
     storages: Mapping[tuple[int, str], int]
+    excused: frozenset[str]
 
 
 def trace_loader(
@@ -78,6 +83,32 @@ def trace_loader(
         {name: _ends(writes, name) for name in specs if name in writes.computed},
         tuple(name for name in specs if name not in reached),
         storages_of(parameters, rank=rank),
+        frozenset(_excused(writes, parameters)),
+    )
+
+
+def joined_traces(traces: Iterable[Trace]) -> Trace:
+    """Return what the traces of all ranks of a replica say together, as `joined` does for maps.
+
+    Raises:
+        InvalidArgument: two ranks were given different tensors.
+    """
+    traces = tuple(traces)
+    shards = joined(one.shards for one in traces)
+    ends: dict[str, dict[str, None]] = {name: {} for name in shards.computed}
+    for one in traces:
+        for name, parameters in one.ends.items():
+            ends[name].update(dict.fromkeys(parameters))
+        for piece in one.shards.pieces:  # copies on this rank, computed on another
+            if piece.tensor in ends:
+                ends[piece.tensor][piece.view.parameter] = None
+    held = frozenset(name for parameters in ends.values() for name in parameters)
+    return Trace(
+        shards,
+        {name: tuple(parameters) for name, parameters in ends.items()},
+        tuple(name for name in _all_skipped(traces) if name not in shards.tensors),
+        {place: size for one in traces for place, size in one.storages.items()},
+        held.union(*(one.excused for one in traces)),
     )
 
 
@@ -162,6 +193,17 @@ def _piece(write: Write, placed: Placed, rank: int) -> Piece:
     (name,) = write.names
     view = LocalView(write.parameter, placed.offset, placed.strides)
     return Piece(name, placed.region, rank, view)
+
+
+def _all_skipped(traces: Iterable[Trace]) -> dict[str, None]:
+    return dict.fromkeys(name for one in traces for name in one.skipped)
+
+
+def _excused(writes: Writes, parameters: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    yield from (name for name, one in parameters.items() if not isinstance(one, nn.Parameter))
+    for write in writes.all():
+        if write.seen is None or not writes.computed.keys().isdisjoint(write.names):
+            yield write.parameter
 
 
 def _ends(writes: Writes, name: str) -> tuple[str, ...]:

@@ -38,10 +38,8 @@ class Writes:
     _of: dict[str, list[Write]] = field(default_factory=dict)
 
     def add(self, write: Write) -> None:
-        """Take a write; one that repeats the last of its parameter is none."""
-        row = self._of.setdefault(write.parameter, [])
-        if not row or row[-1] != write:
-            row.append(write)
+        """Take the next write."""
+        self._of.setdefault(write.parameter, []).append(write)
 
     def compute(self, names: Iterable[str], reason: str) -> None:
         """Say why some tensors are not only copied; the first reason stays."""

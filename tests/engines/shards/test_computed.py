@@ -209,6 +209,7 @@ def test_copies_are_tiles_that_a_delta_changes(loaded) -> None:
     shards = computed.completed(trace.shards)
     assert not shards.computed
     assert {piece.tensor for piece in shards.pieces} == {spec.name for spec in SPECS}
+    assert computed.storages(7)[7, "host:q"] == 12
     (piece,) = [one for one in shards.pieces if one.tensor == "A_log"]
     views = views_of(computed.parameters, {0: ((piece.view, piece.region.shape),)})
     fresh = named["A_log"] + 0.25

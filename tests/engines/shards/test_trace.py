@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from rose.engines.shards.look import BOXES_MAX
-from rose.engines.shards.plain import joined
-from rose.engines.shards.trace import trace_loader
+from rose.engines.shards.trace import joined_traces, trace_loader
 from rose.errors import InvalidArgument
 from rose.transfer.plan import TensorSpec
 from tests.engines.shards.miniature import Miniature, Sizes
@@ -73,7 +72,7 @@ def test_slices_of_ranks_are_one_piece_each() -> None:
     for rank in range(2):
         model = Miniature(rank, 2)
         traces.append(trace_loader(model, model.load_weights, SIZES.checkpoint(), rank=rank))
-    both = joined(one.shards for one in traces)
+    both = joined_traces(traces).shards
     for name in ("attn.q_proj.weight", "attn.o_proj.weight", "moe.experts.1.down_proj.weight"):
         pieces = [piece for piece in both.pieces if piece.tensor == name]
         assert [piece.rank for piece in pieces] == [0, 1]
@@ -89,6 +88,7 @@ def test_rows_of_no_token_are_in_no_piece() -> None:
     (piece,) = [one for one in found.shards.pieces if one.tensor == "embed.weight"]
     assert piece.region.shape == (3, SIZES.hidden)
     assert found.storages[1, "embed.weight"] == 8 * SIZES.hidden
+    assert found.excused == {"embed.weight"}
 
 
 # ---- what is computed ---------------------------------------------------------------------------
@@ -147,6 +147,7 @@ def test_computed_tensor_says_where_it_ends() -> None:
         c=model.p2.copy_,
     )
     assert found.ends == {"a": ("p0", "p1"), "b": ("p1",)}
+    assert found.excused == {"p0", "p1"}
     assert [piece.tensor for piece in found.shards.pieces] == ["c"]
 
 
@@ -351,3 +352,31 @@ def test_loader_that_breaks_before_the_first_tensor_is_no_answer() -> None:
 
     with pytest.raises(RuntimeError, match="no such layer"):
         trace_loader(model, load_weights, [TensorSpec("a", (4,), "float32")])
+
+
+def test_ranks_together_compute_what_one_computes_and_skip_what_all_skip() -> None:
+    specs = [TensorSpec(name, (4,), "float32") for name in "abcd"]
+    traces = []
+    for rank in range(2):
+        model = Loads((4,), (4,), (4,))
+        model.register_buffer("table", torch.zeros(2))
+        load = model.loader(
+            a=lambda w, m=model, r=rank: m.p0.copy_(w.exp() if r else w),
+            b=lambda w, m=model, r=rank: m.p1.copy_(w) if r else None,
+            c=lambda w, m=model: m.p2.copy_(w),
+            d=lambda w: None,
+        )
+        traces.append(trace_loader(model, load, specs, rank=rank))
+    assert [piece.tensor for piece in traces[0].shards.pieces] == ["a", "c"]
+    both = joined_traces(traces)
+    assert [(piece.tensor, piece.rank) for piece in both.shards.pieces] == [
+        ("c", 0),
+        ("b", 1),
+        ("c", 1),
+    ]
+    assert both.shards.computed == {"a": "exp"}
+    assert both.ends == {"a": ("p0",)}
+    assert both.skipped == ("d",)
+    assert both.excused == {"p0", "table"}
+    assert both.storages[1, "p2"] == 4
+    assert len(both.storages) == 8
