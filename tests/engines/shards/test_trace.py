@@ -137,6 +137,13 @@ def test_what_is_no_copy_of_elements_is_computed_and_says_why(load, why) -> None
     assert all(torch.equal(one, after[name]) for name, one in before.items())
 
 
+def test_copy_into_another_dtype_is_computed_and_says_so() -> None:
+    model = Loads((4,))
+    found = trace(model, {"a": (4,)}, dtype="bfloat16", a=model.p0.copy_)
+    assert found.shards.computed == {"a": "converted from bfloat16 to float32"}
+    assert found.ends == {"a": ("p0",)}
+
+
 def test_computed_tensor_says_where_it_ends() -> None:
     model = Loads((4,), (4,), (2,))
     found = trace(
