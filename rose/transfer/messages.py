@@ -88,7 +88,7 @@ def decode(kind: type[T], content: bytes) -> T:
         version = msgspec.msgpack.decode(content, type=_Envelope).format
         if version == FORMAT:
             return msgspec.msgpack.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
     raise InvalidArgument(
         f"the {kind.__name__} has version {version}; this rose reads version {FORMAT}"
