@@ -1,0 +1,177 @@
+"""A trainer, its links and its receivers in virtual time; a script says what happens when."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from tests.transfer.faults.history import History, demand
+from tests.transfer.faults.receiver import Receiver
+from tests.transfer.faults.script import Event, script_of
+from tests.transfer.faults.shards import SHARES, Killed
+from tests.transfer.faults.trainer import SIGNING, Trainer
+from tests.transfer.faults.wire import FAULTS, Wire
+
+DEPTH_MAX: Final = 3
+# Rounds of each receiver until it must be there, once nothing goes wrong any more.
+QUIET_ROUNDS_MAX: Final = 40
+
+
+class World:
+    """One run.
+
+    Args:
+        seed: draws what is there to begin with.
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = Random(seed ^ 0x5EED)
+        self._rng = rng
+        self.now_s = 0.0
+        self._pending: deque[Event] = deque()
+        self._depth = 0
+        self.history = History()
+        self.trainer = Trainer(self.history, rng)
+        self.wires: dict[str, Wire] = {}
+        self.receivers: dict[str, Receiver] = {}
+        for name in SHARES:
+            self.wires[name] = Wire(self._upstream, self.history, self._before(name), self._pause)
+            self.receivers[name] = Receiver(
+                name, self.wires[name], self.history, SIGNING, self._pause, rng
+            )
+
+    def run(self, events: Sequence[Event]) -> None:
+        """Do what the script says, then let everything be well until all is quiet."""
+        self._pending.extend(events)
+        while self._pending:
+            self._do(self._pending.popleft())
+        self.settle()
+
+    # ---- the script
+
+    def _do(self, event: Event) -> None:
+        rng = Random(event.number)
+        receiver = self.receivers[event.who]
+        if event.kind in FAULTS:
+            self.wires[event.who].arm(event.kind, event.number)
+        else:
+            self._depth += 1
+            _DO[event.kind](self, receiver, rng)
+            self._depth -= 1
+        self.trainer.check()
+        for one in self.receivers.values():
+            one.check()
+
+    def _publish(self, _: Receiver, rng: Random) -> None:
+        if self.trainer.life is None:
+            self.trainer.start(rng)
+        else:
+            self.trainer.publish(rng)
+
+    def _fail_to_publish(self, _: Receiver, rng: Random) -> None:
+        self.trainer.publish(rng, "refuse")
+
+    def _interrupt(self, _: Receiver, rng: Random) -> None:
+        self.trainer.publish(rng, "interrupt")
+
+    def _kill_trainer(self, _: Receiver, rng: Random) -> None:
+        how = rng.choice((None, "killed", "killed late"))
+        if how is None:
+            self.trainer.kill()
+        else:
+            self.trainer.publish(rng, how)
+
+    def _round(self, receiver: Receiver, _: Random) -> None:
+        receiver.round()
+
+    def _commit(self, receiver: Receiver, rng: Random) -> None:
+        receiver.step(rng.randint(1, 12))
+
+    def _stage_and_commit(self, receiver: Receiver, _: Random) -> None:
+        receiver.round()
+        receiver.round()
+        receiver.step(1 << 10)
+
+    def _fail(self, receiver: Receiver, rng: Random) -> None:
+        receiver.fail(rng)
+
+    def _drift(self, receiver: Receiver, rng: Random) -> None:
+        receiver.drift(rng)
+
+    def _abandon(self, receiver: Receiver, _: Random) -> None:
+        receiver.abandon()
+
+    def _kill_receiver(self, receiver: Receiver, rng: Random) -> None:
+        # Its weights outlive it, or are those of the first checkpoint again.
+        receiver.begin(rng, self.trainer.opening if rng.random() < 0.5 else None)
+
+    # ---- what links ask of the world
+
+    def _upstream(self) -> object:
+        demand(not self.trainer.is_publishing, "a publisher waited for a receiver")
+        life = self.trainer.life
+        return None if life is None else life.source
+
+    def _before(self, name: str) -> Callable[[], None]:
+        def before() -> None:
+            life = self.receivers[name].life
+            if self._pending and self._pending[0].is_inside and self._depth < DEPTH_MAX:
+                self._do(self._pending.popleft())
+            if self.receivers[name].life != life:
+                raise Killed
+
+        return before
+
+    def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    # ---- the end
+
+    def settle(self) -> None:
+        """Mend everything, and see that every receiver comes to the newest version."""
+        for name, receiver in self.receivers.items():
+            self.wires[name].mend()
+            receiver.memory.faults.clear()
+            receiver.step(1 << 10)
+            receiver.sweep()
+        if self.trainer.life is None:
+            self.trainer.start(self._rng)
+        # Once more, for a receiver that waits for another version than one it could not commit.
+        self.trainer.publish(self._rng)
+        newest = self.trainer.version
+        for receiver in self.receivers.values():
+            if receiver.is_quarantined:
+                receiver.begin(self._rng)
+            self._follow(receiver)
+            demand(receiver.version == newest, f"{receiver.name} stays at {receiver.version}")
+            demand(not receiver.drifted, f"{receiver.name} keeps what drifted")
+            receiver.check()
+
+    def _follow(self, receiver: Receiver) -> None:
+        for _ in range(QUIET_ROUNDS_MAX):
+            if receiver.version == self.trainer.version and not receiver.drifted:
+                return
+            trouble = receiver.round()
+            demand(trouble is None, f"{receiver.name} is in trouble when all is well: {trouble}")
+            receiver.step(1 << 10)
+            receiver.check()
+
+
+_DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
+    "publish": World._publish,
+    "refuse": World._fail_to_publish,
+    "interrupt": World._interrupt,
+    "kill trainer": World._kill_trainer,
+    "round": World._round,
+    "commit": World._commit,
+    "run": World._stage_and_commit,
+    "fail": World._fail,
+    "drift": World._drift,
+    "abandon": World._abandon,
+    "kill receiver": World._kill_receiver,
+}
+
+
+def run_seed(seed: int) -> None:
+    """Run the script of a seed."""
+    World(seed).run(script_of(seed))
