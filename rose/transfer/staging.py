@@ -175,14 +175,16 @@ class Staging:
         held = self._held
         self._move(ReceiverState.ROLLED_BACK)
         self._rolled_back += 1
-        if outcome.digest != self._held.digest:
+        was_as_held = outcome.digest == held.digest
+        if not was_as_held:
             # The weights were not what they were held to be, so they have no name.
             self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
         if not outcome.is_abandoned:
             was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
             self._repair_at = held.version if was_in_chain else None
-            # A whole version that could not be committed is not tried again; a newer one is.
-            self._seed_from = outcome.version.n + is_whole
+            # A whole version that could not be committed is not tried again; a newer one is. But
+            # one that lacked tiles, because the weights were not what they were held to be, is.
+            self._seed_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
     # ---- the side of the network
