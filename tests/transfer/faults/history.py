@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rose.transfer import Delta, StagedVersion, Version, delta_apply
+from rose.transfer import Delta, StagedVersion, Version, delta_apply, strat_unpack
 from tests.transfer.faults.shards import COUNTS, EVERY, WIDTHS, Bits
 
 
@@ -65,7 +65,7 @@ class History:
 
 def _applied(base: Any, delta: Delta) -> Any:
     bits = base.copy()
-    delta_apply(bits, delta)
+    delta_apply(bits, delta if delta.rule is None else strat_unpack(delta, base))
     return bits
 
 

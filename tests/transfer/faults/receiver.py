@@ -77,8 +77,8 @@ class Receiver:
         self.drifted: Bits = {}
         self.begin(rng)
 
-    def begin(self, rng: Random, bits: Bits | None = None) -> None:
-        """Start the process on weights whose name it does not know; `bits` replace them."""
+    def begin(self, rng: Random, bits: Bits | None = None, held: Version = NAMELESS) -> None:
+        """Start the process on the weights that are there, or on `bits`, as what they are called."""
         self.life += 1
         if bits is not None:
             self.memory = Memory(copied(bits, self.tiles), lambda: None)
@@ -88,14 +88,16 @@ class Receiver:
         self.digests = digests if rng.random() < 0.5 else None
         self.commit: Commit | None = None
         self._reads_all = False
-        self._last = NAMELESS
+        self.last = held
+        self._is_proven = False
         self.staging = Staging(
             self._wire,
             self.name,
-            Held(NAMELESS, digests.total),
+            Held(held, digests.total),
             Subscription(TILES, self.tiles),
             puller=Puller(self._wire, Stop(self._pause), retries=1, backoff_s=0.05),
             on_staged=lambda: None,
+            base=self.memory.bits if rng.random() < 0.5 else None,
             signing=self._signing,
             digests=None if self.digests is None else digests.copy(),
         )
@@ -120,7 +122,8 @@ class Receiver:
         except WORLD as error:
             return str(error)
         except Killed:
-            demand(life != self.life, f"{self.name} died of nothing")
+            if life == self.life:
+                self.begin(Random(life))
         finally:
             self.is_rounding = False
         return None
@@ -176,6 +179,7 @@ class Receiver:
         if commit.state is CommitState.QUARANTINED:
             demand(commit.outcome.reason, f"{self.name} is in quarantine and nobody knows why")
         elif commit.state is CommitState.COMMITTED:
+            self._is_proven = True
             # Whatever it read, it would have seen.
             seen = self.tiles if self._reads_all else self._touched
             self.drifted = {t: bits for t, bits in self.drifted.items() if t not in seen}
@@ -216,13 +220,13 @@ class Receiver:
         held = self.staging.held.version
         if self.commit is not None or self.is_quarantined:
             return
-        if held.run == "":
-            return  # it knows that it does not know
+        if held.run == "" or not self._is_proven:
+            return  # it knows that it does not know, or has the word of its caller for it
         now = (held.incarnation, held.n)
         demand(
-            now >= (self._last.incarnation, self._last.n),
-            f"{self.name} went from {self._last} back to {held}",
+            now >= (self.last.incarnation, self.last.n),
+            f"{self.name} went from {self.last} back to {held}",
         )
-        self._last = held
+        self.last = held
         bits = {t: bits ^ self.drifted.get(t, bits ^ bits) for t, bits in self.memory.held.items()}
         self._history.check_bits(self.name, held, bits)

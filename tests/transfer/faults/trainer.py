@@ -7,6 +7,7 @@ from typing import Final
 
 from rose.errors import OutOfMemory
 from rose.transfer import Contributor, InProcessSource, Publisher, Signing, Version, VersionLog
+from rose.transfer.contributor import Link
 from rose.transfer.log import Chunks
 from rose.transfer.manifest import Manifest
 from tests.transfer.faults.history import History, demand
@@ -77,6 +78,7 @@ class Trainer:
     def __init__(self, history: History, rng: Random) -> None:
         self._history = history
         self._incarnation = self._reserved = 0
+        self._link: Link = rng.choice(("gap", "gap", "strat"))
         self.opening = random_bits(rng)
         # On disk: weights, and every number that may have been used.
         self._checkpoints = [self.opening]
@@ -93,7 +95,7 @@ class Trainer:
         shadows = [copied(self.weights, owned) for owned in OWNED]
         log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history)
         contributors = [
-            Contributor(views(shadow), TILES, owned)
+            Contributor(views(shadow), TILES, owned, link=self._link)
             for shadow, owned in zip(shadows, OWNED, strict=True)
         ]
         opening = Version("run", self._incarnation, self._reserved)

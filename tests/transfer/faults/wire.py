@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Final
 
-from rose.errors import CorruptData, DeadlineExceeded, OutOfMemory, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable
 from rose.transfer import Chunk, Manifest, Source, UpdateKey
 from rose.transfer.digests import Digest
 from rose.transfer.messages import ManifestsReply, decode, encode
@@ -16,7 +16,7 @@ from tests.transfer.faults.forger import (
     forged_update,
     misnamed,
 )
-from tests.transfer.faults.history import History, demand
+from tests.transfer.faults.history import History
 
 FAULTS: Final = (
     "drop",
@@ -60,14 +60,19 @@ class Wire:
         self._pause = pause
         self._armed: dict[str, Random] = {}
         self._heard: list[Manifest] = []
+        self._passed: Frames = {}
         self._forged: Frames = {}
+        self._replays_left = 0
 
     def arm(self, fault: str, number: int) -> None:
         self._armed[fault] = Random(number)
+        if fault == "replay":
+            self._replays_left = 1 + number % 6
 
     def mend(self) -> None:
         self._armed.clear()
         self._forged.clear()
+        self._replays_left = 0
 
     # ---- what a receiver calls
 
@@ -78,7 +83,7 @@ class Wire:
         self._heard = [*self._heard, *said][-HEARD_MAX:]
         if rng := self._due("hide"):
             said = said[: rng.randint(0, len(said))]
-        if rng := self._due("replay"):
+        if rng := self._replaying():
             said = self._replayed(said, rng)
         if said and (rng := self._due("forge update")):
             said = self._with_forged(said, rng)
@@ -93,8 +98,8 @@ class Wire:
         if rng := self._due("forge seed"):
             said, frames = forged_seed(true, tiles, self._history, rng)
             self._forged.update(frames)
-        if rng := self._due("replay"):
-            said = rng.choice([one for one in self._heard if one.is_seed])
+        if rng := self._replaying():
+            said = rng.choice([one for one in self._heard if _answers(one, tiles)])
         carried = self._carried([said])
         return carried[0] if carried else None
 
@@ -102,7 +107,6 @@ class Wire:
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
         source = self._reached()
-        frames: list[tuple[int, Frame | None]] = []
         left = rng.randint(0, len(wanted)) if (rng := self._due("break off")) else None
         if rng := self._due("reorder"):
             wanted = rng.sample(wanted, len(wanted))
@@ -114,7 +118,6 @@ class Wire:
             if at == left:
                 raise Unavailable("planted: the connection broke")
             self._reached()
-            frames.append((tile, frame))
             yield tile, self._sent(key, tile, frame)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
@@ -140,6 +143,13 @@ class Wire:
 
     def _due(self, fault: str) -> Random | None:
         return self._armed.pop(fault, None)
+
+    def _replaying(self) -> Random | None:
+        """Return what draws the replay while there is one; it goes on over several calls."""
+        if not self._replays_left:
+            return None
+        self._replays_left -= 1
+        return self._armed.get("replay")
 
     def _replayed(self, said: list[Manifest], rng: Random) -> list[Manifest]:
         if not self._heard:
@@ -170,6 +180,10 @@ class Wire:
         return list(decode(ManifestsReply, bytes(content)).manifests)
 
     def _sent(self, key: UpdateKey, tile: int, frame: Frame | None) -> Frame | None:
+        if frame is not None:
+            self._passed[key, tile] = bytes(frame)
+        elif self._replays_left:
+            frame = self._passed.get((key, tile))
         frame = self._forged.pop((key, tile), frame)
         if frame is None:
             return None
@@ -184,4 +198,6 @@ class Wire:
         return frame
 
 
-__all__ = ["FAULTS", "CorruptData", "OutOfMemory", "Wire", "demand"]
+def _answers(manifest: Manifest, tiles: Sequence[int]) -> bool:
+    """Whether a seed is one that was asked for, by its tiles."""
+    return manifest.is_seed and [chunk.tile for chunk in manifest.chunks] == list(tiles)

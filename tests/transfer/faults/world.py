@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from tests.transfer.faults.history import History, demand
-from tests.transfer.faults.receiver import Receiver
+from tests.transfer.faults.receiver import NAMELESS, Receiver
 from tests.transfer.faults.script import Event, script_of
 from tests.transfer.faults.shards import SHARES, Killed
 from tests.transfer.faults.trainer import SIGNING, Trainer
@@ -102,8 +102,12 @@ class World:
         receiver.abandon()
 
     def _kill_receiver(self, receiver: Receiver, rng: Random) -> None:
-        # Its weights outlive it, or are those of the first checkpoint again.
-        receiver.begin(rng, self.trainer.opening if rng.random() < 0.5 else None)
+        # Its weights outlive it, perhaps half changed, with or without a name that was noted
+        # before; or they are those of the first checkpoint again.
+        if rng.random() < 0.3:
+            receiver.begin(rng, self.trainer.opening)
+        else:
+            receiver.begin(rng, held=receiver.last if rng.random() < 0.5 else NAMELESS)
 
     # ---- what links ask of the world
 
