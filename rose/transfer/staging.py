@@ -237,7 +237,23 @@ class Staging:
         if chosen is Choice.WAIT and offered:
             # They came at once and say nothing to this receiver: wait until there are others.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
+        if isinstance(chosen, Manifest) and not self._is_base_of(chosen):
+            return Choice.SEED
         return chosen
+
+    def _is_base_of(self, link: Manifest) -> bool:
+        """Whether the weights are what a link starts at, and not only called so.
+
+        A link says the digest of all tiles of its base. Who holds some of them goes by the name of
+        what it holds; until a commit has shown that to be true, it asks what that version is.
+        """
+        held, subscription = self.held, self._subscription
+        if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
+            return True
+        survey = self._seed(held.version.n, ())
+        if survey is None or survey.version != held.version:
+            return False
+        return subscription.digest_of(survey) == held.digest
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the newest version whole, as far as it differs; wait until it is new enough."""

@@ -44,8 +44,10 @@ class History:
         """See that deltas lead where they say, from where they say, and that none is missing."""
         manifest = staged.manifest
         after = self[manifest.version]
-        if manifest.base is not None and not staged.deltas and manifest.digest == (
-            manifest.base_digest
+        if (
+            manifest.base is not None
+            and not staged.deltas
+            and manifest.digest == (manifest.base_digest)
         ):
             return  # nothing but a name; what has it is compared once it is committed
         before = _zeros() if manifest.base is None else self[manifest.base]

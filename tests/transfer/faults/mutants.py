@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pytest import MonkeyPatch
+import pytest
 
 from rose.transfer import chain, puller
 from rose.transfer.commit import Commit
@@ -13,15 +13,15 @@ from rose.transfer.puller import Puller
 from rose.transfer.staging import Staging
 
 
-def without_digest_check(patch: MonkeyPatch) -> None:
+def without_digest_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commit, "_is_target", lambda commit: True)
 
 
-def without_base_check(patch: MonkeyPatch) -> None:
+def without_base_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commit, "_wrong_base", lambda commit: None)
 
 
-def without_sha_check(patch: MonkeyPatch) -> None:
+def without_sha_check(patch: pytest.MonkeyPatch) -> None:
     class Any256:
         """Every frame has the hash that is wanted."""
 
@@ -43,12 +43,13 @@ def without_sha_check(patch: MonkeyPatch) -> None:
     patch.setattr(puller, "hashlib", Hashes)
 
 
-def without_mac_check(patch: MonkeyPatch) -> None:
+def without_mac_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Signing, "is_signed", lambda signing, manifest: True)
 
 
-def without_incarnation_rule(patch: MonkeyPatch) -> None:
+def without_incarnation_rule(patch: pytest.MonkeyPatch) -> None:
     """Dead incarnations are listened to, whether they offer links or seeds."""
+
     def fitting(held: Any, offered: Any, subscription: Any) -> Any:
         forgetful = type(held)(type(held.version)("none", 0, held.version.n), held.digest)
         return true_fitting(forgetful, offered, subscription)
@@ -58,11 +59,11 @@ def without_incarnation_rule(patch: MonkeyPatch) -> None:
     patch.setattr(Staging, "_is_dead", lambda staging, version: False)
 
 
-def without_undo(patch: MonkeyPatch) -> None:
+def without_undo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commit, "_is_undone", lambda commit, tile, delta: True)
 
 
-def without_proof_of_undo(patch: MonkeyPatch) -> None:
+def without_proof_of_undo(patch: pytest.MonkeyPatch) -> None:
     def is_undone(commit: Any, tile: int, delta: Any) -> bool:
         if delta is not None:
             commit._target.apply(tile, delta, undo=True)
@@ -71,11 +72,11 @@ def without_proof_of_undo(patch: MonkeyPatch) -> None:
     patch.setattr(Commit, "_is_undone", is_undone)
 
 
-def with_shadow_ahead_of_the_log(patch: MonkeyPatch) -> None:
+def with_shadow_ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Contributor, "take_back", lambda contributor, part: True)
 
 
-def with_half_staged_versions_kept(patch: MonkeyPatch) -> None:
+def with_half_staged_versions_kept(patch: pytest.MonkeyPatch) -> None:
     """What was pulled of one version is taken for the next one's."""
     pull = Puller.pull
 
@@ -87,7 +88,7 @@ def with_half_staged_versions_kept(patch: MonkeyPatch) -> None:
     patch.setattr(Puller, "pull", kept)
 
 
-MUTANTS: Final[Mapping[str, Callable[[MonkeyPatch], None]]] = {
+MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "digest check": without_digest_check,
     "base check": without_base_check,
     "SHA check": without_sha_check,

@@ -60,6 +60,7 @@ class Receiver:
         name: str,
         wire: Source,
         history: History,
+        *,
         signing: Signing,
         pause: Callable[[float], None],
         rng: Random,
@@ -78,7 +79,7 @@ class Receiver:
         self.begin(rng)
 
     def begin(self, rng: Random, bits: Bits | None = None, held: Version = NAMELESS) -> None:
-        """Start the process on the weights that are there, or on `bits`, as what they are called."""
+        """Start the process on the weights that are there, or on `bits`, under a name."""
         self.life += 1
         if bits is not None:
             self.memory = Memory(copied(bits, self.tiles), lambda: None)

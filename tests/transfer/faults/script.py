@@ -26,15 +26,15 @@ _FAULTS: Final = {
     "stall": 2,
     "break off": 3,
     "lose report": 1,
-    "forge frame": 2,
-    "forge update": 2,
-    "forge seed": 2,
+    "forge frame": 3,
+    "forge update": 4,
+    "forge seed": 4,
     "replay": 3,
     "hide": 1,
-    "fail": 4,  # a memory, at its n-th call
-    "drift": 2,
+    "fail": 6,  # a memory, at its n-th call
+    "drift": 3,
     "abandon": 2,
-    "kill receiver": 3,
+    "kill receiver": 4,
 }
 
 

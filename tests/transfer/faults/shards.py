@@ -100,7 +100,9 @@ class Memory:
     def bits(self, tile: int) -> Any:
         return self._call("bits", tile, self._views.bits, tile)
 
-    def _call(self, method: str, tile: int, does: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    def _call(
+        self, method: str, tile: int, does: Callable[..., Any], *args: Any, **how: Any
+    ) -> Any:
         self._before()
         fault = self._due(method)
         if fault == "killed":
