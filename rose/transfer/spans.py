@@ -18,7 +18,7 @@ from rose.transfer.codec import delta_merge
 from rose.transfer.contributor import chunk_of
 from rose.transfer.delta import Delta
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.version import Version
 from rose.units import GIB
 
