@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,10 +143,8 @@ class Relay:
                 if not self._reports:
                     return
                 report = self._reports[0]
-            try:
+            with suppress(InvalidArgument):  # one receiver too many for upstream is only that one
                 self._upstream.report(*report)
-            except InvalidArgument:
-                pass  # one receiver too many for upstream is no reason to keep it from the others
             with self._lock:
                 if self._reports and self._reports[0] == report:
                     self._reports.popleft()
