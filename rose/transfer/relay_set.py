@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from rose.clock import Clock
@@ -68,10 +68,11 @@ class RelaySet:
         """
 
         def ask(relay: int) -> list[Manifest]:
-            return self._signed(relay, self._relays[relay].wait_manifests(after_n, timeout_s))
+            signed = self._signed(relay, self._relays[relay].wait_manifests(after_n, timeout_s))
+            return [one for one in signed if one.version.n > after_n]
 
         manifests = self._first_of(ask)
-        if not any(one.version.n > after_n for one in manifests):
+        if not manifests:
             self._first = (self._first + 1) % len(self._relays)
         return manifests
 
@@ -178,7 +179,8 @@ class RelaySet:
             if not left_over:
                 continue
             wish = self._seeds[key][0] if key in self._seeds else self._landing.get(tile)
-            relay = wish if wish in left_over else left_over[tile % len(left_over)]
+            honest = [at for at in left_over if not self._standing.is_liar(at)] or left_over
+            relay = wish if wish in left_over else honest[tile % len(honest)]
             groups.setdefault(relay, []).append(chunk)
             tried[tile].add(relay)
         return groups
