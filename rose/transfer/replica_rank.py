@@ -134,7 +134,7 @@ class ReplicaRank:
             case OrderKind.BEGIN:
                 self._begin(order.version, now_ns)
             case OrderKind.KEEP:
-                if self._phase is RankPhase.MATCHED and self._target_round == self._round:
+                if self._phase is RankPhase.MATCHED:
                     self._verdict = self._verdict or Todo.KEEP
 
     def tick(self, now_ns: int) -> None:

@@ -1,12 +1,14 @@
 """The ranks of a replica are in use at one version or at none, whatever is lost, late or dead."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer.replica import ReplicaCommit, ReplicaState
-from rose.transfer.replica_messages import OrderKind, RankPhase
+from rose.transfer.replica_messages import Order, OrderKind, RankPhase, Word
 from rose.transfer.replica_rank import ReplicaRank
 from tests.transfer.replica_world import APPLY_S, HOLD_S, ReplicaWorld, version
 
@@ -247,3 +249,73 @@ def test_a_replica_has_ranks_and_time() -> None:
         ReplicaRank(-1, 1, version(0))
     with pytest.raises(InvalidArgument):
         ReplicaCommit(2, 1).joined(2, 1, 0)
+
+
+def said(rank: int, **changes: object) -> Word:
+    """Return what a rank says that has stopped at version 1, in the third round of two ranks."""
+    word = Word(rank, 10 + rank, 7, 3, 5, RankPhase.STOPPED, version(1))
+    return replace(word, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 2},
+        {"coordinator": 6},
+        {"incarnation": 99},
+        {"phase": RankPhase.APPLYING},
+        {"held": version(0)},
+        {"staged": version(1)},
+        {"rank": 5},
+    ],
+)
+def test_replica_is_in_use_only_when_all_ranks_say_so_here_and_now(changes: dict) -> None:
+    replica = ReplicaCommit(2, 7)
+    for rank in range(2):
+        replica.joined(rank, 10 + rank, 0)
+    replica.heard(said(0), 0)
+    replica.heard(said(1, **changes), 0)
+    assert replica.version is None
+    assert replica.order.kind is OrderKind.STOP
+    assert replica.state is ReplicaState.LEVELLING
+
+
+def test_late_word_does_not_undo_a_later_one() -> None:
+    replica = ReplicaCommit(2, 7)
+    for rank in range(2):
+        replica.joined(rank, 10 + rank, 0)
+    replica.heard(said(1, phase=RankPhase.APPLYING), 0)
+    replica.heard(said(1, sequence=4), 0)
+    replica.heard(said(0), 0)
+    assert replica.version is None
+    replica.heard(said(1, sequence=6), 0)
+    assert replica.version == version(1)
+
+
+def test_ranks_that_never_answer_are_stopped_when_their_time_is_up() -> None:
+    world = met_pair()
+    assert world.coordinator is not None
+    world.coordinator.tick(world.now_ns + int((APPLY_S - 0.1) * 1e9))
+    assert world.coordinator.order.kind is OrderKind.BEGIN
+    world.coordinator.tick(world.now_ns + int(APPLY_S * 1e9))
+    assert world.coordinator.order.kind is OrderKind.STOP
+
+
+def test_rank_begins_once_in_a_round() -> None:
+    world = met_pair()
+    begin = world.coordinator.order
+    rank = world.engines[0].rank
+    rank.ordered(begin, world.now_ns)
+    rank.tick(world.now_ns + int(HOLD_S * 1e9))
+    assert rank.phase is RankPhase.BACK
+    rank.ordered(begin, world.now_ns)
+    assert rank.phase is RankPhase.BACK
+
+
+def test_rank_is_not_in_use_at_what_it_does_not_hold() -> None:
+    rank = ReplicaRank(0, 1, version(1))
+    rank.met(7)
+    rank.ordered(Order(7, 1, OrderKind.USE, version(2)), 0)
+    assert not rank.is_in_use
+    rank.ordered(Order(7, 1, OrderKind.USE, version(1)), 0)
+    assert rank.is_in_use
