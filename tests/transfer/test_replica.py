@@ -274,7 +274,7 @@ def test_replica_is_in_use_only_when_all_ranks_say_so_here_and_now(changes: dict
     for rank in range(2):
         replica.joined(rank, 10 + rank, 0)
     replica.heard(said(0), 0)
-    replica.heard(said(1, **changes), 0)
+    replica.heard(replace(said(1), **changes), 0)
     assert replica.version is None
     assert replica.order.kind is OrderKind.STOP
     assert replica.state is ReplicaState.LEVELLING
