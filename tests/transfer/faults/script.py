@@ -13,7 +13,14 @@ from tests.transfer.faults.shards import SHARES
 LENGTH: Final = (40, 160)
 
 # How often each event comes, beside the others.
-_WORK: Final = {"publish": 10, "round": 45, "commit": 30, "run": 12}
+_WORK: Final = {
+    "publish": 10,
+    "merge": 6,
+    "relay": 12,
+    "round": 45,
+    "commit": 30,
+    "run": 12,
+}
 _FAULTS: Final = {
     "refuse": 2,  # the log has no room
     "interrupt": 1,  # publishing is interrupted
@@ -35,6 +42,9 @@ _FAULTS: Final = {
     "drift": 3,
     "abandon": 2,
     "kill receiver": 4,
+    "kill relay": 3,
+    "fail disk": 4,
+    "rot disk": 2,
 }
 
 

@@ -33,12 +33,14 @@ FAULTS: Final = (
     "replay",
     "hide",
 )
+# What a relay, that has no key, must be spared by a link that is authentic.
+LIES: Final = ("corrupt reply", "forge update", "forge seed", "replay")
 # Old replies are kept for replay.
 HEARD_MAX: Final = 40
 
 
 class Wire:
-    """A source with faults, each armed until it has happened.
+    """A source with faults, each armed until it has happened; an honest one tells no lies.
 
     Args:
         upstream: what is at the other end; None while nobody is.
@@ -54,6 +56,7 @@ class Wire:
         before: Callable[[], None],
         pause: Callable[[float], None],
     ) -> None:
+        self.is_honest = False
         self._upstream = upstream
         self._history = history
         self._before = before
@@ -65,6 +68,8 @@ class Wire:
         self._replays_left = 0
 
     def arm(self, fault: str, number: int) -> None:
+        if self.is_honest and fault in LIES:
+            return
         self._armed[fault] = Random(number)
         if fault == "replay":
             self._replays_left = 1 + number % 6

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
+from rose.transfer import Source
+from rose.transfer.relay_set import RelaySet
+from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.receiver import NAMELESS, Receiver
+from tests.transfer.faults.relays import RelayEnd, RelayKilled, RelayProcess
 from tests.transfer.faults.script import Event
-from tests.transfer.faults.shards import SHARES, Killed
+from tests.transfer.faults.shards import EVERY, SHARES, Killed
 from tests.transfer.faults.trainer import SIGNING, Trainer
 from tests.transfer.faults.wire import FAULTS, Wire
 
@@ -35,13 +39,52 @@ class World:
         self.log: list[object] = []
         self.history = History()
         self.trainer = Trainer(self.history, rng)
-        self.wires: dict[str, Wire] = {}
+        self.relays: list[RelayProcess] = []
+        self.uplinks: list[Wire] = []
+        for at in range(rng.choice((0, 1, 2, 2))):
+            wire = self._wire(self._publisher, lambda at=at: self.relays[at].life, RelayKilled)
+            wire.is_honest = True
+            self.uplinks.append(wire)
+            self.relays.append(RelayProcess(wire, rng))
+        self.wires: dict[str, list[Wire]] = {}
         self.receivers: dict[str, Receiver] = {}
         for name in SHARES:
-            self.wires[name] = Wire(self._upstream, self.history, self._before(name), self._pause)
-            self.receivers[name] = Receiver(
-                name, self.wires[name], self.history, signing=SIGNING, pause=self._pause, rng=rng
+            self._connect(name, rng)
+
+    def _connect(self, name: str, rng: Random) -> None:
+        """Make a receiver, with a link to each relay, or to the publisher where there is none."""
+
+        def life() -> int:
+            return self.receivers[name].life if name in self.receivers else 0
+
+        ends = [RelayEnd(lambda one=one: one.relay) for one in self.relays]
+        uppers = [lambda end=end: end for end in ends] or [self._publisher]
+        self.wires[name] = [self._wire(upper, life, Killed) for upper in uppers]
+        source: Source = self.wires[name][0]
+        if self.relays:
+            landing = {tile: rng.randrange(len(self.relays)) for tile in EVERY}
+            source = RelaySet(
+                self.wires[name],
+                landing,
+                signing=SIGNING,
+                clock=self,
+                on_liar=lambda relay, what: self.log.append((name, relay, what)),
             )
+        self.receivers[name] = Receiver(
+            name, source, self.history, signing=SIGNING, pause=self._pause, rng=rng
+        )
+
+    def _wire(
+        self, upstream: Callable[[], Source | None], life: Callable[[], int], kind: type[Killed]
+    ) -> Wire:
+        return Wire(upstream, self.history, self._before(life, kind), self._pause)
+
+    def now_ns(self) -> int:
+        """Return the virtual time, as a clock does."""
+        return int(self.now_s * NS_PER_S)
+
+    def sleep(self, seconds: float) -> None:
+        self._pause(seconds)
 
     def run(self, events: Sequence[Event]) -> None:
         """Do what the script says, then let everything be well until all is quiet."""
@@ -56,7 +99,8 @@ class World:
         rng = Random(event.number)
         receiver = self.receivers[event.who]
         if event.kind in FAULTS:
-            self.wires[event.who].arm(event.kind, event.number)
+            links = [*self.wires[event.who], *self.uplinks]
+            links[event.number % len(links)].arm(event.kind, event.number)
         else:
             self._depth += 1
             _DO[event.kind](self, receiver, rng)
@@ -84,6 +128,27 @@ class World:
             self.trainer.kill()
         else:
             self.trainer.publish(rng, how)
+
+    def _merge(self, _: Receiver, rng: Random) -> None:
+        self.trainer.merge(rng)
+
+    def _relay_round(self, _: Receiver, rng: Random) -> None:
+        if self.relays:
+            relay = rng.choice(self.relays)
+            if relay.relay is None:
+                relay.start()
+            relay.round()
+
+    def _kill_relay(self, _: Receiver, rng: Random) -> None:
+        if self.relays:
+            rng.choice(self.relays).kill()
+
+    def _fail_disk(self, _: Receiver, rng: Random) -> None:
+        rng.choice([self.trainer, *self.relays]).fail_disk(rng)
+
+    def _rot_disk(self, _: Receiver, rng: Random) -> None:
+        if self.relays:
+            rng.choice(self.relays).rot_disk(rng)
 
     def _round(self, receiver: Receiver, _: Random) -> None:
         receiver.round()
@@ -115,18 +180,18 @@ class World:
 
     # ---- what links ask of the world
 
-    def _upstream(self) -> object:
+    def _publisher(self) -> Source | None:
         demand(not self.trainer.is_publishing, "a publisher waited for a receiver")
         life = self.trainer.life
         return None if life is None else life.source
 
-    def _before(self, name: str) -> Callable[[], None]:
+    def _before(self, life: Callable[[], int], kind: type[Killed]) -> Callable[[], None]:
         def before() -> None:
-            life = self.receivers[name].life
+            at_first = life()
             if self._pending and self._pending[0].is_inside and self._depth < DEPTH_MAX:
                 self._do(self._pending.popleft())
-            if self.receivers[name].life != life:
-                raise Killed
+            if life() != at_first:
+                raise kind
 
         return before
 
@@ -137,11 +202,18 @@ class World:
 
     def settle(self) -> None:
         """Mend everything, and see that every receiver comes to the newest version."""
-        for name, receiver in self.receivers.items():
-            self.wires[name].mend()
+        for wire in (*self.uplinks, *(one for some in self.wires.values() for one in some)):
+            wire.mend()
+        for disk in (self.trainer.disk, *(relay.disk for relay in self.relays)):
+            if disk is not None:
+                disk.mend()
+        for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
             receiver.sweep()
+        for relay in self.relays:
+            if relay.relay is None:
+                relay.start()
         if self.trainer.life is None:
             self.trainer.start(self._rng)
         # Once more, for a receiver that waits for another version than one it could not commit.
@@ -159,8 +231,16 @@ class World:
         for _ in range(QUIET_ROUNDS_MAX):
             if receiver.version == self.trainer.version and not receiver.drifted:
                 return
+            for relay in self.relays:
+                relay.round()
             trouble = receiver.round()
-            demand(trouble is None, f"{receiver.name} is in trouble when all is well: {trouble}")
+            # Relays that failed before are left out for a while.
+            is_waiting = trouble is not None and bool(self.relays)
+            demand(
+                trouble is None or is_waiting,
+                f"{receiver.name} is in trouble when all is well: {trouble}",
+            )
+            self._pause(5.0)
             receiver.step(1 << 10)
             receiver.check()
 
@@ -174,6 +254,11 @@ _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
     "refuse": World._fail_to_publish,
     "interrupt": World._interrupt,
     "kill trainer": World._kill_trainer,
+    "merge": World._merge,
+    "relay": World._relay_round,
+    "kill relay": World._kill_relay,
+    "fail disk": World._fail_disk,
+    "rot disk": World._rot_disk,
     "round": World._round,
     "commit": World._commit,
     "run": World._stage_and_commit,
