@@ -1,4 +1,4 @@
-"""A publisher with spans and receivers behind it, all in one thread, for tests of what is between."""
+"""A publisher with spans, and receivers behind it, all in one thread."""
 
 import threading
 
