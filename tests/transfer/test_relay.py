@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -490,10 +491,8 @@ class Script:
                 ["publish", "relay", "receive", "receive", "away", "back", "spoil", "restart",
                  "full", "room", "lost"]
             ))  # fmt: skip
-            try:
+            with suppress(RoseError):  # what the world does; the next step goes on
                 getattr(self, name)()
-            except RoseError:
-                pass  # what the world does; the next step goes on
             self.check()
         self.world.far.is_away, self.world.far.spoiled, self.disk.room_bytes = False, 0, 1 << 40
         self.world.publish()
@@ -518,10 +517,8 @@ class Script:
     def receive(self, at: int | None = None) -> None:
         one = self.receivers[int(self.rng.integers(3)) if at is None else at]
         one.source._log = self.world.relay
-        try:
+        with suppress(RoseError):
             one.round()
-        except RoseError:
-            pass
 
     def away(self) -> None:
         self.world.far.is_away = True
