@@ -28,9 +28,7 @@ def ways(links: list[Link], start_n: int, end_n: int) -> list[list[Link]]:
 @st.composite
 def some_links(draw: st.DrawFn) -> list[Link]:
     pairs = draw(st.sets(st.tuples(st.integers(0, 7), st.integers(1, 8)), max_size=14))
-    return [
-        link(base, n, draw(st.integers(0, 9))) for base, n in sorted(pairs) if base < n
-    ]
+    return [link(base, n, draw(st.integers(0, 9))) for base, n in sorted(pairs) if base < n]
 
 
 @st.composite
