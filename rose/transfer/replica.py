@@ -171,6 +171,9 @@ class ReplicaCommit:
                 return max(reachable, key=_number)
             if len({*held}) == 1 and len(held) == self._count:
                 return held[0]  # They are there: what is staged repairs it.
+        if all(word.staged is not None for word in words):
+            self._floor_n = NO_VERSION  # There will be no other while these lie ready.
+            return max(staged, key=_number)
         return None
 
     def _look_for_next(self, words: Sequence[Word], now_ns: int) -> None:
@@ -191,9 +194,10 @@ class ReplicaCommit:
             self._order = self._of(OrderKind.BEGIN, known[0])
             self._deadline_ns = now_ns + self._apply_ns
             return
+        if all(one.n <= self._floor_n for one in known):
+            self._floor_n = NO_VERSION  # There will be no other while these lie ready.
         reachable = [one for one in known if one.n > self._floor_n]
-        if reachable:
-            self._order = self._of(OrderKind.AIM, min(reachable, key=_number))
+        self._order = self._of(OrderKind.AIM, min(reachable, key=_number))
 
     def _gather(self, words: Sequence[Word], now_ns: int) -> None:
         phases = {word.phase for word in words}
