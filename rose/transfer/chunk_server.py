@@ -4,18 +4,27 @@ import hmac
 import socket
 import threading
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from rose.clock import BootClock
 from rose.errors import CorruptData, RoseError, Unavailable
 from rose.transfer import wire
-from rose.transfer.log import VersionLog
+from rose.transfer.manifest import UpdateKey
+from rose.transfer.security import TlsFiles, context
 
 CONNECTIONS_MAX: Final = 64
 GREETING_S: Final = 5.0
 # A receiver that asks nothing for so long connects again when it does.
 IDLE_S: Final = 60.0
 SEND_S: Final = 30.0
+
+
+class Shelf(Protocol):
+    """Where chunks are kept."""
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return the frame of a tile, or None when it is not kept."""
+        ...
 
 
 class ChunkServer:
@@ -25,11 +34,13 @@ class ChunkServer:
         log: has the chunks.
         token: that every peer must present first.
         host: an address of this machine; the port is any that is free.
+        tls: certificates that both sides show.
     """
 
-    def __init__(self, log: VersionLog, token: bytes, host: str) -> None:
+    def __init__(self, log: Shelf, token: bytes, host: str, *, tls: TlsFiles | None = None) -> None:
         self._log = log
         self._token = token
+        self._tls = None if tls is None else context(tls, is_server=True)
         self._clock = BootClock()
         self._lock = threading.Lock()  # guards the next two
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -81,15 +92,27 @@ class ChunkServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._greet(connection)
-            while True:
-                self._answer(connection)
+            with self._encrypted(connection) as stream:
+                self._greet(stream)
+                while True:
+                    self._answer(stream)
         except (RoseError, OSError):
             pass  # whatever a peer does wrong, or whenever it leaves, its connection ends
         finally:
             with self._lock:
                 del self._connections[connection]
             connection.close()
+
+    def _encrypted(self, connection: socket.socket) -> socket.socket:
+        """Shake hands where there are certificates; who closes shuts down the socket below."""
+        if self._tls is None:
+            return connection
+        copy = connection.dup()
+        copy.settimeout(GREETING_S)
+        try:
+            return self._tls.wrap_socket(copy, server_side=True)
+        finally:
+            copy.close()  # of no effect once it is wrapped
 
     def _greet(self, connection: socket.socket) -> None:
         said = wire.receive(connection, wire.GREETING_BYTES, GREETING_S, self._clock)

@@ -6,6 +6,7 @@ either such a value or refused: nothing of protobuf is seen outside of this modu
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -266,7 +267,7 @@ def _report_of(message: Any) -> ReportRequest:
 
 def _tiles(column: Sequence[int]) -> tuple[int, ...]:
     tiles = tuple(column)
-    if any(one >= other for one, other in zip(tiles, tiles[1:], strict=False)):
+    if any(one >= other for one, other in pairwise(tiles)):
         raise InvalidArgument("the tiles are not in order, each once")
     return tiles
 

@@ -1,4 +1,4 @@
-"""A publisher in another process of this machine."""
+"""A publisher or a relay in another process, of another machine where there are certificates."""
 
 import socket
 import threading
@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import grpc
 
-from rose.addresses import loopback
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
+from rose.transfer.credentials import is_refusal, open_channel
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.security import Security, TlsFiles, context, token_bytes
 from rose.transfer.source import Frame
 
 CALL_S: Final = 10.0
@@ -38,15 +39,27 @@ class RemoteSource:
     Args:
         address: of the server.
         token: of the server.
+        tls: certificates that both sides show; without them the server is on this machine.
         timeout_s: for an answer; a wait for versions takes its own time besides.
     """
 
-    def __init__(self, address: str, token: str, *, timeout_s: float = CALL_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = CALL_S,
+    ) -> None:
+        self._tls = tls
+        self._context = None if tls is None else context(tls, is_server=False)
         self._timeout_s = timeout_s
         self._clock = BootClock()
         self._lock = threading.Lock()  # guards what follows; held over no call
         self._channel: Any = None
+        # What chunks come by, and the socket below it, which is the same without certificates.
         self._connection: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._chunk_port = 0
         self._is_closed = False
         self.follow(address, token)
@@ -55,33 +68,56 @@ class RemoteSource:
         """Go to another server from the next call on; one that is under way breaks off.
 
         Raises:
-            InvalidArgument: the address is not on loopback, or the token is none.
+            InvalidArgument: the address is not on loopback and there are no certificates, or the
+                token is none.
         """
-        host, port = loopback(address)
-        try:
-            token_bytes = bytes.fromhex(token)
-        except ValueError:
-            token_bytes = b""
-        if port == 0 or len(token_bytes) != wire.TOKEN_BYTES:
+        if not token:
+            raise InvalidArgument(f"{address} has no token: it is that of the weight server")
+        security = Security(token_bytes(token), self._tls)
+        host, port = security.place(address)
+        if port == 0:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
-        channel = grpc.insecure_channel(address, options=_OPTIONS)
+        channel = open_channel(host, port, security, _OPTIONS)
         with self._lock:
             before, self._channel = self._channel, channel
-            self._host, self._token = host, token_bytes
+            self._host, self._token = host, security.token
+            self._address = address
             self._chunk_port = 0
-            connection = self._connection
+            below = self._socket
         if before is not None:
             before.close()
-        _break_off(connection)
+        _break_off(below)
 
     def close(self) -> None:
         """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
         with self._lock:
             self._is_closed = True
-            channel, connection = self._channel, self._connection
+            channel, below = self._channel, self._socket
         channel.close()
-        _break_off(connection)
+        _break_off(below)
         self._hang_up()
+
+    def hello(self) -> messages.HelloReply:
+        """Ask who serves.
+
+        Raises:
+            Unavailable: nobody answers.
+            CorruptData: what came is no answer.
+        """
+        content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
+        return messages.decode(messages.HelloReply, content)
+
+    def subscribe(
+        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
+    ) -> None:
+        """Say who receives which tiles, ascending; None for all.
+
+        Raises:
+            Unavailable: the server cannot be reached.
+        """
+        wanted = None if tiles is None else tuple(tiles)
+        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait."""
@@ -143,21 +179,39 @@ class RemoteSource:
         if not is_known:
             raise Unavailable("the weight server did not say where its chunks are")
         try:
-            connection = socket.create_connection(where, self._timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(wire.greeting(token))
+            below = socket.create_connection(where, self._timeout_s)
         except OSError as error:
             raise Unavailable(f"port {where[1]} of {where[0]} does not answer: {error}") from error
+        try:
+            below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = self._encrypted(below, where[0])
+            connection.sendall(wire.greeting(token))
+        except OSError as error:
+            below.close()
+            raise Unavailable(f"port {where[1]} of {where[0]} hung up: {error}") from error
         with self._lock:
-            self._connection = connection
+            self._connection, self._socket = connection, below
         return connection
+
+    def _encrypted(self, below: socket.socket, host: str) -> socket.socket:
+        """Shake hands where there are certificates; whoever breaks off shuts down what is below."""
+        if self._context is None:
+            return below
+        copy = below.dup()
+        copy.settimeout(self._timeout_s)
+        try:
+            return self._context.wrap_socket(copy, server_hostname=host)
+        finally:
+            copy.close()  # of no effect once it is wrapped
 
     def _hang_up(self) -> None:
         """Close the connection. Only who pulls does, so nobody reads what was closed meanwhile."""
         with self._lock:
             connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+            below, self._socket = self._socket, None
+        for one in (connection, below):
+            if one is not None:
+                one.close()
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> list[Manifest]:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
@@ -171,7 +225,7 @@ class RemoteSource:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this source is closed")
-            channel, token = self._channel, self._token.hex()
+            channel, token, address = self._channel, self._token.hex(), self._address
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
                 messages.encode(request),
@@ -179,7 +233,7 @@ class RemoteSource:
                 metadata=((messages.TOKEN_KEY, token),),
             )
         except grpc.RpcError as error:
-            raise _unavailable(method, error) from error
+            raise _unavailable(address, method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
@@ -192,8 +246,12 @@ def _break_off(connection: socket.socket | None) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _unavailable(method: str, error: Any) -> Unavailable:
+def _unavailable(address: str, method: str, error: Any) -> Unavailable:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unavailable("the weight server wants another token")
+    if is_refusal(error):
+        return Unavailable(
+            f"{address} and this process do not take each other's certificates: {details}"
+        )
     return Unavailable(f"the weight server did not answer {method}: {code.name} {details}".strip())
