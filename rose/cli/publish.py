@@ -124,7 +124,7 @@ class CheckpointPublisher:
         write_state(self._path, self._state)
         units = {name: one.units(0, one.count) for name, one in opened.tensors.items()}
         with self._timeline.span("publish", n=self._state.n, checkpoint=path.name):
-            manifest = self._publisher.publish([tiling.views(units)])
+            manifest = self._publisher.publish(tiling.views(units))
         done = (*self._state.published, str(path.absolute()))
         self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)

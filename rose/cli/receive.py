@@ -141,6 +141,11 @@ class CheckpointReceiver:
             reason=outcome.reason,
         )
 
+    def is_known_at(self, n: int) -> bool:
+        """Return whether version `n`, or a later one, is here, and the upstream heard of that."""
+        held = self.receiver.held
+        return held.run != "" and held.n >= n and self.source.reported_n >= n
+
     def figures(self) -> Mapping[str, float]:
         """Return what metrics show."""
         stats, held_n = self.receiver.stats, self.receiver.held.n
@@ -268,10 +273,10 @@ def receive(
 
 
 def _keep(made: CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
+    """Commit what comes, until a version is there and the upstream knows it, or forever."""
     while True:
         made.step(paused)
-        held = made.receiver.held
-        if until_n is not None and held.run and held.n >= until_n:
+        if until_n is not None and made.is_known_at(until_n):
             return
         made.bell.wait(_POLL_S)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rose.cli.weight_events import Events
 from rose.clock import BootClock
@@ -10,9 +10,11 @@ from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.messages import HelloReply
-from rose.transfer.remote import RemoteSource
 from rose.transfer.security import Security
 from rose.transfer.source import NOTHING_KNOWN, Frame
+
+if TYPE_CHECKING:
+    from rose.transfer.remote import RemoteSource
 
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
@@ -29,7 +31,7 @@ class Upstream:
         events: says what is in the way.
     """
 
-    def __init__(self, sources: Sequence[RemoteSource], events: Events) -> None:
+    def __init__(self, sources: "Sequence[RemoteSource]", events: Events) -> None:
         self._sources = sources
         self._events = events
         self._at = 0
@@ -97,7 +99,7 @@ class Upstream:
             one.close()
 
     @contextmanager
-    def _next_on_failure(self) -> Iterator[RemoteSource]:
+    def _next_on_failure(self) -> "Iterator[RemoteSource]":
         try:
             yield self._sources[self._at]
         except _FAULTS:
@@ -114,6 +116,9 @@ def open_upstream(
     Raises:
         InvalidArgument: an address may not be.
     """
+    # Here, because gRPC is told before its import to be quiet.
+    from rose.transfer.remote import RemoteSource  # noqa: PLC0415
+
     token = security.token.hex()
     with ExitStack() as stack:
         sources: list[RemoteSource] = []

@@ -7,7 +7,7 @@ from rose.transfer.contributor import Contributor, Part
 from rose.transfer.digests import Digest
 from rose.transfer.log import Chunks, VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.source import Frame, Source
+from rose.transfer.source import NOTHING_KNOWN, Frame, Source
 from rose.transfer.timeline import Timeline
 from rose.transfer.views import TileViews
 from rose.units import NS_PER_S
@@ -51,6 +51,7 @@ class TimedSource:
         self._stage_ns: int | None = None
         self._stage_n = 0
         self.staged_ns = 0
+        self.reported_n = NOTHING_KNOWN  # of the version that the source heard of last
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait, and note which versions there are."""
@@ -77,8 +78,9 @@ class TimedSource:
             yield from self._source.chunks(key, wanted)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Pass it on."""
+        """Pass it on, and note that it was heard."""
         self._source.report(receiver, n, is_match, digest)
+        self.reported_n = n
 
     def staged(self, then: Callable[[], None]) -> Callable[[], None]:
         """Return what a receiver calls when a version lies ready: it notes that, and calls on."""
