@@ -4,27 +4,19 @@ import hmac
 import socket
 import threading
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from rose.clock import BootClock
 from rose.errors import CorruptData, RoseError, Unavailable
 from rose.transfer import wire
-from rose.transfer.manifest import UpdateKey
 from rose.transfer.security import TlsFiles, context
+from rose.transfer.upstream import Upstream
 
 CONNECTIONS_MAX: Final = 64
 GREETING_S: Final = 5.0
 # A receiver that asks nothing for so long connects again when it does.
 IDLE_S: Final = 60.0
 SEND_S: Final = 30.0
-
-
-class Shelf(Protocol):
-    """Where chunks are kept."""
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is not kept."""
-        ...
 
 
 class ChunkServer:
@@ -37,7 +29,9 @@ class ChunkServer:
         tls: certificates that both sides show.
     """
 
-    def __init__(self, log: Shelf, token: bytes, host: str, *, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, log: Upstream, token: bytes, host: str, *, tls: TlsFiles | None = None
+    ) -> None:
         self._log = log
         self._token = token
         self._tls = None if tls is None else context(tls, is_server=True)

@@ -10,7 +10,7 @@ from rose.transfer.contributor import Contributor, Link
 from rose.transfer.delta import BLOCK_ELEMENTS
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, Signing
-from rose.transfer.publisher import Publisher
+from rose.transfer.publisher import Published, Publisher
 from rose.transfer.row import Row
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 from rose.transfer.version import Version
@@ -31,6 +31,7 @@ class RowPublisher:
         block_elements: as for `delta_pack`.
         link: as for `Contributor`.
         signing: with the key that receivers have.
+        on_published: as for `Publisher`.
     """
 
     def __init__(
@@ -45,13 +46,16 @@ class RowPublisher:
         block_elements: int = BLOCK_ELEMENTS[0],
         link: Link = "gap",
         signing: Signing | None = None,
+        on_published: Published | None = None,
     ) -> None:
         _check_row(weights)
         self._tiles = Tiles.of(len(weights), tile_elements)
         shadow = Row(weights.copy(), self._tiles)
         contributor = Contributor(shadow, self._tiles, block_elements=block_elements, link=link)
         opening = Version(run, incarnation, first_version)
-        self._publisher = Publisher([contributor], self._tiles, opening, log, signing=signing)
+        self._publisher = Publisher(
+            [contributor], self._tiles, opening, log, signing=signing, on_published=on_published
+        )
 
     @property
     def version(self) -> Version:

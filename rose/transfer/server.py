@@ -2,10 +2,10 @@
 
 import hmac
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 from typing_extensions import Self
@@ -15,10 +15,9 @@ from rose.errors import OutOfMemory, RoseError, Unavailable
 from rose.transfer import messages
 from rose.transfer.chunk_server import ChunkServer
 from rose.transfer.credentials import add_port
-from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.peers import Peers
 from rose.transfer.security import Rejections, Security, TlsFiles
+from rose.transfer.upstream import Upstream
 
 WAIT_MAX_S: Final = 10.0
 # Each receiver that waits takes a thread.
@@ -34,39 +33,15 @@ _CODES: Final = (
 )
 
 
-class Served(Protocol):
-    """What a server hands out: a `VersionLog`, or what a relay keeps. Any thread calls it."""
-
-    def wait_after(
-        self, n: int, timeout_s: float, *, is_over: Callable[[], bool]
-    ) -> list[Manifest]:
-        """Wait for a version above a number."""
-        ...
-
-    def wake(self) -> None:
-        """Let whoever waits look whether the wait is over."""
-        ...
-
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Make some tiles of a version whole."""
-        ...
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile."""
-        ...
-
-    def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
-        """Take what came of a version."""
-        ...
-
-
 class WeightServer:
     """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
     Made by `serve`. Who does not present the token learns nothing on either.
     """
 
-    def __init__(self, log: Served, host: str, port: int, security: Security, peers: Peers) -> None:
+    def __init__(
+        self, log: Upstream, host: str, port: int, security: Security, peers: Peers
+    ) -> None:
         self._log = log
         self._security = security
         self._peers = peers
@@ -202,7 +177,7 @@ def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes
 
 
 def serve(
-    log: Served,
+    log: Upstream,
     address: str = "127.0.0.1:0",
     *,
     token: str | None = None,
