@@ -12,8 +12,8 @@ namespace {
 constexpr std::uint32_t kVersion = 2;
 constexpr std::string_view kGreetingMagic = "ROSECHK2";
 constexpr std::string_view kHelloMagic = "ROSEHEL2";
-constexpr std::string_view kAskMagic = "RAS2";
-constexpr std::string_view kAnswerMagic = "RAN2";
+constexpr std::string_view kAskMagic = "RASK";
+constexpr std::string_view kAnswerMagic = "RANS";
 
 // Little-endian whatever the machine is.
 template <std::unsigned_integral T>
