@@ -73,15 +73,12 @@ class BoundChunkServer {
 
   void put(const ChunkKey& key, const py::buffer& frame) {
     aside_->drop();
-    // A view of a view keeps the buffer locked: nobody can resize it under the thread that sends.
-    const py::memoryview view{frame};
-    const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
-    if (!PyBuffer_IsContiguous(bytes, 'C')) {
-      raise(Status::invalid_argument("a frame is contiguous bytes: pass a copy"));
-    }
-    const std::span content{static_cast<const std::byte*>(bytes->buf),
-                            static_cast<std::size_t>(bytes->len)};
-    check(server_->shelf().put(key, {content, LaidAside::keep(aside_, view)}));
+    check(server_->shelf().put(key, frame_of(frame)));
+  }
+
+  std::uint32_t give(const ChunkKey& key, const py::buffer& frame) {
+    aside_->drop();
+    return take(server_->shelf().give(key, frame_of(frame)));
   }
 
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) {
@@ -91,9 +88,9 @@ class BoundChunkServer {
   }
 
   std::vector<std::tuple<std::uint64_t, std::int64_t, std::uint32_t>> take_misses(
-      double timeout_ms) {
+      double timeout_ms, std::size_t most) {
     const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-    const auto keys = released([&] { return server_->shelf().take_misses(timeout_ns); });
+    const auto keys = released([&] { return server_->shelf().take_misses(timeout_ns, most); });
     aside_->drop();
     std::vector<std::tuple<std::uint64_t, std::int64_t, std::uint32_t>> misses;
     for (const ChunkKey& key : keys) misses.emplace_back(key.n, key.base_n, key.tile);
@@ -106,6 +103,17 @@ class BoundChunkServer {
   }
 
  private:
+  transfer::Frame frame_of(const py::buffer& frame) const {
+    // A view of it keeps the buffer locked: nobody can resize it under the thread that sends.
+    const py::memoryview view{frame};
+    const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
+    if (!PyBuffer_IsContiguous(bytes, 'C')) {
+      raise(Status::invalid_argument("a frame is contiguous bytes: pass a copy"));
+    }
+    return {{static_cast<const std::byte*>(bytes->buf), static_cast<std::size_t>(bytes->len)},
+            LaidAside::keep(aside_, view)};
+  }
+
   std::shared_ptr<LaidAside> aside_{LaidAside::create()};
   std::unique_ptr<ChunkServer> server_;
 };
@@ -237,7 +245,12 @@ void bind_server(py::module_& module) {
             server->shelf().refuse({n, base_n, tile});
           },
           py::arg("n"), py::arg("base_n"), py::arg("tile"))
-      .def("take_misses", &Server::take_misses, py::arg("timeout_ms"))
+      .def(
+          "give",
+          [](Server& server, std::uint64_t n, std::int64_t base_n, std::uint32_t tile,
+             const py::buffer& frame) { return server.give({n, base_n, tile}, frame); },
+          py::arg("n"), py::arg("base_n"), py::arg("tile"), py::arg("frame"))
+      .def("take_misses", &Server::take_misses, py::arg("timeout_ms"), py::arg("most") = 1024)
       .def(
           "sent_bytes",
           [](const Server& server, std::uint64_t n, std::int64_t base_n) {

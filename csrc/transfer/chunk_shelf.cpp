@@ -6,7 +6,9 @@
 
 namespace rose::transfer {
 
-Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
+namespace {
+
+Status check(const ChunkKey& key, const Frame& frame) noexcept {
   if (!is_update(key.n, key.base_n)) {
     return Status::invalid_argument("no update leads from version " + std::to_string(key.base_n) +
                                     " to " + std::to_string(key.n));
@@ -15,6 +17,13 @@ Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
     return Status::invalid_argument("a frame of " + std::to_string(frame.bytes.size()) +
                                     " bytes must have from 1 to " + std::to_string(kFrameBytesMax));
   }
+  return {};
+}
+
+}  // namespace
+
+Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
+  ROSE_TRY(check(key, frame));
   bool is_awaited = false;
   {
     const std::scoped_lock lock{mutex_};
@@ -39,6 +48,21 @@ std::uint64_t ChunkShelf::forget(std::uint64_t n, std::int64_t base_n) noexcept 
   return sent ? sent.mapped() : 0;
 }
 
+Result<std::uint32_t> ChunkShelf::give(const ChunkKey& key, Frame frame) noexcept {
+  ROSE_TRY(check(key, frame));
+  std::uint32_t waiting = 0;
+  {
+    const std::scoped_lock lock{mutex_};
+    const auto miss = misses_.find(key);
+    if (miss == misses_.end()) return waiting;
+    if (!std::exchange(miss->second.is_taken, true)) --untaken_;
+    std::swap(miss->second.given, frame);
+    waiting = miss->second.waiting;
+  }
+  bell_.ring();
+  return waiting;
+}
+
 void ChunkShelf::refuse(const ChunkKey& key) noexcept {
   {
     const std::scoped_lock lock{mutex_};
@@ -50,16 +74,18 @@ void ChunkShelf::refuse(const ChunkKey& key) noexcept {
   bell_.ring();
 }
 
-std::vector<ChunkKey> ChunkShelf::take_misses(Nanoseconds timeout_ns) noexcept {
+std::vector<ChunkKey> ChunkShelf::take_misses(Nanoseconds timeout_ns, std::size_t most) noexcept {
   std::unique_lock lock{mutex_};
   missed_.wait_for(lock, std::chrono::nanoseconds{timeout_ns},
                    [this] { return untaken_ > 0 || is_closed_; });
   std::vector<ChunkKey> taken;
   if (is_closed_) return taken;
   for (auto& [key, miss] : misses_) {
-    if (!std::exchange(miss.is_taken, true)) taken.push_back(key);
+    if (untaken_ == 0 || taken.size() == most) break;
+    if (std::exchange(miss.is_taken, true)) continue;
+    --untaken_;
+    taken.push_back(key);
   }
-  untaken_ = 0;
   return taken;
 }
 
@@ -88,6 +114,7 @@ ShelfAnswer ChunkShelf::look(const ChunkKey& key, bool may_wait) noexcept {
   if (!may_wait || is_closed_) return {};
   const auto [miss, is_new] = misses_.try_emplace(key);
   if (miss->second.is_refused) return {};
+  if (!miss->second.given.bytes.empty()) return {Shelved::kKept, miss->second.given};
   ++miss->second.waiting;
   if (is_new) {
     ++untaken_;
@@ -97,25 +124,30 @@ ShelfAnswer ChunkShelf::look(const ChunkKey& key, bool may_wait) noexcept {
 }
 
 ShelfAnswer ChunkShelf::settle(const ChunkKey& key) noexcept {
+  Frame dropped;
   const std::scoped_lock lock{mutex_};
   const auto miss = misses_.find(key);
   if (miss == misses_.end()) return {};
-  const auto kept = frames_.find(key);
-  if (kept == frames_.end() && !miss->second.is_refused) return {Shelved::kWaiting, {}};
-  leave_locked(miss);
-  if (kept == frames_.end()) return {};
-  return {Shelved::kKept, kept->second};
+  Frame found = miss->second.given;
+  if (const auto kept = frames_.find(key); kept != frames_.end()) found = kept->second;
+  const bool is_kept = !found.bytes.empty();
+  if (!is_kept && !miss->second.is_refused) return {Shelved::kWaiting, {}};
+  dropped = leave_locked(miss);
+  return {is_kept ? Shelved::kKept : Shelved::kAbsent, std::move(found)};
 }
 
 void ChunkShelf::leave(const ChunkKey& key) noexcept {
+  Frame dropped;
   const std::scoped_lock lock{mutex_};
-  if (const auto miss = misses_.find(key); miss != misses_.end()) leave_locked(miss);
+  if (const auto miss = misses_.find(key); miss != misses_.end()) dropped = leave_locked(miss);
 }
 
-void ChunkShelf::leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept {
-  if (--miss->second.waiting > 0) return;
+Frame ChunkShelf::leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept {
+  if (--miss->second.waiting > 0) return {};
   if (!miss->second.is_taken) --untaken_;
+  Frame given = std::move(miss->second.given);
   misses_.erase(miss);
+  return given;
 }
 
 void ChunkShelf::count_sent(const ChunkKey& key, std::size_t nbytes) noexcept {

@@ -51,11 +51,13 @@ class ChunkShelf {
   Status put(const ChunkKey& key, Frame frame) noexcept;
   // Drops all frames of an update. Returns how many bytes of its frames were sent.
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) noexcept;
+  // Answers whoever waits for it now, and keeps nothing. Returns how many do.
+  Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
   // Whoever waits for it is told that it is not kept; asks of later start anew.
   void refuse(const ChunkKey& key) noexcept;
-  // The misses that were not handed out yet, in the order of their keys; waits for one. Empty at
-  // the deadline and once the shelf is closed.
-  std::vector<ChunkKey> take_misses(Nanoseconds timeout_ns) noexcept;
+  // At most `most` misses that were not handed out yet, in the order of their keys; waits for one.
+  // Empty at the deadline and once the shelf is closed.
+  std::vector<ChunkKey> take_misses(Nanoseconds timeout_ns, std::size_t most) noexcept;
   // Wakes whoever waits for misses; nobody waits any more after it.
   void close() noexcept;
 
@@ -82,9 +84,11 @@ class ChunkShelf {
     std::uint32_t waiting{0};
     bool is_taken{false};
     bool is_refused{false};
+    Frame given;  // for those who wait; empty until it is there
   };
 
-  void leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept;
+  // The caller lets go of what it returns without the mutex.
+  Frame leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept;
 
   const EventFd bell_;
   mutable std::mutex mutex_;  // guards everything below

@@ -115,7 +115,7 @@ Status ChunkStream::flush(Nanoseconds now_ns) noexcept {
 // ---- what it hears
 
 Result<std::size_t> ChunkStream::serve(Nanoseconds now_ns, std::size_t allowance,
-                                              std::vector<Arrival>& arrivals) noexcept {
+                                       std::vector<Arrival>& arrivals) noexcept {
   if (state_ == State::kConnecting) ROSE_TRY(finish_connect(now_ns));
   if (state_ == State::kHandshake) ROSE_TRY(shake_hands(now_ns));
   if (state_ != State::kGreeting && state_ != State::kServing) return std::size_t{0};
@@ -124,12 +124,11 @@ Result<std::size_t> ChunkStream::serve(Nanoseconds now_ns, std::size_t allowance
 }
 
 Result<std::size_t> ChunkStream::read(Nanoseconds now_ns, std::size_t allowance,
-                                             std::vector<Arrival>& arrivals) noexcept {
+                                      std::vector<Arrival>& arrivals) noexcept {
   std::size_t received = 0;
   while (received < allowance) {
     const auto room = target();
-    const IoResult got =
-        channel_->read(room.first(std::min(room.size(), allowance - received)));
+    const IoResult got = channel_->read(room.first(std::min(room.size(), allowance - received)));
     if (got.state == Io::kClosed) return lost();
     if (got.state != Io::kDone) break;
     received += got.nbytes;

@@ -64,10 +64,10 @@ class ChunkStream {
 
   Status open(Nanoseconds now_ns) noexcept;
   void ask(Want want, Nanoseconds now_ns) noexcept;
-  // Goes on as far as it can, reads at most `allowance` bytes and returns how many. An error is the stream's end:
-  // Corrupt when the other side speaks something else, else Unavailable.
+  // Goes on as far as it can, reads at most `allowance` bytes and returns how many. An error is the
+  // stream's end: Corrupt when the other side speaks something else, else Unavailable.
   Result<std::size_t> serve(Nanoseconds now_ns, std::size_t allowance,
-                      std::vector<Arrival>& arrivals) noexcept;
+                            std::vector<Arrival>& arrivals) noexcept;
   // When it is late, unless something moves before; nothing while nothing is due.
   std::optional<Nanoseconds> late_ns() const noexcept;
   // It was not let read: what did not move is not the server's fault.
@@ -85,7 +85,7 @@ class ChunkStream {
   Status shake_hands(Nanoseconds now_ns) noexcept;
   Status flush(Nanoseconds now_ns) noexcept;
   Result<std::size_t> read(Nanoseconds now_ns, std::size_t allowance,
-                     std::vector<Arrival>& arrivals) noexcept;
+                           std::vector<Arrival>& arrivals) noexcept;
   std::span<std::byte> target() noexcept;
   Status advance(std::vector<Arrival>& arrivals) noexcept;
   Status take_answer(std::vector<Arrival>& arrivals) noexcept;

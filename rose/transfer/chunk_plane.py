@@ -8,8 +8,9 @@ processes".
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from typing_extensions import Buffer, Self
 
@@ -26,28 +27,35 @@ CONNECTIONS_MAX: Final = 64
 # What is on its way at most, in memory of this process: enough for all streams at 2 ms of delay.
 AHEAD_BYTES: Final = 64 * MIB
 AHEAD_CHUNKS: Final = 1024
+# That are taken at once.
+MISSES: Final = 1024
 _MS_PER_S: Final = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class TlsPaths(Protocol):
     """Where the certificates of one side are: PEM files.
 
     TLS 1.3, and both sides show a certificate. A client takes only a server whose certificate is
     for the host that it connects to.
-
-    Args:
-        certificate: of this side, its chain behind it.
-        key: of this side.
-        authority: who signed the certificates of the other side.
     """
 
-    certificate: str
-    key: str
-    authority: str
+    @property
+    def certificate(self) -> str | PathLike[str]:
+        """Of this side, its chain behind it."""
 
-    def _files(self) -> _core.TlsFiles:
-        return _core.TlsFiles(self.certificate, self.key, self.authority)
+    @property
+    def key(self) -> str | PathLike[str]:
+        """Of this side."""
+
+    @property
+    def authority(self) -> str | PathLike[str]:
+        """Who signed the certificates of the other side."""
+
+
+def _files(tls: TlsPaths | None) -> _core.TlsFiles | None:
+    if tls is None:
+        return None
+    return _core.TlsFiles(fspath(tls.certificate), fspath(tls.key), fspath(tls.authority))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class ChunkServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        tls: Tls | None = None,
+        tls: TlsPaths | None = None,
         pace: Pace = AS_FAST_AS_IT_GOES,
         connections_max: int = CONNECTIONS_MAX,
         park_s: float = 0.0,
@@ -107,7 +115,7 @@ class ChunkServer:
             host,
             port,
             token,
-            tls=tls and tls._files(),
+            tls=_files(tls),
             bytes_per_s=pace.bytes_per_s,
             burst_bytes=pace.burst_bytes,
             connections_max=connections_max,
@@ -137,13 +145,22 @@ class ChunkServer:
         """
         return self._server.forget(key.n, key.base_n)
 
-    def take_misses(self, timeout_s: float) -> list[tuple[UpdateKey, int]]:
+    def take_misses(self, timeout_s: float, most: int = MISSES) -> list[tuple[UpdateKey, int]]:
         """Return what receivers wait for and nobody was told yet; wait for that if need be.
 
-        Whoever takes a miss answers it with `put` or `refuse`.
+        Whoever takes a miss answers it with `put`, `give` or `refuse`. Nothing comes back at the
+        deadline, and once the server is closed.
         """
-        misses = self._server.take_misses(timeout_s * _MS_PER_S)
+        misses = self._server.take_misses(timeout_s * _MS_PER_S, most)
         return [(UpdateKey(n, base_n), tile) for n, base_n, tile in misses]
+
+    def give(self, key: UpdateKey, tile: int, frame: Buffer) -> int:
+        """Answer whoever waits for a chunk, and keep nothing; return how many do.
+
+        Raises:
+            InvalidArgument: as of `put`.
+        """
+        return self._server.give(key.n, key.base_n, tile, frame)
 
     def refuse(self, key: UpdateKey, tile: int) -> None:
         """Tell whoever waits for a chunk that it is not kept."""
@@ -246,7 +263,7 @@ class ChunkClient:
         token: bytes,
         *,
         streams: int = STREAMS,
-        tls: Tls | None = None,
+        tls: TlsPaths | None = None,
         timeout_s: float = TIMEOUT_S,
         bytes_per_s: int = 0,
     ) -> None:
@@ -256,7 +273,7 @@ class ChunkClient:
             port,
             token,
             streams=streams,
-            tls=tls and tls._files(),
+            tls=_files(tls),
             timeout_ms=self._timeout_ms,
             bytes_per_s=bytes_per_s,
         )
