@@ -24,13 +24,13 @@
 namespace rose::transfer {
 
 struct ChunkClientConfig {
-  std::string host;
+  std::string host{};
   std::uint16_t port{0};
   Token token{};
   std::uint32_t streams{4};
-  std::shared_ptr<const TlsContext> tls;   // null: in the clear
-  Nanoseconds timeout_ns{10'000'000'000};  // without a byte, before a connection is given up
-  std::uint64_t bytes_per_s{0};            // over all streams; 0: as fast as it comes
+  std::shared_ptr<const TlsContext> tls{};  // null: in the clear
+  Nanoseconds timeout_ns{10'000'000'000};   // without a byte, before a connection is given up
+  std::uint64_t bytes_per_s{0};             // over all streams; 0: as fast as it comes
 };
 
 struct ChunkClientStats {

@@ -23,11 +23,11 @@
 namespace rose::transfer {
 
 struct ChunkServerConfig {
-  std::string host;  // an address of this machine
+  std::string host{};  // an address of this machine
   std::uint16_t port{0};
   Token token{};
-  std::shared_ptr<const TlsContext> tls;  // null: in the clear
-  std::uint64_t bytes_per_s{0};           // to all receivers together; 0: as fast as it goes
+  std::shared_ptr<const TlsContext> tls{};  // null: in the clear
+  std::uint64_t bytes_per_s{0};             // to all receivers together; 0: as fast as it goes
   std::uint64_t burst_bytes{1 << 20};
   std::uint32_t connections_max{64};
   PeerLimits limits{.greeting_ns = 5'000'000'000,

@@ -48,7 +48,7 @@ class ChunkStream {
     std::string host;
     std::vector<Address> addresses;
     Token token{};
-    std::shared_ptr<const TlsContext> tls;  // null: in the clear
+    std::shared_ptr<const TlsContext> tls{};  // null: in the clear
     Nanoseconds timeout_ns{0};
   };
 

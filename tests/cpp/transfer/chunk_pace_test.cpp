@@ -44,7 +44,8 @@ TEST(no_window_has_more_than_its_share) {
       pace.set(now_ns, bytes_per_s, burst_bytes);
       std::vector<Taken> all;
       for (int i = 0; i < 200; ++i) {
-        now_ns += static_cast<Nanoseconds>(random() % (2 * burst_bytes * kSecond / bytes_per_s + 2));
+        now_ns +=
+            static_cast<Nanoseconds>(random() % (2 * burst_bytes * kSecond / bytes_per_s + 2));
         const std::uint64_t available = pace.available(now_ns);
         CHECK(available <= burst_bytes);
         const std::uint64_t nbytes = random() % 3 == 0 ? available : random() % (available + 1);

@@ -54,10 +54,10 @@ TEST(what_is_packed_is_read_again) {
 
 TEST(bytes_stand_where_the_protocol_says) {
   const auto ask = pack(ChunkKey{0x0102, -1, 0xA0B0});
-  constexpr unsigned char kWant[kAskBytes] = {'R',  'A',  'S',  'K',  0,    0,    0, 0,  //
-                                              0x02, 0x01, 0,    0,    0,    0,    0, 0,  //
+  constexpr unsigned char kWant[kAskBytes] = {'R',  'A',  'S',  'K',  0,    0,    0,    0,  //
+                                              0x02, 0x01, 0,    0,    0,    0,    0,    0,  //
                                               0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF,
-                                              0xB0, 0xA0, 0,    0,    0,    0,    0, 0};
+                                              0xB0, 0xA0, 0,    0,    0,    0,    0,    0};
   CHECK(std::memcmp(ask.data(), kWant, sizeof(kWant)) == 0);
   const auto answer = pack(ChunkAnswer{{1, 0, 2}, 0x030405});
   constexpr unsigned char kAnswer[kAnswerBytes] = {'R', 'A', 'N', 'S', 1, 0, 0, 0,  //
@@ -71,13 +71,12 @@ TEST(bytes_stand_where_the_protocol_says) {
 TEST(no_bit_of_a_fixed_field_may_differ) {
   const auto hello = taken_when_flipped(pack_hello(), [](const auto& c) { return is_hello(c); });
   CHECK_EQ(hello, 0);
-  const auto greeting = taken_when_flipped(pack(Greeting{token_of(3), 0}), [](const auto& c) {
-    return read_greeting(c).has_value();
-  });
+  const auto greeting = taken_when_flipped(
+      pack(Greeting{token_of(3), 0}), [](const auto& c) { return read_greeting(c).has_value(); });
   CHECK_EQ(greeting, 8 * kTokenBytes + 6);  // and 64 streams
   // Of n, all but the sign and bit 2, which would bring it below its base; of the base, three bits.
-  const auto ask = taken_when_flipped(
-      pack(ChunkKey{4, 3, 0}), [](const auto& c) { return read_ask(c).has_value(); });
+  const auto ask = taken_when_flipped(pack(ChunkKey{4, 3, 0}),
+                                      [](const auto& c) { return read_ask(c).has_value(); });
   CHECK_EQ(ask, 62 + 2 + 32);
 }
 
