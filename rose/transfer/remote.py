@@ -1,20 +1,18 @@
 """A publisher or a relay in another process, of another machine where there are certificates."""
 
-import socket
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 
-from rose.clock import BootClock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer import messages, wire
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer import messages
+from rose.transfer.chunk_plane import ChunkClient
 from rose.transfer.credentials import is_refusal, open_channel
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.security import Security, TlsFiles, context, token_bytes
+from rose.transfer.security import Security, TlsFiles, token_bytes
 from rose.transfer.source import Frame
 
 CALL_S: Final = 10.0
@@ -52,14 +50,10 @@ class RemoteSource:
         timeout_s: float = CALL_S,
     ) -> None:
         self._tls = tls
-        self._context = None if tls is None else context(tls, is_server=False)
         self._timeout_s = timeout_s
-        self._clock = BootClock()
-        self._lock = threading.Lock()  # guards what follows; held over no call
+        self._lock = threading.Lock()  # guards what follows; held over no call that waits
         self._channel: Any = None
-        # What chunks come by, and the socket below it, which is the same without certificates.
-        self._connection: socket.socket | None = None
-        self._socket: socket.socket | None = None
+        self._chunks: ChunkClient | None = None
         self._chunk_port = 0
         self._is_closed = False
         self.follow(address, token)
@@ -83,18 +77,16 @@ class RemoteSource:
             self._host, self._token = host, security.token
             self._address = address
             self._chunk_port = 0
-            below = self._socket
         if before is not None:
             before.close()
-        _break_off(below)
+        self._hang_up()
 
     def close(self) -> None:
         """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
         with self._lock:
             self._is_closed = True
-            channel, below = self._channel, self._socket
+            channel = self._channel
         channel.close()
-        _break_off(below)
         self._hang_up()
 
     def hello(self) -> messages.HelloReply:
@@ -139,79 +131,30 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask for one after the other on the chunk connection."""
-        for one in wanted:
-            yield one.tile, self._chunk(key, one.tile)
+        """Ask on the chunk connections, which are made when there are none."""
+        yield from self._chunk_client().chunks(key, wanted)
 
-    def _chunk(self, key: UpdateKey, tile: int) -> Frame | None:
-        """Ask on the chunk connection, which is made when there is none.
-
-        Raises:
-            Unavailable: it cannot be made, or broke; the next call makes another.
-            DeadlineExceeded: the answer did not come in time.
-            CorruptData: the answer is none.
-        """
-        connection = self._connected()
-        try:
-            connection.settimeout(self._timeout_s)
-            connection.sendall(wire.ask(key, tile))
-            return self._answer(connection, key, tile)
-        except (CorruptData, DeadlineExceeded, Unavailable):  # first: a late answer is an OSError
-            self._hang_up()
-            raise
-        except OSError as error:
-            self._hang_up()
-            raise Unavailable(f"the connection broke: {error}") from error
-
-    def _answer(self, connection: socket.socket, key: UpdateKey, tile: int) -> Frame | None:
-        said = wire.receive(connection, wire.ANSWER_BYTES, self._timeout_s, self._clock)
-        nbytes = wire.read_answer(bytes(said), key, tile)
-        if nbytes is None:
-            return None
-        return wire.receive(connection, nbytes, self._timeout_s, self._clock)
-
-    def _connected(self) -> socket.socket:
+    def _chunk_client(self) -> ChunkClient:
         with self._lock:
-            if self._connection is not None:
-                return self._connection
-            where, token = (self._host, self._chunk_port), self._token
-            is_known = self._chunk_port != 0 and not self._is_closed
-        if not is_known:
-            raise Unavailable("the weight server did not say where its chunks are")
-        try:
-            below = socket.create_connection(where, self._timeout_s)
-        except OSError as error:
-            raise Unavailable(f"port {where[1]} of {where[0]} does not answer: {error}") from error
-        try:
-            below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = self._encrypted(below, where[0])
-            connection.sendall(wire.greeting(token))
-        except OSError as error:
-            below.close()
-            raise Unavailable(f"port {where[1]} of {where[0]} hung up: {error}") from error
-        with self._lock:
-            self._connection, self._socket = connection, below
-        return connection
-
-    def _encrypted(self, below: socket.socket, host: str) -> socket.socket:
-        """Shake hands where there are certificates; whoever breaks off shuts down what is below."""
-        if self._context is None:
-            return below
-        copy = below.dup()
-        copy.settimeout(self._timeout_s)
-        try:
-            return self._context.wrap_socket(copy, server_hostname=host)
-        finally:
-            copy.close()  # of no effect once it is wrapped
+            if self._chunks is not None:
+                return self._chunks
+            if self._chunk_port == 0 or self._is_closed:
+                raise Unavailable("the weight server did not say where its chunks are")
+            self._chunks = ChunkClient(
+                self._host,
+                self._chunk_port,
+                self._token,
+                tls=self._tls,
+                timeout_s=self._timeout_s,
+            )
+            return self._chunks
 
     def _hang_up(self) -> None:
-        """Close the connection. Only who pulls does, so nobody reads what was closed meanwhile."""
+        """Close the chunk connections; who pulls on them breaks off."""
         with self._lock:
-            connection, self._connection = self._connection, None
-            below, self._socket = self._socket, None
-        for one in (connection, below):
-            if one is not None:
-                one.close()
+            chunks, self._chunks = self._chunks, None
+        if chunks is not None:
+            chunks.close()
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> list[Manifest]:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
@@ -226,9 +169,10 @@ class RemoteSource:
             if self._is_closed:
                 raise Unavailable("this source is closed")
             channel, token, address = self._channel, self._token.hex(), self._address
+        said = messages.encode(request)
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
-                messages.encode(request),
+                said,
                 timeout=timeout_s,
                 metadata=((messages.TOKEN_KEY, token),),
             )
@@ -237,13 +181,6 @@ class RemoteSource:
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
-
-
-def _break_off(connection: socket.socket | None) -> None:
-    """Wake whoever waits on a connection; who pulls finds it broken, and closes it."""
-    if connection is not None:
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _unavailable(address: str, method: str, error: Any) -> Unavailable:
