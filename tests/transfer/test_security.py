@@ -5,6 +5,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import pytest
 
 from rose.addresses import reachable
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer import messages, wire
+from rose.transfer import messages
+from rose.transfer.credentials import add_port
 from rose.transfer.log import VersionLog
-from rose.transfer.peers import Peers
 from rose.transfer.remote import RemoteSource
 from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.security import REJECTIONS_MAX, Rejections, Security, TlsFiles, check_files
 from rose.transfer.server import WeightServer, serve
+from tests.transfer import chunk_wire as wire
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
 
@@ -68,6 +70,18 @@ def test_versions_come_encrypted_bit_for_bit(tls: TlsFiles) -> None:
                 assert np.array_equal(worker.bits, bits)
 
 
+@contextmanager
+def bare_server(security: Security) -> Iterator[str]:
+    """Listen with certificates that `serve` would refuse."""
+    pool = ThreadPoolExecutor(1)
+    server = grpc.server(pool)
+    port = add_port(server, "127.0.0.1", 0, security)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+    pool.shutdown()
+
+
 @needs_openssl
 @pytest.mark.parametrize("fault", ["expired", "of another authority", "of another host", "none"])
 def test_receiver_refuses_a_server_that_shows_no_good_certificate(
@@ -81,14 +95,11 @@ def test_receiver_refuses_a_server_that_shows_no_good_certificate(
         bad = TlsFiles(made.certificate, made.key, authority)
     elif fault == "of another host":
         bad = make_certificate(authority, "far", reach="IP:10.9.8.7")
-    log = VersionLog()
-    security = Security(bytes.fromhex(TOKEN), bad)
-    with (
-        WeightServer(log, "127.0.0.1", 0, security, Peers()) as server,
-        source_of(server, tls) as source,
-        pytest.raises(Unavailable) as error,
-    ):
-        source.wait_manifests(-1, 0)
+    with bare_server(Security(bytes.fromhex(TOKEN), bad)) as address:
+        source = RemoteSource(address, TOKEN, tls=tls)
+        with pytest.raises(Unavailable) as error:
+            source.wait_manifests(-1, 0)
+        source.close()
     if bad is not None:
         assert "do not take each other's certificates" in str(error.value)
 
@@ -111,7 +122,7 @@ def test_server_refuses_a_receiver_that_shows_no_good_certificate(
                 source.wait_manifests(-1, 0)
             # It knows where the chunks are, and how they are asked for; that is of no use.
             source._chunk_port = server._chunks.port
-            with pytest.raises(Unavailable):
+            with pytest.raises((Unavailable, InvalidArgument)):
                 list(source.chunks(manifest.key, manifest.chunks))
         assert server._log.statistics().sent_bytes == 0
         with source_of(server, tls) as source:
