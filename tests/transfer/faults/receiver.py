@@ -1,17 +1,27 @@
 """A receiver of a run: its staging without a thread, its commits slice by slice, its memory."""
 
 import threading
-from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import Commit, CommitState, ReceiverState, Signing, Subscription, Version
+from rose.transfer import (
+    Commit,
+    CommitState,
+    Outcome,
+    ReceiverState,
+    Signing,
+    StagedVersion,
+    Subscription,
+    Version,
+)
 from rose.transfer.chain import Held
 from rose.transfer.digests import TileDigests
 from rose.transfer.puller import Puller
 from rose.transfer.source import Source
 from rose.transfer.staging import Staging
+from rose.transfer.sweep import Sweep
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     SHARES,
@@ -34,12 +44,12 @@ COMMIT_SLICES_MAX: Final = 200
 class Stop(threading.Event):
     """What a puller waits on; the wait takes virtual time."""
 
-    def __init__(self, pause: Callable[[float], None]) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._pause = pause
+        self._clock = clock
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._pause(timeout or 0.0)
+        self._clock.sleep(timeout or 0.0)
         return self.is_set()
 
 
@@ -51,7 +61,7 @@ class Receiver:
         wire: where it pulls from.
         history: what was true.
         signing: with the key of the publisher.
-        pause: lets virtual seconds pass.
+        clock: virtual.
         rng: for the weights that it begins with.
     """
 
@@ -62,7 +72,7 @@ class Receiver:
         history: History,
         *,
         signing: Signing,
-        pause: Callable[[float], None],
+        clock: Clock,
         rng: Random,
     ) -> None:
         self.name = name
@@ -70,7 +80,7 @@ class Receiver:
         self._wire = wire
         self._history = history
         self._signing = signing
-        self._pause = pause
+        self.clock = clock
         self.memory = Memory(random_bits(rng, self.tiles), lambda: None)
         self.life = 0
         self.is_rounding = False
@@ -96,8 +106,8 @@ class Receiver:
             self.name,
             Held(held, digests.total),
             Subscription(TILES, self.tiles),
-            puller=Puller(self._wire, Stop(self._pause), retries=1, backoff_s=0.05),
-            on_staged=lambda: None,
+            puller=Puller(self._wire, Stop(self.clock), retries=1, backoff_s=0.05),
+            on_staged=self.staged_now,
             base=self.memory.bits if rng.random() < 0.5 else None,
             signing=self._signing,
             digests=None if self.digests is None else digests.copy(),
@@ -137,21 +147,33 @@ class Receiver:
             if self.commit is None or not self._slice():
                 return
 
+    def staged_now(self) -> None:
+        """Hear that a version lies ready; the engine looks by itself."""
+
     def _take(self) -> bool:
+        staged = self.take()
+        if staged is not None:
+            self.commit = self.commit_of(staged)
+        return staged is not None
+
+    def take(self) -> StagedVersion | None:
+        """Take what lies ready, and see that it was published."""
         staged = self.staging.take_staged()
-        if staged is None:
-            return False
-        self._history.check_staged(self.name, staged, self.tiles)
+        if staged is not None:
+            self._history.check_staged(self.name, staged, self.tiles)
+        return staged
+
+    def commit_of(self, staged: StagedVersion, *, is_held: bool = False) -> Commit:
         self._reads_all = self.digests is None or staged.manifest.is_seed
         self._touched = {tile for tile, _ in staged.deltas}
-        self.commit = Commit(
+        return Commit(
             staged,
             self.memory,
             self.staging.held.digest,
             digests=self.digests,
             subscribed=self.tiles,
+            is_held=is_held,
         )
-        return True
 
     def _slice(self) -> bool:
         commit = self.commit
@@ -161,7 +183,7 @@ class Receiver:
         except Killed:
             self.begin(Random(self.life))
             return False
-        self._end()
+        self.end(commit.outcome)
         return False
 
     def abandon(self) -> None:
@@ -172,21 +194,22 @@ class Receiver:
         except Killed:
             self.begin(Random(self.life))
         else:
-            self._end()
+            self.end(self.commit.outcome)
 
-    def _end(self) -> None:
+    def end(self, outcome: Outcome) -> None:
+        """Report what came of a commit, and note what it has seen."""
         commit, self.commit = self.commit, None
         self.digests = commit.digests
         if commit.state is CommitState.QUARANTINED:
-            demand(commit.outcome.reason, f"{self.name} is in quarantine and nobody knows why")
+            demand(outcome.reason, f"{self.name} is in quarantine and nobody knows why")
         elif commit.state is CommitState.COMMITTED:
             self._is_proven = True
             # Whatever it read, it would have seen.
             seen = self.tiles if self._reads_all else self._touched
             self.drifted = {t: bits for t, bits in self.drifted.items() if t not in seen}
-        elif commit.outcome.digest != self.staging.held.digest:
+        elif outcome.digest != self.staging.held.digest:
             self.drifted = {}  # it was seen, and the weights have no name until they are repaired
-        self.staging.report(commit.outcome)
+        self.staging.report(outcome)
 
     # ---- what happens to it
 
@@ -208,11 +231,21 @@ class Receiver:
         flip({tile: mask}, *place)
 
     def sweep(self) -> None:
-        """Read all tiles between steps; what is not as it was makes the next commit look at all."""
-        if self.commit is not None or self.digests is None:
+        """Read all tiles between two steps; those that are not as they were are repaired."""
+        if self.commit is not None or self.digests is None or self.is_quarantined:
             return
-        if any(self.memory.digest(tile) != self.digests[tile] for tile in self.tiles):
-            self.digests = None
+        sweep = Sweep(self.memory, self.digests, clock=self.clock)
+        try:
+            while sweep.step(0):
+                pass
+        except CorruptData:
+            return
+        except Killed:
+            self.begin(Random(self.life))
+            return
+        if sweep.drifted:
+            self.drifted = {}
+            self.staging.drifted(sweep.digests)
 
     # ---- what must be true
 

@@ -20,6 +20,8 @@ _WORK: Final = {
     "round": 45,
     "commit": 30,
     "run": 12,
+    "sweep": 3,
+    "replica": 20,
 }
 _FAULTS: Final = {
     "refuse": 2,  # the log has no room
@@ -43,6 +45,8 @@ _FAULTS: Final = {
     "abandon": 2,
     "kill receiver": 4,
     "kill relay": 3,
+    "lose words": 6,
+    "kill coordinator": 1,
     "fail disk": 4,
     "rot disk": 2,
 }

@@ -10,16 +10,17 @@ from rose.transfer import Source
 from rose.transfer.relay_set import RelaySet
 from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand
+from tests.transfer.faults.ranks import Rank, Replica
 from tests.transfer.faults.receiver import NAMELESS, Receiver
 from tests.transfer.faults.relays import RelayEnd, RelayKilled, RelayProcess
 from tests.transfer.faults.script import Event
-from tests.transfer.faults.shards import EVERY, SHARES, Killed
+from tests.transfer.faults.shards import EVERY, REPLICA, SHARES, Killed
 from tests.transfer.faults.trainer import SIGNING, Trainer
 from tests.transfer.faults.wire import FAULTS, Wire
 
 DEPTH_MAX: Final = 3
 # Rounds of each receiver until it must be there, once nothing goes wrong any more.
-QUIET_ROUNDS_MAX: Final = 40
+QUIET_ROUNDS_MAX: Final = 100
 
 
 class World:
@@ -49,9 +50,14 @@ class World:
         self.wires: dict[str, list[Wire]] = {}
         self.receivers: dict[str, Receiver] = {}
         for name in SHARES:
-            self._connect(name, rng)
+            self._connect(name, Receiver, rng)
+        self.replica: Replica | None = None
+        if rng.random() < 0.6:
+            for name in REPLICA:
+                self._connect(name, Rank, rng)
+            self.replica = Replica([self.receivers[name] for name in REPLICA])
 
-    def _connect(self, name: str, rng: Random) -> None:
+    def _connect(self, name: str, kind: type[Receiver], rng: Random) -> None:
         """Make a receiver, with a link to each relay, or to the publisher where there is none."""
 
         def life() -> int:
@@ -70,21 +76,22 @@ class World:
                 clock=self,
                 on_liar=lambda relay, what: self.log.append((name, relay, what)),
             )
-        self.receivers[name] = Receiver(
-            name, source, self.history, signing=SIGNING, pause=self._pause, rng=rng
+        self.receivers[name] = kind(
+            name, source, self.history, signing=SIGNING, clock=self, rng=rng
         )
 
     def _wire(
         self, upstream: Callable[[], Source | None], life: Callable[[], int], kind: type[Killed]
     ) -> Wire:
-        return Wire(upstream, self.history, self._before(life, kind), self._pause)
+        return Wire(upstream, self.history, self._before(life, kind), self.sleep)
 
     def now_ns(self) -> int:
         """Return the virtual time, as a clock does."""
         return int(self.now_s * NS_PER_S)
 
     def sleep(self, seconds: float) -> None:
-        self._pause(seconds)
+        """Let virtual seconds pass; nobody waits for them."""
+        self.now_s += seconds
 
     def run(self, events: Sequence[Event]) -> None:
         """Do what the script says, then let everything be well until all is quiet."""
@@ -108,6 +115,9 @@ class World:
         self.trainer.check()
         for one in self.receivers.values():
             one.check()
+        if self.replica is not None:
+            self.replica.connect()
+            self.replica.check()
         self.log.append((event, self.trainer.version, *map(_place, self.receivers.values())))
 
     def _publish(self, _: Receiver, rng: Random) -> None:
@@ -161,6 +171,21 @@ class World:
         receiver.round()
         receiver.step(1 << 10)
 
+    def _sweep(self, receiver: Receiver, _: Random) -> None:
+        receiver.sweep()
+
+    def _flow(self, _: Receiver, __: Random) -> None:
+        if self.replica is not None:
+            self.replica.flow(None)
+
+    def _lose_words(self, _: Receiver, rng: Random) -> None:
+        if self.replica is not None:
+            self.replica.flow(rng)
+
+    def _kill_coordinator(self, _: Receiver, __: Random) -> None:
+        if self.replica is not None:
+            self.replica.restart()
+
     def _fail(self, receiver: Receiver, rng: Random) -> None:
         receiver.fail(rng)
 
@@ -195,9 +220,6 @@ class World:
 
         return before
 
-    def _pause(self, seconds: float) -> None:
-        self.now_s += seconds
-
     # ---- the end
 
     def settle(self) -> None:
@@ -218,21 +240,32 @@ class World:
             self.trainer.start(self._rng)
         # Once more, for a receiver that waits for another version than one it could not commit.
         self.trainer.publish(self._rng)
-        newest = self.trainer.version
         for receiver in self.receivers.values():
             if receiver.is_quarantined:
                 receiver.begin(self._rng)
-            self._follow(receiver)
+        for _ in range(QUIET_ROUNDS_MAX):
+            if self._is_quiet():
+                break
+            self._go_on()
+        for receiver in self.receivers.values():
+            newest = self.trainer.version
             demand(receiver.version == newest, f"{receiver.name} stays at {receiver.version}")
             demand(not receiver.drifted, f"{receiver.name} keeps what drifted")
             receiver.check()
+        demand(self.replica is None or self.replica.is_in_use, "the replica is not in use")
 
-    def _follow(self, receiver: Receiver) -> None:
-        for _ in range(QUIET_ROUNDS_MAX):
-            if receiver.version == self.trainer.version and not receiver.drifted:
-                return
-            for relay in self.relays:
-                relay.round()
+    def _is_quiet(self) -> bool:
+        is_used = self.replica is None or self.replica.is_in_use
+        return is_used and all(
+            one.version == self.trainer.version and not one.drifted
+            for one in self.receivers.values()
+        )
+
+    def _go_on(self) -> None:
+        """Let everybody do what there is to do, once."""
+        for relay in self.relays:
+            relay.round()
+        for receiver in self.receivers.values():
             trouble = receiver.round()
             # Relays that failed before are left out for a while.
             is_waiting = trouble is not None and bool(self.relays)
@@ -240,9 +273,13 @@ class World:
                 trouble is None or is_waiting,
                 f"{receiver.name} is in trouble when all is well: {trouble}",
             )
-            self._pause(5.0)
-            receiver.step(1 << 10)
-            receiver.check()
+        for _ in range(3):
+            if self.replica is not None:
+                self.replica.flow(None)
+            for receiver in self.receivers.values():
+                receiver.step(1 << 10)
+                receiver.check()
+        self.sleep(1.0)
 
 
 def _place(receiver: Receiver) -> tuple[object, ...]:
@@ -259,6 +296,10 @@ _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
     "kill relay": World._kill_relay,
     "fail disk": World._fail_disk,
     "rot disk": World._rot_disk,
+    "sweep": World._sweep,
+    "replica": World._flow,
+    "lose words": World._lose_words,
+    "kill coordinator": World._kill_coordinator,
     "round": World._round,
     "commit": World._commit,
     "run": World._stage_and_commit,
