@@ -413,7 +413,7 @@ class Staging:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
         Raises:
-            CorruptData: it signed none of them.
+            CorruptData: it signed none of them, or one cannot be what it says.
             InvalidArgument: they are of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
@@ -426,6 +426,10 @@ class Staging:
                 f"the publisher has {other.count} elements in {other.tile_count} tiles, and the "
                 f"receiver {tiles.count} in {len(tiles)}: their layouts differ"
             )
+        size = (len(tiles), tiles.count)
+        for one in manifests:
+            if one.layout == tiles.layout and (one.tile_count, one.count) != size:
+                raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
 
     def _stage(self, manifest: Manifest) -> None:
