@@ -9,7 +9,7 @@ from typing import Final
 from rose.clock import BootClock
 from rose.errors import CorruptData, RoseError, Unavailable
 from rose.transfer import wire
-from rose.transfer.log import VersionLog
+from rose.transfer.upstream import Upstream
 
 CONNECTIONS_MAX: Final = 64
 GREETING_S: Final = 5.0
@@ -27,7 +27,7 @@ class ChunkServer:
         host: an address of this machine; the port is any that is free.
     """
 
-    def __init__(self, log: VersionLog, token: bytes, host: str) -> None:
+    def __init__(self, log: Upstream, token: bytes, host: str) -> None:
         self._log = log
         self._token = token
         self._clock = BootClock()

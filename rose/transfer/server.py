@@ -15,7 +15,7 @@ from rose.addresses import loopback
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer import messages, wire
 from rose.transfer.chunk_server import ChunkServer
-from rose.transfer.log import VersionLog
+from rose.transfer.upstream import Upstream
 
 WAIT_MAX_S: Final = 10.0
 # Each receiver that waits takes a thread.
@@ -37,7 +37,7 @@ class WeightServer:
     Made by `serve`. Who does not present the token learns nothing on either.
     """
 
-    def __init__(self, log: VersionLog, host: str, port: int, token: bytes) -> None:
+    def __init__(self, log: Upstream, host: str, port: int, token: bytes) -> None:
         self._log = log
         self._token = token
         self._is_closing = threading.Event()
@@ -149,13 +149,11 @@ def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes
     return call
 
 
-def serve(
-    log: VersionLog, address: str = "127.0.0.1:0", *, token: str | None = None
-) -> WeightServer:
+def serve(log: Upstream, address: str = "127.0.0.1:0", *, token: str | None = None) -> WeightServer:
     """Serve a log.
 
     Args:
-        log: the publisher's.
+        log: the publisher's, or a relay.
         address: on loopback; port 0 for any that is free.
         token: 64 hexadecimal digits; None makes a new one. A parent that starts a trainer again
             passes the old port and token, so that receivers find it.
