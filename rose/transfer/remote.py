@@ -1,17 +1,15 @@
 """A publisher in another process of this machine."""
 
-import socket
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 
 from rose.addresses import loopback
-from rose.clock import BootClock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer import messages, wire
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer import messages
+from rose.transfer.chunk_plane import TOKEN_BYTES, ChunkClient
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.source import Frame
@@ -43,10 +41,9 @@ class RemoteSource:
 
     def __init__(self, address: str, token: str, *, timeout_s: float = CALL_S) -> None:
         self._timeout_s = timeout_s
-        self._clock = BootClock()
-        self._lock = threading.Lock()  # guards what follows; held over no call
+        self._lock = threading.Lock()  # guards what follows; held over no call that waits
         self._channel: Any = None
-        self._connection: socket.socket | None = None
+        self._chunks: ChunkClient | None = None
         self._chunk_port = 0
         self._is_closed = False
         self.follow(address, token)
@@ -62,25 +59,23 @@ class RemoteSource:
             token_bytes = bytes.fromhex(token)
         except ValueError:
             token_bytes = b""
-        if port == 0 or len(token_bytes) != wire.TOKEN_BYTES:
+        if port == 0 or len(token_bytes) != TOKEN_BYTES:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
         channel = grpc.insecure_channel(address, options=_OPTIONS)
         with self._lock:
             before, self._channel = self._channel, channel
             self._host, self._token = host, token_bytes
             self._chunk_port = 0
-            connection = self._connection
         if before is not None:
             before.close()
-        _break_off(connection)
+        self._hang_up()
 
     def close(self) -> None:
         """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
         with self._lock:
             self._is_closed = True
-            channel, connection = self._channel, self._connection
+            channel = self._channel
         channel.close()
-        _break_off(connection)
         self._hang_up()
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
@@ -103,61 +98,26 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask for one after the other on the chunk connection."""
-        for one in wanted:
-            yield one.tile, self._chunk(key, one.tile)
+        """Ask on the chunk connections, which are made when there are none."""
+        yield from self._chunk_client().chunks(key, wanted)
 
-    def _chunk(self, key: UpdateKey, tile: int) -> Frame | None:
-        """Ask on the chunk connection, which is made when there is none.
-
-        Raises:
-            Unavailable: it cannot be made, or broke; the next call makes another.
-            DeadlineExceeded: the answer did not come in time.
-            CorruptData: the answer is none.
-        """
-        connection = self._connected()
-        try:
-            connection.settimeout(self._timeout_s)
-            connection.sendall(wire.ask(key, tile))
-            return self._answer(connection, key, tile)
-        except (CorruptData, DeadlineExceeded, Unavailable):  # first: a late answer is an OSError
-            self._hang_up()
-            raise
-        except OSError as error:
-            self._hang_up()
-            raise Unavailable(f"the connection broke: {error}") from error
-
-    def _answer(self, connection: socket.socket, key: UpdateKey, tile: int) -> Frame | None:
-        said = wire.receive(connection, wire.ANSWER_BYTES, self._timeout_s, self._clock)
-        nbytes = wire.read_answer(bytes(said), key, tile)
-        if nbytes is None:
-            return None
-        return wire.receive(connection, nbytes, self._timeout_s, self._clock)
-
-    def _connected(self) -> socket.socket:
+    def _chunk_client(self) -> ChunkClient:
         with self._lock:
-            if self._connection is not None:
-                return self._connection
-            where, token = (self._host, self._chunk_port), self._token
-            is_known = self._chunk_port != 0 and not self._is_closed
-        if not is_known:
-            raise Unavailable("the weight server did not say where its chunks are")
-        try:
-            connection = socket.create_connection(where, self._timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(wire.greeting(token))
-        except OSError as error:
-            raise Unavailable(f"port {where[1]} of {where[0]} does not answer: {error}") from error
-        with self._lock:
-            self._connection = connection
-        return connection
+            if self._chunks is not None:
+                return self._chunks
+            if self._chunk_port == 0 or self._is_closed:
+                raise Unavailable("the weight server did not say where its chunks are")
+            self._chunks = ChunkClient(
+                self._host, self._chunk_port, self._token, timeout_s=self._timeout_s
+            )
+            return self._chunks
 
     def _hang_up(self) -> None:
-        """Close the connection. Only who pulls does, so nobody reads what was closed meanwhile."""
+        """Close the chunk connections; who pulls on them breaks off."""
         with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+            chunks, self._chunks = self._chunks, None
+        if chunks is not None:
+            chunks.close()
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> list[Manifest]:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
@@ -183,13 +143,6 @@ class RemoteSource:
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
-
-
-def _break_off(connection: socket.socket | None) -> None:
-    """Wake whoever waits on a connection; who pulls finds it broken, and closes it."""
-    if connection is not None:
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _unavailable(method: str, error: Any) -> Unavailable:

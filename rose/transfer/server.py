@@ -13,7 +13,8 @@ from typing_extensions import Self
 
 from rose.addresses import loopback
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
-from rose.transfer import messages, wire
+from rose.transfer import messages
+from rose.transfer.chunk_plane import TOKEN_BYTES
 from rose.transfer.chunk_server import ChunkServer
 from rose.transfer.upstream import Upstream
 
@@ -169,11 +170,11 @@ def serve(log: Upstream, address: str = "127.0.0.1:0", *, token: str | None = No
 def token_bytes(token: str | None) -> bytes:
     """Return a token as bytes, or a new one."""
     if token is None:
-        return secrets.token_bytes(wire.TOKEN_BYTES)
+        return secrets.token_bytes(TOKEN_BYTES)
     try:
         content = bytes.fromhex(token)
     except ValueError:
         content = b""
-    if len(content) != wire.TOKEN_BYTES:
-        raise InvalidArgument(f"a token is {2 * wire.TOKEN_BYTES} hexadecimal digits")
+    if len(content) != TOKEN_BYTES:
+        raise InvalidArgument(f"a token is {2 * TOKEN_BYTES} hexadecimal digits")
     return content
