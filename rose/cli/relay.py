@@ -170,11 +170,12 @@ def relay(
             reader=reading.source(),
             limits=limits,
         )
+        known_n = made.newest_n
         with _served(made, listen, peers, options) as server, Follower(made) as follower:
             introduction = Introduction(directory, landing, server.address, peers)
             read = _Figures(made, peers)
             with observed(options, "relay", read, Timeline("relay")):
-                _follow(made, follower, introduction, reading, options)
+                _follow(made, follower, introduction, reading, options, newest_n=known_n)
     options.events.say("ended")
 
 
@@ -246,9 +247,11 @@ def _follow(
     introduction: Introduction,
     there: Addresses,
     options: WeightOptions,
+    *,
+    newest_n: int,
 ) -> None:
-    """Say what came, and ask now and then who upstream is."""
-    bell, newest_n, looked = Bell(), made.newest_n, 0.0
+    """Say what came after `newest_n`, and ask now and then who upstream is."""
+    bell, looked = Bell(), 0.0
     while True:
         if introduction.known is None or looked >= _ASK_S:
             try:
