@@ -251,10 +251,12 @@ def publish(
             observed(options, "publisher", partial(_figures, log, made), timeline),
         ):
             bell = Bell()
-            while not (once and _is_received(log, made.version.n, receivers)):
-                bell.wait(_POLL_S)
+            while True:
                 if watch is not None:
                     _look(made, watch, options.events)
+                if once and _is_received(log, made.version.n, receivers):
+                    break
+                bell.wait(_POLL_S)
     log.close()
     options.events.say("ended")
 

@@ -27,6 +27,7 @@ from rose.transfer.retention import BYTES_MAX, VERSIONS_MAX, Limits
 from rose.transfer.store import MemoryStore, Store
 from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
+from rose.transfer.timed import TimedSource
 from rose.transfer.timeline import Timeline
 from rose.units import GIB
 from rose.whole_file import write_whole
@@ -163,8 +164,9 @@ def relay(
         _opened(directory, limits.bytes_max) as store,
     ):
         subscription = _subscription(landing, plan, there, peers, directory)
+        timeline = Timeline("relay")
         made = Relay(
-            there.source(),
+            TimedSource(there.source(), timeline),
             store=store,
             landing=subscription,
             reader=reading.source(),
@@ -174,7 +176,7 @@ def relay(
         with _served(made, listen, peers, options) as server, Follower(made) as follower:
             introduction = Introduction(directory, landing, server.address, peers)
             read = _Figures(made, peers)
-            with observed(options, "relay", read, Timeline("relay")):
+            with observed(options, "relay", read, timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
     options.events.say("ended")
 
