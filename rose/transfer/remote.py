@@ -19,7 +19,6 @@ from rose.transfer.source import Frame
 CALL_S: Final = 10.0
 _MARGIN_S: Final = 5.0
 _SEED_S: Final = 60.0
-_LAST_N: Final = (1 << 62) - 1  # no version comes after it
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", messages.REPLY_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -139,10 +138,6 @@ class RemoteSource:
         with self._lock:
             if self._connection is not None:
                 return self._connection
-            is_known = self._chunk_port != 0
-        if not is_known:  # Who only pulls was told nothing yet, or the server has moved since.
-            self._manifests("Wait", messages.WaitRequest(_LAST_N, 0), self._timeout_s)
-        with self._lock:
             where, token = (self._host, self._chunk_port), self._token
             is_known = self._chunk_port != 0 and not self._is_closed
         if not is_known:
@@ -152,8 +147,6 @@ class RemoteSource:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(wire.greeting(token))
         except OSError as error:
-            with self._lock:
-                self._chunk_port = 0  # another may serve there now
             raise Unavailable(f"port {where[1]} of {where[0]} does not answer: {error}") from error
         with self._lock:
             self._connection = connection

@@ -18,6 +18,7 @@ from rose.transfer.follower import Follower
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Signing
 from rose.transfer.publisher import Publisher
+from rose.transfer.reader_source import ReaderSource
 from rose.transfer.relay import Relay
 from rose.transfer.remote import RemoteSource
 from rose.transfer.replica_host import ReplicaHost
@@ -58,7 +59,7 @@ def relay(address: str, upstream: str, folder: str) -> None:
         source = RemoteSource(upstream, TOKEN)
         reader = RemoteSource(upstream, TOKEN)
         store = DiskStore(HostDisk(Path(folder)), bytes_max=1 << 26)
-        made = Relay(source, store=store, reader=reader)
+        made = Relay(source, store=store, reader=ReaderSource(reader))
         stack.enter_context(serve(made, address, token=TOKEN))
         stack.enter_context(Follower(made, backoff_max_s=0.2, wait_s=0.1))
         stack.callback(source.close)
