@@ -151,7 +151,9 @@ def _digests(views: ShardViews) -> Iterator[tuple[int, Digest]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize(
+    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 11))]
+)
 def test_every_process_is_killed_once_and_all_end_at_what_the_trainer_has(
     tmp_path: Path, seed: int
 ) -> None:
