@@ -1,6 +1,7 @@
 """`rose publish CHECKPOINT`: checkpoints on disk become versions that receivers keep up with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from rose.cli.weight_events import Events
 from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.contributor import LINKS, Link
-from rose.transfer.log import BYTES_MAX, VERSIONS_MAX
 from rose.transfer.plan.plan import Plan
 from rose.transfer.publisher import Publisher
+from rose.transfer.retention import BYTES_MAX, VERSIONS_MAX
+from rose.transfer.spans import SpanMaker
 from rose.transfer.timed import TimedContributor, TimedLog
 from rose.transfer.timeline import Timeline
 from rose.transfer.version import Version
@@ -56,6 +58,7 @@ class CheckpointPublisher:
         options: of the program.
         link: as for `Contributor`.
         threads: that pack.
+        spans: is told of each version.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class CheckpointPublisher:
         options: WeightOptions,
         link: Link,
         threads: int,
+        spans: SpanMaker,
     ) -> None:
         self._path, self._cut, self._timeline = state_path, cut, timeline
         self._events = options.events
@@ -97,7 +101,12 @@ class CheckpointPublisher:
         write_state(state_path, self._state)
         opening = Version(self._state.run, self._state.incarnation, self._state.n)
         self._publisher = Publisher(
-            [contributor], tiling.tiles, opening, log, signing=options.signing
+            [contributor],
+            tiling.tiles,
+            opening,
+            log,
+            signing=options.signing,
+            on_published=spans.note,
         )
         self.opening = log.manifests_after(-1)[0]
 
@@ -220,38 +229,55 @@ def publish(
     written elsewhere and moved into the watched folder, or under a name with a dot in front. When
     the program is started again it goes on where it was.
     """
-    # Here, because they need the extra `wire`.
+    options.security.place(listen)  # before a large checkpoint is read for nothing
+    timeline = Timeline("publisher")
+    log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
+    log.timeline = timeline
+    with until_told(), SpanMaker(log, options.signing) as spans:
+        made = CheckpointPublisher(
+            checkpoint,
+            state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
+            run or checkpoint.name.removesuffix(".safetensors"),
+            cut=_Cut(None if plan_path is None else read_plan(plan_path)),
+            log=log,
+            timeline=timeline,
+            options=options,
+            link=link,
+            threads=threads,
+            spans=spans,
+        )
+        with (
+            _served(made, log, listen, options),
+            observed(options, "publisher", partial(_figures, log, made), timeline),
+        ):
+            bell = Bell()
+            while True:
+                if watch is not None:
+                    _look(made, watch, options.events)
+                if once and _is_received(log, made.version.n, receivers):
+                    break
+                bell.wait(_POLL_S)
+    log.close()
+    options.events.say("ended")
+
+
+@contextmanager
+def _served(
+    made: CheckpointPublisher, log: TimedLog, listen: str, options: WeightOptions
+) -> Iterator[None]:
+    """Serve what is published, and say where."""
+    # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
     from rose.transfer.messages import TensorEntry  # noqa: PLC0415
     from rose.transfer.peers import Peers  # noqa: PLC0415
     from rose.transfer.server import serve  # noqa: PLC0415
 
-    timeline = Timeline("publisher")
-    log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
-    log.timeline = timeline
-    options.security.place(listen)  # before a large checkpoint is read for nothing
-    name = run or checkpoint.name.removesuffix(".safetensors")
-    made = CheckpointPublisher(
-        checkpoint,
-        state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
-        name,
-        cut=_Cut(None if plan_path is None else read_plan(plan_path)),
-        log=log,
-        timeline=timeline,
-        options=options,
-        link=link,
-        threads=threads,
-    )
     tensors = [
         TensorEntry(one.stored.name, one.stored.dtype, one.stored.shape)
         for one in made.checkpoint.tensors.values()
     ]
-    peers = Peers(name, layout=made.layout, tensors=tensors)
+    peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
     tls, token = options.security.tls, options.security.token.hex()
-    with (
-        until_told(),
-        serve(log, listen, token=token, tls=tls, peers=peers) as server,
-        observed(options, "publisher", partial(_figures, log, made), timeline),
-    ):
+    with serve(log, listen, token=token, tls=tls, peers=peers) as server:
         options.events.say(
             "serving",
             address=server.address,
@@ -259,15 +285,7 @@ def publish(
             n=made.version.n,
             digest=hexadecimal(made.opening.digest),
         )
-        bell = Bell()
-        while True:
-            if watch is not None:
-                _look(made, watch, options.events)
-            if once and _is_received(log, made.version.n, receivers):
-                break
-            bell.wait(_POLL_S)
-    log.close()
-    options.events.say("ended", n=made.version.n)
+        yield
 
 
 def _look(made: CheckpointPublisher, folder: Path, events: Events) -> None:

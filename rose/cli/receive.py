@@ -4,11 +4,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
 from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
@@ -16,13 +16,15 @@ from rose.cli.delta_progress import progress
 from rose.cli.publish import read_plan
 from rose.cli.weight_events import Events
 from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
-from rose.cli.weight_sources import Upstream, open_upstream
+from rose.cli.weight_sources import open_addresses
 from rose.errors import InvalidArgument
 from rose.transfer.commit import Commit, CommitState, Outcome
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
+from rose.transfer.messages import HelloReply
 from rose.transfer.plan.plan import Plan
 from rose.transfer.receiver import Receiver
+from rose.transfer.source import Source
 from rose.transfer.subscription import Subscription
 from rose.transfer.timed import TimedSource
 from rose.transfer.timeline import Timeline
@@ -53,7 +55,7 @@ class CheckpointReceiver:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: Source,
         name: str,
         live: LiveCheckpoint,
         tiling: Tiling,
@@ -93,7 +95,7 @@ class CheckpointReceiver:
 
     def step(self, paused: Callable[[float], None]) -> None:
         """Commit the version that lies ready, if one does; say what came of it."""
-        self._events.trouble(self.receiver.failure)
+        self._events.trouble(self.receiver.failure, about="receiving")
         staged = self.receiver.take_staged()
         if staged is None:
             return
@@ -131,6 +133,8 @@ class CheckpointReceiver:
     def _say(self, outcome: Outcome, staged: StagedVersion) -> None:
         what = outcome.state.name.lower()
         self.counts[what] += 1
+        if outcome.state is CommitState.COMMITTED:
+            self.source.staleness.committed(outcome.version)
         self._events.say(
             what,
             version=str(outcome.version),
@@ -149,7 +153,7 @@ class CheckpointReceiver:
     def figures(self) -> Mapping[str, float]:
         """Return what metrics show."""
         stats, held_n = self.receiver.stats, self.receiver.held.n
-        lag_versions, lag_seconds = self.source.lag(held_n)
+        lag = self.source.staleness.lag()
         return {
             **self.counts,
             "versions": self.counts["committed"],
@@ -157,8 +161,8 @@ class CheckpointReceiver:
             "chunks_retried": stats.chunks_retried,
             "seeds": stats.seeds,
             "version": held_n,
-            "lag_versions": lag_versions,
-            "lag_seconds": lag_seconds,
+            "lag_versions": lag.versions,
+            "lag_seconds": lag.seconds,
         }
 
     def close(self) -> None:
@@ -201,18 +205,17 @@ def parse_tiles(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _open(folder: Path, upstream: Upstream, events: Events) -> Any:
+def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
     """Open what lies in the folder; where nothing does, make what the upstream has, of zeros."""
     is_there = folder.exists() and (
         folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
     )
     if not is_there:
-        tensors = upstream.hello().tensors
-        if not tensors:
+        if not hello.tensors:
             raise InvalidArgument(
                 f"{folder} has no checkpoint, and the upstream does not say what to make"
             )
-        create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in tensors})
+        create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
         events.say("created", path=str(folder))
     return open_checkpoint(folder)
 
@@ -250,19 +253,25 @@ def receive(
     if rank is not None and (plan is None or tiles_text is not None):
         raise InvalidArgument("--rank needs a --plan, and no --tiles")
     timeline = Timeline("receiver")
-    with until_told(), open_upstream(upstreams, options.security, options.events) as upstream:
-        upstream.wait_until_there()
-        checkpoint = _open(folder, upstream, options.events)
+    who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
+    with (
+        until_told(),
+        open_addresses(upstreams, options.security, options.signing, options.events) as there,
+    ):
+        hello = there.wait_until_there()
+        checkpoint = _open(folder, hello, options.events)
         stored = [one.stored for one in checkpoint.tensors.values()]
         tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
-        _check_layout(upstream, tiling, folder)
+        if hello.layout != tiling.tiles.layout:
+            raise InvalidArgument(
+                f"{folder} has other tensors than the upstream serves, or another plan cuts them"
+            )
         wanted = _wanted(plan, replica, rank, tiles_text)
-        who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
-        upstream.subscribe(who, replica=replica, rank=rank or 0, tiles=wanted)
-        target_n = upstream.newest_n() if once else None
+        there.subscribe(who, replica=replica, rank=rank or 0, tiles=wanted)
+        target_n = there.newest_n() if once else None
         with LiveCheckpoint(checkpoint) as live:
             made = CheckpointReceiver(
-                upstream, who, live, tiling, wanted, options=options, timeline=timeline
+                there.source(), who, live, tiling, wanted, options=options, timeline=timeline
             )
             try:
                 with observed(options, "receiver", made.figures, timeline) as paused:
@@ -287,11 +296,3 @@ def _wanted(
     if plan is not None and rank is not None:
         return plan.tiles_for(replica, rank)
     return None if tiles_text is None else parse_tiles(tiles_text)
-
-
-def _check_layout(upstream: Upstream, tiling: Tiling, folder: Path) -> None:
-    layout = upstream.hello().layout
-    if layout and layout != tiling.tiles.layout:
-        raise InvalidArgument(
-            f"{folder} has other tensors than the upstream serves, or they are cut by another plan"
-        )

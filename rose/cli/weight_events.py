@@ -20,7 +20,7 @@ class Events:
         self._is_json = is_json
         self._clock = BootClock()
         self._lock = threading.Lock()
-        self._trouble: str | None = None
+        self._troubles: dict[str, str | None] = {}  # the latest of each who has some
 
     def say(self, event: str, **fields: Any) -> None:
         """Say an event; fields that are None are left out."""
@@ -32,9 +32,14 @@ class Events:
         with self._lock:
             click.echo(line)
 
-    def trouble(self, sentence: str | None) -> None:
-        """Say what is in the way, once as long as it is the same; None: nothing is any more."""
+    def trouble(self, sentence: str | None, *, about: str = "") -> None:
+        """Say what is in the way, once as long as it is the same; None: nothing is any more.
+
+        Args:
+            sentence: what it is.
+            about: what it is in the way of; each has its own trouble.
+        """
         with self._lock:
-            is_news, self._trouble = sentence != self._trouble, sentence
+            is_news, self._troubles[about] = sentence != self._troubles.get(about), sentence
         if is_news and sentence is not None:
             self.say("trouble", reason=" ".join(sentence.split()))

@@ -1,117 +1,126 @@
-"""Where `rose relay` and `rose receive` get versions from: addresses, tried until one answers."""
+"""Where `rose relay` and `rose receive` get versions from: one address, or several relays."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rose.cli.weight_events import Events
 from rose.clock import BootClock
-from rose.errors import CorruptData, DeadlineExceeded, Unavailable
-from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer.manifest import Signing
 from rose.transfer.messages import HelloReply
+from rose.transfer.relay_set import RelaySet
 from rose.transfer.security import Security
-from rose.transfer.source import NOTHING_KNOWN, Frame
+from rose.transfer.source import NOTHING_KNOWN, Source
 
 if TYPE_CHECKING:
     from rose.transfer.remote import RemoteSource
 
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
-_FAULTS: Final = (CorruptData, DeadlineExceeded, Unavailable)
+T = TypeVar("T")
+
+# What the world does; a server that refuses a name has too many of them.
+_FAULTS: Final = (CorruptData, DeadlineExceeded, InvalidArgument, Unavailable)
 
 
-class Upstream:
-    """A source over several addresses: one is asked until it fails, then the next.
-
-    One thread pulls; `close` may come from any.
+class Addresses:
+    """The servers that a program was told of. The main thread uses it.
 
     Args:
-        sources: by address.
+        addresses: of them.
+        sources: at these addresses.
+        signing: the publisher's, if it is known.
         events: says what is in the way.
     """
 
-    def __init__(self, sources: "Sequence[RemoteSource]", events: Events) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        sources: "Sequence[RemoteSource]",
+        signing: Signing,
+        events: Events,
+    ) -> None:
+        self._addresses = addresses
         self._sources = sources
+        self._signing = signing
         self._events = events
-        self._at = 0
         self._clock = BootClock()
 
-    def wait_until_there(self) -> None:
-        """Wait until one of them answers."""
+    def wait_until_there(self) -> HelloReply:
+        """Wait until one of them knows what it serves, and return what it says."""
         pause_s = _BACKOFF_S
-        while (fault := self._fault()) is not None:
-            self._events.trouble(fault)
+        while True:
+            replies = [reply for reply in self.hellos() if reply is not None and reply.layout]
+            if replies:
+                self._events.trouble(None)
+                return replies[0]
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
-        self._events.trouble(None)
 
-    def _fault(self) -> str | None:
-        """Ask who serves; return what is in the way."""
+    def hellos(self) -> list[HelloReply | None]:
+        """Ask all of them who they are; None for one that does not say."""
+        return [self._hello(source) for source in self._sources]
+
+    def _hello(self, source: "RemoteSource") -> HelloReply | None:
+        reply = self._tried(source.hello)
+        if reply is not None and not reply.layout:
+            self._events.trouble(f"{reply.role} {reply.name} does not know yet what it serves")
+        return reply
+
+    def _tried(self, call: Callable[[], T]) -> T | None:
+        """Return what a call returns; None, and the reason is said, where it fails."""
         try:
-            self.hello()
+            return call()
         except _FAULTS as error:
-            return str(error)
-        return None
+            self._events.trouble(str(error))
+            return None
 
-    def hello(self) -> HelloReply:
-        """Ask who serves."""
-        with self._next_on_failure() as source:
-            return source.hello()
+    def source(self) -> Source:
+        """Return what pulls from the one, or from each of several what lands there."""
+        if len(self._sources) == 1:
+            return self._sources[0]
+        landing = {
+            tile: at
+            for at, reply in enumerate(self.hellos())
+            if reply is not None
+            for relay in reply.relays
+            for tile in relay.tiles
+        }
+        return RelaySet(
+            self._sources,
+            landing,
+            signing=self._signing,
+            clock=self._clock,
+            on_liar=self._liar,
+        )
 
     def newest_n(self) -> int:
-        """Return the number of the newest version that there is."""
-        manifests = self.wait_manifests(NOTHING_KNOWN, 0)
-        return max((one.version.n for one in manifests), default=NOTHING_KNOWN)
+        """Return the number of the newest version that the first of them has that answers."""
+        for source in self._sources:
+            manifests = self._tried(partial(source.wait_manifests, NOTHING_KNOWN, 0))
+            if manifests is not None:
+                return max((one.version.n for one in manifests), default=NOTHING_KNOWN)
+        raise Unavailable("none of the upstreams answers any more")
 
     def subscribe(
         self, receiver: str, *, replica: str, rank: int, tiles: Sequence[int] | None
     ) -> None:
-        """Say who receives what."""
-        with self._next_on_failure() as source:
-            source.subscribe(receiver, replica=replica, rank=rank, tiles=tiles)
+        """Tell all of them who receives what; one that is away need not know."""
+        who: dict[str, Any] = {"replica": replica, "rank": rank, "tiles": tiles}
+        for source in self._sources:
+            self._tried(partial(source.subscribe, receiver, **who))
 
-    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions."""
-        with self._next_on_failure() as source:
-            return source.wait_manifests(after_n, timeout_s)
-
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask for one."""
-        with self._next_on_failure() as source:
-            return source.seed(n, tiles)
-
-    def chunks(
-        self, key: UpdateKey, wanted: Sequence[Chunk]
-    ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Yield frames; where it breaks off, who asks again asks the next."""
-        with self._next_on_failure() as source:
-            yield from source.chunks(key, wanted)
-
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Say what came of a version."""
-        with self._next_on_failure() as source:
-            source.report(receiver, n, is_match, digest)
-
-    def close(self) -> None:
-        """Hang up on all of them."""
-        for one in self._sources:
-            one.close()
-
-    @contextmanager
-    def _next_on_failure(self) -> "Iterator[RemoteSource]":
-        try:
-            yield self._sources[self._at]
-        except _FAULTS:
-            self._at = (self._at + 1) % len(self._sources)
-            raise
+    def _liar(self, relay: int, what: str) -> None:
+        self._events.say("liar", address=self._addresses[relay], reason=what)
 
 
 @contextmanager
-def open_upstream(
-    addresses: Sequence[str], security: Security, events: Events
-) -> Iterator[Upstream]:
-    """Give a source over addresses, and hang up at the end.
+def open_addresses(
+    addresses: Sequence[str], security: Security, signing: Signing, events: Events
+) -> Iterator[Addresses]:
+    """Give what is at some addresses, and hang up at the end.
 
     Raises:
         InvalidArgument: an address may not be.
@@ -125,4 +134,4 @@ def open_upstream(
         for address in addresses:
             sources.append(RemoteSource(address, token, tls=security.tls))
             stack.callback(sources[-1].close)
-        yield Upstream(sources, events)
+        yield Addresses(addresses, sources, signing, events)

@@ -39,11 +39,11 @@ class Peers:
     ) -> None:
         if role not in ROLES:
             raise InvalidArgument(f"role '{role}': choose of {', '.join(ROLES)}")
-        self._name, self._role, self._tensors = name, role, tuple(tensors)
+        self._name, self._role = name, role
         self._clock = BootClock() if clock is None else clock
         self._since_ns = self._clock.now_ns()
         self._lock = threading.Lock()  # guards what follows
-        self._layout = layout
+        self._layout, self._tensors = layout, tuple(tensors)
         self._relays: tuple[RelayPlace, ...] = ()
         self._subscribers: dict[str, SubscribeRequest] = {}
 
@@ -51,13 +51,19 @@ class Peers:
         """Say who serves."""
         up_ms = (self._clock.now_ns() - self._since_ns) // NS_PER_MS
         with self._lock:
-            layout, relays = self._layout, self._relays
-        return HelloReply(self._name, self._role, up_ms, layout, chunk_port, relays, self._tensors)
+            known = self._layout, chunk_port, self._relays, self._tensors
+        return HelloReply(self._name, self._role, up_ms, *known)
 
-    def announce(self, *, layout: str, relays: Sequence[RelayPlace] = ()) -> None:
-        """Let this be the cut from now on, and these the relays that tiles land at."""
+    def announce(
+        self,
+        layout: str,
+        *,
+        tensors: Sequence[TensorEntry] = (),
+        relays: Sequence[RelayPlace] = (),
+    ) -> None:
+        """Let this be the cut from now on, of these tensors, and these the relays."""
         with self._lock:
-            self._layout, self._relays = layout, tuple(relays)
+            self._layout, self._tensors, self._relays = layout, tuple(tensors), tuple(relays)
 
     def subscribe(self, request: SubscribeRequest) -> None:
         """Note who receives what; who says it again means it anew.

@@ -146,8 +146,9 @@ class ReplicaServer:
             raise InvalidArgument(f"a token has {TOKEN_BYTES} bytes")
         self._host, self._token = host, token
         self._room = threading.Semaphore(connections_max)
-        self._lock = threading.Lock()  # guards the two that follow
+        self._lock = threading.Lock()  # guards the three that follow
         self._live: set[_Connection] = set()
+        self._of_rank: dict[int, _Connection] = {}
         self._threads: set[threading.Thread] = set()
         self._is_closing = threading.Event()
         try:
@@ -219,6 +220,10 @@ class ReplicaServer:
             return
         connection.send(_ANSWER.pack(_GREETING_MAGIC, self._host.number))
         self._host.join(rank, incarnation, lambda order: connection.send(encode(order)))
+        with self._lock:
+            before, self._of_rank[rank] = self._of_rank.get(rank), connection
+        if before is not None:
+            before.break_off()  # One that lives after all connects again.
         try:
             while True:
                 word = decode(Word, connection.read_frame())

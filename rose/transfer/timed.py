@@ -1,16 +1,19 @@
 """The parts of an update that a timeline shows, each around the part that does the work."""
 
-import threading
+import math
 from collections.abc import Callable, Generator, Sequence
+from typing import Final
 
 from rose.transfer.contributor import Contributor, Part
 from rose.transfer.digests import Digest
 from rose.transfer.log import Chunks, VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.source import NOTHING_KNOWN, Frame, Source
+from rose.transfer.staleness import Staleness
 from rose.transfer.timeline import Timeline
 from rose.transfer.views import TileViews
-from rose.units import NS_PER_S
+
+_N_MAX: Final = 1 << 63
 
 
 class TimedContributor(Contributor):
@@ -46,8 +49,10 @@ class TimedSource:
     def __init__(self, source: Source, timeline: Timeline) -> None:
         self._source = source
         self._timeline = timeline
-        self._lock = threading.Lock()  # guards what follows
-        self._seen: dict[int, int] = {}  # when each version was first heard of
+        # Without a limit: here it only tells how far behind.
+        self.staleness = Staleness(
+            max_lag_versions=_N_MAX, max_lag_seconds=math.inf, clock=timeline.clock
+        )
         self._stage_ns: int | None = None
         self._stage_n = 0
         self.staged_ns = 0
@@ -56,10 +61,8 @@ class TimedSource:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait, and note which versions there are."""
         manifests = self._source.wait_manifests(after_n, timeout_s)
-        now_ns = self._timeline.now_ns()
-        with self._lock:
-            for one in manifests:
-                self._seen.setdefault(one.version.n, now_ns)
+        for one in manifests:
+            self.staleness.seen(one.version)
         return manifests
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
@@ -93,14 +96,3 @@ class TimedSource:
             then()
 
         return call
-
-    def lag(self, held_n: int) -> tuple[int, float]:
-        """Return by how many versions, and since how many seconds, `held_n` is not the newest."""
-        with self._lock:
-            for n in [n for n in self._seen if n <= held_n]:
-                del self._seen[n]
-            if not self._seen:
-                return 0, 0.0
-            since_ns = min(self._seen.values())
-            behind = max(self._seen) - held_n
-        return behind, (self._timeline.now_ns() - since_ns) / NS_PER_S

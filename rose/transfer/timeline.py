@@ -61,18 +61,18 @@ class Timeline:
     ) -> None:
         self._process = process
         self._pid = os.getpid() if pid is None else pid
-        self._clock = BootClock() if clock is None else clock
+        self.clock = BootClock() if clock is None else clock
         self._lock = threading.Lock()  # guards the spans
         self._spans: deque[Span] = deque(maxlen=spans_max)
 
     def now_ns(self) -> int:
         """Return the time."""
-        return self._clock.now_ns()
+        return self.clock.now_ns()
 
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
         """Add what the block does, also where it fails."""
-        begin_ns = self._clock.now_ns()
+        begin_ns = self.clock.now_ns()
         try:
             yield
         finally:
@@ -80,7 +80,7 @@ class Timeline:
 
     def add(self, name: str, begin_ns: int, end_ns: int | None = None, **arguments: Any) -> None:
         """Add what this thread did since `begin_ns`, until now if nothing else is said."""
-        end_ns = self._clock.now_ns() if end_ns is None else end_ns
+        end_ns = self.clock.now_ns() if end_ns is None else end_ns
         one = Span(name, begin_ns, end_ns, threading.get_native_id(), arguments)
         with self._lock:
             self._spans.append(one)

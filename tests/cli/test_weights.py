@@ -231,3 +231,70 @@ def test_receiver_refuses_other_tensors_and_unsigned_versions(
             assert "not signed" in receiver.wait_for("trouble")["reason"]
             assert receiver.stop()[0] == 0
         assert not are_alike(tmp_path / "out", checkpoints[0])
+
+
+def test_relay_serves_a_cluster_and_each_byte_crosses_once(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    kept, outs = tmp_path / "kept", [tmp_path / "one", tmp_path / "two"]
+    key = {"ROSE_MANIFEST_KEY": KEY}  # which the relay does not have
+    watching = ["--watch", tmp_path / "watched"]
+    with Program("publish", checkpoints[0], *watching, environment=key) as publisher:
+        above = publisher.wait_for("serving")["address"]
+        following = ["--upstream", above, "--directory", kept, "--metrics", "127.0.0.1:0"]
+        with Program("relay", *following) as relay:
+            here = relay.wait_for("serving")["address"]
+            metrics = relay.wait_for("metrics")["address"]
+            relay.wait_for("landed", n=1)
+            with (
+                Program("receive", "--upstream", here, "--to", outs[0], environment=key) as one,
+                Program("receive", "--upstream", here, "--to", outs[1], environment=key) as two,
+            ):
+                for receiver in (one, two):
+                    receiver.wait_for("committed", n=1)
+                before = scraped(metrics)['rose_transfer_crossing_bytes_total{role="relay"}']
+                inside = move_in(checkpoints[1], tmp_path)
+                nbytes = publisher.wait_for("published", n=2)["bytes"]
+                for receiver, out in zip((one, two), outs, strict=True):
+                    receiver.wait_for("committed", n=2)
+                    assert are_alike(out, inside)
+                figures = scraped(metrics)
+                crossing = figures['rose_transfer_crossing_bytes_total{role="relay"}']
+                assert crossing == before + nbytes
+                assert figures['rose_transfer_sent_bytes_total{role="relay"}'] > crossing
+                # The publisher is gone, and the relay is started again: it has what came.
+                assert publisher.stop(signal.SIGKILL)
+                assert relay.stop(signal.SIGKILL)
+                (outs[0] / "model.safetensors").unlink()
+                following[1:1] = []
+                with Program("relay", *following[:4], "--listen", here) as heir:
+                    assert heir.wait_for("serving")["n"] == 2
+                    before_it = checkpoints[0].rename(outs[0] / "late")
+                    options = ["--upstream", here, "--to", before_it]
+                    with Program("receive", *options, environment=key) as late:
+                        assert not late.wait_for("committed", n=2)["is_seed"]
+                        assert are_alike(before_it, inside)
+                    assert heir.stop() == (0, "")
+
+
+def test_relays_share_the_tiles_and_one_stands_in_for_the_other(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    watching = ["--watch", tmp_path / "watched"]
+    out = tmp_path / "out"
+    with Program("publish", checkpoints[0], *watching) as publisher:
+        above = ["--upstream", publisher.wait_for("serving")["address"]]
+        with (
+            Program("relay", *above, "--tiles", "0") as first,
+            Program("relay", *above, "--tiles", "1-2,3") as second,
+        ):
+            here = [one.wait_for("serving")["address"] for one in (first, second)]
+            options = ["--upstream", here[0], "--upstream", here[1], "--to", out]
+            with Program("receive", *options) as receiver:
+                receiver.wait_for("committed", n=1)
+                assert are_alike(out, checkpoints[0])
+                first.stop(signal.SIGKILL)
+                inside = move_in(checkpoints[1], tmp_path)
+                receiver.wait_for("committed", n=2)
+                assert are_alike(out, inside)
+                assert receiver.stop() == (0, "")

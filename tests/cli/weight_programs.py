@@ -81,7 +81,10 @@ class Program:
     def wait_for(self, event: str, **fields: object) -> dict[str, Any]:
         """Wait for an event with these fields."""
         while True:
-            line = self._lines.get(timeout=LONG_S)
+            try:
+                line = self._lines.get(timeout=LONG_S)
+            except queue.Empty:
+                raise AssertionError(f"no {event} {fields} came: {self.events}") from None
             assert line is not None, f"it ended without {event} {fields}: {self.events}"
             said = json.loads(line)
             self.events.append(said)

@@ -412,3 +412,20 @@ def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:
     for relays, landing in (([], {}), (near, {0: 1})):
         with pytest.raises(InvalidArgument):
             RelaySet(relays, landing, signing=KEY, clock=HandClock(), on_liar=lambda *_: None)
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_receiver_of_one_relay_in_other_hands_holds_a_true_version_or_its_own(trick: str) -> None:
+    """Nobody else is there to ask: it may stand still, and never holds what nobody published."""
+    cluster = Cluster(1, {0: trick})
+    one = Behind(cluster.near[0], cluster.chain.bits)
+    for _ in range(4):
+        cluster.publish(share=0.5)
+        for _ in range(5):
+            with suppress(RoseError):
+                one.round()
+            n = one.staging.held.version.n
+            assert np.array_equal(one.bits, cluster.chain.by_n[max(n, 1)])
+    cluster.near[0] = Near(cluster.relays[0])  # in good hands again
+    one.source = one.staging._source = one.staging._puller._source = cluster.near[0]
+    brought(cluster, one, 5)
