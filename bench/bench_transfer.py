@@ -266,7 +266,7 @@ def test_commit_pause(report: Report, versions: Versions) -> None:
     report.add_ratio(
         "commit_pause_vs_read_modify_write",
         paired,
-        peer=Peer("NumPy: touched tiles ^= a dense patch, then rose.transfer.digest of each", paired.peer, "ms"),
+        peer=Peer("touched tiles ^= a dense patch, then their digest", paired.peer, "ms"),
         bar=Bar(at_most=1.3),
     )
     report.add("commit_pause_ms", paired.subject, "ms")
