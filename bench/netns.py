@@ -76,7 +76,7 @@ def shaped_link(bits_per_s: float) -> Iterator[Link]:
     Raises:
         Unavailable: this user, or this machine, cannot make one; the sentence says why.
     """
-    _check_able()
+    check_able()
     number = f"{os.getpid()}-{next(_NUMBERS)}"
     near = End(f"rose-{number}-near", "near", _NEAR)
     far = End(f"rose-{number}-far", "far", _FAR)
@@ -123,7 +123,12 @@ def _enter(descriptor: int) -> None:
         raise Unavailable(f"a namespace cannot be entered: {os.strerror(ctypes.get_errno())}")
 
 
-def _check_able() -> None:
+def check_able() -> None:
+    """See whether links can be made here.
+
+    Raises:
+        Unavailable: they cannot; the sentence says why.
+    """
     if os.geteuid() != 0:
         raise Unavailable("only root may make network namespaces")
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
