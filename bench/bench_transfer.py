@@ -22,8 +22,8 @@ from rose.transfer import (
     Commit,
     CommitState,
     InProcessSource,
-    Publisher,
     Row,
+    RowPublisher,
     Version,
     VersionLog,
     delta_apply,
@@ -164,7 +164,7 @@ class Circle:
     def __init__(self, versions: Versions, *, is_remote: bool) -> None:
         self._versions = versions
         log = VersionLog(versions_max=4)
-        self._publisher = Publisher(versions.old, "bench", 1, 1, log)
+        self._publisher = RowPublisher(versions.old, "bench", 1, 1, log)
         tiles = self._publisher.tiles
         self._bits = versions.old.copy()
         self._row = Row(self._bits, tiles)
@@ -233,7 +233,7 @@ def test_commit_pause(report: Report, versions: Versions) -> None:
     fastest means at hand, one pass of NumPy with a dense patch, and rose's own digest.
     """
     log = VersionLog()
-    publisher = Publisher(versions.old, "bench", 1, 1, log)
+    publisher = RowPublisher(versions.old, "bench", 1, 1, log)
     manifest = publisher.publish(versions.new)
     staged = Puller(InProcessSource(log), threading.Event()).pull(manifest)
     if staged is None:

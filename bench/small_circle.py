@@ -36,7 +36,7 @@ from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished, WorkerJoined
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
 
 GROUP = 8
@@ -91,7 +91,7 @@ class SmallCircle:
             load_model(model, seed=seed), TrainerSettings(lr=LR, max_staleness=STALENESS + 1)
         )
         self._log = VersionLog()
-        self._publisher = Publisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
+        self._publisher = RowPublisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
         self.loop = RolloutLoop(
             SchedulerCore(
                 SchedulerSettings(

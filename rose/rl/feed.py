@@ -10,6 +10,7 @@ from rose.transfer.commit import Commit
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiver import Receiver
 from rose.transfer.source import Source
+from rose.transfer.subscription import Subscription
 from rose.transfer.version import Version
 
 
@@ -100,9 +101,10 @@ def receive(
         f"worker-{worker.number}",
         Version("", 0, version),
         first.total,
-        weights.cut,
+        Subscription(weights.cut),
         feed.on_staged,
         base=weights.bits,
+        digests=first.copy(),
     )
     feed.attach(receiver)
     return receiver

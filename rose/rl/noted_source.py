@@ -1,10 +1,10 @@
 """A source of weights that tells of every version that passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
-from rose.transfer.source import Source
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.source import Frame, Source
 
 
 class NotedSource:
@@ -23,13 +23,18 @@ class NotedSource:
         """Wait for versions, and tell of them."""
         return self._noted(self._source.wait_manifests(after_n, timeout_s))
 
-    def seed(self, at_least_n: int) -> list[Manifest]:
-        """Ask for a seed, and tell of it."""
-        return self._noted(self._source.seed(at_least_n))
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Ask for a seed, and tell of it if any tile comes whole."""
+        manifest = self._source.seed(n, tiles)
+        if manifest is not None and manifest.chunks:
+            self._note(manifest)
+        return manifest
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        """Pull a chunk."""
-        return self._source.chunk(n, tile, is_seed=is_seed)
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Pull chunks."""
+        return self._source.chunks(key, wanted)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Pass the report on."""

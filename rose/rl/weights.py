@@ -3,7 +3,7 @@
 from rose.rl.masters import Bits
 from rose.rl.training import Traffic
 from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.server import serve
 from rose.transfer.version import Version
 
@@ -24,7 +24,7 @@ class PublishedWeights:
 
     def __init__(self, bits: Bits, *, version: Version, address: str, token: str | None) -> None:
         self._log = VersionLog()
-        self._publisher = Publisher(
+        self._publisher = RowPublisher(
             bits, version.run, version.incarnation, version.n, log=self._log
         )
         # Read from other threads, which must not wait for a publication that is under way.

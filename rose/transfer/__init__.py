@@ -17,28 +17,34 @@ from rose.transfer.codec import (
     topk_unpack,
 )
 from rose.transfer.commit import Commit, CommitState, Outcome, Target
+from rose.transfer.contributor import Contributor
 from rose.transfer.delta import ClassRule, Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest, StagedVersion
+from rose.transfer.manifest import Chunk, Manifest, Signing, StagedVersion, UpdateKey
 from rose.transfer.publisher import Publisher
 from rose.transfer.quantise import Quantised, dequantise, quantise, quantise_pack
 from rose.transfer.receiver import Receiver
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
 from rose.transfer.strat import link_pack, strat_pack, strat_unpack
+from rose.transfer.subscription import Subscription
 from rose.transfer.tied import Distinct, distinct
 from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import ShardViews, TileViews
 
 __all__ = [
     "Application",
+    "Chunk",
     "ClassRule",
     "Commit",
     "CommitState",
+    "Contributor",
     "Delta",
     "Digest",
     "Distinct",
@@ -51,13 +57,19 @@ __all__ = [
     "ReceiverState",
     "ReceiverStatistics",
     "Row",
+    "RowPublisher",
+    "ShardViews",
+    "Signing",
     "Source",
     "StagedVersion",
+    "Subscription",
     "Target",
     "Tile",
     "TileDigests",
+    "TileViews",
     "Tiles",
     "TransferStatistics",
+    "UpdateKey",
     "Version",
     "VersionLog",
     "VersionStatistics",

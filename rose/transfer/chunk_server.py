@@ -98,10 +98,10 @@ class ChunkServer:
 
     def _answer(self, connection: socket.socket) -> None:
         said = wire.receive(connection, wire.ASK_BYTES, IDLE_S, self._clock)
-        n, tile, is_seed = wire.read_ask(bytes(said))
-        frame = self._log.chunk(n, tile, is_seed=is_seed)
+        key, tile = wire.read_ask(bytes(said))
+        frame = self._log.chunk(key, tile)
         connection.settimeout(SEND_S)
-        connection.sendall(wire.answer(n, tile, frame))
+        connection.sendall(wire.answer(key, tile, frame))
         if frame is not None:
             connection.sendall(frame)
 

@@ -6,35 +6,36 @@ ROLLED_BACK, where the base is there again, bit for bit; or, when even that fail
 nobody may use such bits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from rose.errors import InternalError, RoseError, check
 from rose.transfer.codec import delta_apply, delta_pack
 from rose.transfer.delta import Delta
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.strat import strat_unpack
+from rose.transfer.strat import host_row, strat_unpack
+from rose.transfer.tensor import bits_of
 from rose.transfer.version import Version
 
 
 class Target(Protocol):
-    """Live weights as tiles of a flat row of 16-bit elements. One thread changes them."""
+    """Live weights as tiles. One thread changes them."""
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
         """Change one tile by `delta`, or back; on an error the tile is unchanged."""
         ...
 
-    def digest(self, tile: int) -> tuple[int, int]:
-        """Return the tile's part of the digest of all weights."""
+    def digest(self, tile: int) -> Digest:
+        """Read the tile, and return its digest."""
         ...
 
-    def bits(self, tile: int) -> npt.NDArray[np.uint16]:
-        """Return the elements of a tile; the caller reads them at once and writes nothing."""
+    def bits(self, tile: int) -> Any:
+        """Return a tile, as the codec takes it; the caller reads it at once and writes nothing."""
         ...
 
 
@@ -72,6 +73,7 @@ class Outcome:
         digest: of the weights, as far as it is known: of the base where nothing was committed.
         is_abandoned: it was told to go back; the version is not at fault.
         reason: why it went back, one sentence; None when it did not.
+        digests: of their tiles, where they are known; nobody changes them any more.
     """
 
     version: Version
@@ -79,6 +81,7 @@ class Outcome:
     digest: Digest
     is_abandoned: bool = False
     reason: str | None = None
+    digests: TileDigests | None = None
 
 
 class Commit:
@@ -95,6 +98,7 @@ class Commit:
             there was.
         digests: of the target's tiles, from an earlier commit, so that only tiles that change are
             read. Updated when this one is committed. Without them all tiles are read first.
+        subscribed: the target's tiles, ascending; None for all.
     """
 
     def __init__(
@@ -104,16 +108,19 @@ class Commit:
         base_digest: Digest,
         *,
         digests: TileDigests | None = None,
+        subscribed: Sequence[int] | None = None,
     ) -> None:
+        manifest = staged.manifest
         self._staged = staged
         self._target = target
         self._base_digest = base_digest
-        self._is_seed = staged.manifest.is_seed
-        self._tiles = len(staged.manifest.tiles)
+        self._is_seed = manifest.is_seed
+        self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
+        self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
         # A seed may come because the digests are not to be believed.
         self._digests = None if self._is_seed else digests
         self._kept = digests
-        self._read: list[Digest] = []
+        self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
         # What an undo has to look at: the delta to take back, or None where nothing was changed.
@@ -149,13 +156,13 @@ class Commit:
     def outcome(self) -> Outcome:
         """Return what came of it, once it is over."""
         check(self.is_over, f"the commit of {self._staged.manifest.version} is not over")
-        is_done = self._state is CommitState.COMMITTED
         return Outcome(
             version=self._staged.manifest.version,
             state=self._state,
-            digest=self._staged.manifest.digest if is_done else self._base(),
+            digest=self._base(),
             is_abandoned=self._is_abandoned,
             reason=self._reason,
+            digests=None if self.digests is None else self.digests.copy(),
         )
 
     def step(self) -> bool:
@@ -185,14 +192,15 @@ class Commit:
     def _check_slice(self) -> None:
         """Read one tile; with the last, or when all are known, compare with the base."""
         try:
-            if self._digests is None and len(self._read) < self._tiles:
-                self._read.append(self._target.digest(len(self._read)))
+            if self._digests is None and len(self._read) < len(self._tiles):
+                tile = self._tiles[len(self._read)]
+                self._read[tile] = self._target.digest(tile)
         except RoseError as error:
             self._reason = str(error)
             self._move(CommitState.ROLLED_BACK)
             return
         if self._digests is None:
-            if len(self._read) < self._tiles:
+            if len(self._read) < len(self._tiles):
                 return
             self._digests = TileDigests(self._read)
         self._reason = self._wrong_base()
@@ -202,12 +210,24 @@ class Commit:
             self._move(CommitState.ROLLED_BACK)
 
     def _wrong_base(self) -> str | None:
-        manifest = self._staged.manifest
+        manifest, digests = self._staged.manifest, self._book()
+        if any(tile not in digests for tile, _ in self._staged.deltas):
+            return f"version {manifest.version} has tiles that these weights do not"
         if self._is_seed:
             return None
-        if not self._base() == self._base_digest == manifest.base_digest:
-            return f"version {manifest.version} is for another base than the weights are"
-        return None
+        is_base = self._base() == self._base_digest
+        if self._is_all:
+            is_base &= self._base_digest == manifest.base_digest
+        for tile, delta in self._staged.deltas:
+            is_base &= delta.base_digest == digests[tile]
+        if is_base:
+            return None
+        return f"version {manifest.version} is for another base than the weights are"
+
+    @property
+    def _is_all(self) -> bool:
+        """Whether the target has every tile, so that the digest of all of them is its own."""
+        return len(self._tiles) == self._staged.manifest.tile_count
 
     def _base(self) -> Digest:
         return self._base_digest if self._digests is None else self._digests.total
@@ -236,12 +256,26 @@ class Commit:
         self._fresh[tile] = self._target.digest(tile)
 
     def _compare(self) -> None:
-        digests = self._book()
-        if digests.total_with(self._fresh) != self._staged.manifest.digest:
+        if not self._is_target():
             self._turn_back(f"the digest of {self._staged.manifest.version} is not the trainer's")
             return
-        digests.update(self._fresh)
+        self._book().update(self._fresh)
         self._move(CommitState.COMMITTED)
+
+    def _is_target(self) -> bool:
+        """Whether the weights are the version: each tile that changed, and, where it is known, all.
+
+        Without the digests of all tiles, those that did not change are what the base had.
+        """
+        manifest, digests = self._staged.manifest, self._book()
+        if any(self._after[tile] != digest for tile, digest in self._fresh.items()):
+            return False
+        if self._is_all:
+            return digests.total_with(self._fresh) == manifest.digest
+        return all(
+            self._fresh.get(tile, digests[tile]) == manifest.tile_digests[tile]
+            for tile in (self._tiles if manifest.tile_digests else ())
+        )
 
     def _turn_back(self, reason: str) -> None:
         self._reason = reason
@@ -273,8 +307,9 @@ class Commit:
         self._state = to
 
 
-def _from_base(whole: Delta, base: npt.NDArray[np.uint16]) -> Delta:
+def _from_base(whole: Delta, base: Any) -> Delta:
     """Return the delta from `base` to what `whole` makes of zeros: a seed that can be undone."""
-    bits = np.zeros(whole.count, np.uint16)
+    held = host_row(bits_of("weights", base)).copy()
+    bits = np.zeros_like(held)
     delta_apply(bits, whole)
-    return delta_pack(bits, base.copy(), block_elements=whole.block_elements)
+    return delta_pack(bits, held, block_elements=whole.block_elements)

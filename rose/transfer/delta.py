@@ -191,6 +191,18 @@ class Delta:
         return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
 
 
+def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the digests before and after that a frame says, without a look at the rest.
+
+    Raises:
+        CorruptData: it is cut off, or not a delta.
+    """
+    if len(frame) < _BODY_AT or bytes(frame[: len(_MAGIC)]) != _MAGIC:
+        raise CorruptData("these bytes are not a delta of rose")
+    fields = _HEADER.unpack_from(frame)
+    return tuple(fields[5:7]), tuple(fields[7:9])
+
+
 def _rule_fields(rule: ClassRule | None) -> tuple[int | bytes, ...]:
     """Return the rule as the header has it: whether there is one, its fields, its widths."""
     if rule is None:

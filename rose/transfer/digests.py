@@ -1,15 +1,37 @@
-"""Digests as values: the parts of a row add up to the whole, modulo 2^64 each."""
+"""Digests as values: those of tiles add up to that of the weights, whoever holds which tile.
 
-from collections.abc import Iterable, Mapping
+The digest of a tile is that of its elements with index and seed 0, as the frames of deltas carry
+it. Before it is added, each half is mixed with the tile's place, so that two tiles that changed
+places are found.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 Digest: TypeAlias = tuple[int, int]
 
 _WORD: Final = 1 << 64
+_MASK: Final = _WORD - 1
+# The strides and the mixer of the digests themselves, docs/protocol.md.
+_STRIDES: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
+
+
+def keyed(tile: int, digest: Digest) -> Digest:
+    """Return what the digest of a tile adds to that of the weights."""
+    first, second = digest
+    step = tile + 1
+    return _mixed(first + step * _STRIDES[0]), _mixed(second + step * _STRIDES[1])
+
+
+def _mixed(x: int) -> int:
+    x &= _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
 
 def digest_sum(parts: Iterable[Digest]) -> Digest:
-    """Return the digest of what the parts make up together."""
+    """Return the digest of what the parts make up together; they are keyed."""
     first = second = 0
     for one, other in parts:
         first += one
@@ -18,22 +40,36 @@ def digest_sum(parts: Iterable[Digest]) -> Digest:
 
 
 class TileDigests:
-    """The digest of each tile of a row, and of the row: kept so that only what changes is read.
+    """The digest of each tile that somebody holds, and their sum: only what changes is read again.
 
     One thread uses it.
+
+    Args:
+        parts: the digests, by tile; those of a receiver that subscribes to some tiles are some.
     """
 
-    def __init__(self, parts: Iterable[Digest]) -> None:
-        self._parts = list(parts)
-        self._total = digest_sum(self._parts)
+    def __init__(self, parts: Mapping[int, Digest]) -> None:
+        self._parts = dict(parts)
+        self._total = digest_sum(keyed(tile, part) for tile, part in self._parts.items())
+
+    @classmethod
+    def of(cls, parts: Iterable[Digest]) -> "TileDigests":
+        """Take the digests of all tiles in their order."""
+        return cls(dict(enumerate(parts)))
 
     @property
     def total(self) -> Digest:
-        """Return the digest of the row."""
+        """Return the digest of what is held."""
         return self._total
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._parts)
+
+    def __contains__(self, tile: int) -> bool:
+        return tile in self._parts
 
     def __getitem__(self, tile: int) -> Digest:
         return self._parts[tile]
@@ -41,8 +77,8 @@ class TileDigests:
     def total_with(self, changes: Mapping[int, Digest]) -> Digest:
         """Return what the total would be if these tiles had these digests."""
         first, second = self._total
-        for tile, (one, other) in changes.items():
-            before = self._parts[tile]
+        for tile, digest in changes.items():
+            (one, other), before = keyed(tile, digest), keyed(tile, self._parts[tile])
             first += one - before[0]
             second += other - before[1]
         return first % _WORD, second % _WORD
@@ -50,5 +86,8 @@ class TileDigests:
     def update(self, changes: Mapping[int, Digest]) -> None:
         """Let these tiles have these digests."""
         self._total = self.total_with(changes)
-        for tile, part in changes.items():
-            self._parts[tile] = part
+        self._parts.update(changes)
+
+    def copy(self) -> "TileDigests":
+        """Return the same, for another thread."""
+        return TileDigests(self._parts)

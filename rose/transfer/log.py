@@ -1,16 +1,17 @@
 """The log of versions: what publishers hand in and receivers pull, for as long as it is kept."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
 from rose.units import GIB
 
+NO_VERSION: Final = -1
 VERSIONS_MAX: Final = 64
 BYTES_MAX: Final = 4 * GIB
 # Counts are small and outlive the chunks, but not without end.
@@ -19,7 +20,8 @@ RECEIVERS_MAX: Final = 1024
 NAME_MAX: Final = 256
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
-SeedMaker: TypeAlias = Callable[[], tuple[Manifest, Chunks]]
+# Makes a version, None for the newest, with these tiles whole; None where it cannot any more.
+SeedMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,13 @@ class VersionLog:
         self._versions_max = versions_max
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
-        self._manifests: dict[int, Manifest] = {}  # by n, ascending, as are the next two
-        self._chunks: dict[int, Chunks] = {}
-        self._counts: dict[int, _Counts] = {}
-        self._seed: tuple[Manifest, Chunks] | None = None
+        self._manifests: dict[UpdateKey, Manifest] = {}  # ascending, as are the next two
+        self._chunks: dict[UpdateKey, Chunks] = {}
+        self._counts: dict[int, _Counts] = {}  # by n
+        # Frames of one version that were made whole, by tile.
+        self._seed_n = NO_VERSION
+        self._seed: dict[int, bytes] = {}
+        self._opening: Manifest | None = None
         self._make_seed: SeedMaker | None = None
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
@@ -94,12 +99,13 @@ class VersionLog:
         Raises:
             InvalidArgument: the log has an opening already, or this is none.
         """
-        if manifest.base != manifest.version or manifest.chunks:
+        if not manifest.is_announcement or manifest.chunks:
             raise InvalidArgument(f"{manifest.version} is no announcement")
         with self._changed:
             if self._make_seed is not None:
                 raise InvalidArgument("this log has a publisher: make a log for each")
             self._make_seed = make_seed
+            self._opening = manifest
             self._append(manifest, {}, is_opening=True)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
@@ -126,30 +132,26 @@ class VersionLog:
             self._totals = replace(self._totals, versions=self._totals.versions + 1)
 
     def _append(self, manifest: Manifest, chunks: Chunks, *, is_opening: bool) -> None:
-        n = manifest.version.n
-        self._manifests[n], self._chunks[n] = manifest, chunks
-        self._counts[n] = _Counts(manifest, is_opening)
-        for book, limit in ((self._manifests, self._versions_max), (self._counts, COUNTS_MAX)):
-            if len(book) > limit:
-                del book[next(iter(book))]
+        key = manifest.key
+        self._manifests[key], self._chunks[key] = manifest, chunks
+        self._counts[key.n] = _Counts(manifest, is_opening)
+        if len(self._manifests) > self._versions_max:
+            del self._manifests[next(iter(self._manifests))]
+        if len(self._counts) > COUNTS_MAX:
+            del self._counts[next(iter(self._counts))]
         self._forget_chunks()
         self._changed.notify_all()
 
     def _forget_chunks(self) -> None:
-        """Keep to the limits: the oldest go, and a seed that no longer leads to the newest."""
-        newest = next(reversed(self._manifests))
+        """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
+        if self._is_over():
+            self._seed, self._seed_n = {}, NO_VERSION
         while self._is_over():
-            oldest = next(iter(self._chunks))
-            if oldest == newest and self._seed is not None and self._seed[0].version.n < newest:
-                self._seed = None  # too large to lie beside a version that needs it
-                continue
-            del self._chunks[oldest]
-            if self._seed is not None and self._seed[0].version.n < oldest:
-                self._seed = None
+            del self._chunks[next(iter(self._chunks))]
 
     def _is_over(self) -> bool:
-        kept = sum(self._counts[n].manifest.nbytes for n in self._chunks)
-        kept += 0 if self._seed is None else self._seed[0].nbytes
+        kept = sum(len(frame) for chunks in self._chunks.values() for frame in chunks.values())
+        kept += sum(map(len, self._seed.values()))
         return len(self._chunks) > self._versions_max or kept > self._bytes_max
 
     def close(self) -> None:
@@ -160,9 +162,14 @@ class VersionLog:
     # ---- the receivers' side
 
     def manifests_after(self, n: int) -> list[Manifest]:
-        """Return what is kept of the versions above `n`, the oldest first."""
+        """Return what is kept of the versions above `n`, the oldest first.
+
+        Whoever asks for all hears of the opening too, however old: it may hold just that.
+        """
         with self._changed:
-            return [one for number, one in self._manifests.items() if number > n]
+            kept = [one for key, one in self._manifests.items() if key.n > n]
+            is_there = self._opening is None or self._opening.key in self._manifests
+            return kept if is_there or n >= 0 or self._opening is None else [self._opening, *kept]
 
     def wait_after(
         self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
@@ -183,49 +190,63 @@ class VersionLog:
         with self._changed:
             self._changed.notify_all()
 
-    def seed_and_after(self, at_least_n: int) -> list[Manifest]:
-        """Return a seed and the versions after it; made now, unless one leads there.
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Return a seed with these tiles; its frames are kept until there is no room.
 
         The thread that asks makes it, so no publisher waits for a receiver to want one.
 
         Args:
-            at_least_n: an older seed will not do. Where no version is as new, the newest is given.
+            n: the version; None for the newest.
+            tiles: ascending, each once.
+
+        Returns:
+            None where that version cannot be made any more.
 
         Raises:
             OutOfMemory: the seed is more than the log may keep.
             Unavailable: the log has no publisher yet.
         """
         with self._changed:
-            seed, make = self._seed, self._make_seed
-            needed_n = min(at_least_n, self._newest())
+            make = self._make_seed
         if make is None:
             raise Unavailable("no version was published yet")
-        if seed is None or seed[0].version.n < needed_n:
-            seed = make()
-            self._keep_seed(*seed)
-        return [seed[0], *self.manifests_after(seed[0].version.n)]
+        made = make(n, tiles)
+        if made is None:
+            return None
+        self._keep_seed(*made)
+        return made[0]
 
     def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
         _check_chunks(manifest, chunks)
         if manifest.nbytes > self._bytes_max:
             raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
+        if not chunks:
+            return
         with self._changed:
-            self._seed = (manifest, chunks)
+            if manifest.version.n != self._seed_n:
+                self._seed, self._seed_n = {}, manifest.version.n
+            self._seed.update(chunks)
             self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
-            self._forget_chunks()
+            if self._is_over():  # of the others; this one was asked for now
+                self._seed = dict(chunks)
+            while self._is_over() and self._chunks:
+                del self._chunks[next(iter(self._chunks))]
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool = False) -> bytes | None:
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
         """Return the frame of a tile, or None when it is not kept; it counts as sent."""
         with self._changed:
-            if is_seed:
-                has_it = self._seed is not None and self._seed[0].version.n == n
-                chunks = self._seed[1] if self._seed is not None and has_it else {}
+            if key.is_whole:
+                frame = self._seed.get(tile) if key.n == self._seed_n else None
             else:
-                chunks = self._chunks.get(n, {})
-            frame = chunks.get(tile)
+                frame = self._chunks.get(key, {}).get(tile)
             if frame is not None:
-                self._count_sent(n, len(frame))
+                self._count_sent(key.n, len(frame))
             return frame
+
+    def frames(self, key: UpdateKey) -> Chunks | None:
+        """Return all frames of an update, for its publisher; None when they are not kept."""
+        with self._changed:
+            return self._chunks.get(key)
 
     def _count_sent(self, n: int, nbytes: int) -> None:
         self._totals = replace(self._totals, sent_bytes=self._totals.sent_bytes + nbytes)
@@ -259,7 +280,7 @@ class VersionLog:
     # ---- what it counted
 
     def _newest(self) -> int:
-        return next(reversed(self._manifests), -1)
+        return next(reversed(self._manifests)).n if self._manifests else NO_VERSION
 
     def receivers(self) -> dict[str, Acknowledgement]:
         """Return what each receiver said last."""

@@ -1,19 +1,49 @@
 """What a version is made of: its manifest, and its chunks once they were received and checked."""
 
-from dataclasses import dataclass
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.transfer.delta import Delta
 from rose.transfer.digests import Digest
-from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.units import MIB
 
-MANIFEST_FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
 CHUNK_BYTES_MAX: Final = 4 * MIB
 SHA256_BYTES: Final = 32
+WHOLE: Final = -1
+
+_MAGIC: Final = b"ROSEMNF2"
+# incarnation, n; of the version and, after it, of its base
+_VERSION: Final = struct.Struct("<QQ")
+# whether there is a base, digests after and before, tiles, elements, chunks, digests of tiles
+_FIELDS: Final = struct.Struct("<Q2Q2QQQQQ")
+# tile, bytes, changes, SHA-256, digest of the tile
+_CHUNK: Final = struct.Struct("<QQQ32s2Q")
+_DIGEST: Final = struct.Struct("<2Q")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UpdateKey:
+    """Names the chunks of one manifest: where it leads, and from where.
+
+    Args:
+        n: of the version.
+        base_n: of the version that its deltas are for; -1 where its tiles are whole.
+    """
+
+    n: int
+    base_n: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its tiles are whole."""
+        return self.base_n == WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +55,14 @@ class Chunk:
         nbytes: of the frame.
         changed: elements of the tile that the delta changes.
         sha256: of the frame.
+        digest: of the tile once the delta is applied.
     """
 
     tile: int
     nbytes: int
     changed: int
     sha256: bytes
+    digest: Digest
 
     def __post_init__(self) -> None:
         """Refuse what no chunk can be.
@@ -40,7 +72,8 @@ class Chunk:
         """
         if not 0 < self.nbytes <= CHUNK_BYTES_MAX:
             raise InvalidArgument(f"a chunk of {self.nbytes} bytes: at most {CHUNK_BYTES_MAX}")
-        if not 0 <= self.tile < 1 << 32 or self.changed < 0 or len(self.sha256) != SHA256_BYTES:
+        is_known = 0 <= self.tile < 1 << 32 and 0 <= self.changed < 1 << 63
+        if not is_known or len(self.sha256) != SHA256_BYTES or not _is_digest(self.digest):
             raise InvalidArgument(f"tile {self.tile} has a chunk with fields that no chunk has")
 
 
@@ -50,13 +83,17 @@ class Manifest:
 
     Args:
         version: its name.
-        base: the version that its deltas are for; None in a seed, whose tiles are whole: deltas
-            from zeros. A manifest whose base is the version itself announces what is there.
-        digest: of the whole row once it is applied.
-        base_digest: of the whole row before; (0, 0) in a seed.
-        count: elements of the row.
-        tile_elements: how the row is cut, as in `Tiles`.
-        chunks: of the tiles that change, ascending; of every tile in a seed.
+        base: the version that its deltas are for, which may be several before it; None in a seed,
+            whose tiles are whole: deltas from zeros. A manifest whose base is the version itself
+            announces what is there.
+        digest: of all the weights once it is applied.
+        base_digest: of all of them before; (0, 0) in a seed.
+        layout: how they are cut, as `Tiles` names it.
+        tile_count: tiles there are.
+        count: elements there are.
+        chunks: of the tiles that change, ascending; in a seed, of those that were asked for.
+        tile_digests: of every tile once it is applied; in announcements and seeds, else ().
+        mac: of `fingerprint`, under a key that relays do not have; b"" where nobody has one.
         format: of this message.
     """
 
@@ -64,9 +101,12 @@ class Manifest:
     base: Version | None
     digest: Digest
     base_digest: Digest
+    layout: str
+    tile_count: int
     count: int
-    tile_elements: int
     chunks: tuple[Chunk, ...]
+    tile_digests: tuple[Digest, ...] = ()
+    mac: bytes = b""
     format: int = MANIFEST_FORMAT
 
     def __post_init__(self) -> None:
@@ -79,26 +119,39 @@ class Manifest:
             raise InvalidArgument(
                 f"the manifest has format {self.format}; this rose reads {MANIFEST_FORMAT}"
             )
-        if not 0 <= self.version.n < 1 << 63:
-            raise InvalidArgument(f"version {self.version} has a number that no version has")
+        for one in (self.version, self.base):
+            if one is not None and not (0 <= one.n < 1 << 63 and 0 <= one.incarnation < 1 << 63):
+                raise InvalidArgument(f"version {one} has a number that no version has")
+        if not _is_digest(self.digest) or not _is_digest(self.base_digest):
+            raise InvalidArgument(f"{self.version} has digests that are none")
+        if not 0 <= self.tile_count < 1 << 32 or not 0 <= self.count < 1 << 63:
+            raise InvalidArgument(f"{self.version} has {self.tile_count} tiles of {self.count}")
         tiles = [chunk.tile for chunk in self.chunks]
-        cut = len(self.tiles)
         if any(one >= other for one, other in pairwise(tiles)):
             raise InvalidArgument(f"the chunks of {self.version} are not in order, each tile once")
-        if tiles and tiles[-1] >= cut:
-            raise InvalidArgument(f"{self.version} has a chunk for tile {tiles[-1]} of {cut}")
-        if self.is_seed and len(tiles) != cut:
-            raise InvalidArgument(f"{self.version} is a seed with {len(tiles)} tiles of {cut}")
+        if tiles and tiles[-1] >= self.tile_count:
+            raise InvalidArgument(
+                f"{self.version} has a chunk for tile {tiles[-1]} of {self.tile_count}"
+            )
+        if len(self.tile_digests) not in (0, self.tile_count):
+            raise InvalidArgument(
+                f"{self.version} has {len(self.tile_digests)} digests for {self.tile_count} tiles"
+            )
 
     @property
-    def tiles(self) -> Tiles:
-        """Return how the row is cut."""
-        return Tiles(self.count, self.tile_elements)
+    def key(self) -> UpdateKey:
+        """Return what its chunks are asked for by."""
+        return UpdateKey(self.version.n, WHOLE if self.base is None else self.base.n)
 
     @property
     def is_seed(self) -> bool:
-        """Whether it is whole, so that any base will do."""
+        """Whether its tiles are whole, so that any base will do."""
         return self.base is None
+
+    @property
+    def is_announcement(self) -> bool:
+        """Whether it changes nothing and says what is there."""
+        return self.base == self.version
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +163,54 @@ class Manifest:
         """Return how many elements its deltas change."""
         return sum(chunk.changed for chunk in self.chunks)
 
+    def fingerprint(self) -> bytes:
+        """Return the SHA-256 of every field but `mac`, packed as docs/protocol.md says."""
+        sha = hashlib.sha256(_MAGIC)
+        for one in (self.version, self.base):
+            run = b"" if one is None else one.run.encode()
+            numbers = (0, 0) if one is None else (one.incarnation, one.n)
+            sha.update(_VERSION.pack(*numbers) + struct.pack("<Q", len(run)) + run)
+        sha.update(
+            _FIELDS.pack(
+                self.base is not None,
+                *self.digest,
+                *self.base_digest,
+                self.tile_count,
+                self.count,
+                len(self.chunks),
+                len(self.tile_digests),
+            )
+        )
+        sha.update(bytes.fromhex(self.layout))
+        for chunk in self.chunks:
+            fields = (chunk.tile, chunk.nbytes, chunk.changed, chunk.sha256)
+            sha.update(_CHUNK.pack(*fields, *chunk.digest))
+        for digest in self.tile_digests:
+            sha.update(_DIGEST.pack(*digest))
+        return sha.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """What tells manifests of the publisher from those of anybody else.
+
+    Args:
+        key: that publishers and receivers share, and relays do not have; b"" signs nothing.
+    """
+
+    key: bytes = b""
+
+    def signed(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with its MAC."""
+        return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
+
+    def is_signed(self, manifest: Manifest) -> bool:
+        """Whether the publisher signed it; without a key whatever comes counts as signed."""
+        return not self.key or hmac.compare_digest(self._mac(manifest), manifest.mac)
+
+    def _mac(self, manifest: Manifest) -> bytes:
+        return hmac.digest(self.key, manifest.fingerprint(), hashlib.sha256)
+
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
@@ -117,8 +218,13 @@ class StagedVersion:
 
     Args:
         manifest: what was published.
-        deltas: (tile, delta) in the order of the manifest's chunks.
+        deltas: (tile, delta) in the order of the manifest's chunks; of a receiver that subscribes
+            to some tiles, of those.
     """
 
     manifest: Manifest
     deltas: tuple[tuple[int, Delta], ...]
+
+
+def _is_digest(digest: Digest) -> bool:
+    return all(0 <= part < 1 << 64 for part in digest)

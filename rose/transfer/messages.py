@@ -8,11 +8,11 @@ import msgspec
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.manifest import Manifest
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 SERVICE: Final = "rose.transfer.Weights"
 TOKEN_KEY: Final = "rose-token"  # of the call's metadata
-REQUEST_BYTES_MAX: Final = 1 << 16
-REPLY_BYTES_MAX: Final = 16 << 20  # manifests of some 200,000 tiles
+REQUEST_BYTES_MAX: Final = 1 << 20  # a seed of some 200,000 tiles
+REPLY_BYTES_MAX: Final = 64 << 20  # manifests of some 200,000 tiles
 
 T = TypeVar("T")
 
@@ -28,15 +28,19 @@ class WaitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeedRequest:
-    """Ask for a seed of a version or a newer one."""
+    """Ask for a version, the newest where n is None, with some tiles whole."""
 
-    at_least_n: int
+    n: int | None
+    tiles: tuple[int, ...]
     format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestsReply:
-    """Answer both: what there is, and the port of this host that gives the chunks."""
+    """Answer both: what there is, and the port of this host that gives the chunks.
+
+    To a `SeedRequest` it is the seed, or nothing where it cannot be made.
+    """
 
     manifests: tuple[Manifest, ...]
     chunk_port: int

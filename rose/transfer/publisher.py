@@ -1,75 +1,67 @@
 """The publisher: turns fresh weights into a version of the log, or leaves everything as it was."""
 
-import hashlib
 import threading
-from collections.abc import Iterable
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.class_rule import class_rule
-from rose.transfer.codec import delta_apply, delta_pack, digest
-from rose.transfer.delta import BLOCK_ELEMENTS, ClassRule, Delta
+from rose.transfer.contributor import Contributor, Part
+from rose.transfer.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Chunk, Manifest
-from rose.transfer.strat import link_pack
-from rose.transfer.tiles import TILE_ELEMENTS, Tile, Tiles
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import TileViews
 
-Bits = npt.NDArray[np.uint16]
+_Undone = list[dict[int, Delta]]
 
 
 class Publisher:
-    """Owns the shadow: the weights that receivers of the newest version hold.
+    """Makes versions of what its contributors pack.
 
-    One thread publishes; the log may ask for a seed from any thread. The lock guards the shadow
-    and everything said of it, so a seed is of one version and no mixture.
+    One thread publishes; the log may ask for a seed from any thread. The lock guards the shadows
+    and everything said of them, so a seed is of one version and no mixture.
 
     Args:
-        weights: (n,) uint16, the bits to begin with; copied.
-        run: names the training run.
-        incarnation: of the trainer, higher than any before it.
-        first_version: the number of `weights`, above all that earlier incarnations used.
+        contributors: who own the tiles, each tile one of them.
+        tiles: how the weights are cut.
+        opening: the name of what the shadows are: its n is above all that earlier incarnations
+            used, and its incarnation higher than any before it.
         log: gets what is published; one publisher has it.
-        tile_elements: how the row is cut.
-        block_elements: as for `delta_pack`.
-        link: "strat" sends about a quarter fewer bytes, for a second pass over the weights on both
-            sides: for links slower than that. Over loopback, "gap" is the faster one.
+        signing: with the key that receivers have.
+
+    Raises:
+        InvalidArgument: a tile has no contributor, or two, or the name cannot be.
     """
 
     def __init__(
         self,
-        weights: Bits,
-        run: str,
-        incarnation: int,
-        first_version: int,
+        contributors: Sequence[Contributor],
+        tiles: Tiles,
+        opening: Version,
         log: VersionLog,
         *,
-        tile_elements: int = TILE_ELEMENTS,
-        block_elements: int = BLOCK_ELEMENTS[0],
-        link: Literal["gap", "strat"] = "gap",
+        signing: Signing | None = None,
     ) -> None:
-        _check_row(weights)
-        if link not in {"gap", "strat"}:
-            raise InvalidArgument(f"link '{link}': choose gap or strat")
-        if incarnation < 0 or first_version < 0:
+        owned = sorted(tile for one in contributors for tile in one.owned)
+        if owned != list(range(len(tiles))):
+            raise InvalidArgument("every tile needs one contributor, and no tile has two")
+        if opening.incarnation < 0 or opening.n < 0:
             raise InvalidArgument(
-                f"incarnation {incarnation} and first_version {first_version} must not be negative"
+                f"incarnation {opening.incarnation} and first version {opening.n} must not be "
+                "negative"
             )
-        self._tiles = Tiles.of(len(weights), tile_elements)
-        self._is_sound = True  # the shadow is the newest version
-        self._block_elements = block_elements
-        self._is_strat = link == "strat"
+        self._contributors = contributors
+        self._owner = {tile: one for one in contributors for tile in one.owned}
+        self._tiles = tiles
+        self._is_sound = True  # the shadows are the newest version
         self._log = log
+        self._signing = Signing() if signing is None else signing
         self._lock = threading.Lock()
-        self._shadow = weights.copy()
-        self._version = Version(run, incarnation, first_version)
-        self._digests = TileDigests(self._digest_of(tile) for tile in self._tiles)
-        opening = self._manifest(self._version, self._version, self._digests.total, ())
-        log.open(opening, self.seed)
+        self._version = opening
+        parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
+        self._digests = TileDigests(parts)
+        log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
 
     @property
     def version(self) -> Version:
@@ -79,81 +71,120 @@ class Publisher:
 
     @property
     def tiles(self) -> Tiles:
-        """Return how the row is cut."""
+        """Return how the weights are cut."""
         return self._tiles
 
-    def publish(self, new: Bits) -> Manifest:
+    def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
 
         Args:
-            new: (n,) uint16; read only.
+            new: the fresh weights of each contributor; read only.
 
         Raises:
-            InvalidArgument: it is another row than the one to begin with.
+            InvalidArgument: they are other weights than those to begin with.
             OutOfMemory: there is no room for it, here or in the log.
             Unavailable: the log is closed, or an earlier call was interrupted.
-                After any error the version, the shadow and the log are as before. Where they may
+                After any error the version, the shadows and the log are as before. Where they may
                 not be, as after an interrupt, nothing is published or seeded any more.
         """
-        _check_row(new)
-        if len(new) != self._tiles.count:
-            raise InvalidArgument(f"{len(new)} elements are published as {self._tiles.count}")
+        if len(new) != len(self._contributors):
+            raise InvalidArgument(
+                f"{len(new)} sets of weights are published by {len(self._contributors)}"
+            )
         with self._lock:
             self._check_sound()
-            deltas: dict[int, Delta] = {}
+            parts = [Part() for _ in new]
             # Until it is known to be: an interrupt may come between a change and what notes it.
             self._is_sound = False
             try:
-                manifest = self._publish(new, deltas)
+                for one, views, part in zip(self._contributors, new, parts, strict=True):
+                    one.pack(views, part)
+                manifest = self._append(parts)
                 self._is_sound = True
             finally:
                 if not self._is_sound:  # whatever it was that failed
-                    self._take_back(deltas)
+                    back = [
+                        one.take_back(part)
+                        for one, part in zip(self._contributors, parts, strict=True)
+                    ]
+                    self._is_sound = all(back)
             return manifest
 
-    def _take_back(self, deltas: dict[int, Delta]) -> None:
-        for tile, delta in deltas.items():
-            delta_apply(self._shadow[self._tiles[tile].where], delta, undo=True)
-        self._is_sound = all(
-            self._digest_of(tile) == self._digests[tile.index] for tile in self._tiles
-        )
-
-    def _publish(self, new: Bits, deltas: dict[int, Delta]) -> Manifest:
-        rule = class_rule(new, self._shadow) if self._is_strat else None
-        frames: dict[int, bytes] = {}
-        for tile in self._tiles:
-            delta, link = self._pack_both(new[tile.where], self._shadow[tile.where], rule)
-            if delta.changed:
-                deltas[tile.index] = delta
-                frames[tile.index] = link.to_bytes()
-        parts = {tile: self._digest_of(self._tiles[tile]) for tile in deltas}
+    def _append(self, parts: Sequence[Part]) -> Manifest:
+        chunks = sorted((chunk for part in parts for chunk in part.chunks), key=_tile_of)
+        after = {chunk.tile: chunk.digest for chunk in chunks}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)
-        manifest = self._manifest(
-            version,
-            self._version,
-            self._digests.total_with(parts),
-            (_chunk(tile, deltas[tile], frame) for tile, frame in frames.items()),
+        manifest = self._signing.signed(
+            Manifest(
+                version=version,
+                base=self._version,
+                digest=self._digests.total_with(after),
+                base_digest=self._digests.total,
+                layout=self._tiles.layout,
+                tile_count=len(self._tiles),
+                count=self._tiles.count,
+                chunks=tuple(chunks),
+            )
         )
-        self._log.append(manifest, frames)
-        self._digests.update(parts)
+        self._log.append(
+            manifest, {tile: frame for part in parts for tile, frame in part.frames.items()}
+        )
+        for one, part in zip(self._contributors, parts, strict=True):
+            one.keep(part)
+        self._digests.update(after)
         self._version = version
         return manifest
 
-    def seed(self) -> tuple[Manifest, dict[int, bytes]]:
-        """Return the newest version whole, as deltas from zeros, and its frames by tile.
+    def seed(
+        self, n: int | None = None, tiles: Sequence[int] = ()
+    ) -> tuple[Manifest, dict[int, bytes]] | None:
+        """Return a version with some tiles whole, as deltas from zeros, and the digests of all.
+
+        Args:
+            n: the version; None for the newest. An older one is made by taking back what the log
+                still has of the versions since.
+            tiles: ascending, each once.
+
+        Returns:
+            The manifest, and frames by tile; None where the log has too little of it.
 
         Raises:
+            InvalidArgument: there is no such tile.
             Unavailable: a call that published was interrupted.
         """
+        if any(tile not in self._owner for tile in tiles):
+            raise InvalidArgument(f"a seed of tile {max(tiles)} of {len(self._tiles)}")
         with self._lock:
             self._check_sound()
-            deltas = {
-                tile.index: self._pack(self._shadow[tile.where], np.zeros(tile.count, np.uint16))
-                for tile in self._tiles
-            }
-            frames = {tile: delta.to_bytes() for tile, delta in deltas.items()}
-            chunks = (_chunk(tile, deltas[tile], frame) for tile, frame in frames.items())
-            return self._manifest(self._version, None, self._digests.total, chunks), frames
+            version = self._version if n is None else self._named(n)
+            past = None if version is None else self._past(version.n)
+            if version is None or past is None:
+                return None
+            before, undone = past
+            made = [one for tile in tiles for one in self._owner[tile].whole((tile,), undone)]
+            digests = self._digests.copy()
+            digests.update(before)
+            manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
+            return manifest, {chunk.tile: frame for chunk, frame in made}
+
+    def _named(self, n: int) -> Version | None:
+        known = (one.version for one in self._log.manifests_after(n - 1))
+        return next((one for one in known if one.n == n), None)
+
+    def _past(self, n: int) -> tuple[dict[int, Digest], _Undone] | None:
+        """Return what led from a version to the newest: digests before, and deltas, last first."""
+        before: dict[int, Digest] = {}
+        undone: _Undone = []
+        for at in range(self._version.n, n, -1):
+            frames = self._log.frames(UpdateKey(at, at - 1))
+            if frames is None:
+                return None
+            before.update({tile: frame_digests(frame)[0] for tile, frame in frames.items()})
+            deltas = {tile: Delta.from_bytes(frame) for tile, frame in frames.items()}
+            if any(delta.rule is not None for delta in deltas.values()):
+                return None  # what went over a slow link is read from its base only
+            undone.append(deltas)
+        return before, undone
 
     def _check_sound(self) -> None:
         if not self._is_sound:
@@ -162,39 +193,28 @@ class Publisher:
                 "incarnation"
             )
 
-    def _pack(self, new: Bits, shadow: Bits) -> Delta:
-        return delta_pack(new, shadow, block_elements=self._block_elements)
-
-    def _pack_both(self, new: Bits, shadow: Bits, rule: ClassRule | None) -> tuple[Delta, Delta]:
-        """Return what takes the shadow back, and what is sent."""
-        if rule is None:
-            delta = self._pack(new, shadow)
-            return delta, delta
-        return link_pack(new, shadow, rule, block_elements=self._block_elements)
-
-    def _digest_of(self, tile: Tile) -> Digest:
-        return digest(self._shadow[tile.where], first_index=tile.first)
-
     def _manifest(
-        self, version: Version, base: Version | None, result: Digest, chunks: Iterable[Chunk]
+        self,
+        version: Version,
+        base: Version | None,
+        digests: TileDigests,
+        chunks: Sequence[Chunk],
     ) -> Manifest:
-        return Manifest(
-            version=version,
-            base=base,
-            digest=result,
-            base_digest=(0, 0) if base is None else self._digests.total,
-            count=self._tiles.count,
-            tile_elements=self._tiles.tile_elements,
-            chunks=tuple(chunks),
+        """Return an announcement or a seed, which say the digests of all tiles."""
+        return self._signing.signed(
+            Manifest(
+                version=version,
+                base=base,
+                digest=digests.total,
+                base_digest=(0, 0) if base is None else digests.total,
+                layout=self._tiles.layout,
+                tile_count=len(self._tiles),
+                count=self._tiles.count,
+                chunks=tuple(chunks),
+                tile_digests=tuple(digests[tile] for tile in range(len(self._tiles))),
+            )
         )
 
 
-def _chunk(tile: int, delta: Delta, frame: bytes) -> Chunk:
-    return Chunk(tile, len(frame), delta.changed, hashlib.sha256(frame).digest())
-
-
-def _check_row(weights: Bits) -> None:
-    if weights.dtype != np.uint16 or weights.ndim != 1:
-        raise InvalidArgument(
-            f"weights of {weights.ndim} dimensions and {weights.dtype} must be one row of uint16"
-        )
+def _tile_of(chunk: Chunk) -> int:
+    return chunk.tile

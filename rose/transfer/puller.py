@@ -2,13 +2,17 @@
 
 import hashlib
 import threading
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Final
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec import delta_check
 from rose.transfer.delta import Delta
 from rose.transfer.manifest import Chunk, Manifest, StagedVersion
-from rose.transfer.source import Source
+from rose.transfer.source import Frame, Source
+from rose.transfer.subscription import Subscription
+from rose.transfer.tiles import Tile, Tiles
 
 RETRIES: Final = 3
 BACKOFF_S: Final = 0.05
@@ -46,49 +50,63 @@ class Puller:
         self.received_bytes = 0
         self.retried = 0
 
-    def pull(self, manifest: Manifest) -> StagedVersion | None:
+    def pull(self, manifest: Manifest, subscription: Subscription) -> StagedVersion | None:
         """Return the version, or None when it is kept no more, or `stop` was set.
 
         Raises:
             CorruptData: a chunk is damaged, each time it is asked for.
             Unavailable: the source broke off.
+            DeadlineExceeded: it said nothing for too long.
         """
         if manifest != self._manifest:
             self._manifest, self._pulled = manifest, {}
-        for chunk in manifest.chunks:
-            if chunk.tile in self._pulled:
-                continue
-            delta = self._pull_chunk(manifest, chunk)
-            if delta is None:
+        wanted = subscription.chunks_of(manifest)
+        fault: tuple[int, str] | None = None
+        for attempt in range(self._retries + 1):
+            missing = [chunk for chunk in wanted if chunk.tile not in self._pulled]
+            if not missing:
+                break
+            if attempt > 0:
+                self.retried += len(missing)
+                self._stop.wait(self._backoff_s * 2.0 ** (attempt - 1))
+            faults = self._pull_missing(manifest, missing, subscription.tiles)
+            if faults is None:
                 return None
-            self._pulled[chunk.tile] = delta
-        deltas = tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in manifest.chunks)
+            fault = next(iter(faults.items()), None)
+        if fault is not None:
+            raise CorruptData(
+                f"tile {fault[0]} of {manifest.version} came damaged {self._retries + 1} times: "
+                f"{fault[1]}"
+            )
+        deltas = tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in wanted)
         self._manifest, self._pulled = None, {}
         return StagedVersion(manifest, deltas)
 
-    def _pull_chunk(self, manifest: Manifest, chunk: Chunk) -> Delta | None:
-        found = ""
-        for attempt in range(self._retries + 1):
-            if attempt > 0:
-                self.retried += 1
-                self._stop.wait(self._backoff_s * 2.0 ** (attempt - 1))
-            if self._stop.is_set():
-                return None
-            try:
-                frame = self._source.chunk(manifest.version.n, chunk.tile, is_seed=manifest.is_seed)
-                if frame is None:
+    def _pull_missing(
+        self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles
+    ) -> dict[int, str] | None:
+        """Return what is wrong with tiles that came damaged, or None when there is no more."""
+        by_tile = {chunk.tile: chunk for chunk in missing}
+        faults: dict[int, str] = {}
+        if self._stop.is_set():
+            return None
+        with closing(self._source.chunks(manifest.key, missing)) as frames:
+            for tile, frame in frames:
+                if frame is None or self._stop.is_set():
                     return None
                 self.received_bytes += len(frame)
-                return sound_delta(frame, chunk, manifest)
-            except CorruptData as error:
-                found = str(error)
-        raise CorruptData(
-            f"tile {chunk.tile} of {manifest.version} came damaged {self._retries + 1} times: "
-            f"{found}"
-        )
+                chunk = by_tile.pop(tile, None)
+                if chunk is None:
+                    continue  # nobody asked for it, or it is here already
+                try:
+                    self._pulled[tile] = sound_delta(frame, chunk, tiles[tile])
+                except CorruptData as error:
+                    faults[tile] = str(error)
+        faults.update(dict.fromkeys(by_tile, "it did not come"))
+        return faults
 
 
-def sound_delta(frame: bytes, chunk: Chunk, manifest: Manifest) -> Delta:
+def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     """Read a frame that is what the manifest says, and well formed throughout.
 
     Of a delta for a link, only its frame: `strat_unpack`, which has the base, looks at the rest.
@@ -102,7 +120,8 @@ def sound_delta(frame: bytes, chunk: Chunk, manifest: Manifest) -> Delta:
         delta = Delta.from_bytes(frame)
     except InvalidArgument as error:
         raise CorruptData(str(error)) from error
-    if delta.count != manifest.tiles[chunk.tile].count or delta.changed != chunk.changed:
+    is_fitting = delta.count == tile.count and delta.width == tile.width
+    if not is_fitting or delta.changed != chunk.changed or delta.digest != chunk.digest:
         raise CorruptData(f"the chunk of tile {chunk.tile} is for another tile")
     if delta.rule is None:
         delta_check(delta)

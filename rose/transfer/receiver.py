@@ -10,13 +10,13 @@ from typing_extensions import Self
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.chain import Held
 from rose.transfer.commit import Outcome
-from rose.transfer.digests import Digest
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Signing, StagedVersion
 from rose.transfer.puller import BACKOFF_S, RETRIES, Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.source import Source
-from rose.transfer.staging import ReadTile, ReceiverStatistics, Staging
-from rose.transfer.tiles import Tiles
+from rose.transfer.staging import UNSIGNED, ReadTile, ReceiverStatistics, Staging
+from rose.transfer.subscription import Subscription
 from rose.transfer.version import Version
 
 BACKOFF_MAX_S: Final = 2.0
@@ -36,10 +36,13 @@ class Receiver:
         name: tells its receivers apart.
         held: what the weights are called; any name will do for weights of no publisher yet.
         digest: of the weights.
-        tiles: how they are cut, on both sides.
+        subscription: the tiles that they have; `Subscription(tiles)` for all.
         on_staged: called by the receiver's thread when a version lies ready; it must not wait.
         base: reads a tile of the weights, from the receiver's thread, while no commit runs. With it
             deltas for a link are unpacked while the engine generates, and not in its pause.
+        signing: what the publisher signs with; unsigned by default, for one process.
+        digests: of the tiles as they are, where the caller knows them; nobody else changes them.
+            With them, a receiver that joins fetches only tiles that differ.
         retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
         backoff_max_s: the longest pause while the publisher cannot be reached.
@@ -52,10 +55,12 @@ class Receiver:
         name: str,
         held: Version,
         digest: Digest,
-        tiles: Tiles,
+        subscription: Subscription,
         on_staged: Callable[[], None] | None = None,
         *,
         base: ReadTile | None = None,
+        signing: Signing = UNSIGNED,
+        digests: TileDigests | None = None,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
@@ -70,10 +75,12 @@ class Receiver:
             source,
             name,
             Held(held, digest),
-            tiles,
+            subscription,
             puller=Puller(source, self._stop, retries=retries, backoff_s=backoff_s),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
+            signing=signing,
+            digests=digests,
         )
         self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
         self._thread.start()

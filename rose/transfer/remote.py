@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,7 +13,8 @@ from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.source import Frame
 
 CALL_S: Final = 10.0
 _MARGIN_S: Final = 5.0
@@ -86,16 +88,26 @@ class RemoteSource:
         request = messages.WaitRequest(after_n, int(timeout_s * 1000))
         return self._manifests("Wait", request, timeout_s + self._timeout_s)
 
-    def seed(self, at_least_n: int) -> list[Manifest]:
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask the server for one; it may have to make it."""
-        return self._manifests("Seed", messages.SeedRequest(at_least_n), _SEED_S)
+        manifests = self._manifests("Seed", messages.SeedRequest(n, tuple(tiles)), _SEED_S)
+        if len(manifests) > 1:
+            raise CorruptData("the weight server gave several seeds for one")
+        return manifests[0] if manifests else None
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Tell the server."""
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.ReportReply, self._call("Report", request, self._timeout_s))
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Ask for one after the other on the chunk connection."""
+        for one in wanted:
+            yield one.tile, self._chunk(key, one.tile)
+
+    def _chunk(self, key: UpdateKey, tile: int) -> Frame | None:
         """Ask on the chunk connection, which is made when there is none.
 
         Raises:
@@ -106,8 +118,8 @@ class RemoteSource:
         connection = self._connected()
         try:
             connection.settimeout(self._timeout_s)
-            connection.sendall(wire.ask(n, tile, is_seed=is_seed))
-            return self._answer(connection, n, tile)
+            connection.sendall(wire.ask(key, tile))
+            return self._answer(connection, key, tile)
         except (CorruptData, DeadlineExceeded, Unavailable):  # first: a late answer is an OSError
             self._hang_up()
             raise
@@ -115,12 +127,12 @@ class RemoteSource:
             self._hang_up()
             raise Unavailable(f"the connection broke: {error}") from error
 
-    def _answer(self, connection: socket.socket, n: int, tile: int) -> bytes | None:
+    def _answer(self, connection: socket.socket, key: UpdateKey, tile: int) -> Frame | None:
         said = wire.receive(connection, wire.ANSWER_BYTES, self._timeout_s, self._clock)
-        nbytes = wire.read_answer(bytes(said), n, tile)
+        nbytes = wire.read_answer(bytes(said), key, tile)
         if nbytes is None:
             return None
-        return bytes(wire.receive(connection, nbytes, self._timeout_s, self._clock))
+        return wire.receive(connection, nbytes, self._timeout_s, self._clock)
 
     def _connected(self) -> socket.socket:
         with self._lock:

@@ -29,8 +29,8 @@ class Row:
         delta_apply(self.bits(tile), delta, undo=undo)
 
     def digest(self, tile: int) -> Digest:
-        """Return the tile's part of the digest."""
-        return digest(self.bits(tile), first_index=self._tiles[tile].first)
+        """Read a tile."""
+        return digest(self.bits(tile))
 
     def bits(self, tile: int) -> npt.NDArray[np.uint16]:
         """Return a tile; it shares memory with the row."""
@@ -38,4 +38,4 @@ class Row:
 
     def digests(self) -> TileDigests:
         """Read the whole row."""
-        return TileDigests(self.digest(tile.index) for tile in self._tiles)
+        return TileDigests.of(self.digest(tile.index) for tile in self._tiles)

@@ -104,8 +104,8 @@ class WeightServer:
 
     def _seed(self, content: bytes) -> messages.ManifestsReply:
         request = messages.decode(messages.SeedRequest, content)
-        manifests = self._log.seed_and_after(request.at_least_n)
-        return messages.ManifestsReply(tuple(manifests), self._chunks.port)
+        seed = self._log.seed(request.n, request.tiles)
+        return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
     def _report(self, content: bytes) -> messages.ReportReply:
         request = messages.decode(messages.ReportRequest, content)

@@ -1,10 +1,13 @@
 """Where a receiver gets versions from."""
 
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from typing import Protocol, TypeAlias
 
 from rose.transfer.digests import Digest
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+
+Frame: TypeAlias = bytes | bytearray | memoryview
 
 NOTHING_KNOWN = -1
 
@@ -25,20 +28,31 @@ class Source(Protocol):
         """
         ...
 
-    def seed(self, at_least_n: int) -> list[Manifest]:
-        """Return a seed of this version or a newer one, if there is one, and what follows it.
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Return a seed with these tiles, perhaps none, and the digests of all.
+
+        Args:
+            n: the version; None for the newest.
+            tiles: ascending, each once.
+
+        Returns:
+            None where that version cannot be made any more.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or has no room for a seed.
-            CorruptData: what came is no list of manifests.
+            Unavailable: the publisher cannot be reached.
+            OutOfMemory: it has no room for a seed.
+            CorruptData: what came is no manifest.
         """
         ...
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        """Return a frame, unchecked, or None when it is kept no more.
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Yield (tile, frame) of chunks in any order, unchecked; None for what is kept no more.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or broke off.
+            Unavailable: the publisher cannot be reached, or broke off; what came is good.
+            DeadlineExceeded: nothing came for too long.
             CorruptData: what came is no answer.
         """
         ...
@@ -62,13 +76,16 @@ class InProcessSource:
         """Wait on the log."""
         return self._log.wait_after(after_n, timeout_s)
 
-    def seed(self, at_least_n: int) -> list[Manifest]:
-        """Let the log make one when it has none."""
-        return self._log.seed_and_after(at_least_n)
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Let the log make it."""
+        return self._log.seed(n, tiles)
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        """Return the frame as the log has it; nothing is copied."""
-        return self._log.chunk(n, tile, is_seed=is_seed)
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Yield the frames as the log has them; nothing is copied."""
+        for one in wanted:
+            yield one.tile, self._log.chunk(key, one.tile)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Acknowledge in the log."""

@@ -5,27 +5,25 @@ Threadless, so that every order of events can be tried; `Receiver` gives it a th
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Final, TypeAlias
 
 from rose.errors import CorruptData, InvalidArgument, check
-from rose.transfer.chain import Choice, Held, NextVersion, next_seed, next_version
+from rose.transfer.chain import Choice, Held, as_held, next_version
 from rose.transfer.commit import CommitState, Outcome
-from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest, StagedVersion
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Manifest, Signing, StagedVersion
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import MOVES, ReceiverState
 from rose.transfer.source import NOTHING_KNOWN, Source
 from rose.transfer.strat import strat_unpack
-from rose.transfer.tiles import Tiles
+from rose.transfer.subscription import Subscription
 from rose.transfer.version import Version
 
-ReadTile: TypeAlias = Callable[[int], npt.NDArray[np.uint16]]
+ReadTile: TypeAlias = Callable[[int], Any]
 
+UNSIGNED: Final = Signing()
 # Answers that wait for a publisher that cannot be reached; the oldest are dropped.
 REPORTS_MAX: Final = 64
 
@@ -39,7 +37,8 @@ class ReceiverStatistics:
         versions: committed.
         rolled_back: commits that went back, abandoned ones too.
         chunks_retried: attempts after a damaged chunk.
-        seeds: fetched whole.
+        seeds: staged, of all tiles or of those that differed.
+        repaired: tiles that came whole.
         given_up: versions whose chunks stayed damaged.
     """
 
@@ -48,6 +47,7 @@ class ReceiverStatistics:
     rolled_back: int
     chunks_retried: int
     seeds: int
+    repaired: int
     given_up: int
 
 
@@ -61,12 +61,14 @@ class Staging:
         source: the publisher.
         name: of the receiver, for reports.
         held: what the weights are and their digest.
-        tiles: how they are cut.
+        subscription: the tiles that they have.
         puller: gets chunks from the same source.
         on_staged: called by `round`, without a lock, when a version lies ready.
         base: reads a tile of the weights. Called by `round`, and only between commits, when they
             are what is held; so deltas for a link become such that can be applied while the engine
             still generates. Without it, the commit does that.
+        signing: what manifests must be signed with.
+        digests: of the tiles as they are, where the caller knows them.
     """
 
     def __init__(
@@ -74,15 +76,19 @@ class Staging:
         source: Source,
         name: str,
         held: Held,
-        tiles: Tiles,
+        subscription: Subscription,
         *,
         puller: Puller,
         on_staged: Callable[[], None],
         base: ReadTile | None = None,
+        signing: Signing = UNSIGNED,
+        digests: TileDigests | None = None,
     ) -> None:
         self._source = source
         self._name = name
-        self._tiles = tiles
+        self._subscription = subscription
+        self._signing = signing
+        self._digests = digests
         self._puller = puller
         self._on_staged = on_staged
         self._base = base
@@ -91,10 +97,12 @@ class Staging:
         self._state = ReceiverState.SYNCED
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._versions = self._rolled_back = self._seeds = self._given_up = 0
+        self._versions = self._rolled_back = self._seeds = self._repaired = self._given_up = 0
         # The oldest seed that would help; None while deltas do. Set by the thread of `round`, and
         # by a report, while that thread has nothing to do.
         self._seed_from: int | None = None
+        # What the weights were held to be when a link did not fit them: there they may be repaired.
+        self._repair_at: Version | None = None
 
     # ---- the engine's side
 
@@ -125,6 +133,7 @@ class Staging:
                 rolled_back=self._rolled_back,
                 chunks_retried=self._puller.retried,
                 seeds=self._seeds,
+                repaired=self._repaired,
                 given_up=self._given_up,
             )
 
@@ -145,6 +154,7 @@ class Staging:
             )
             is_whole = self._staged is not None and self._staged.manifest.is_seed
             self._staged = None
+            self._digests = outcome.digests
             if outcome.state is CommitState.COMMITTED:
                 self._committed(outcome)
             elif outcome.state is CommitState.ROLLED_BACK:
@@ -159,15 +169,18 @@ class Staging:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
-        self._seed_from = None
+        self._seed_from = self._repair_at = None
 
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
+        held = self._held
         self._move(ReceiverState.ROLLED_BACK)
         self._rolled_back += 1
         if outcome.digest != self._held.digest:
             # The weights were not what they were held to be, so they have no name.
             self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
         if not outcome.is_abandoned:
+            was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
+            self._repair_at = held.version if was_in_chain else None
             # A whole version that could not be committed is not tried again; a newer one is.
             self._seed_from = outcome.version.n + is_whole
         self._move(ReceiverState.SYNCED)
@@ -177,6 +190,9 @@ class Staging:
     def round(self, timeout_s: float) -> None:
         """Send what is to be said, and stage the next version if there is one within the time.
 
+        Weights that a link did not fit are repaired where they are, tile by tile, if the publisher
+        can still make that version; otherwise the newest comes whole, as far as it differs.
+
         Raises:
             Unavailable: the publisher cannot be reached; call again later.
             OutOfMemory: it has no room for a seed.
@@ -185,6 +201,13 @@ class Staging:
         """
         self._send_reports()
         if self.state is not ReceiverState.SYNCED:
+            return
+        if (at := self._repair_at) is not None:
+            self._repair_at = None  # tried once
+            if self._stage_seed(at.n, named=at):
+                return
+        if self._seed_from is not None:
+            self._join(self._seed_from, timeout_s)
             return
         chosen = self._choose(timeout_s)
         if isinstance(chosen, Manifest):
@@ -202,30 +225,81 @@ class Staging:
             with self._lock:
                 self._reports.popleft()
 
-    def _choose(self, timeout_s: float) -> NextVersion:
+    def _choose(self, timeout_s: float) -> Manifest | Choice:
         held = self.held
-        if self._seed_from is None:
-            # All that is kept, unless what is held is known to be of a publisher's chain.
-            is_known = self._versions > 0 and held.version.run != ""
-            after = held.version.n if is_known else NOTHING_KNOWN
-            offered = self._offered(self._source.wait_manifests(after, timeout_s))
-            chosen = next_version(held, offered, self._tiles)
-        elif offered := self._offered(self._source.wait_manifests(self._seed_from - 1, timeout_s)):
-            offered = self._offered(self._source.seed(self._seed_from))
-            chosen = next_seed(held, offered, self._tiles, at_least_n=self._seed_from)
-        else:
-            return Choice.WAIT
+        # All that is kept, unless what is held is known to be of a publisher's chain.
+        is_known = self._versions > 0 and held.version.run != ""
+        after = held.version.n if is_known else NOTHING_KNOWN
+        offered = self._offered(self._source.wait_manifests(after, timeout_s))
+        chosen = next_version(held, offered, self._subscription)
         if chosen is Choice.WAIT and offered:
             # They came at once and say nothing to this receiver: wait until there are others.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
 
+    def _join(self, at_least_n: int, timeout_s: float) -> None:
+        """Stage the newest version whole, as far as it differs; wait until it is new enough."""
+        if not self._source.wait_manifests(at_least_n - 1, timeout_s):
+            return
+        self._stage_seed(None, at_least_n=at_least_n)
+
+    def _stage_seed(
+        self, n: int | None, *, named: Version | None = None, at_least_n: int = NOTHING_KNOWN
+    ) -> bool:
+        """Ask what a version is, and stage those tiles of it that differ; return whether it was."""
+        survey = self._seed(n, ())
+        if survey is None or (named is not None and survey.version != named):
+            return False
+        if survey.version.n < at_least_n or self._is_dead(survey.version):
+            return False
+        held = self.held
+        if self._subscription.digest_of(survey) == held.digest:
+            if named is None:
+                self._stage(as_held(survey, held))
+            return named is None
+        seed = self._seed(survey.version.n, self._differing(survey))
+        if seed is None or seed.version != survey.version:
+            return False  # it moved on meanwhile
+        self._stage(seed)
+        return True
+
+    def _is_dead(self, version: Version) -> bool:
+        held = self.held.version
+        return version.run == held.run and version.incarnation < held.incarnation
+
+    def _differing(self, survey: Manifest) -> list[int]:
+        """Return the tiles that are not what they are in a version; all that may be others."""
+        known, wanted = self._digests, self._subscription.wanted
+        if known is None or not survey.tile_digests or any(one not in known for one in wanted):
+            return list(wanted)
+        differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
+        return differing or list(wanted)  # not what they were held to be: take none on trust
+
+    def _seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        manifest = self._source.seed(n, tiles)
+        if manifest is None:
+            return None
+        self._offered([manifest])
+        if not manifest.is_seed or [one.tile for one in manifest.chunks] != list(tiles):
+            raise CorruptData(f"{manifest.version} came as a seed of tiles that were not asked for")
+        return manifest
+
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
-        if manifests and all(one.tiles != self._tiles for one in manifests):
-            other, own = manifests[-1].tiles, self._tiles
+        """Return those of the publisher; one that it did not sign is as if it had not come.
+
+        Raises:
+            CorruptData: it signed none of them.
+            InvalidArgument: they are of other weights.
+        """
+        signed = [one for one in manifests if self._signing.is_signed(one)]
+        if manifests and not signed:
+            raise CorruptData(f"{manifests[-1].version} is not signed by the publisher")
+        manifests, tiles = signed, self._subscription.tiles
+        if manifests and all(one.layout != tiles.layout for one in manifests):
+            other = manifests[-1]
             raise InvalidArgument(
-                f"the publisher has {other.count} elements in tiles of {other.tile_elements}, and "
-                f"the receiver {own.count} in tiles of {own.tile_elements}"
+                f"the publisher has {other.count} elements in {other.tile_count} tiles, and the "
+                f"receiver {tiles.count} in {len(tiles)}: their layouts differ"
             )
         return manifests
 
@@ -234,7 +308,7 @@ class Staging:
             self._move(ReceiverState.STAGING)
         staged: StagedVersion | None = None
         try:
-            pulled = self._puller.pull(manifest)
+            pulled = self._puller.pull(manifest, self._subscription)
             if pulled is None:
                 self._seed_from = manifest.version.n
             else:
@@ -249,7 +323,9 @@ class Staging:
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
-            self._seeds += manifest.is_seed
+            if manifest.is_seed:
+                self._seeds += 1
+                self._repaired += len(staged.deltas)
             self._on_staged()
 
     def _unlinked(self, staged: StagedVersion) -> StagedVersion:

@@ -1,77 +1,120 @@
-"""Tiles: the pieces that a row of weights is sent, applied and undone in."""
+"""Tiles: the pieces that weights are sent, applied and undone in."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rose.errors import InvalidArgument
-from rose.units import ceil_div
+import numpy as np
+import numpy.typing as npt
 
-# The frame of a tile this long is at most half of `CHUNK_BYTES_MAX`, however much of it changes.
-TILE_ELEMENTS: Final = 1 << 20
+from rose.errors import InvalidArgument
+from rose.transfer.delta import WIDTHS
+from rose.units import MIB, ceil_div
+
+# The frame of a tile this large is at most half of `CHUNK_BYTES_MAX`, however much of it changes.
+TILE_BYTES: Final = 2 * MIB
+TILE_ELEMENTS: Final = TILE_BYTES // 2
 # A digest is taken over words of four elements.
 _WORD_ELEMENTS: Final = 4
+_TILES_MAX: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A piece of a row of 16-bit elements.
+    """A piece of the weights; its elements have an order, row-major in its region.
 
     Args:
         index: its place among the tiles.
-        first: its first element in the row.
+        first: elements in the tiles before it: of a row, where it begins.
         count: its elements, > 0.
+        width: bits of an element.
     """
 
     index: int
     first: int
     count: int
+    width: int = 16
 
     @property
     def where(self) -> slice:
-        """Return its place in the row."""
+        """Return its place in a row."""
         return slice(self.first, self.first + self.count)
 
 
-@dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a row is cut; both sides of a transfer cut alike.
+    """How weights are cut; both sides of a transfer cut alike, and are equal if their layouts are.
 
     Args:
-        count: elements of the row.
-        tile_elements: of every tile but the last, which may be shorter.
+        counts: elements of each tile.
+        widths: bits of an element of each tile.
+        layout: names the cut: 64 hexadecimal digits.
+
+    Raises:
+        InvalidArgument: a tile is empty or too large, or the numbers are not as many as the others.
     """
 
-    count: int
-    tile_elements: int = TILE_ELEMENTS
+    __slots__ = ("_ends", "_widths", "count", "layout", "nbytes")
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be cut.
+    def __init__(self, counts: Sequence[int], widths: Sequence[int], layout: str) -> None:
+        sizes = np.asarray(counts, np.int64)
+        self._widths: npt.NDArray[np.int64] = np.asarray(widths, np.int64)
+        if sizes.shape != self._widths.shape or sizes.ndim != 1 or len(sizes) >= _TILES_MAX:
+            raise InvalidArgument(f"{sizes.shape} counts and {self._widths.shape} widths of tiles")
+        if len(sizes) and not set(np.unique(self._widths).tolist()) <= set(WIDTHS):
+            raise InvalidArgument("the elements of a tile have 8, 16 or 32 bits")
+        if len(sizes) and (sizes.min() < 1 or (sizes * self._widths).max() > 8 * TILE_BYTES):
+            raise InvalidArgument(f"a tile has 1 element to {TILE_BYTES} bytes of them")
+        if len(layout) != 2 * hashlib.sha256().digest_size or not _is_hexadecimal(layout):
+            raise InvalidArgument(f"layout '{layout}' is not 64 hexadecimal digits")
+        self._ends = np.cumsum(sizes)
+        self.layout = layout
+        self.count = int(sizes.sum())
+        self.nbytes = int((sizes * self._widths).sum()) // 8
+
+    @classmethod
+    def of(cls, count: int, tile_elements: int = TILE_ELEMENTS) -> "Tiles":
+        """Cut a row of `count` elements of 16 bits; the last tile may be shorter.
 
         Raises:
             InvalidArgument: the sentence names the value.
         """
-        if not 0 <= self.count < 1 << 48:
-            raise InvalidArgument(f"count {self.count} must be from 0 to 2^48 - 1 elements")
-        if not 0 < self.tile_elements <= TILE_ELEMENTS or self.tile_elements % _WORD_ELEMENTS:
+        if not 0 <= count < 1 << 48:
+            raise InvalidArgument(f"count {count} must be from 0 to 2^48 - 1 elements")
+        if not 0 < tile_elements <= TILE_ELEMENTS or tile_elements % _WORD_ELEMENTS:
             raise InvalidArgument(
-                f"tile_elements {self.tile_elements} must be a multiple of {_WORD_ELEMENTS} "
+                f"tile_elements {tile_elements} must be a multiple of {_WORD_ELEMENTS} "
                 f"from {_WORD_ELEMENTS} to {TILE_ELEMENTS}"
             )
-
-    @classmethod
-    def of(cls, count: int, tile_elements: int = TILE_ELEMENTS) -> "Tiles":
-        """Cut a row of `count` elements."""
-        return cls(count, tile_elements)
+        tiles = ceil_div(count, tile_elements)
+        counts = np.full(tiles, tile_elements, np.int64)
+        if tiles:
+            counts[-1] = count - (tiles - 1) * tile_elements
+        text = f"row of {count} elements of 16 bits in tiles of {tile_elements}"
+        layout = hashlib.sha256(text.encode()).hexdigest()
+        return cls(counts.tolist(), [16] * tiles, layout)
 
     def __len__(self) -> int:
-        return ceil_div(self.count, self.tile_elements)
+        return len(self._ends)
 
     def __getitem__(self, index: int) -> Tile:
         if not 0 <= index < len(self):
             raise IndexError(f"tile {index} of {len(self)}")
-        first = index * self.tile_elements
-        return Tile(index, first, min(self.tile_elements, self.count - first))
+        first = int(self._ends[index - 1]) if index else 0
+        return Tile(index, first, int(self._ends[index]) - first, int(self._widths[index]))
 
     def __iter__(self) -> Iterator[Tile]:
         return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tiles) and self.layout == other.layout
+
+    def __hash__(self) -> int:
+        return hash(self.layout)
+
+    def __repr__(self) -> str:
+        return f"Tiles({len(self)} of {self.count} elements, layout {self.layout[:12]})"
+
+
+def _is_hexadecimal(text: str) -> bool:
+    return all(digit in "0123456789abcdef" for digit in text)

@@ -9,20 +9,20 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
-from rose.transfer.manifest import CHUNK_BYTES_MAX
+from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, UpdateKey
 from rose.units import NS_PER_S
 
 TOKEN_BYTES: Final = 32
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 # magic, version, zero, token
 _GREETING: Final = struct.Struct(f"<8sII{TOKEN_BYTES}s")
-_GREETING_MAGIC: Final = b"ROSECHK1"
-# magic, is_seed, n, tile, zero
-_ASK: Final = struct.Struct("<4sIQII")
+_GREETING_MAGIC: Final = b"ROSECHK2"
+# magic, zero, n, base_n, tile, zero
+_ASK: Final = struct.Struct("<4sIQqII")
 _ASK_MAGIC: Final = b"RASK"
-# magic, is_kept, n, tile, bytes that follow
-_ANSWER: Final = struct.Struct("<4sIQII")
+# magic, is_kept, n, base_n, tile, bytes that follow
+_ANSWER: Final = struct.Struct("<4sIQqII")
 _ANSWER_MAGIC: Final = b"RANS"
 
 GREETING_BYTES: Final = _GREETING.size
@@ -47,37 +47,39 @@ def read_greeting(content: bytes) -> bytes:
     return bytes(token)
 
 
-def ask(n: int, tile: int, *, is_seed: bool) -> bytes:
+def ask(key: UpdateKey, tile: int) -> bytes:
     """Return the question for a chunk."""
-    return _ASK.pack(_ASK_MAGIC, is_seed, n, tile, 0)
+    return _ASK.pack(_ASK_MAGIC, 0, key.n, key.base_n, tile, 0)
 
 
-def read_ask(content: bytes) -> tuple[int, int, bool]:
-    """Return n, tile, and whether it is the seed's.
+def read_ask(content: bytes) -> tuple[UpdateKey, int]:
+    """Return whose chunk, and which tile.
 
     Raises:
         CorruptData: it is no question.
     """
-    magic, is_seed, n, tile, zero = _ASK.unpack(content)
-    if (magic, zero) != (_ASK_MAGIC, 0) or is_seed not in (0, 1):
+    magic, zero, n, base_n, tile, behind = _ASK.unpack(content)
+    if (magic, zero, behind) != (_ASK_MAGIC, 0, 0) or base_n < WHOLE:
         raise CorruptData("these bytes ask for no chunk")
-    return n, tile, bool(is_seed)
+    return UpdateKey(n, base_n), tile
 
 
-def answer(n: int, tile: int, frame: bytes | None) -> bytes:
+def answer(key: UpdateKey, tile: int, frame: bytes | None) -> bytes:
     """Return what precedes the frame; None: it is not kept."""
-    return _ANSWER.pack(_ANSWER_MAGIC, frame is not None, n, tile, len(frame or b""))
+    is_kept = frame is not None
+    return _ANSWER.pack(_ANSWER_MAGIC, is_kept, key.n, key.base_n, tile, len(frame or b""))
 
 
-def read_answer(content: bytes, n: int, tile: int) -> int | None:
+def read_answer(content: bytes, key: UpdateKey, tile: int) -> int | None:
     """Return how many bytes follow, or None when the chunk is not kept.
 
     Raises:
         CorruptData: it is no answer to the question for this chunk.
     """
-    magic, is_kept, its_n, its_tile, nbytes = _ANSWER.unpack(content)
-    if magic != _ANSWER_MAGIC or is_kept not in (0, 1) or (its_n, its_tile) != (n, tile):
-        raise CorruptData(f"these bytes do not answer for tile {tile} of version {n}")
+    magic, is_kept, n, base_n, its_tile, nbytes = _ANSWER.unpack(content)
+    is_its = magic == _ANSWER_MAGIC and (n, base_n, its_tile) == (key.n, key.base_n, tile)
+    if not is_its or is_kept not in (0, 1):
+        raise CorruptData(f"these bytes do not answer for tile {tile} of version {key.n}")
     if nbytes > CHUNK_BYTES_MAX or (nbytes == 0) == bool(is_kept):
         raise CorruptData(f"the answer for tile {tile} has {nbytes} bytes")
     return int(nbytes) if is_kept else None

@@ -13,7 +13,7 @@ from rose.transfer import Delta, digest
 from rose.transfer.commit import Commit, CommitState
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
@@ -245,7 +245,7 @@ class Trainer:
         self.live = live
         self.row = live.weights.row.copy()
         self.log = VersionLog()
-        self.publisher = Publisher(self.row.copy(), "run", 0, 0, self.log, tile_elements=TILE)
+        self.publisher = RowPublisher(self.row.copy(), "run", 0, 0, self.log, tile_elements=TILE)
 
     def next_commit(self, *, is_spoilt: bool = False) -> Commit:
         self.row = later(self.row, seed=self.publisher.version.n + 1)

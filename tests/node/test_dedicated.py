@@ -15,7 +15,7 @@ pytest.importorskip("rose.engines.transformers.worker", reason="needs transforme
 from rose.engines.transformers import load_model
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.server import serve
 
 # Half a minute; `tests/rl/test_circle.py` starts the same program.
@@ -40,7 +40,7 @@ class Trainer:
     def restart(self, *, first_version: int) -> None:
         self._incarnation += 1
         log = VersionLog()
-        self._publisher = Publisher(self.bits, "run", self._incarnation, first_version, log)
+        self._publisher = RowPublisher(self.bits, "run", self._incarnation, first_version, log)
         self.server = serve(log)
         self._stack.callback(self.server.close)
 

@@ -7,7 +7,7 @@ It prints its address, and after each line on its standard input publishes a ver
 import sys
 
 from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.server import serve
 from tests.transfer.worker import TILE, changed, weights
 
@@ -16,7 +16,7 @@ def main() -> None:
     address, token, incarnation, first, seed = sys.argv[1:]
     log = VersionLog()
     bits = weights(int(seed))
-    publisher = Publisher(bits, "run", int(incarnation), int(first), log, tile_elements=TILE)
+    publisher = RowPublisher(bits, "run", int(incarnation), int(first), log, tile_elements=TILE)
     with serve(log, address, token=token) as server:
         print(server.address, flush=True)
         for _ in sys.stdin:

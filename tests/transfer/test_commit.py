@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InternalError
 from rose.transfer import Delta
-from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.publisher import Publisher
 from rose.transfer.puller import sound_delta
 from rose.transfer.row import Row
-from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, weights
+from rose.transfer.row_publisher import RowPublisher
+from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, row_digest, weights
 
 OLD = weights(1)
 NEW = changed(OLD, 2, share=0.3)
@@ -24,14 +23,16 @@ TOUCHED = len(TILES)  # so much changes that every tile does
 def staged_of(old: Bits, new: Bits | None) -> StagedVersion:
     """Return the version that leads from `old` to `new`, or `old` as a seed."""
     log = VersionLog()
-    publisher = Publisher(old, "run", 1, 1, log, tile_elements=TILE)
+    publisher = RowPublisher(old, "run", 1, 1, log, tile_elements=TILE)
     if new is None:
-        manifest, frames = publisher.seed()
+        made = publisher.seed()
+        assert made is not None
+        manifest, frames = made
     else:
         manifest = publisher.publish(new)
-        frames = {one.tile: log.chunk(2, one.tile) or b"" for one in manifest.chunks}
+        frames = {one.tile: log.chunk(manifest.key, one.tile) or b"" for one in manifest.chunks}
     deltas = tuple(
-        (one.tile, sound_delta(frames[one.tile], one, manifest)) for one in manifest.chunks
+        (one.tile, sound_delta(frames[one.tile], one, TILES[one.tile])) for one in manifest.chunks
     )
     return StagedVersion(manifest, deltas)
 
@@ -81,10 +82,10 @@ def test_commit_makes_the_weights_the_version(has_digests: bool) -> None:
     bits = OLD.copy()
     row = Row(bits, TILES)
     digests = row.digests() if has_digests else None
-    commit = Commit(DELTA, row, digest(OLD), digests=digests)
+    commit = Commit(DELTA, row, row_digest(OLD), digests=digests)
     assert run(commit) is CommitState.COMMITTED
     assert np.array_equal(bits, NEW)
-    assert commit.outcome.digest == digest(NEW) == DELTA.manifest.digest
+    assert commit.outcome.digest == row_digest(NEW) == DELTA.manifest.digest
     assert commit.digests is not None
     assert [commit.digests[tile] for tile in range(len(TILES))] == [
         row.digest(tile) for tile in range(len(TILES))
@@ -96,7 +97,7 @@ def test_commit_with_known_digests_reads_only_what_it_changes() -> None:
     new[3 * TILE + 5] ^= 1
     row = Failing(Row(OLD.copy(), TILES), method="", at=0)
     digests = row.row.digests()
-    assert run(Commit(staged_of(OLD, new), row, digest(OLD), digests=digests)) is (
+    assert run(Commit(staged_of(OLD, new), row, row_digest(OLD), digests=digests)) is (
         CommitState.COMMITTED
     )
     assert row.calls == {"apply": 1, "undo": 0, "digest": 1, "bits": 0}
@@ -104,7 +105,7 @@ def test_commit_with_known_digests_reads_only_what_it_changes() -> None:
 
 def test_slice_is_at_most_one_tile() -> None:
     row = Failing(Row(OLD.copy(), TILES), method="", at=0)
-    commit = Commit(DELTA, row, digest(OLD))
+    commit = Commit(DELTA, row, row_digest(OLD))
     before = 0
     while commit.step():
         assert row.calls["apply"] - before <= 1
@@ -117,7 +118,7 @@ def test_slice_is_at_most_one_tile() -> None:
 def test_target_that_fails_in_any_tile_is_as_before_or_quarantined(at: int, is_late: bool) -> None:
     bits = OLD.copy()
     row = Failing(Row(bits, TILES), method="apply", at=at, is_late=is_late)
-    commit = Commit(DELTA, row, digest(OLD))
+    commit = Commit(DELTA, row, row_digest(OLD))
     state = run(commit)
     if is_late:  # it changed the tile and said it had not: what is there has no name
         assert state is CommitState.QUARANTINED
@@ -125,7 +126,7 @@ def test_target_that_fails_in_any_tile_is_as_before_or_quarantined(at: int, is_l
     else:
         assert state is CommitState.ROLLED_BACK
         assert np.array_equal(bits, OLD)
-        assert commit.outcome.digest == digest(OLD)
+        assert commit.outcome.digest == row_digest(OLD)
         assert commit.outcome.reason == "planted"
 
 
@@ -133,7 +134,7 @@ def test_target_that_fails_in_any_tile_is_as_before_or_quarantined(at: int, is_l
 def test_digest_that_fails_at_any_time_leaves_the_base(at: int) -> None:
     bits = OLD.copy()
     row = Failing(Row(bits, TILES), method="digest", at=at)
-    assert run(Commit(DELTA, row, digest(OLD))) is CommitState.ROLLED_BACK
+    assert run(Commit(DELTA, row, row_digest(OLD))) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, OLD)
 
 
@@ -142,17 +143,17 @@ def test_digest_that_fails_at_any_time_leaves_the_base(at: int) -> None:
 def test_seed_that_fails_in_any_tile_leaves_what_was_there(method: str, at: int) -> None:
     bits = weights(77)
     row = Failing(Row(bits, TILES), method=method, at=at)
-    assert run(Commit(SEED, row, digest(OLD))) is CommitState.ROLLED_BACK
+    assert run(Commit(SEED, row, row_digest(OLD))) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, weights(77))
 
 
 def test_seed_goes_back_to_what_is_there_not_to_what_is_believed() -> None:
     bits = weights(77)
     row = Failing(Row(bits, TILES), method="apply", at=3)
-    commit = Commit(SEED, row, digest(OLD), digests=Row(OLD, TILES).digests())
+    commit = Commit(SEED, row, row_digest(OLD), digests=Row(OLD, TILES).digests())
     assert run(commit) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, weights(77))
-    assert commit.outcome.digest == digest(weights(77))
+    assert commit.outcome.digest == row_digest(weights(77))
 
 
 def test_seed_makes_any_weights_the_version() -> None:
@@ -166,7 +167,7 @@ def test_seed_makes_any_weights_the_version() -> None:
 def test_undo_that_fails_ends_in_quarantine_and_the_other_tiles_go_back(at: int) -> None:
     bits = OLD.copy()
     row = Failing(Row(bits, TILES), method="undo", at=at)
-    commit = Commit(DELTA, row, digest(OLD))
+    commit = Commit(DELTA, row, row_digest(OLD))
     while commit.state is not CommitState.APPLYING or row.calls["apply"] < TOUCHED - 1:
         commit.step()
     assert commit.abandon() is CommitState.QUARANTINED
@@ -178,14 +179,14 @@ def test_wrong_base_is_refused_before_anything_changes() -> None:
     other = changed(OLD, 9)
     row = Failing(Row(other.copy(), TILES), method="", at=0)
     for base_digest, digests in [
-        (digest(other), None),  # the version is for another base
-        (digest(OLD), None),  # the weights are not what they are held to be
-        (digest(other), row.row.digests()),
+        (row_digest(other), None),  # the version is for another base
+        (row_digest(OLD), None),  # the weights are not what they are held to be
+        (row_digest(other), row.row.digests()),
     ]:
         commit = Commit(DELTA, row, base_digest, digests=digests)
         assert run(commit) is CommitState.ROLLED_BACK
         assert "another base" in (commit.outcome.reason or "")
-        assert commit.outcome.digest == digest(other)
+        assert commit.outcome.digest == row_digest(other)
     assert row.calls["apply"] == 0
 
 
@@ -193,7 +194,7 @@ def test_tile_that_drifted_behind_known_digests_is_never_taken_for_a_version() -
     bits = OLD.copy()
     digests = Row(bits, TILES).digests()
     bits[0] ^= 1
-    assert run(Commit(DELTA, Row(bits, TILES), digest(OLD), digests=digests)) is (
+    assert run(Commit(DELTA, Row(bits, TILES), row_digest(OLD), digests=digests)) is (
         CommitState.QUARANTINED
     )
 
@@ -202,7 +203,7 @@ def test_digest_that_is_not_the_trainers_goes_back() -> None:
     one = staged_of(OLD, changed(OLD, 5, share=0.3))
     mixed = StagedVersion(DELTA.manifest, one.deltas)
     bits = OLD.copy()
-    commit = Commit(mixed, Row(bits, TILES), digest(OLD))
+    commit = Commit(mixed, Row(bits, TILES), row_digest(OLD))
     assert run(commit) is CommitState.ROLLED_BACK
     assert np.array_equal(bits, OLD)
     assert "digest" in (commit.outcome.reason or "")
@@ -211,7 +212,7 @@ def test_digest_that_is_not_the_trainers_goes_back() -> None:
 @given(steps=st.integers(0, 2 * len(TILES) + 2))
 def test_abandoned_after_any_slice_it_is_the_base_or_the_version(steps: int) -> None:
     bits = OLD.copy()
-    commit = Commit(DELTA, Row(bits, TILES), digest(OLD))
+    commit = Commit(DELTA, Row(bits, TILES), row_digest(OLD))
     for _ in range(steps):
         commit.step()
     state = commit.abandon()
@@ -230,7 +231,7 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
             super().apply(tile, delta, undo=undo)
 
     bits = OLD.copy()
-    commit = Commit(DELTA, Broken(Row(bits, TILES), method="", at=0), digest(OLD))
+    commit = Commit(DELTA, Broken(Row(bits, TILES), method="", at=0), row_digest(OLD))
     with pytest.raises(RuntimeError):
         run(commit)
     assert commit.abandon() is CommitState.ROLLED_BACK
@@ -238,14 +239,14 @@ def test_error_of_somebody_else_passes_and_can_be_abandoned_after() -> None:
 
 
 def test_version_that_changes_nothing_is_committed() -> None:
-    assert run(Commit(staged_of(OLD, OLD), Row(OLD.copy(), TILES), digest(OLD))) is (
+    assert run(Commit(staged_of(OLD, OLD), Row(OLD.copy(), TILES), row_digest(OLD))) is (
         CommitState.COMMITTED
     )
 
 
 def test_outcome_is_there_when_it_is_over() -> None:
     with pytest.raises(InternalError):
-        _ = Commit(DELTA, Row(OLD.copy(), TILES), digest(OLD)).outcome
+        _ = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD)).outcome
 
 
 def test_row_of_another_length_is_refused() -> None:

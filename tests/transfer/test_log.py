@@ -12,7 +12,7 @@ from rose.transfer.codec import delta_pack, digest
 from rose.transfer.delta import Delta
 from rose.transfer.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.manifest import Chunk, Manifest
-from rose.transfer.publisher import Publisher
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.worker import COUNT, TILE, TILES, changed, weights
@@ -20,11 +20,11 @@ from tests.transfer.worker import COUNT, TILE, TILES, changed, weights
 DENSE_BYTES = 2 * COUNT
 
 
-def publisher_of(log: VersionLog, first_version: int = 1) -> Publisher:
-    return Publisher(weights(1), "run", 1, first_version, log, tile_elements=TILE)
+def publisher_of(log: VersionLog, first_version: int = 1) -> RowPublisher:
+    return RowPublisher(weights(1), "run", 1, first_version, log, tile_elements=TILE)
 
 
-def publish(publisher: Publisher, versions: int) -> None:
+def publish(publisher: RowPublisher, versions: int) -> None:
     bits = weights(1)
     for seed in range(versions):
         bits = changed(bits, seed)
@@ -117,7 +117,7 @@ def test_bytes_are_bounded_seed_included() -> None:
         assert sum(len(frame) for frame in kept if frame is not None) <= 8000
 
 
-def publish_one(publisher: Publisher, seed: int) -> None:
+def publish_one(publisher: RowPublisher, seed: int) -> None:
     publisher.publish(changed(weights(1), 100 + seed))
 
 

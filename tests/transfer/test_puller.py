@@ -10,15 +10,15 @@ from rose.errors import CorruptData
 from rose.transfer import Delta, delta_pack
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest
-from rose.transfer.publisher import Publisher
 from rose.transfer.puller import sound_delta
+from rose.transfer.row_publisher import RowPublisher
 from tests.transfer.worker import TILE, weights
 
 
 def published(step: int) -> tuple[Manifest, Chunk, bytes]:
     """Return the one chunk of a version in which some elements of tile 3 make a step."""
     log = VersionLog()
-    publisher = Publisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
+    publisher = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
     fresh = weights(1)
     fresh[3 * TILE : 3 * TILE + 9] += np.uint16(step % (1 << 16))
     manifest = publisher.publish(fresh)

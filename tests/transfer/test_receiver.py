@@ -8,20 +8,20 @@ import pytest
 
 from rose.errors import InternalError, Unavailable
 from rose.transfer.chain import Held
-from rose.transfer.codec import digest
 from rose.transfer.commit import CommitState, Outcome
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest
-from rose.transfer.publisher import Publisher
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
 from rose.transfer.staging import Staging
+from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing
-from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 
 
 class Trainer:
@@ -30,7 +30,7 @@ class Trainer:
     def __init__(self, bits: Bits, *, incarnation: int = 1, first: int = 1, **limits: int) -> None:
         self.log = VersionLog(**limits)
         self.bits = bits
-        self.publisher = Publisher(bits, "run", incarnation, first, self.log, tile_elements=TILE)
+        self.publisher = RowPublisher(bits, "run", incarnation, first, self.log, tile_elements=TILE)
 
     def publish(self, versions: int = 1) -> Version:
         for _ in range(versions):
@@ -71,7 +71,7 @@ def test_versions_come_through_bit_for_bit() -> None:
             version = trainer.publish()
             worker.follow(version)
             assert np.array_equal(worker.bits, trainer.bits)
-            assert worker.receiver.digest == digest(trainer.bits)
+            assert worker.receiver.digest == row_digest(trainer.bits)
         assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
         assert worker.receiver.stats.seeds == 0
     assert trainer.log.statistics().sent_bytes == worker.receiver.stats.received_bytes
@@ -91,7 +91,7 @@ def test_publisher_hears_what_came_of_each_version() -> None:
         worker.follow(trainer.publish(2))
         assert heard.wait(LONG_S)
     said = trainer.log.receivers()["worker"]
-    assert (said.n, said.is_match, said.digest) == (3, True, digest(trainer.bits))
+    assert (said.n, said.is_match, said.digest) == (3, True, row_digest(trainer.bits))
     assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
 
 
@@ -223,10 +223,10 @@ def test_wrong_base_is_refused_and_mended_by_a_seed() -> None:
 
 def test_drift_is_mended_although_nothing_new_is_published() -> None:
     trainer = Trainer(weights(1))
-    lie = digest(weights(1))
+    lie = row_digest(weights(1))
     with Worker(InProcessSource(trainer.log), weights(5), claimed=lie) as worker:
         assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it said it is
-        assert worker.receiver.digest == digest(weights(5))
+        assert worker.receiver.digest == row_digest(weights(5))
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
 
@@ -272,8 +272,8 @@ def test_receiver_to_whom_nothing_is_said_waits_for_more(held: Version) -> None:
     staging = Staging(
         source,
         "one",
-        Held(held, digest(weights(1))),
-        TILES,
+        Held(held, row_digest(weights(1))),
+        Subscription(TILES),
         puller=Puller(source, threading.Event()),
         on_staged=lambda: None,
     )
@@ -416,7 +416,7 @@ def test_outcome_of_a_version_that_was_not_taken_is_a_bug() -> None:
     with Worker(InProcessSource(trainer.log), weights(1)) as worker:
         with pytest.raises(InternalError):
             worker.receiver.report(
-                Outcome(Version("run", 1, 9), CommitState.COMMITTED, digest(weights(1)))
+                Outcome(Version("run", 1, 9), CommitState.COMMITTED, row_digest(weights(1)))
             )
         worker.follow(trainer.publisher.version)
 

@@ -21,8 +21,8 @@ from rose.transfer import messages, wire
 from rose.transfer.codec import digest
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest
-from rose.transfer.publisher import Publisher
 from rose.transfer.remote import RemoteSource
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.server import WeightServer, serve
 from rose.transfer.version import Version
 from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
@@ -32,16 +32,16 @@ TOKEN = secrets.token_hex(32)
 
 
 @pytest.fixture
-def publisher() -> Publisher:
+def publisher() -> RowPublisher:
     return publisher_of(VersionLog())
 
 
-def publisher_of(log: VersionLog, incarnation: int = 1, first: int = 1) -> Publisher:
-    return Publisher(weights(1), "run", incarnation, first, log, tile_elements=TILE)
+def publisher_of(log: VersionLog, incarnation: int = 1, first: int = 1) -> RowPublisher:
+    return RowPublisher(weights(1), "run", incarnation, first, log, tile_elements=TILE)
 
 
 @pytest.fixture
-def server(publisher: Publisher) -> Iterator[WeightServer]:
+def server(publisher: RowPublisher) -> Iterator[WeightServer]:
     with serve(publisher._log) as one:
         yield one
     names = [thread.name for thread in threading.enumerate()]
@@ -58,7 +58,7 @@ def source_of(server: WeightServer, **knobs: float) -> Iterator[RemoteSource]:
 
 
 def test_versions_come_over_the_wire_bit_for_bit(
-    publisher: Publisher, server: WeightServer
+    publisher: RowPublisher, server: WeightServer
 ) -> None:
     bits = weights(1)
     with source_of(server) as source, Worker(source, bits) as worker:
@@ -71,7 +71,7 @@ def test_versions_come_over_the_wire_bit_for_bit(
     assert publisher._log.statistics().sent_bytes == received
 
 
-def test_seed_comes_over_the_wire(publisher: Publisher, server: WeightServer) -> None:
+def test_seed_comes_over_the_wire(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(bits := changed(weights(1), 1))
     with source_of(server) as source, Worker(source, weights(9)) as worker:
         worker.follow(publisher.version)
@@ -79,7 +79,7 @@ def test_seed_comes_over_the_wire(publisher: Publisher, server: WeightServer) ->
         assert worker.receiver.stats.seeds == 1
 
 
-def test_report_comes_back(publisher: Publisher, server: WeightServer) -> None:
+def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(changed(weights(1), 1))
     with source_of(server) as source:
         source.report("far", 2, False, (2**64 - 1, 3))
@@ -117,7 +117,7 @@ def test_port_that_is_taken_is_said(server: WeightServer) -> None:
 # ---- strangers
 
 
-def test_wrong_token_learns_nothing_by_grpc(publisher: Publisher, server: WeightServer) -> None:
+def test_wrong_token_learns_nothing_by_grpc(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(changed(weights(1), 1))
     stranger = RemoteSource(server.address, TOKEN)
     with pytest.raises(Unavailable, match="another token"):
@@ -145,7 +145,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_wrong_token_learns_nothing_by_tcp(publisher: Publisher, server: WeightServer) -> None:
+def test_wrong_token_learns_nothing_by_tcp(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(changed(weights(1), 1))
     with chunk_connection(server) as connection:
         connection.sendall(wire.greeting(bytes(32)) + wire.ask(2, 0, is_seed=False))
@@ -175,7 +175,7 @@ def test_question_that_is_not_ours_closes_the_connection(server: WeightServer, a
 
 
 def test_connection_that_is_cut_off_harms_nobody(
-    publisher: Publisher, server: WeightServer
+    publisher: RowPublisher, server: WeightServer
 ) -> None:
     for said in [b"", b"ROSE", wire.greeting(bytes.fromhex(server.token)) + b"RA"]:
         with chunk_connection(server) as connection:
@@ -221,7 +221,7 @@ def test_messages_of_another_version_or_shape_are_refused() -> None:
             messages.decode(messages.ManifestsReply, wrong)
 
 
-def test_manifest_that_cannot_be_is_refused_on_the_wire(publisher: Publisher) -> None:
+def test_manifest_that_cannot_be_is_refused_on_the_wire(publisher: RowPublisher) -> None:
     manifest = publisher.publish(changed(weights(1), 1))
     content = messages.encode(messages.ManifestsReply((manifest,), 5))
     assert messages.decode(messages.ManifestsReply, content).manifests == (manifest,)
@@ -311,7 +311,7 @@ def good(n: int, tile: int) -> bytes:
 
 
 def test_chunk_damaged_on_the_wire_is_fetched_again(
-    publisher: Publisher, server: WeightServer
+    publisher: RowPublisher, server: WeightServer
 ) -> None:
     publisher.publish(bits := changed(weights(1), 1))
     asked: list[int] = []

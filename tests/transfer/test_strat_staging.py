@@ -10,8 +10,8 @@ from rose.transfer.commit import CommitState
 from rose.transfer.delta import Delta
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest
-from rose.transfer.publisher import Publisher
 from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
@@ -31,7 +31,9 @@ class Trainer:
         self._rng = np.random.default_rng(7)
         self._masters = self._rng.normal(0, 0.02, COUNT)
         self.log = VersionLog()
-        self.publisher = Publisher(self.bits, "run", 1, 1, self.log, tile_elements=TILE, link=link)
+        self.publisher = RowPublisher(
+            self.bits, "run", 1, 1, self.log, tile_elements=TILE, link=link
+        )
 
     @property
     def bits(self) -> Bits:

@@ -19,10 +19,10 @@ from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState
 from rose.transfer.digests import TileDigests
 from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
 from rose.transfer.staging import Staging
 from rose.transfer.tiles import Tiles
@@ -92,7 +92,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.incarnation += 1
         self.newest_n += 1
         self.log = VersionLog(versions_max=self.versions_max, bytes_max=3000)
-        self.publisher = Publisher(
+        self.publisher = RowPublisher(
             bits, "run", self.incarnation, self.newest_n, self.log, tile_elements=TILE
         )
         self.by_name[self.publisher.version] = self.fresh = bits

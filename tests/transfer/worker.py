@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState, Target
+from rose.transfer.digests import Digest
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiver import Receiver
 from rose.transfer.row import Row
 from rose.transfer.source import Source
+from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 
@@ -35,6 +36,11 @@ def changed(bits: Bits, seed: int, share: float = 0.05) -> Bits:
     where = np.flatnonzero(rng.random(len(bits)) < share)
     fresh[where] += np.where(rng.random(len(where)) < 0.9, 1, 77).astype(np.uint16)
     return fresh
+
+
+def row_digest(bits: Bits, tile_elements: int = TILE) -> Digest:
+    """Return the digest of weights that are this row."""
+    return Row(bits, Tiles.of(len(bits), tile_elements)).digests().total
 
 
 class Worker:
@@ -60,8 +66,8 @@ class Worker:
             source,
             "worker",
             held,
-            digest(self.bits) if claimed is None else claimed,
-            tiles,
+            Row(self.bits, tiles).digests().total if claimed is None else claimed,
+            Subscription(tiles),
             self._bell.set,
             **{"backoff_s": 0.001, "backoff_max_s": 0.02, "wait_s": 0.05, **knobs},
         )

@@ -1,0 +1,75 @@
+"""Weights as tiles, whatever holds them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rose.errors import InvalidArgument
+from rose.transfer.codec import delta_apply, digest
+from rose.transfer.delta import Delta
+from rose.transfer.digests import Digest, TileDigests
+
+
+class TileViews(Protocol):
+    """Where the tiles of some weights lie."""
+
+    def bits(self, tile: int) -> Any:
+        """Return a tile as the codec takes it; it shares memory with the weights."""
+        ...
+
+
+class ShardViews:
+    """Tiles as views into the tensors of a rank; a tile may lie in several places.
+
+    It is a `Target` of commits.
+
+    Args:
+        places: views by tile, at least one each: arrays of NumPy or tensors of torch, of any
+            strides that are not negative. Not copied.
+    """
+
+    def __init__(self, places: Mapping[int, tuple[Any, ...]]) -> None:
+        if not all(places.values()):
+            raise InvalidArgument("a tile lies nowhere")
+        self._places = dict(places)
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Return the tiles that are here, ascending."""
+        return tuple(sorted(self._places))
+
+    def bits(self, tile: int) -> Any:
+        """Return the first place of a tile."""
+        return self._at(tile)[0]
+
+    def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+        """Change a tile wherever it lies, or nowhere."""
+        done: list[Any] = []
+        views = self._at(tile)
+        try:
+            for view in views:
+                delta_apply(view, delta, undo=undo)
+                done.append(view)
+        finally:
+            if len(done) < len(views):
+                for view in done:
+                    delta_apply(view, delta, undo=not undo)
+
+    def digest(self, tile: int) -> Digest:
+        """Read a tile wherever it lies; places that differ have no digest that a version has.
+
+        Where they do, it is the sum of theirs.
+        """
+        found = {digest(view) for view in self._at(tile)}
+        if len(found) == 1:
+            return next(iter(found))
+        return (sum(one for one, _ in found) % (1 << 64), sum(two for _, two in found) % (1 << 64))
+
+    def digests(self) -> TileDigests:
+        """Read all tiles."""
+        return TileDigests({tile: self.digest(tile) for tile in self._places})
+
+    def _at(self, tile: int) -> tuple[Any, ...]:
+        try:
+            return self._places[tile]
+        except KeyError:
+            raise InvalidArgument(f"tile {tile} is not of this shard") from None
