@@ -36,6 +36,7 @@ from rose.transfer.puller import Puller
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
 from rose.transfer.staging import Staging
+from rose.transfer.subscription import Subscription
 
 ELEMENTS = 1 << 24
 DENSITY = 0.01
@@ -235,7 +236,9 @@ def test_commit_pause(report: Report, versions: Versions) -> None:
     log = VersionLog()
     publisher = RowPublisher(versions.old, "bench", 1, 1, log)
     manifest = publisher.publish(versions.new)
-    staged = Puller(InProcessSource(log), threading.Event()).pull(manifest)
+    staged = Puller(InProcessSource(log), threading.Event()).pull(
+        manifest, Subscription(publisher.tiles)
+    )
     if staged is None:
         raise InternalError("the version is not there")
     bits, patch = versions.old.copy(), versions.old ^ versions.new

@@ -29,7 +29,7 @@ from bench.large_update import Update, large_trainer
 from bench.link_ends import Wire, link_ends
 from bench.netns import check_able, shaped_link
 from bench.paired import Measure, Pairs
-from bench.refit_peers import REFIT_PEERS, Bits, Layout, RefitPeer
+from bench.refit_peers import REFIT_PEERS, Layout, RefitPeer
 from bench.refit_ranks import peer_trainer
 from bench.refit_rose import rose_trainer
 from bench.rows import Bar, Peer
@@ -41,12 +41,13 @@ from rose.transfer import (
     CommitState,
     InProcessSource,
     Manifest,
-    Publisher,
     Row,
+    RowPublisher,
     StagedVersion,
     VersionLog,
 )
 from rose.transfer.puller import Puller, sound_delta
+from rose.transfer.subscription import Subscription
 from rose.units import MIB
 
 GBIT: Final = 1e9
@@ -106,10 +107,6 @@ class Refit:
     versions: Versions
     folder: Path
 
-    def rows(self, canonical: Bits) -> list[Bits]:
-        """Return what each rank holds of a version."""
-        return [self.layout.row_of(rank, canonical) for rank in range(self.layout.ranks)]
-
 
 @pytest.fixture(scope="module")
 def refit(tmp_path_factory: pytest.TempPathFactory) -> Refit:
@@ -145,7 +142,6 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
         report.leave_out([name, update_row, crossing_row], reason)
         return
     old, new = refit.versions.old, refit.versions.new
-    own_rows = [refit.rows(old), refit.rows(new)]
     common = (refit.layout, old, refit.folder)
     with (
         shaped_link(gbit * GBIT) as link,
@@ -153,18 +149,16 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
         peer_trainer(peer, *common, link) as other,
     ):
         paired = report.pairs(
-            to_and_fro(lambda which: rose.update(own_rows[which])),
+            to_and_fro(lambda which: rose.update((old, new)[which])),
             to_and_fro(lambda which: other.update((old, new)[which])),
             rounds=REFIT_ROUNDS,
         )
         crossed = []
-        for update in (
-            lambda: [rose.update(own_rows[which]) for which in (0, 1)],
-            lambda: [other.update((old, new)[which]) for which in (0, 1)],
-        ):
+        for one in (rose, other):
+            one.update(old)  # from here on it is known which of the two is there
             before = link.near.sent_bytes()
-            update()
-            crossed.append(link.near.sent_bytes() - before)
+            one.update(new)
+            crossed.append((link.near.sent_bytes() - before) / MIB)
         other.check_ranks(new)
     report.add_ratio(
         name,
@@ -173,7 +167,7 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
         bar=Bar(at_least=1.0) if peer.name in JUDGED else None,
     )
     report.add(update_row, 1e3 / paired.subject, "ms")
-    mine, theirs = (one / 2 / MIB for one in crossed)
+    mine, theirs = crossed
     report.add(
         crossing_row,
         mine,
@@ -229,7 +223,7 @@ class PartsRun:
     def __init__(self) -> None:
         self._versions = two_versions(PART_ELEMENTS, density=LARGE.density)
         self._log = VersionLog(versions_max=2)
-        self._publisher = Publisher(self._versions.old, "bench", 1, 1, self._log)
+        self._publisher = RowPublisher(self._versions.old, "bench", 1, 1, self._log)
         self._bits = self._versions.old.copy()
         self._row = Row(self._bits, self._publisher.tiles)
         self._patch = self._versions.old ^ self._versions.new
@@ -240,18 +234,16 @@ class PartsRun:
         """Measure every part once, one after the other."""
         self._turns += 1
         weights_gb = 2 * PART_ELEMENTS / 1e9
+        tiles = self._publisher.tiles
         new = self._versions.new if self._turns % 2 else self._versions.old
         bare_s = self._bare_s()
         digests = self._row.digests()
         manifest, pack_s = timed_call(lambda: self._publisher.publish(new))
-        frames = [
-            (self._log.chunk(manifest.version.n, chunk.tile, is_seed=False), chunk)
-            for chunk in manifest.chunks
-        ]
+        frames = [(self._log.chunk(manifest.key, chunk.tile), chunk) for chunk in manifest.chunks]
         _, stage_s = timed_call(
-            lambda: [sound_delta(frame or b"", chunk, manifest) for frame, chunk in frames]
+            lambda: [sound_delta(frame or b"", chunk, tiles[chunk.tile]) for frame, chunk in frames]
         )
-        staged = staged_of(self._log, manifest)
+        staged = staged_of(self._log, manifest, Subscription(tiles))
         commit = Commit(staged, self._row, manifest.base_digest, digests=digests)
         _, commit_s = timed_call(lambda: run(commit))
         check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
@@ -283,9 +275,9 @@ class PartsRun:
         return Parts(pack, change, wire_efficiency, stage, commit, over_bare)
 
 
-def staged_of(log: VersionLog, manifest: Manifest) -> StagedVersion:
+def staged_of(log: VersionLog, manifest: Manifest, wanted: Subscription) -> StagedVersion:
     """Return a version of a log as a receiver stages it."""
-    staged = Puller(InProcessSource(log), threading.Event()).pull(manifest)
+    staged = Puller(InProcessSource(log), threading.Event()).pull(manifest, wanted)
     if staged is None:
         raise InternalError("the version is not there")
     return staged

@@ -18,9 +18,20 @@ from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
-from rose.transfer import Commit, CommitState, Publisher, Receiver, Row, Tiles, Version, VersionLog
+from rose.transfer import (
+    Commit,
+    CommitState,
+    Receiver,
+    Row,
+    RowPublisher,
+    Tiles,
+    Version,
+    VersionLog,
+)
+from rose.transfer.digests import TileDigests
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
+from rose.transfer.subscription import Subscription
 
 _DENSITY: Final = 0.01
 _COMMIT: Final = "commit"
@@ -53,7 +64,7 @@ class LargeTrainer:
         self._live: Bits = np.resize(versions.old, elements)
         # The engine has what was published first, and the log need not have it whole.
         self._log = VersionLog(versions_max=2)
-        self._publisher = Publisher(self._live, "bench", 1, 1, self._log)
+        self._publisher = RowPublisher(self._live, "bench", 1, 1, self._log)
         self._server = serve(self._log)
         address, token = self._server.address, self._server.token
         self._engine = Rank("", serve_large, elements, address, token)
@@ -114,10 +125,14 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
     tiles = Tiles.of(elements)
     row = Row(bits, tiles)
     digests = row.digests()
+    known: TileDigests | None = digests
     is_staged = threading.Event()
     source = RemoteSource(address, token)
     held = Version("", 0, 0)
-    with Receiver(source, "engine", held, digests.total, tiles, is_staged.set) as receiver:
+    all_tiles = Subscription(tiles)
+    with Receiver(
+        source, "engine", held, digests.total, all_tiles, is_staged.set, digests=digests.copy()
+    ) as receiver:
         while True:
             if line.recv() == _BARE:
                 line.send(_bare_ns(row, tiles, patch))
@@ -128,11 +143,12 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
             staged = receiver.take_staged()
             check(staged is not None, "what is announced lies ready")
             began_ns = time.perf_counter_ns()
-            commit = Commit(staged, row, receiver.digest, digests=digests)  # type: ignore[arg-type]
+            commit = Commit(staged, row, receiver.digest, digests=known)  # type: ignore[arg-type]
             while commit.step():
                 pass
             pause_ns = time.perf_counter_ns() - began_ns
             check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
+            known = commit.digests
             receiver.report(commit.outcome)
             line.send((receiver.digest, pause_ns))
 

@@ -15,7 +15,7 @@ from bench.delay_proxy import Settings, delay_proxy, room_for
 from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
 from rose.errors import check
-from rose.transfer import Publisher, VersionLog
+from rose.transfer import RowPublisher, VersionLog
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
 
@@ -47,7 +47,7 @@ def random_log(nbytes: int) -> VersionLog:
     rng = np.random.default_rng(41)
     old, new = (np.frombuffer(rng.bytes(nbytes), np.uint16) for _ in range(2))
     log = VersionLog()
-    Publisher(old, "bench", 1, 1, log).publish(new)
+    RowPublisher(old, "bench", 1, 1, log).publish(new)
     return log
 
 
@@ -95,7 +95,7 @@ def link_ends(wire: Wire, nbytes: int) -> Iterator[LinkEnds]:
             sender = parts.enter_context(_bare_sender(link, nbytes))
         port = int(server.address.rpartition(":")[2])
         room = room_for(wire.bits_per_s, wire.delay_ms)
-        ports = (port, server._chunks.port, sender)
+        ports = link.near.listening_ports()  # of control, of chunks, and of the bare sender
         settings = Settings(_HERE, link.near.address, ports, wire.delay_ms, room)
         parts.enter_context(delay_proxy(settings, within=link.far.command()))
         far = Rank(
@@ -146,8 +146,7 @@ def _receive(
         began_ns = time.perf_counter_ns()
         got = 0
         if how == "rose":
-            for chunk in manifest.chunks:
-                frame = source.chunk(manifest.version.n, chunk.tile, is_seed=False)
+            for _, frame in source.chunks(manifest.key, manifest.chunks):
                 got += len(frame or b"")
         else:
             bare.sendall(b"?")

@@ -21,6 +21,7 @@ from rose.errors import Unavailable
 _TOOLS: Final = ("ip", "tc")
 _FOLDER: Final = Path("/var/run/netns")  # where `ip netns` keeps what names a namespace
 _NUMBERS: Final = itertools.count()  # of the links that this process has made
+_LISTEN: Final = "0A"  # the state in /proc/net/tcp
 _CLONE_NEWNET: Final = 0x40000000
 _NEAR: Final = "127.77.0.1"
 _FAR: Final = "127.77.0.2"
@@ -50,6 +51,12 @@ class End:
         """Return what has left this end so far, headers included, as the kernel counts it."""
         shown = _do("ip", "-n", self.namespace, "-s", "-j", "link", "show", self.device)
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
+
+    def listening_ports(self) -> tuple[int, ...]:
+        """Return the ports at which something listens for TCP of IPv4 in this namespace."""
+        shown = _do(*self.command("cat", "/proc/net/tcp"))
+        rows = [line.split() for line in shown.splitlines()[1:]]
+        return tuple(sorted(int(row[1].partition(":")[2], 16) for row in rows if row[3] == _LISTEN))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line that runs a program at this end."""

@@ -18,9 +18,10 @@ from bench.paired import quantile
 from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from rose.errors import DeadlineExceeded, Unavailable, check
-from rose.transfer import Commit, CommitState, Publisher, Receiver, Version, VersionLog
+from rose.transfer import Commit, CommitState, Receiver, RowPublisher, Version, VersionLog
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
+from rose.transfer.subscription import Subscription
 
 MODEL: Final = "tiny-qwen2"
 SEED: Final = 1
@@ -74,7 +75,7 @@ def send_updates(line: Connection, weights: Bits) -> None:
     rng = np.random.default_rng(7)
     other = weights ^ (rng.random(len(weights)) < _DENSITY).astype(np.uint16)
     log = VersionLog(versions_max=4)
-    publisher = Publisher(weights, "bench", 1, 1, log)
+    publisher = RowPublisher(weights, "bench", 1, 1, log)
     server = serve(log)
     line.send((server.address, server.token))
     for new in itertools.cycle((other, weights)):
@@ -100,9 +101,15 @@ class ServedEngine:
 
     def follow(self) -> None:
         """Begin to receive; returns when the engine runs the trainer's version."""
-        cut = self._weights.cut
-        held, total = Version("", 0, 0), self._digests.total
-        receiver = Receiver(self._source, "engine", held, total, cut, self._on_staged)
+        receiver = Receiver(
+            self._source,
+            "engine",
+            Version("", 0, 0),
+            self._digests.total,
+            Subscription(self._weights.cut),
+            self._on_staged,
+            digests=self._digests.copy(),
+        )
         self._receiver = receiver
         self._on_staged()
         self._await_commit()
@@ -163,6 +170,7 @@ class ServedEngine:
         def done(committed: Any) -> None:
             check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
             self.pauses_ms.append(committed.pause_ms)
+            self._digests = commit.digests
             receiver.report(commit.outcome)
             self._committed.release()
 

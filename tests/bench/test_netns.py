@@ -63,6 +63,15 @@ def test_a_link_keeps_its_rate(link: Link) -> None:
     assert took_s >= (nbytes - (1 << 20)) * 8 / (200 * MBIT)
 
 
+def test_a_link_knows_who_listens_at_its_ends(link: Link) -> None:
+    assert link.near.listening_ports() == ()
+    with inside(link.near.namespace):
+        listener = socket.create_server((link.near.address, 0))
+    with listener:
+        assert link.near.listening_ports() == (listener.getsockname()[1],)
+        assert link.far.listening_ports() == ()
+
+
 def test_a_program_runs_at_an_end_of_a_link(link: Link) -> None:
     program = f"import socket; print(socket.create_server(('{link.far.address}', 0)) is not None)"
     command = link.far.command(sys.executable, "-c", program)
