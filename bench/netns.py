@@ -53,10 +53,12 @@ class End:
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
     def listening_ports(self) -> tuple[int, ...]:
-        """Return the ports at which something listens for TCP of IPv4 in this namespace."""
-        shown = _do(*self.command("cat", "/proc/net/tcp"))
-        rows = [line.split() for line in shown.splitlines()[1:]]
-        return tuple(sorted(int(row[1].partition(":")[2], 16) for row in rows if row[3] == _LISTEN))
+        """Return the ports at which something listens for TCP in this namespace, ascending."""
+        # Of both families: some servers take IPv4 at a socket of IPv6.
+        shown = _do(*self.command("cat", "/proc/net/tcp", "/proc/net/tcp6"))
+        rows = (line.split() for line in shown.splitlines())
+        places = (row[1] for row in rows if row[3] == _LISTEN)
+        return tuple(sorted({int(place.rpartition(":")[2], 16) for place in places}))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line that runs a program at this end."""
