@@ -121,6 +121,17 @@ def test_both_directions_arrive_as_they_were_sent(listener: socket.socket) -> No
     assert arrived == {name: hashlib.sha256(content).hexdigest() for name, content in sent.items()}
 
 
+def test_the_end_of_one_direction_arrives_while_the_other_is_open(
+    listener: socket.socket,
+) -> None:
+    with connection_through(listener, delay_ms=1.0) as (near, far):
+        near.sendall(b"?")
+        near.shutdown(socket.SHUT_WR)
+        assert read_all(far) == hashlib.sha256(b"?").hexdigest()
+        far.sendall(b"!")
+        assert near.recv(1) == b"!"
+
+
 def test_a_byte_takes_at_least_the_delay_each_way(listener: socket.socket) -> None:
     delay_ms = 40.0
     with connection_through(listener, delay_ms=delay_ms) as (near, far):

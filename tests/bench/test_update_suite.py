@@ -9,7 +9,7 @@ from bench.conftest import Report
 from bench.large_update import flip, large_trainer
 from bench.serving_updates import _Request, felt
 from bench.versions import PATTERN
-from rose.errors import InvalidArgument
+from rose.errors import CorruptData, InvalidArgument
 
 
 class Silent:
@@ -90,6 +90,13 @@ def test_a_large_engine_follows_its_trainer_and_bare_work_leaves_it_where_it_is(
         second = trainer.update()
         assert first.changed == second.changed > 0.005 * PATTERN
         assert 0 < second.pause_ms < second.e2e_ms
+
+
+def test_a_large_engine_with_other_weights_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with large_trainer(PATTERN) as trainer:
+        monkeypatch.setattr(trainer, "_hear_commit", lambda: ((0, 0), 1))
+        with pytest.raises(CorruptData, match="other weights"):
+            trainer.update()
 
 
 def test_a_large_model_is_of_whole_patterns() -> None:
