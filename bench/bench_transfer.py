@@ -178,7 +178,7 @@ class Circle:
             self._source,
             "bench",
             Held(Version("", 0, 0), self._digests.total),
-            tiles,
+            Subscription(tiles),
             puller=Puller(self._source, threading.Event()),
             on_staged=lambda: None,
         )

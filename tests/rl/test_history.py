@@ -1,5 +1,7 @@
 """What a report says happened is what workers and receivers said."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from rose.rl.history import History, SeenCommit, SeenVersion
@@ -12,7 +14,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.version import Version
 from rose.units import NS_PER_S
 
@@ -59,11 +61,11 @@ def output(worker: int, tokens: int, end: TurnEnd | None = None) -> TurnOutput:
 
 def manifest(n: int, *, base: int | None, changed: tuple[int, ...] = ()) -> Manifest:
     chunks = tuple(
-        Chunk(tile, nbytes=10 * many, changed=many, sha256=bytes(32))
+        Chunk(tile, nbytes=10 * many, changed=many, sha256=bytes(32), digest=(0, 0))
         for tile, many in enumerate(changed)
     )
     base_version = None if base is None else Version("run", 0, base)
-    return Manifest(Version("run", 0, n), base_version, (n, n), (0, 0), 200, 100, chunks)
+    return Manifest(Version("run", 0, n), base_version, (n, n), (0, 0), "0" * 64, 2, 200, chunks)
 
 
 def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
@@ -154,13 +156,13 @@ class Source:
         self.asked.append((after_n, timeout_s))
         return [manifest(1, base=0), manifest(2, base=1)]
 
-    def seed(self, at_least_n: int) -> list[Manifest]:
-        self.asked.append((at_least_n,))
-        return [manifest(3, base=None, changed=(1, 1))]
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self.asked.append((n, tuple(tiles)))
+        return manifest(3, base=None, changed=(1,) * len(tiles)) if n == 3 else None
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        self.asked.append((n, tile, is_seed))
-        return None if is_seed else b"frame"
+    def chunks(self, key: UpdateKey, wanted):
+        self.asked.append((key, wanted))
+        yield 1, b"frame"
 
     def report(self, receiver: str, n: int, is_match: bool, digest) -> None:
         self.asked.append((receiver, n, is_match, digest))
@@ -169,13 +171,16 @@ class Source:
 def test_a_noted_source_changes_nothing_and_tells_of_every_version() -> None:
     source, noted = Source(), []
     around = NotedSource(source, noted.append)
-    passed = [*around.wait_manifests(7, 0.5), *around.seed(3)]
-    assert passed == noted == [*source.wait_manifests(7, 0.5), *source.seed(3)]
-    assert around.chunk(3, 1, is_seed=False) == b"frame"
-    assert around.chunk(3, 1, is_seed=True) is None
+    passed = around.wait_manifests(7, 0.5)
+    survey, seed, none = around.seed(3, ()), around.seed(3, [0, 1]), around.seed(4, [0])
+    assert (survey, none) == (manifest(3, base=None, changed=()), None)
+    assert noted == [*passed, seed]  # a survey brings no weights
+    key = UpdateKey(3, 2)
+    assert list(around.chunks(key, ())) == [(1, b"frame")]
     around.report("worker-0", 3, True, (1, 2))
     assert source.asked == [
-        *[(7, 0.5), (3,)] * 2,
-        *[(3, 1, False), (3, 1, True)],
+        (7, 0.5),
+        *[(3, ()), (3, (0, 1)), (4, (0,))],
+        (key, ()),
         ("worker-0", 3, True, (1, 2)),
     ]

@@ -6,13 +6,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer.chain import Choice, Held, next_seed, next_version
-from rose.transfer.digests import Digest, TileDigests, digest_sum
+from rose.transfer.chain import Choice, Held, next_version
+from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
 from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 
-ROW = Tiles.of(64, 64)
+ROW = Subscription(Tiles.of(64, 64))
+HALF = Subscription(Tiles.of(64, 32), [1])
 NOBODY = Version("", 0, 0)
 
 
@@ -27,16 +29,18 @@ def link(n: int, incarnation: int = 1, run: str = "r") -> Manifest:
         Version(run, incarnation, n - 1),
         digest_of(n),
         digest_of(n - 1),
+        ROW.tiles.layout,
+        1,
         64,
-        64,
-        (Chunk(0, 10, 1, bytes(32)),),
+        (Chunk(0, 10, 1, bytes(32), digest_of(n)),),
     )
 
 
 def opening(n: int, incarnation: int, bits: int) -> Manifest:
     """Return what an incarnation begins with: the bits of version `bits` under a new name."""
     version = Version("r", incarnation, n)
-    return Manifest(version, version, digest_of(bits), digest_of(bits), 64, 64, ())
+    digest = digest_of(bits)
+    return Manifest(version, version, digest, digest, ROW.tiles.layout, 1, 64, (), (digest,))
 
 
 def whole(n: int, incarnation: int = 1) -> Manifest:
@@ -68,7 +72,7 @@ def test_base_of_other_bits_is_refused() -> None:
 def test_dead_incarnation_says_nothing() -> None:
     assert next_version(held(20, 2), [link(21, 1), link(22, 1)], ROW) is Choice.WAIT
     assert next_version(held(20, 2), [link(21, 1), link(21, 2)], ROW) == link(21, 2)
-    assert next_seed(held(20, 2), [whole(25, 1)], ROW, at_least_n=0) is Choice.WAIT
+    assert next_version(held(20, 2), [whole(25, 1)], ROW) is Choice.WAIT
 
 
 def test_older_incarnation_is_dead_as_soon_as_there_is_a_newer_one() -> None:
@@ -97,16 +101,45 @@ def test_newcomer_with_the_bits_of_a_version_needs_nothing() -> None:
     assert next_version(Held(NOBODY, (9, 9)), [link(1)], ROW) is Choice.SEED
 
 
-def test_seed_is_not_older_than_asked_and_not_fetched_when_it_is_there() -> None:
-    assert next_seed(held(3), [whole(4), link(5)], ROW, at_least_n=5) is Choice.WAIT
-    assert next_seed(held(3), [whole(6), link(7)], ROW, at_least_n=5) == whole(6)
-    there = next_seed(held(6), [whole(6)], ROW, at_least_n=5)
-    assert isinstance(there, Manifest)
-    assert there.chunks == ()
+def span(n: int, base_n: int) -> Manifest:
+    """Return an update over several versions."""
+    return replace(link(n), base=Version("r", 1, base_n), base_digest=digest_of(base_n))
+
+
+@given(order=st.randoms(use_true_random=False))
+def test_longest_update_from_what_is_held_is_taken(order: random.Random) -> None:
+    offered = [link(n) for n in range(1, 9)] + [span(4, 0), span(8, 4), span(8, 0), span(6, 4)]
+    order.shuffle(offered)
+    assert next_version(held(0), offered, ROW) == span(8, 0)
+    assert next_version(held(4), offered, ROW) == span(8, 4)
+    assert next_version(held(5), offered, ROW) == link(6)
+    assert next_version(held(3), [span(8, 0), link(8)], ROW) is Choice.SEED
+
+
+def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:
+    """The digest of all weights says nothing to a receiver that has one tile of two."""
+    parts = ((5, 6), (7, 8))
+    layout = HALF.tiles.layout
+    total = digest_sum(keyed(tile, part) for tile, part in enumerate(parts))
+    own = keyed(1, parts[1])
+    first = Version("r", 1, 1)
+    begun = Manifest(first, first, total, total, layout, 2, 64, (), parts)
+    step = replace(link(2), base=first, base_digest=total, layout=layout, tile_count=2)
+    newcomer = Held(NOBODY, own)
+    chosen = next_version(newcomer, [begun, step], HALF)
+    assert isinstance(chosen, Manifest)
+    assert (chosen.version, chosen.chunks, chosen.digest) == (first, (), own)
+    assert next_version(Held(first, own), [begun, step], HALF) == step
+    assert next_version(Held(NOBODY, total), [begun, step], HALF) is Choice.SEED
+    assert next_version(Held(NOBODY, total), [step], HALF) is Choice.SEED
 
 
 def test_row_cut_otherwise_is_not_taken() -> None:
-    assert next_version(held(3), [link(4)], Tiles.of(64, 32)) is Choice.WAIT
+    assert next_version(held(3), [link(4)], Subscription(Tiles.of(64, 32))) is Choice.WAIT
+
+
+def summed(parts: list[Digest]) -> Digest:
+    return digest_sum(keyed(tile, part) for tile, part in enumerate(parts))
 
 
 parts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), min_size=1)
@@ -116,12 +149,12 @@ parts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_total_with_changes_is_the_sum_of_the_parts(
     parts: list[Digest], data: st.DataObject
 ) -> None:
-    digests = TileDigests(parts)
+    digests = TileDigests.of(parts)
     where = data.draw(st.sets(st.integers(0, len(parts) - 1)))
     fresh = {tile: (tile * 2**60, 2**64 - 1 - tile) for tile in where}
     after = [fresh.get(tile, part) for tile, part in enumerate(parts)]
-    assert digests.total_with(fresh) == digest_sum(after)
-    assert digests.total == digest_sum(parts)
+    assert digests.total_with(fresh) == summed(after)
+    assert digests.total == summed(parts)
     digests.update(fresh)
-    assert digests.total == digest_sum(after)
+    assert digests.total == summed(after)
     assert [digests[tile] for tile in range(len(digests))] == after

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.codec import delta_pack, digest
+from rose.transfer.codec import delta_apply, delta_pack
 from rose.transfer.delta import Delta
 from rose.transfer.log import RECEIVERS_MAX, VersionLog
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
-from tests.transfer.worker import COUNT, TILE, TILES, changed, weights
+from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
 
 DENSE_BYTES = 2 * COUNT
 
@@ -46,30 +47,77 @@ def test_tiles_that_cannot_be_are_refused(count: int, tile_elements: int) -> Non
 
 
 def test_manifest_that_no_publisher_makes_is_refused() -> None:
-    def manifest(tiles: list[int], base: Version | None, form: int = 1) -> Manifest:
-        chunks = tuple(Chunk(tile, 10, 1, bytes(32)) for tile in tiles)
-        return Manifest(Version("r", 1, 2), base, (1, 1), (0, 0), COUNT, TILE, chunks, form)
+    def chunk(tile: int, nbytes: int = 10, changed: int = 1, sha_bytes: int = 32) -> Chunk:
+        return Chunk(tile, nbytes, changed, bytes(sha_bytes), (1, 2))
 
-    base = Version("r", 1, 1)
-    assert manifest([0, 3], base).nbytes == 20
-    for tiles, of, form in [
-        ([3, 0], base, 1),
-        ([3, 3], base, 1),
-        ([len(TILES)], base, 1),
-        ([0], None, 1),  # a seed is whole
-        ([0], base, 2),
-    ]:
+    def manifest(tiles: list[int], **fields: Any) -> Manifest:
+        begun = Manifest(
+            Version("r", 1, 2),
+            Version("r", 1, 1),
+            (1, 1),
+            (0, 0),
+            TILES.layout,
+            len(TILES),
+            COUNT,
+            tuple(chunk(tile) for tile in tiles),
+        )
+        return replace(begun, **fields)
+
+    assert manifest([0, 3]).nbytes == 20
+    assert manifest([0], base=None).is_seed  # of one tile
+    wrong: list[tuple[list[int], dict[str, Any]]] = [
+        ([3, 0], {}),
+        ([3, 3], {}),
+        ([len(TILES)], {}),
+        ([0], {"format": 1}),
+        ([0], {"version": Version("r", 1, -1)}),
+        ([0], {"version": Version("r", 1, 1 << 63)}),
+        ([0], {"base": Version("r", -1, 1)}),
+        ([0], {"digest": (1 << 64, 0)}),
+        ([0], {"base_digest": (-1, 0)}),
+        ([0], {"tile_digests": ((1, 1),)}),
+        ([], {"tile_count": 1 << 32}),
+        ([], {"count": -1}),
+    ]
+    for tiles, fields in wrong:
         with pytest.raises(InvalidArgument):
-            manifest(tiles, of, form)
-    for n in (-1, 1 << 63):
+            manifest(tiles, **fields)
+    for arguments in [(-1,), (0, 0), (1 << 32,), (0, 10, 1, 31), (0, 5 << 20), (0, 10, -1)]:
         with pytest.raises(InvalidArgument):
-            replace(manifest([0], base), version=Version("r", 1, n))
-    for fields in [(-1, 10, 1, bytes(32)), (0, 0, 1, bytes(32)), (1 << 32, 10, 1, bytes(32))]:
-        with pytest.raises(InvalidArgument):
-            Chunk(*fields)
-    for fields in [(0, 10, 1, bytes(31)), (0, 5 << 20, 1, bytes(32)), (0, 10, -1, bytes(32))]:
-        with pytest.raises(InvalidArgument):
-            Chunk(*fields)
+            chunk(*arguments)
+
+
+def test_fingerprint_and_mac_are_of_every_field() -> None:
+    log = VersionLog()
+    manifest = publisher_of(log).publish(changed(weights(1), 1))
+    chunk = manifest.chunks[0]
+    others = [
+        {"version": Version("run", 1, 3)},
+        {"version": Version("ran", 1, 2)},
+        {"base": Version("run", 0, 1)},
+        {"base": None},
+        {"digest": (0, 0)},
+        {"base_digest": (0, 0)},
+        {"layout": "0" * 64},
+        {"tile_count": 99},
+        {"count": 7},
+        {"chunks": manifest.chunks[1:]},
+        {"chunks": (replace(chunk, nbytes=1), *manifest.chunks[1:])},
+        {"chunks": (replace(chunk, changed=0), *manifest.chunks[1:])},
+        {"chunks": (replace(chunk, sha256=bytes(32)), *manifest.chunks[1:])},
+        {"chunks": (replace(chunk, digest=(0, 0)), *manifest.chunks[1:])},
+        {"tile_digests": ((0, 0),) * manifest.tile_count},
+    ]
+    signing = Signing(b"key")
+    signed = signing.signed(manifest)
+    assert signing.is_signed(signed)
+    for fields in others:
+        other = replace(signed, **fields)
+        assert other.fingerprint() != manifest.fingerprint(), fields
+        assert not signing.is_signed(other)
+    assert not signing.is_signed(manifest)
+    assert not Signing(b"another").is_signed(signed)
+    assert Signing().is_signed(manifest)
 
 
 def test_versions_count_up_from_the_opening() -> None:
@@ -88,17 +136,19 @@ def test_unchanged_tiles_are_absent() -> None:
     bits[5 * TILE] ^= 1
     manifest = publisher.publish(bits)
     assert [(one.tile, one.changed) for one in manifest.chunks] == [(5, 1)]
-    assert manifest.digest == digest(bits)
-    assert manifest.base_digest == digest(weights(1))
+    assert manifest.digest == row_digest(bits)
+    assert manifest.base_digest == row_digest(weights(1))
 
 
 def test_oldest_are_forgotten() -> None:
     log = VersionLog(versions_max=3)
     publish(publisher_of(log), 5)
-    assert [one.version.n for one in log.manifests_after(-1)] == [4, 5, 6]
+    # Whoever asks for all also hears of the opening: it may hold just that.
+    assert [one.version.n for one in log.manifests_after(-1)] == [1, 4, 5, 6]
+    assert [one.version.n for one in log.manifests_after(0)] == [4, 5, 6]
     first = log.manifests_after(3)[0].chunks[0].tile
-    assert log.chunk(4, first) is not None
-    assert log.chunk(3, first) is None
+    assert log.chunk(UpdateKey(4, 3), first) is not None
+    assert log.chunk(UpdateKey(3, 2), first) is None
     assert [one.n for one in log.versions()] == [2, 3, 4, 5, 6]  # figures stay
 
 
@@ -107,41 +157,69 @@ def test_bytes_are_bounded_seed_included() -> None:
     publisher = publisher_of(log)
     for seed in range(6):
         publish_one(publisher, seed)
-        log.seed_and_after(-1)
+        made = log.seed(None, range(len(TILES)))
+        assert made is not None
         kept = [
-            log.chunk(one.version.n, chunk.tile, is_seed=is_seed)
-            for is_seed in (False, True)
-            for one in log.manifests_after(-1)
+            log.chunk(one.key, chunk.tile)
+            for one in [*log.manifests_after(-1), made]
             for chunk in one.chunks
         ]
         assert sum(len(frame) for frame in kept if frame is not None) <= 8000
+
+
+def whole(publisher: RowPublisher) -> tuple[Manifest, Mapping[int, bytes]]:
+    made = publisher.seed()
+    assert made is not None
+    return made
 
 
 def publish_one(publisher: RowPublisher, seed: int) -> None:
     publisher.publish(changed(weights(1), 100 + seed))
 
 
-def test_seed_leads_to_the_newest_or_is_made_again() -> None:
+def test_seed_has_the_tiles_that_were_asked_for_and_the_digests_of_all() -> None:
     log = VersionLog()
     publisher = publisher_of(log)
     publish_one(publisher, 0)
-    [seed] = log.seed_and_after(-1)
-    assert seed.is_seed
-    assert seed.version.n == 2
-    publish_one(publisher, 1)
-    assert [one.version.n for one in log.seed_and_after(-1)] == [2, 3]  # the old one will do
-    assert [one.version.n for one in log.seed_and_after(3)] == [3]
-    assert [one.version.n for one in log.seed_and_after(9)] == [3]  # there is no newer one
-    assert log.statistics().seeds == 2
+    survey = log.seed(None, ())
+    assert survey is not None
+    assert (survey.version.n, survey.is_seed, survey.chunks) == (2, True, ())
+    assert survey.tile_digests == tuple(
+        Row(changed(weights(1), 100), TILES).digest(tile) for tile in range(len(TILES))
+    )
+    seed = log.seed(2, [3, 5])
+    assert seed is not None
+    assert [one.tile for one in seed.chunks] == [3, 5]
+    for one in seed.chunks:
+        made = Delta.from_bytes(log.chunk(seed.key, one.tile) or b"")
+        bits = np.zeros(TILE, np.uint16)
+        delta_apply(bits, made)
+        assert np.array_equal(bits, changed(weights(1), 100)[TILES[one.tile].where])
+    assert log.seed(99, ()) is None
+    assert log.statistics().seeds == 1
+    with pytest.raises(InvalidArgument):
+        log.seed(None, [len(TILES)])
 
 
-def test_seed_whose_successor_was_forgotten_is_dropped() -> None:
-    log = VersionLog(versions_max=1)
+def test_seed_of_an_older_version_is_made_from_what_the_log_has() -> None:
+    log = VersionLog(versions_max=3)
     publisher = publisher_of(log)
-    log.seed_and_after(-1)
-    publish_one(publisher, 0)
-    publish_one(publisher, 1)
-    assert [one.version.n for one in log.seed_and_after(-1)] == [3]
+    bits = [weights(1)]
+    for seed in range(4):
+        bits.append(changed(bits[-1], seed))
+        publisher.publish(bits[-1])
+    old = log.seed(3, [0, 7])
+    assert old is not None
+    row = Row(bits[2], TILES)
+    assert old.version == Version("run", 1, 3)
+    assert old.digest == row.digests().total
+    assert old.tile_digests == tuple(row.digest(tile) for tile in range(len(TILES)))
+    for one in old.chunks:
+        made = np.zeros(TILE, np.uint16)
+        delta_apply(made, Delta.from_bytes(log.chunk(old.key, one.tile) or b""))
+        assert np.array_equal(made, row.bits(one.tile))
+    assert log.seed(1, [0]) is None  # what led on from it was forgotten
+    assert publisher.publish(bits[0]).base_digest == row_digest(bits[-1])  # the shadow stayed
 
 
 @pytest.mark.parametrize(
@@ -159,22 +237,22 @@ def test_version_that_the_log_refuses_leaves_the_shadow(
     with pytest.raises(error):
         publisher.publish(changed(weights(1), 3, share=0.5))
     assert publisher.version.n == 1
-    seed, _ = publisher.seed()
-    assert seed.digest == digest(weights(1))
+    seed, _ = whole(publisher)
+    assert seed.digest == row_digest(weights(1))
     assert len(log.manifests_after(-1)) == 1
     if not is_closed:  # the next delta is against what receivers have
         manifest = publisher.publish(small)
         assert manifest.changed == 1
-        assert manifest.base_digest == digest(weights(1))
+        assert manifest.base_digest == row_digest(weights(1))
 
 
 def test_seed_frames_are_the_shadow_after_a_refused_version() -> None:
     log = VersionLog(bytes_max=300)
     publisher = publisher_of(log)
-    _, before = publisher.seed()
+    _, before = whole(publisher)
     with pytest.raises(OutOfMemory):
         publisher.publish(changed(weights(1), 3, share=0.5))
-    assert publisher.seed()[1] == before
+    assert whole(publisher)[1] == before
 
 
 def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
@@ -183,24 +261,24 @@ def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
             raise MemoryError
 
     publisher = publisher_of(Full())
-    _, before = publisher.seed()
+    _, before = whole(publisher)
     with pytest.raises(MemoryError):
         publisher.publish(changed(weights(1), 3, share=0.5))
-    assert publisher.seed()[1] == before
+    assert whole(publisher)[1] == before
 
 
 def test_seed_that_does_not_fit_is_said() -> None:
     log = VersionLog(bytes_max=300)
     publisher_of(log)
     with pytest.raises(OutOfMemory, match="seed"):
-        log.seed_and_after(-1)
+        log.seed(None, range(len(TILES)))
 
 
 def test_numbers_are_not_used_twice_and_a_log_has_one_publisher() -> None:
     log = VersionLog()
     publisher = publisher_of(log)
     manifest = publisher.publish(changed(weights(1), 1))
-    frames = {one.tile: log.chunk(2, one.tile) or b"" for one in manifest.chunks}
+    frames = {one.tile: log.chunk(manifest.key, one.tile) or b"" for one in manifest.chunks}
     with pytest.raises(InvalidArgument, match="not above"):
         log.append(manifest, frames)
     with pytest.raises(InvalidArgument, match="chunks"):
@@ -208,7 +286,7 @@ def test_numbers_are_not_used_twice_and_a_log_has_one_publisher() -> None:
     with pytest.raises(InvalidArgument, match="publisher"):
         publisher_of(log)
     with pytest.raises(Unavailable):
-        VersionLog().seed_and_after(-1)
+        VersionLog().seed(None, ())
 
 
 def test_weights_of_another_shape_are_refused() -> None:
@@ -251,8 +329,8 @@ def test_statistics_add_up() -> None:
     manifest = publisher.publish(changed(weights(1), 1))
     for _ in range(2):  # two receivers
         for one in manifest.chunks:
-            log.chunk(2, one.tile)
-    log.chunk(2, 99)  # nothing there, nothing sent
+            log.chunk(manifest.key, one.tile)
+    log.chunk(manifest.key, 99)  # nothing there, nothing sent
     for receiver, is_match in [("a", True), ("a", True), ("b", False), ("c", True)]:
         log.acknowledge(receiver, 2, is_match=is_match, digest=(1, 2))
     log.acknowledge("a", 1, is_match=True, digest=(1, 2))  # the opening cost nobody anything
@@ -311,7 +389,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
         delta_pack(new, shadow, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rose.transfer.publisher.delta_pack", interrupted)
+    monkeypatch.setattr("rose.transfer.contributor.delta_pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(weights(2))
     monkeypatch.undo()

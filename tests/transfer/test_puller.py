@@ -9,13 +9,13 @@ import pytest
 from rose.errors import CorruptData
 from rose.transfer import Delta, delta_pack
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk
 from rose.transfer.puller import sound_delta
 from rose.transfer.row_publisher import RowPublisher
-from tests.transfer.worker import TILE, weights
+from tests.transfer.worker import TILE, TILES, weights
 
 
-def published(step: int) -> tuple[Manifest, Chunk, bytes]:
+def published(step: int) -> tuple[Chunk, bytes]:
     """Return the one chunk of a version in which some elements of tile 3 make a step."""
     log = VersionLog()
     publisher = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
@@ -23,63 +23,66 @@ def published(step: int) -> tuple[Manifest, Chunk, bytes]:
     fresh[3 * TILE : 3 * TILE + 9] += np.uint16(step % (1 << 16))
     manifest = publisher.publish(fresh)
     [chunk] = manifest.chunks
-    return manifest, chunk, log.chunk(2, 3) or b""
+    return chunk, log.chunk(manifest.key, 3) or b""
 
 
 def described(delta: Delta, changed: int) -> tuple[Chunk, bytes]:
     frame = delta.to_bytes()
-    return Chunk(3, len(frame), changed, hashlib.sha256(frame).digest()), frame
+    return Chunk(3, len(frame), changed, hashlib.sha256(frame).digest(), delta.digest), frame
 
 
 def test_published_frame_is_sound() -> None:
-    manifest, chunk, frame = published(1)
-    delta = sound_delta(frame, chunk, manifest)
+    chunk, frame = published(1)
+    delta = sound_delta(frame, chunk, TILES[3])
     assert (delta.count, delta.changed) == (TILE, 9)
 
 
 def test_sound_frame_of_another_version_is_refused() -> None:
-    manifest, chunk, frame = published(1)
-    _, other_chunk, other = published(-1)
+    chunk, frame = published(1)
+    other_chunk, other = published(-1)
     assert (len(other), other_chunk.changed) == (len(frame), chunk.changed)
     with pytest.raises(CorruptData, match="published"):
-        sound_delta(other, chunk, manifest)
+        sound_delta(other, chunk, TILES[3])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 63, 64, -1])
 def test_frame_that_is_cut_off_or_too_long_is_refused(cut: int) -> None:
-    manifest, chunk, frame = published(1)
+    chunk, frame = published(1)
     for wrong in (frame[:cut], frame + b"\0"):
         with pytest.raises(CorruptData):
-            sound_delta(wrong, chunk, manifest)
+            sound_delta(wrong, chunk, TILES[3])
 
 
 def test_frame_that_is_no_delta_is_refused() -> None:
-    manifest, _, frame = published(1)
+    _, frame = published(1)
     for wrong in (bytes(100), frame[:8] + b"\x03" + frame[9:]):
-        chunk = Chunk(3, len(wrong), 9, hashlib.sha256(wrong).digest())
+        chunk = Chunk(3, len(wrong), 9, hashlib.sha256(wrong).digest(), (1, 1))
         with pytest.raises(CorruptData):
-            sound_delta(wrong, chunk, manifest)
+            sound_delta(wrong, chunk, TILES[3])
 
 
 def test_delta_of_another_tile_is_refused() -> None:
-    manifest, chunk, frame = published(1)
+    chunk, frame = published(1)
     with pytest.raises(CorruptData, match="another tile"):
-        sound_delta(frame, replace(chunk, changed=8), manifest)
-    last = len(manifest.tiles) - 1
-    assert manifest.tiles[last].count != TILE
+        sound_delta(frame, replace(chunk, changed=8), TILES[3])
     with pytest.raises(CorruptData, match="another tile"):
-        sound_delta(frame, replace(chunk, tile=last), manifest)
+        sound_delta(frame, replace(chunk, digest=(0, 0)), TILES[3])
+    assert TILES[len(TILES) - 1].count != TILE
+    with pytest.raises(CorruptData, match="another tile"):
+        sound_delta(frame, chunk, TILES[len(TILES) - 1])
+    with pytest.raises(CorruptData, match="another tile"):
+        sound_delta(frame, chunk, replace(TILES[3], width=8))
 
 
 def test_delta_that_is_not_well_formed_is_found_before_it_is_staged() -> None:
-    manifest, _, frame = published(1)
+    _, frame = published(1)
     delta = Delta.from_bytes(frame)
     payload = delta.payload.copy()
     payload[-1] ^= np.uint32(1 << 31)  # a bit that is not used
     wrong = replace(delta, payload=payload)
     chunk, frame = described(wrong, delta.changed)
     with pytest.raises(CorruptData):
-        sound_delta(frame, chunk, manifest)
+        sound_delta(frame, chunk, TILES[3])
 
 
 def test_whole_tile_of_changes_fits_a_chunk() -> None:

@@ -1,6 +1,7 @@
 """A receiver follows its publisher through damage, drift and death, and never guesses."""
 
 import threading
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +11,20 @@ from rose.errors import InternalError, Unavailable
 from rose.transfer.chain import Held
 from rose.transfer.commit import CommitState, Outcome
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
+from rose.transfer.source import Frame, InProcessSource
 from rose.transfer.staging import Staging
 from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
+
+Frames = Generator[tuple[int, Frame | None], None, None]
 
 
 class Trainer:
@@ -44,7 +47,7 @@ class Bent(InProcessSource):
 
     def __init__(self, log: VersionLog) -> None:
         super().__init__(log)
-        self.spoiled: dict[tuple[int, bool], int] = {}  # (n, is_seed): how many chunks
+        self.spoiled: dict[tuple[int, bool], int] = {}  # (n, is whole): how many chunks
         self.is_down = False
         self.order = lambda manifests: manifests
 
@@ -53,15 +56,16 @@ class Bent(InProcessSource):
             raise Unavailable("planted")
         return list(self.order(super().wait_manifests(after_n, timeout_s)))
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        if self.is_down:
-            raise Unavailable("planted")
-        frame = super().chunk(n, tile, is_seed=is_seed)
-        left = self.spoiled.get((n, is_seed), 0)
-        if left == 0 or frame is None:
-            return frame
-        self.spoiled[n, is_seed] = left - 1
-        return bytes([*frame[:-1], frame[-1] ^ 1])
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        for tile, frame in super().chunks(key, wanted):
+            if self.is_down:
+                raise Unavailable("planted")
+            left = self.spoiled.get((key.n, key.is_whole), 0)
+            if left and frame is not None:
+                self.spoiled[key.n, key.is_whole] = left - 1
+                yield tile, bytes([*frame[:-1], frame[-1] ^ 1])
+            else:
+                yield tile, frame
 
 
 def test_versions_come_through_bit_for_bit() -> None:
@@ -175,7 +179,7 @@ def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
     trainer = Trainer(weights(1), bytes_max=4000)
     trainer.publish(8)  # all are in the log, but only the last ones with their chunks
     first = trainer.log.manifests_after(1)[0]
-    assert trainer.log.chunk(2, first.chunks[0].tile) is None
+    assert trainer.log.chunk(first.key, first.chunks[0].tile) is None
     with Worker(InProcessSource(trainer.log), weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
@@ -187,9 +191,9 @@ def test_nothing_damaged_is_ever_staged() -> None:
     failed = threading.Event()
 
     class Watched(Bent):
-        def seed(self, at_least_n: int) -> list[Manifest]:
+        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
             failed.set()
-            return super().seed(at_least_n)
+            return super().seed(n, tiles)
 
     source = Watched(trainer.log)
     source.spoiled[2, False] = source.spoiled[2, True] = 1 << 30
@@ -357,13 +361,13 @@ def test_partial_staging_of_a_dead_incarnation_is_dropped() -> None:
     pulled = threading.Event()
 
     class Dying(Bent):
-        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-            frame = super().chunk(n, tile, is_seed=is_seed)
-            if n == 2 and tile >= 5:
-                self.is_down = True
-                pulled.set()
-                raise Unavailable("planted")
-            return frame
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for tile, frame in super().chunks(key, wanted):
+                if key.n == 2 and tile >= 5:
+                    self.is_down = True
+                    pulled.set()
+                    raise Unavailable("planted")
+                yield tile, frame
 
     source = Dying(first.log)
     with Worker(source, weights(1)) as worker:
@@ -384,11 +388,12 @@ def test_staging_goes_on_where_it_broke_off() -> None:
     asked: list[int] = []
 
     class Breaking(InProcessSource):
-        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-            asked.append(tile)
-            if len(asked) == 5:
-                raise Unavailable("planted")
-            return super().chunk(n, tile, is_seed=is_seed)
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for tile, frame in super().chunks(key, wanted):
+                asked.append(tile)
+                if len(asked) == 5:
+                    raise Unavailable("planted")
+                yield tile, frame
 
     with Worker(Breaking(trainer.log), weights(99)) as worker:
         worker.follow(trainer.publisher.version)

@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,17 +18,18 @@ from typing_extensions import Self
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer import messages, wire
-from rose.transfer.codec import digest
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
 from rose.transfer.remote import RemoteSource
 from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.server import WeightServer, serve
+from rose.transfer.source import Frame
 from rose.transfer.version import Version
-from tests.transfer.worker import LONG_S, TILE, Bits, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = secrets.token_hex(32)
+ONE = UpdateKey(1, 0)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def publisher_of(log: VersionLog, incarnation: int = 1, first: int = 1) -> RowPu
 
 @pytest.fixture
 def server(publisher: RowPublisher) -> Iterator[WeightServer]:
-    with serve(publisher._log) as one:
+    with serve(publisher._publisher._log) as one:
         yield one
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("rose-chunks", "rose-weights"))]
@@ -68,7 +69,7 @@ def test_versions_come_over_the_wire_bit_for_bit(
             worker.follow(publisher.version)
             assert np.array_equal(worker.bits, bits)
         received = worker.receiver.stats.received_bytes
-    assert publisher._log.statistics().sent_bytes == received
+    assert publisher._publisher._log.statistics().sent_bytes == received
 
 
 def test_seed_comes_over_the_wire(publisher: RowPublisher, server: WeightServer) -> None:
@@ -83,17 +84,21 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
     publisher.publish(changed(weights(1), 1))
     with source_of(server) as source:
         source.report("far", 2, False, (2**64 - 1, 3))
-    said = publisher._log.receivers()["far"]
+    said = publisher._publisher._log.receivers()["far"]
     assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
 
 
 def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
-    with serve(publisher_of(VersionLog(bytes_max=300))._log) as server, source_of(server) as source:
+    with (
+        serve(publisher_of(VersionLog(bytes_max=300))._publisher._log) as server,
+        source_of(server) as source,
+    ):
         with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
-            source.seed(0)
+            source.seed(None, range(len(TILES)))
+        assert source.seed(77, ()) is None
         assert len(source.wait_manifests(-1, 0)) == 1
-        assert source.chunk(77, 0, is_seed=False) is None
-        assert source.chunk(77, 0, is_seed=True) is None
+        assert frame_of(source, UpdateKey(77, 76)) is None
+        assert frame_of(source, UpdateKey(77, WHOLE)) is None
 
 
 def test_other_addresses_than_loopback_are_refused() -> None:
@@ -148,9 +153,9 @@ def is_closed(connection: socket.socket) -> bool:
 def test_wrong_token_learns_nothing_by_tcp(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(changed(weights(1), 1))
     with chunk_connection(server) as connection:
-        connection.sendall(wire.greeting(bytes(32)) + wire.ask(2, 0, is_seed=False))
+        connection.sendall(wire.greeting(bytes(32)) + wire.ask(UpdateKey(2, 1), 0))
         assert is_closed(connection)
-    assert publisher._log.statistics().sent_bytes == 0
+    assert publisher._publisher._log.statistics().sent_bytes == 0
 
 
 def spoiled(content: bytes, at: int) -> bytes:
@@ -164,13 +169,13 @@ def test_greeting_that_is_not_ours_closes_the_connection(server: WeightServer, a
         assert is_closed(connection)
 
 
-@pytest.mark.parametrize("at", [0, 4, 20])
+@pytest.mark.parametrize("at", [0, 4, 28])
 def test_question_that_is_not_ours_closes_the_connection(server: WeightServer, at: int) -> None:
     with chunk_connection(server) as connection:
         connection.sendall(wire.greeting(bytes.fromhex(server.token)))
-        connection.sendall(wire.ask(1, 0, is_seed=False))
+        connection.sendall(wire.ask(ONE, 0))
         assert len(connection.recv(wire.ANSWER_BYTES)) == wire.ANSWER_BYTES
-        connection.sendall(spoiled(wire.ask(1, 0, is_seed=False), at))
+        connection.sendall(spoiled(wire.ask(ONE, 0), at))
         assert is_closed(connection)
 
 
@@ -188,7 +193,7 @@ def test_connection_that_is_cut_off_harms_nobody(
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"", b"\xc1", bytes(100), messages.encode(messages.WaitRequest(0, 0, format=2))],
+    [b"", b"\xc1", bytes(100), messages.encode(messages.WaitRequest(0, 0, format=1))],
     ids=["empty", "no msgpack", "no message", "another version"],
 )
 def test_garbage_by_grpc_is_an_error_of_who_sent_it(
@@ -212,11 +217,11 @@ def test_garbage_by_grpc_is_an_error_of_who_sent_it(
 def test_messages_of_another_version_or_shape_are_refused() -> None:
     reply = messages.ManifestsReply((), 5)
     assert messages.decode(messages.ManifestsReply, messages.encode(reply)) == reply
-    with pytest.raises(InvalidArgument, match="version 2"):
+    with pytest.raises(InvalidArgument, match="version 1"):
         messages.decode(
-            messages.ManifestsReply, messages.encode(messages.ManifestsReply((), 5, format=2))
+            messages.ManifestsReply, messages.encode(messages.ManifestsReply((), 5, format=1))
         )
-    for wrong in [b"", b"\x00", messages.encode({"format": 1}), messages.encode([1, 2])]:
+    for wrong in [b"", b"\x00", messages.encode({"format": 2}), messages.encode([1, 2])]:
         with pytest.raises(CorruptData):
             messages.decode(messages.ManifestsReply, wrong)
 
@@ -225,7 +230,7 @@ def test_manifest_that_cannot_be_is_refused_on_the_wire(publisher: RowPublisher)
     manifest = publisher.publish(changed(weights(1), 1))
     content = messages.encode(messages.ManifestsReply((manifest,), 5))
     assert messages.decode(messages.ManifestsReply, content).manifests == (manifest,)
-    wrong = content.replace(b"tile_elements\x40", b"tile_elements\x3f")
+    wrong = content.replace(b"tile_count\x10", b"tile_count\x0e")
     assert wrong != content
     with pytest.raises(CorruptData):
         messages.decode(messages.ManifestsReply, wrong)
@@ -237,7 +242,7 @@ def test_manifest_that_cannot_be_is_refused_on_the_wire(publisher: RowPublisher)
 class FakeChunks:
     """Answers each question by a function of n and tile that returns raw bytes."""
 
-    def __init__(self, answer: Callable[[int, int], bytes]) -> None:
+    def __init__(self, answer: Callable[[UpdateKey, int], bytes]) -> None:
         self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -254,8 +259,8 @@ class FakeChunks:
             with suppress(ConnectionError), connection, connection.makefile("rb") as reader:
                 reader.read(wire.GREETING_BYTES)
                 while len(said := reader.read(wire.ASK_BYTES)) == wire.ASK_BYTES:
-                    n, tile, _ = wire.read_ask(said)
-                    content = self._answer(n, tile)
+                    key, tile = wire.read_ask(said)
+                    content = self._answer(key, tile)
                     connection.sendall(content)
                     if not content.startswith(b"RANS"):
                         break
@@ -269,45 +274,55 @@ class FakeChunks:
         self._listener.close()
 
 
-def header(n: int, tile: int, nbytes: int, is_kept: int = 1) -> bytes:
-    return struct.pack("<4sIQII", b"RANS", is_kept, n, tile, nbytes)
+def header(key: UpdateKey, tile: int, nbytes: int, is_kept: int = 1) -> bytes:
+    return struct.pack("<4sIQqII", b"RANS", is_kept, key.n, key.base_n, tile, nbytes)
+
+
+def frame_of(source: RemoteSource, key: UpdateKey) -> bytes | None:
+    """Ask for tile 0."""
+    chunk = Chunk(0, 5, 1, bytes(32), (0, 0))
+    [(tile, frame)] = source.chunks(key, [chunk])
+    assert tile == 0
+    return None if frame is None else bytes(frame)
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (lambda n, tile: header(n, tile, 5 << 20), CorruptData),  # more than any chunk
-        (lambda n, tile: header(n, tile, 0), CorruptData),
-        (lambda n, tile: header(n, tile, 7, is_kept=0), CorruptData),
-        (lambda n, tile: header(n, tile, 7, is_kept=2), CorruptData),
-        (lambda n, tile: header(n + 1, tile, 4) + b"1234", CorruptData),  # of another question
-        (lambda n, tile: header(n, tile + 1, 4) + b"1234", CorruptData),
-        (lambda _, __: bytes(24), CorruptData),
+        (lambda key, tile: header(key, tile, 5 << 20), CorruptData),  # more than any chunk
+        (lambda key, tile: header(key, tile, 0), CorruptData),
+        (lambda key, tile: header(key, tile, 7, is_kept=0), CorruptData),
+        (lambda key, tile: header(key, tile, 7, is_kept=2), CorruptData),
+        # Of another question.
+        (lambda key, tile: header(UpdateKey(9, key.base_n), tile, 4) + b"1234", CorruptData),
+        (lambda key, tile: header(UpdateKey(key.n, 5), tile, 4) + b"1234", CorruptData),
+        (lambda key, tile: header(key, tile + 1, 4) + b"1234", CorruptData),
+        (lambda _, __: bytes(32), CorruptData),
         (lambda _, __: b"short", Unavailable),
-        (lambda n, tile: header(n, tile, 100) + b"cut off", DeadlineExceeded),
+        (lambda key, tile: header(key, tile, 100) + b"cut off", DeadlineExceeded),
     ],
 )
 def test_answer_that_is_none_is_refused_and_the_next_call_connects_again(
-    server: WeightServer, answer: Callable[[int, int], bytes], error: type[Exception]
+    server: WeightServer, answer: Callable[[UpdateKey, int], bytes], error: type[Exception]
 ) -> None:
     answers = iter([answer])
 
-    def each(n: int, tile: int) -> bytes:
-        return next(answers, good)(n, tile)
+    def each(key: UpdateKey, tile: int) -> bytes:
+        return next(answers, good)(key, tile)
 
     with FakeChunks(each) as fake:
         real, server._chunks.port = server._chunks.port, fake.port
         with source_of(server, timeout_s=0.2 if error is DeadlineExceeded else LONG_S) as source:
             source.wait_manifests(-1, 0)
             with pytest.raises(error):
-                source.chunk(1, 0, is_seed=False)
+                frame_of(source, ONE)
             source._timeout_s = LONG_S
-            assert source.chunk(1, 0, is_seed=False) == b"sound"
+            assert frame_of(source, ONE) == b"sound"
         server._chunks.port = real
 
 
-def good(n: int, tile: int) -> bytes:
-    return header(n, tile, 5) + b"sound"
+def good(key: UpdateKey, tile: int) -> bytes:
+    return header(key, tile, 5) + b"sound"
 
 
 def test_chunk_damaged_on_the_wire_is_fetched_again(
@@ -316,10 +331,10 @@ def test_chunk_damaged_on_the_wire_is_fetched_again(
     publisher.publish(bits := changed(weights(1), 1))
     asked: list[int] = []
 
-    def answer(n: int, tile: int) -> bytes:
+    def answer(key: UpdateKey, tile: int) -> bytes:
         asked.append(tile)
-        frame = publisher._log.chunk(n, tile) or b""
-        said = wire.answer(n, tile, frame) + frame
+        frame = publisher._publisher._log.chunk(key, tile) or b""
+        said = wire.answer(key, tile, frame) + frame
         return spoiled(said, len(said) - 3) if len(asked) == 2 else said
 
     with FakeChunks(answer) as fake:
@@ -333,15 +348,15 @@ def test_chunk_damaged_on_the_wire_is_fetched_again(
 
 
 def test_chunks_come_from_where_the_server_says_they_are_now(server: WeightServer) -> None:
-    def other(n: int, tile: int) -> bytes:
-        return header(n, tile, 5) + b"other"
+    def other(key: UpdateKey, tile: int) -> bytes:
+        return header(key, tile, 5) + b"other"
 
     real = server._chunks.port
     with FakeChunks(good) as one, FakeChunks(other) as two, source_of(server) as source:
         for fake, frame in [(one, b"sound"), (two, b"other"), (one, b"sound")]:
             server._chunks.port = fake.port
             source.wait_manifests(-1, 0)
-            assert source.chunk(1, 0, is_seed=False) == frame
+            assert frame_of(source, ONE) == frame
     server._chunks.port = real
 
 
@@ -399,12 +414,14 @@ def test_publisher_killed_while_chunks_are_pulled(is_same_port: bool) -> None:
     half_pulled, is_dead = threading.Event(), threading.Event()
 
     class Slow(RemoteSource):
-        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-            frame = super().chunk(n, tile, is_seed=is_seed)
-            if n == 3 and not half_pulled.is_set():
-                half_pulled.set()
-                assert is_dead.wait(LONG_S)
-            return frame
+        def chunks(
+            self, key: UpdateKey, wanted: Sequence[Chunk]
+        ) -> Generator[tuple[int, Frame | None], None, None]:
+            for tile, frame in super().chunks(key, wanted):
+                if key.n == 3 and not half_pulled.is_set():
+                    half_pulled.set()
+                    assert is_dead.wait(LONG_S)
+                yield tile, frame
 
     with Program("127.0.0.1:0", 1, 1, seed=1) as first:
         source = Slow(first.address, TOKEN, timeout_s=LONG_S)
@@ -427,7 +444,7 @@ def test_publisher_killed_while_chunks_are_pulled(is_same_port: bool) -> None:
                 assert second.publish() == 11
                 worker.follow(Version("run", 2, 11))
                 assert np.array_equal(worker.bits, after(weights(1), 10, 1))
-                assert worker.receiver.digest == digest(worker.bits)
+                assert worker.receiver.digest == row_digest(worker.bits)
                 numbers = [one.version.n for one in worker.outcomes]
                 assert numbers == sorted(set(numbers))
                 assert 3 not in numbers
@@ -455,7 +472,7 @@ def test_source_that_is_closed_says_so(server: WeightServer) -> None:
     with pytest.raises(Unavailable):
         source.wait_manifests(-1, 0)
     with pytest.raises(Unavailable):
-        source.chunk(1, 0, is_seed=False)
+        frame_of(source, ONE)
 
 
 def test_closing_the_server_ends_a_wait() -> None:
@@ -470,7 +487,7 @@ def test_closing_the_server_ends_a_wait() -> None:
 
     why: list[bool] = []
     waiting = threading.Event()
-    server = serve(publisher_of(Watched())._log)
+    server = serve(publisher_of(Watched())._publisher._log)
     ended: list[object] = []
 
     def wait() -> None:

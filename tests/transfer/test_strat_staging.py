@@ -1,5 +1,6 @@
 """A publisher that sends links, and receivers that make deltas of them or refuse them."""
 
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer.commit import CommitState
 from rose.transfer.delta import Delta
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
+from rose.transfer.source import Frame, InProcessSource
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.lr_law import bits_of_floats
@@ -73,7 +74,7 @@ def late(trainer: Trainer, bits: Bits) -> Worker:
 
 
 def deltas_in(log: VersionLog, manifest: Manifest) -> list[Delta]:
-    frames = [log.chunk(manifest.version.n, one.tile) for one in manifest.chunks]
+    frames = [log.chunk(manifest.key, one.tile) for one in manifest.chunks]
     return [Delta.from_bytes(frame) for frame in frames if frame is not None]
 
 
@@ -159,12 +160,15 @@ def test_a_damaged_link_is_asked_for_again() -> None:
     class Bent(InProcessSource):
         left = 1
 
-        def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-            frame = super().chunk(n, tile, is_seed=is_seed)
-            if frame is None or not self.left:
-                return frame
-            self.left -= 1
-            return bytes([*frame[:-1], frame[-1] ^ 1])
+        def chunks(
+            self, key: UpdateKey, wanted: Sequence[Chunk]
+        ) -> Generator[tuple[int, Frame | None], None, None]:
+            for tile, frame in super().chunks(key, wanted):
+                if frame is None or not self.left:
+                    yield tile, frame
+                else:
+                    self.left -= 1
+                    yield tile, bytes([*frame[:-1], frame[-1] ^ 1])
 
     with Worker(Bent(trainer.log), trainer.bits, tiles=TILES) as worker:
         worker.follow(trainer.publish())

@@ -5,6 +5,7 @@ chose. The model is a table of the bits of every version there ever was.
 """
 
 import threading
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -15,23 +16,29 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rose.errors import CorruptData, OutOfMemory, Unavailable
 from rose.transfer import Delta
 from rose.transfer.chain import Held
-from rose.transfer.codec import digest
 from rose.transfer.commit import Commit, CommitState
-from rose.transfer.digests import TileDigests
+from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
+from rose.transfer.source import Frame, InProcessSource
 from rose.transfer.staging import Staging
+from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.worker import Bits, changed, weights
+from tests.transfer.worker import row_digest as digest_in_tiles
 
 COUNT, TILE = 150, 32
 TILES = Tiles.of(COUNT, TILE)
 NAMELESS = Version("", 0, 0)
+
+
+def row_digest(bits: Bits) -> Digest:
+    return digest_in_tiles(bits, TILE)
 
 
 class Wire(InProcessSource):
@@ -42,15 +49,27 @@ class Wire(InProcessSource):
         self.left: int | None = None  # chunks until it breaks off; None: it does not
         self.spoiled = 0
 
-    def chunk(self, n: int, tile: int, *, is_seed: bool) -> bytes | None:
-        if self.left == 0:
-            raise Unavailable("planted")
-        self.left = None if self.left is None else self.left - 1
-        frame = super().chunk(n, tile, is_seed=is_seed)
-        if frame is not None and self.spoiled:
-            self.spoiled -= 1
-            return frame[: len(frame) // 2]
-        return frame
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        for tile, frame in super().chunks(key, wanted):
+            if self.left == 0:
+                raise Unavailable("planted")
+            self.left = None if self.left is None else self.left - 1
+            if frame is not None and self.spoiled:
+                self.spoiled -= 1
+                yield tile, frame[: len(frame) // 2]
+            else:
+                yield tile, frame
+
+
+class Watched(RowPublisher):
+    """A publisher whose shadow can be looked at."""
+
+    def shadow_is(self, bits: Bits) -> bool:
+        [contributor] = self._publisher._contributors
+        shadow = [contributor._shadow.bits(tile) for tile in range(len(self.tiles))]
+        return np.array_equal(np.concatenate(shadow), bits)
 
 
 class Weights(Row):
@@ -80,8 +99,8 @@ class TransferMachine(RuleBasedStateMachine):
         self.staging = Staging(
             self.source,
             "one",
-            Held(NAMELESS, digest(self.bits)),
-            TILES,
+            Held(NAMELESS, row_digest(self.bits)),
+            Subscription(TILES),
             puller=Puller(self.source, threading.Event(), retries=1, backoff_s=0),
             on_staged=lambda: None,
         )
@@ -92,7 +111,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.incarnation += 1
         self.newest_n += 1
         self.log = VersionLog(versions_max=self.versions_max, bytes_max=3000)
-        self.publisher = RowPublisher(
+        self.publisher = Watched(
             bits, "run", self.incarnation, self.newest_n, self.log, tile_elements=TILE
         )
         self.by_name[self.publisher.version] = self.fresh = bits
@@ -174,11 +193,11 @@ class TransferMachine(RuleBasedStateMachine):
             return
         held = self.staging.held
         assert np.array_equal(self.bits, self.by_name[held.version])
-        assert held.digest == digest(self.bits)
+        assert held.digest == row_digest(self.bits)
 
     @invariant()
     def shadow_is_the_newest_version(self) -> None:
-        assert np.array_equal(self.publisher._shadow, self.by_name[self.publisher.version])
+        assert self.publisher.shadow_is(self.by_name[self.publisher.version])
 
     def teardown(self) -> None:
         """Let everything be well again: the receiver comes to the newest version."""
