@@ -15,6 +15,12 @@ LAYOUT = Layout((40_000, 64, 120_002, 2), ranks=2)
 every_peer = pytest.mark.parametrize("peer", REFIT_PEERS, ids=lambda peer: peer.name)
 
 
+@pytest.fixture(autouse=True)
+def _needs_torch(request: pytest.FixtureRequest) -> None:
+    if "verl" in request.node.name:
+        pytest.importorskip("torch")
+
+
 def why_no_link() -> str:
     try:
         check_able()
