@@ -77,7 +77,7 @@ def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:
     assert files_of("transfer") == [
-        *("bench/bench_transfer.py", "bench/bench_codec.py", "bench/bench_update.py")
+        f"bench/bench_{name}.py" for name in ("transfer", "codec", "crossing", "update")
     ]
     assert files_of("memory") == [
         "bench/bench_memory.py",
