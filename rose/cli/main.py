@@ -36,6 +36,10 @@ _COMMANDS: Final = {
     "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
     "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
     "trace": ("rose.cli.trace:trace", "Describe a trace of requests: rates, bursts, lengths."),
+    "transfer": (
+        "rose.cli.transfer:transfer",
+        "Move fresh weights from a trainer to those who serve.",
+    ),
     "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
 }
 

@@ -28,6 +28,7 @@ from rose.transfer.receiver import Receiver
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.selection import Drift, Selection
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.staging import ReceiverStatistics
 from rose.transfer.statistics import TransferStatistics, VersionStatistics
@@ -48,6 +49,7 @@ __all__ = [
     "Delta",
     "Digest",
     "Distinct",
+    "Drift",
     "InProcessSource",
     "Manifest",
     "Outcome",
@@ -58,6 +60,7 @@ __all__ = [
     "ReceiverStatistics",
     "Row",
     "RowPublisher",
+    "Selection",
     "ShardViews",
     "Signing",
     "Source",
