@@ -126,12 +126,14 @@ class Crossed:
         crossing: from the trainer to the relay.
         bound: each changed tile that anybody has, once.
         flat: of the same change in a flat row, which nobody had to cut.
+        relayed: from the relay to the receivers.
         received: by all receivers together.
     """
 
     crossing: int
     bound: int
     flat: int
+    relayed: int
     received: int
 
 
@@ -178,7 +180,7 @@ class Crossing:
         """Publish a version, have every rank commit it, and see that all are right."""
         row = self._new if is_new else self._old
         canonical = self._named(row)
-        before, received = self._counted(), self._received()
+        before, relayed, received = self._counted(), self._relayed(), self._received()
         manifest = self._publisher.publish(*self._sent(canonical))
         self._commit_all(manifest.version.n)
         for number, rank in enumerate(self.ranks):
@@ -189,6 +191,7 @@ class Crossing:
             crossing=self._counted() - before,
             bound=sum(chunk.nbytes for chunk in manifest.chunks if chunk.tile in held),
             flat=self._flat.nbytes_of(row),
+            relayed=self._relayed() - relayed,
             received=self._received() - received,
         )
 
@@ -225,12 +228,12 @@ class Crossing:
         for source in sources:
             parts.callback(source.close)
         self._counts = [CountedSource(source) for source in sources]
-        relay = Relay(self._counts[0], store=MemoryStore(), reader=self._counts[1])
-        parts.enter_context(Follower(relay))
+        self._relay = Relay(self._counts[0], store=MemoryStore(), reader=self._counts[1])
+        parts.enter_context(Follower(self._relay))
         for number, rank in enumerate(self.ranks):
             digests = rank.views.digests()
             rank.receiver = Receiver(
-                InProcessSource(relay),
+                InProcessSource(self._relay),
                 f"receiver-{number}",
                 Version("", 0, 0),
                 digests.total,
@@ -254,6 +257,9 @@ class Crossing:
 
     def _counted(self) -> int:
         return sum(one.nbytes for one in self._counts)
+
+    def _relayed(self) -> int:
+        return self._relay.statistics().sent_bytes
 
     def _received(self) -> int:
         return sum(rank.receiver.stats.received_bytes for rank in self.ranks if rank.receiver)

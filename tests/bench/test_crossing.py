@@ -48,6 +48,7 @@ def test_each_change_crosses_once_to_eight_receivers() -> None:
             crossed = way.update(is_new=is_new)
             assert crossed.crossing == crossed.bound
             # Four replicas have it all, and the norms are on two ranks of one of them.
+            assert crossed.relayed == crossed.received  # nobody goes past the relay
             assert crossed.received >= 4 * crossed.crossing
             assert crossed.flat <= crossed.bound < 1.5 * crossed.flat
         # Nobody holds a tile that nobody sends, and every tile has one contributor.
