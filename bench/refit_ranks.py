@@ -27,7 +27,7 @@ from rose.transfer import digest
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<IQ")  # tensor, bytes that follow
-_DEADLINE_S: Final = 120.0  # bounds hangs
+_DEADLINE_S: Final = 300.0  # bounds hangs
 _AHEAD: Final = 64  # frames on their way from one rank to the next
 
 
@@ -144,7 +144,7 @@ def _receive(connection: socket.socket, nbytes: int) -> memoryview:
     while room:
         got = connection.recv_into(room)
         if got == 0:
-            os._exit(0)  # the trainer has gone: whatever was under way is of no use to anyone
+            raise Unavailable("the trainer has gone")
         room = room[got:]
     return content
 
@@ -217,6 +217,8 @@ class PeerTrainer:
                 raise CorruptData(f"{self._peer.name} leaves rank {number} with other weights")
 
     def close(self) -> None:
+        for rank in self._ranks:  # first: they would take a closed connection for a fault
+            rank.end()
         self._pool.shutdown()
         self._connection.close()
 
