@@ -10,7 +10,7 @@ from rose.transfer.contributor import Contributor, Link
 from rose.transfer.delta import BLOCK_ELEMENTS
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, Signing
-from rose.transfer.publisher import Publisher
+from rose.transfer.publisher import Published, Publisher
 from rose.transfer.row import Row
 from rose.transfer.selection import Drift, Selection
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
@@ -33,6 +33,7 @@ class RowPublisher:
         link: as for `Contributor`.
         signing: with the key that receivers have.
         selection: what is sent of every tile; None for all.
+        on_published: as for `Publisher`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RowPublisher:
         link: Link = "gap",
         signing: Signing | None = None,
         selection: Selection | None = None,
+        on_published: Published | None = None,
     ) -> None:
         _check_row(weights)
         self._tiles = Tiles.of(len(weights), tile_elements)
@@ -57,7 +59,9 @@ class RowPublisher:
             shadow, self._tiles, block_elements=block_elements, link=link, selections=selections
         )
         opening = Version(run, incarnation, first_version)
-        self._publisher = Publisher([contributor], self._tiles, opening, log, signing=signing)
+        self._publisher = Publisher(
+            [contributor], self._tiles, opening, log, signing=signing, on_published=on_published
+        )
 
     @property
     def version(self) -> Version:
