@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
@@ -23,6 +23,7 @@ _HERE: Final = "127.0.0.1"  # where the proxy listens at the far end
 _PIECE_BYTES: Final = 1 << 20
 _DEADLINE_S: Final = 60.0
 _AGAIN_S: Final = 0.1
+_ATTEMPTS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +159,8 @@ def _receive(
 
 def _newest(source: RemoteSource) -> Manifest:
     """Return the newest version. A connection that is slow to come up is tried again, as ever."""
-    deadline_ns = time.monotonic_ns() + int(_DEADLINE_S * 1e9)
-    while True:
-        try:
+    for _ in range(_ATTEMPTS):
+        with suppress(Unavailable):
             return source.wait_manifests(-1, _DEADLINE_S)[-1]
-        except Unavailable:
-            if time.monotonic_ns() > deadline_ns:
-                raise
-            time.sleep(_AGAIN_S)
+        time.sleep(_AGAIN_S)
+    raise Unavailable("the server at the near end of the wire cannot be reached")
