@@ -67,7 +67,7 @@ ChunkClient::ChunkClient(const ChunkClientConfig& config, ChunkStream::Server se
     : server_{std::move(server)},
       clock_{std::move(clock)},
       bell_{std::move(bell)},
-      rests_until_ns_(config.streams, 0) {
+      rests_(config.streams) {
   streams_.reserve(config.streams);
   for (std::uint32_t i = 0; i < config.streams; ++i) streams_.emplace_back(server_, i);
   pace_.set(clock_->now_ns(), config.bytes_per_s, kBurstBytes);
@@ -149,14 +149,15 @@ ChunkClientStats ChunkClient::stats() const noexcept {
 // ---- the thread
 
 void ChunkClient::run() noexcept {
-  while (take_orders()) {
+  while (take_orders(clock_->now_ns())) {
     const Nanoseconds now_ns = clock_->now_ns();
     open_streams(now_ns);
     assign(now_ns);
-    const bool has_moved = serve(now_ns);  // then a window has room, or there is more to read
+    // Then a window has room, there is more to read, or what was lost must be asked for again.
+    const bool is_hurried = serve(now_ns);
     hand_over();
-    const bool tries_again = end_if_hopeless();
-    sleep(has_moved || tries_again);
+    const bool tries_again = end_if_hopeless(now_ns);
+    sleep(is_hurried || tries_again);
   }
   for (ChunkStream& stream : streams_) static_cast<void>(stream.take_back());
   const std::scoped_lock lock{mutex_};
@@ -165,7 +166,7 @@ void ChunkClient::run() noexcept {
 }
 
 // False when it is to end.
-bool ChunkClient::take_orders() noexcept {
+bool ChunkClient::take_orders(Nanoseconds now_ns) noexcept {
   bell_.silence();
   const std::scoped_lock lock{mutex_};
   if (is_closed_) return false;
@@ -178,7 +179,11 @@ bool ChunkClient::take_orders() noexcept {
     cancels_done_ = cancels_wanted_;
     changed_.notify_all();
   }
-  if (!asked_.empty() && !has_work()) may_open_again_ = true;
+  if (!asked_.empty() && !has_work()) {
+    may_open_again_ = true;
+    heard_ns_ = now_ns;
+    forgive();
+  }
   std::ranges::move(asked_, std::back_inserter(pending_));
   asked_.clear();
   return true;
@@ -192,10 +197,17 @@ bool ChunkClient::has_work() const noexcept {
 void ChunkClient::open_streams(Nanoseconds now_ns) noexcept {
   std::size_t useful = pending_.size();  // more connections than chunks would be idle
   for (std::size_t i = 0; i < streams_.size() && useful > 0; ++i) {
-    if (streams_[i].is_resting() && rests_until_ns_[i] <= now_ns) open(i, now_ns);
+    if (streams_[i].is_resting() && may_open(i, now_ns)) open(i, now_ns);
     --useful;
   }
 }
+
+bool ChunkClient::may_open(std::size_t index, Nanoseconds now_ns) const noexcept {
+  const Rest& rest = rests_[index];
+  return rest.is_over || (rest.until_ns <= now_ns && arrivals_count_ > rest.arrivals);
+}
+
+void ChunkClient::forgive() noexcept { std::ranges::fill(rests_, Rest{}); }
 
 void ChunkClient::open(std::size_t index, Nanoseconds now_ns) noexcept {
   Status status = streams_[index].open(now_ns);
@@ -217,30 +229,40 @@ void ChunkClient::assign(Nanoseconds now_ns) noexcept {
   }
 }
 
-// True when something came.
+// True when something came or was lost.
 bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
-  bool has_moved = false;
+  bool is_hurried = false;
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     ChunkStream& stream = streams_[i];
     if (stream.is_resting()) continue;
     const std::uint64_t available = pace_.available(now_ns);
     const bool is_open = available >= kPacedStepBytes;
-    if (!is_open) stream.excuse(now_ns);
+    if (!is_open) {
+      stream.excuse(now_ns);
+      heard_ns_ = now_ns;
+    }
     auto moved = stream.serve(
         now_ns,
         is_open ? static_cast<std::size_t>(std::min<std::uint64_t>(available, kShareBytes)) : 0,
         arrivals_);
     if (!moved.ok()) {
       lose(i, moved.status(), now_ns);
+      is_hurried = true;
       continue;
     }
     pace_.take(now_ns, moved.value());
     received_bytes_.fetch_add(moved.value());
-    has_moved = has_moved || moved.value() > 0;
+    if (moved.value() > 0) {
+      heard_ns_ = now_ns;
+      is_hurried = true;
+    }
     const auto late_ns = stream.late_ns();
-    if (late_ns && now_ns >= *late_ns) lose(i, stream.lateness(), now_ns);
+    if (late_ns && now_ns >= *late_ns) {
+      lose(i, stream.lateness(), now_ns);
+      is_hurried = true;
+    }
   }
-  return has_moved;
+  return is_hurried;
 }
 
 void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept {
@@ -248,13 +270,25 @@ void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexce
   for (Want& want : streams_[index].take_back()) pending_.push_front(std::move(want));
   if (was_idle) return;  // the server hangs up on who asks nothing
   losses_.fetch_add(1);
-  rests_until_ns_[index] = now_ns + kRestNs;
+  rests_[index] = {now_ns + kRestNs, arrivals_count_, false};
   last_loss_ = std::move(why);
+}
+
+// Streams are there, and none of them has said anything for too long.
+bool ChunkClient::is_silent(Nanoseconds now_ns) const noexcept {
+  return has_work() && now_ns - heard_ns_ >= server_.timeout_ns &&
+         std::ranges::any_of(streams_, [](const ChunkStream& one) { return one.is_connected(); });
 }
 
 // The one place that decides that what is missing will not come. True when it is to be tried again
 // at once.
-bool ChunkClient::end_if_hopeless() noexcept {
+bool ChunkClient::end_if_hopeless(Nanoseconds now_ns) noexcept {
+  if (is_silent(now_ns)) {
+    give_up(Status::deadline_exceeded("nothing came from the chunk server at " + server_.host +
+                                      " for " + std::to_string(server_.timeout_ns / 1'000'000) +
+                                      " ms"));
+    return false;
+  }
   if (!has_work()) last_loss_ = {};
   if (last_loss_.ok()) return false;
   const bool is_alone =
@@ -267,13 +301,14 @@ bool ChunkClient::end_if_hopeless() noexcept {
   }
   may_open_again_ = false;
   last_loss_ = {};
-  std::ranges::fill(rests_until_ns_, 0);
+  forgive();
   return true;
 }
 
 void ChunkClient::hand_over() noexcept {
   if (arrivals_.empty()) return;
   may_open_again_ = true;
+  arrivals_count_ += arrivals_.size();
   const std::scoped_lock lock{mutex_};
   std::ranges::move(arrivals_, std::back_inserter(arrived_));
   arrivals_.clear();
@@ -295,7 +330,7 @@ void ChunkClient::drop_everything() noexcept {
   pending_.clear();
   arrivals_.clear();
   last_loss_ = {};
-  std::ranges::fill(rests_until_ns_, 0);
+  forgive();
   for (ChunkStream& stream : streams_) {
     if (stream.has_asks()) static_cast<void>(stream.take_back());
   }
@@ -309,9 +344,11 @@ void ChunkClient::sleep(bool is_hurried) noexcept {
   fds[count++] = {bell_.get(), POLLIN, 0};
   Nanoseconds wait_ns = kLongestSleepNs;
   if (!may_read) wait_ns = pace_.wait_ns(now_ns, kPacedStepBytes);
+  const Nanoseconds silent_ns = heard_ns_ + server_.timeout_ns - now_ns;
+  if (has_work() && silent_ns > 0) wait_ns = std::min(wait_ns, silent_ns);
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if (streams_[i].is_resting()) {
-      const Nanoseconds rest_ns = rests_until_ns_[i] - now_ns;
+      const Nanoseconds rest_ns = rests_[i].is_over ? 0 : rests_[i].until_ns - now_ns;
       if (!pending_.empty() && rest_ns > 0) wait_ns = std::min(wait_ns, rest_ns);
       continue;
     }

@@ -75,13 +75,16 @@ class ChunkClient {
               std::shared_ptr<const Clock> clock, EventFd bell) noexcept;
 
   void run() noexcept;
-  bool take_orders() noexcept;
+  bool take_orders(Nanoseconds now_ns) noexcept;
   void open_streams(Nanoseconds now_ns) noexcept;
   void open(std::size_t index, Nanoseconds now_ns) noexcept;
   void assign(Nanoseconds now_ns) noexcept;
   bool serve(Nanoseconds now_ns) noexcept;
   void lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept;
-  bool end_if_hopeless() noexcept;
+  bool end_if_hopeless(Nanoseconds now_ns) noexcept;
+  bool may_open(std::size_t index, Nanoseconds now_ns) const noexcept;
+  bool is_silent(Nanoseconds now_ns) const noexcept;
+  void forgive() noexcept;
   void hand_over() noexcept;
   void give_up(Status why) noexcept;
   void drop_everything() noexcept;
@@ -94,9 +97,18 @@ class ChunkClient {
 
   // Of the thread.
   std::vector<ChunkStream> streams_;
-  std::vector<Nanoseconds> rests_until_ns_;  // by stream, after it was lost
-  std::deque<Want> pending_;                 // asked for on no stream
-  std::vector<Arrival> arrivals_;            // of this turn
+  // By stream, after it was lost: when it may be opened again, and how many chunks had come. Only
+  // if more came since: connections that bring nothing are not made for ever.
+  struct Rest {
+    Nanoseconds until_ns{0};
+    std::uint64_t arrivals{0};
+    bool is_over{true};
+  };
+  std::vector<Rest> rests_;
+  std::uint64_t arrivals_count_{0};
+  Nanoseconds heard_ns_{0};        // the last byte of any stream, or when there was work again
+  std::deque<Want> pending_;       // asked for on no stream
+  std::vector<Arrival> arrivals_;  // of this turn
   ChunkPace pace_;
   bool may_open_again_{true};  // all are lost: there is one more try
   Status last_loss_;

@@ -29,6 +29,11 @@ def sentences(planned: Planned) -> Iterator[str]:
     yield from _about("the source", planned.source)
     for name, coverage in planned.replicas.items():
         yield from _about(f"replica {name}", coverage)
+        if coverage.storage is None:
+            yield (
+                f"How large the parameters of replica {name} are is not said, so nothing shows "
+                f"that all of their elements are covered."
+            )
         if missing := planned.unreceived(name):
             yield f"Replica {name} does not receive {_listed(missing)}, or not all of it."
 
@@ -91,11 +96,6 @@ def _about(who: str, coverage: Coverage) -> Iterator[str]:
     ]
     if uncovered:
         yield f"Not covered at {who}, as buffers or computed: {_listed(uncovered)}."
-    if coverage.storage is None:
-        yield (
-            f"How large the parameters of {who} are is not said, so nothing shows that all of "
-            f"their elements are covered."
-        )
 
 
 def _listed(names: Collection[str]) -> str:

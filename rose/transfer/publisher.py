@@ -189,6 +189,8 @@ class Publisher:
             return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _named(self, n: int) -> Version | None:
+        if n == self._version.n:
+            return self._version
         known = (one.version for one in self._log.manifests_after(n - 1))
         return next((one for one in known if one.n == n), None)
 

@@ -32,8 +32,8 @@ class RowPublisher:
         block_elements: as for `delta_pack`.
         link: as for `Contributor`.
         signing: with the key that receivers have.
-        on_published: as for `Publisher`.
         selection: what is sent of every tile; None for all.
+        on_published: as for `Publisher`.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class RowPublisher:
         block_elements: int = BLOCK_ELEMENTS[0],
         link: Link = "gap",
         signing: Signing | None = None,
-        on_published: Published | None = None,
         selection: Selection | None = None,
+        on_published: Published | None = None,
     ) -> None:
         _check_row(weights)
         self._tiles = Tiles.of(len(weights), tile_elements)

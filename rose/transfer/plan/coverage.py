@@ -106,4 +106,5 @@ def _refuse_uncovered(uncovered: Mapping[Storage, int], *, excused: Collection[s
 
 
 def _more(found: Collection[object]) -> str:
-    return f", and there are {len(found) - 1} more like it" if len(found) > 1 else ""
+    more = len(found) - 1
+    return f", and there {'is' if more == 1 else 'are'} {more} more like it" if more else ""

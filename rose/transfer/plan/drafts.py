@@ -6,12 +6,13 @@ from typing import TypeVar
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.coverage import check_coverage
+from rose.transfer.plan.dtypes import width_of
 from rose.transfer.plan.members import Holder, Replica, Source
 from rose.transfer.plan.refinement import Patterns, slabs
 from rose.transfer.plan.regions import described
 from rose.transfer.plan.spec import Region, ShardMap
 from rose.transfer.plan.ties import renamed
-from rose.transfer.tiles import TILE_ELEMENTS
+from rose.transfer.tiles import TILE_BYTES, TILE_ELEMENTS
 
 T = TypeVar("T", int, Holder)
 
@@ -58,11 +59,12 @@ def refine(
     Args:
         source: must hold every element of every tensor that it does not compute.
         replicas: of any layouts.
-        tile_elements: of a tile, at most.
+        tile_elements: of a tile, at most; fewer where they would be more than `TILE_BYTES`.
 
     Raises:
         InvalidArgument: a map is unsound, or a replica wants what the source does not have: another
-            tensor, shape, part or dtype; or what are two tensors there is one storage here.
+            tensor, shape, part or dtype, or one storage for two tensors of the source; or nothing
+            crosses as the dtype of a tensor.
     """
     if not 0 < tile_elements <= TILE_ELEMENTS:
         raise InvalidArgument(f"tile_elements {tile_elements} must be from 1 to {TILE_ELEMENTS}")
@@ -124,10 +126,11 @@ def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) ->
 def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> Iterator[Draft]:
     ranks_of, holders_of = _ranks_of(source.shards), _holders_of(replicas)
     patterns = Patterns()
-    cut: dict[Region, tuple[Region, ...]] = {}
+    cut: dict[tuple[Region, int], tuple[Region, ...]] = {}
     for name, spec in sorted(source.shards.tensors.items()):
         giving, taking = ranks_of.get(name, {}), holders_of.get(name, {})
         regions = sorted({*giving, *taking})
+        most = min(tile_elements, 8 * TILE_BYTES // width_of(name, spec.dtype))
         for cell in patterns.cells(spec.shape, regions):
             held_by = [regions[place] for place in cell.held_by]
             ranks = _all(giving, held_by)
@@ -139,9 +142,9 @@ def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> 
                 )
             if not ranks:  # computed, and nobody asks for it
                 continue
-            if cell.region not in cut:
-                cut[cell.region] = tuple(slabs(cell.region, tile_elements))
-            for region in cut[cell.region]:
+            if (cell.region, most) not in cut:
+                cut[cell.region, most] = tuple(slabs(cell.region, most))
+            for region in cut[cell.region, most]:
                 yield Draft(name, region, spec.dtype, ranks, receivers)
 
 

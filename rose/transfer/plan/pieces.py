@@ -43,6 +43,6 @@ def _check_piece(piece: Piece, spec: TensorSpec) -> None:
     if len(view.strides) != len(region.shape):
         raise InvalidArgument(f"{what} has {len(view.strides)} strides")
     if not 0 <= piece.rank < _RANKS_MAX or min((view.offset, *view.strides)) < 0:
-        raise InvalidArgument(f"{what} has a negative offset or stride, or no rank")
+        raise InvalidArgument(f"{what} has a negative offset or stride, or is on no rank")
     if view.offset + sum(map(int.__mul__, view.strides, region.shape)) > _ELEMENTS_MAX:
         raise InvalidArgument(f"{what} reaches over 2^48 elements of {view.parameter}")

@@ -14,7 +14,7 @@ from rose.transfer.plan.planned import PlannedTile
 from rose.transfer.plan.regions import RegionIndex, moved
 from rose.transfer.plan.routes import routed
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap
-from rose.transfer.tiles import TILE_ELEMENTS
+from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 # Bytes of an update of a tile, by its tensor and region: what `observed` of traffic.py returns.
 Expected: TypeAlias = Mapping[tuple[str, Region], float]
@@ -41,7 +41,10 @@ class Plan:
 
     @property
     def layout_id(self) -> str:
-        """Return what two plans share whose digests of tiles can be compared: 64 hex digits."""
+        """Return what two plans share whose digests of tiles can be compared: 64 hex digits.
+
+        This and what else has no argument is worked out anew each time.
+        """
         return layout_id(self.tiles)
 
     @property
@@ -58,6 +61,11 @@ class Plan:
     def widths(self) -> tuple[int, ...]:
         """Return the bits of an element of each tile."""
         return tuple(tile.width for tile in self.tiles)
+
+    @property
+    def cut(self) -> Tiles:
+        """Return the tiles as publishers and receivers take them."""
+        return Tiles(self.counts, self.widths, self.layout_id)
 
     def tiles_for(self, replica: str, rank: int) -> tuple[int, ...]:
         """Return the tiles that a rank receives, ascending.

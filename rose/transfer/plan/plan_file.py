@@ -85,6 +85,8 @@ def plan_from_json(content: bytes, *, what: str) -> Plan:
         tiles = tuple(_tile(file, index, row) for index, row in enumerate(file.tiles))
     except IndexError:
         raise InvalidArgument(f"{what} is no plan: a tile names a way that is not listed") from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{what} is no plan: {error}") from None
     plan = Plan(tiles, file.source, file.replicas, file.relays, file.tile_elements)
     _check_tiles(plan, what)
     layout = layout_id(tiles)

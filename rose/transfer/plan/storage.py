@@ -1,7 +1,7 @@
 """What of the memory of ranks a shard map describes: every element once, or not at all."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument
 from rose.transfer.box import Box
@@ -10,6 +10,8 @@ from rose.transfer.plan.spec import Piece, ShardMap
 
 Storage: TypeAlias = tuple[int, str]  # a rank, and its name of a parameter
 _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape, strides
+
+_BASE: Final = 1  # the address of a storage: at 0 NumPy sees no memory
 
 
 def described_elements(shards: ShardMap) -> dict[Storage, int]:
@@ -48,10 +50,11 @@ def uncovered_elements(
     """
     for piece in shards.pieces:
         storage = (piece.rank, piece.view.parameter)
-        if _box(piece).last > sizes.get(storage, 0):
+        size, behind = sizes.get(storage, 0), _box(piece).last - _BASE
+        if behind > size:
             raise InvalidArgument(
-                f"{_named(piece)} reaches to element {_box(piece).last} of {piece.view.parameter}, "
-                f"which has {sizes.get(storage, 0)}"
+                f"{_named(piece)} reaches to element {behind} of {piece.view.parameter}, which has "
+                f"{size}"
             )
     counts = ((storage, size - covered.get(storage, 0)) for storage, size in sizes.items())
     return {storage: count for storage, count in counts if count}
@@ -84,7 +87,10 @@ def _place(piece: Piece) -> _Place:
 
 def _box(piece: Piece) -> Box:
     """Return the elements as a box of bytes, as if an element had one."""
-    return Box(piece.view.offset, piece.region.shape, piece.view.strides, 1)
+    steps = zip(piece.region.shape, piece.view.strides, strict=True)
+    taken = [(size, stride) for size, stride in steps if size > 1]
+    shape, strides = tuple(size for size, _ in taken), tuple(stride for _, stride in taken)
+    return Box(_BASE + piece.view.offset, shape, strides, 1)
 
 
 def _named(piece: Piece) -> str:

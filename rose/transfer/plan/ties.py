@@ -16,7 +16,8 @@ def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[
     """
     views: dict[str, set[tuple[int, Region, LocalView]]] = {}
     for piece in shards.pieces:
-        views.setdefault(piece.tensor, set()).add((piece.rank, piece.region, piece.view))
+        view = _plain(piece, piece.tensor).view
+        views.setdefault(piece.tensor, set()).add((piece.rank, piece.region, view))
     names: dict[object, list[str]] = {}
     for name, spec in shards.tensors.items():
         if name in views:
@@ -31,15 +32,22 @@ def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[
 
 def renamed(shards: ShardMap, ties: Mapping[str, str]) -> ShardMap:
     """Return the map with every tensor under the name that it goes by, and no piece twice."""
-    if not ties and len(set(shards.pieces)) == len(shards.pieces):
-        return shards
     tensors: dict[str, TensorSpec] = {}
     for name, spec in shards.tensors.items():
         goes_by = ties.get(name, name)
         tensors.setdefault(goes_by, TensorSpec(goes_by, spec.shape, spec.dtype))
-    pieces = (
-        Piece(ties.get(piece.tensor, piece.tensor), piece.region, piece.rank, piece.view)
-        for piece in shards.pieces
-    )
+    pieces = (_plain(piece, ties.get(piece.tensor, piece.tensor)) for piece in shards.pieces)
     computed = {ties.get(name, name): reason for name, reason in shards.computed.items()}
     return ShardMap(tensors, tuple(dict.fromkeys(pieces)), computed)
+
+
+def _plain(piece: Piece, tensor: str) -> Piece:
+    """Return a piece of a tensor whose view has no strides that are never taken."""
+    view = piece.view
+    if 1 in piece.region.shape:
+        steps = zip(piece.region.shape, view.strides, strict=True)
+        strides = tuple(stride if size > 1 else 0 for size, stride in steps)
+        view = LocalView(view.parameter, view.offset, strides)
+    elif tensor == piece.tensor:
+        return piece
+    return Piece(tensor, piece.region, piece.rank, view)

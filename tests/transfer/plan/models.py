@@ -7,6 +7,7 @@ vLLM do: q, k and v in one parameter, gate and up in another, all experts of a r
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import prod
 
 from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec
@@ -52,6 +53,10 @@ class Model:
     def tensors(self) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, shape, self.dtype) for name, shape in self.shapes()}
 
+    @cached_property
+    def shape_of(self) -> dict[str, tuple[int, ...]]:
+        return dict(self.shapes())
+
     @property
     def elements(self) -> int:
         return sum(prod(shape) for name, shape in self.shapes() if name != self.alias)
@@ -74,7 +79,12 @@ class Made:
         return ShardMap(self.model.tensors(), tuple(self.pieces), {})
 
     def append(
-        self, tensor: str, rank: int, parameter: str, offset: tuple[int, ...], shape: tuple[int, ...]
+        self,
+        tensor: str,
+        rank: int,
+        parameter: str,
+        offset: tuple[int, ...],
+        shape: tuple[int, ...],
     ) -> None:
         """Put a box behind what the parameter has."""
         first = self.storages.get((rank, parameter), 0)
@@ -83,24 +93,34 @@ class Made:
         self.pieces.append(Piece(tensor, Region(offset, shape), rank, view))
         self.storages[rank, parameter] = first + prod(shape)
 
+    def append_share(
+        self,
+        tensor: str,
+        parameter: str,
+        *,
+        rank: int,
+        shard: int,
+        shards: int,
+        dim: int | None = 0,
+    ) -> None:
+        """Put one of equal shares of a tensor there, or all of it if no dimension is cut."""
+        shape = self.model.shape_of[tensor]
+        offset, size = [0] * len(shape), list(shape)
+        if dim is not None:
+            size[dim] = shape[dim] // shards
+            offset[dim] = shard * size[dim]
+        self.append(tensor, rank, parameter, tuple(offset), tuple(size))
+
 
 def sharded(model: Model, *, tp: int = 1, pp: int = 1, ep: int = 1) -> Made:
     """Cut heads, hidden units and the vocabulary in `tp`, layers in `pp`, experts in `ep` parts.
 
     With `ep` > 1 the experts lie whole on the ranks of a stage: rank e of every `ep` has its share.
     """
-    made, shapes = Made(model), dict(model.shapes())
+    made = Made(model)
     for rank in range(tp * pp):
         stage, shard = divmod(rank, tp)
-
-        def rows(name: str, parameter: str, *, dim: int | None = 0) -> None:
-            shape = shapes[name]
-            offset, size = [0] * len(shape), list(shape)
-            if dim is not None:
-                size[dim] = shape[dim] // tp
-                offset[dim] = shard * size[dim]
-            made.append(name, rank, parameter, tuple(offset), tuple(size))
-
+        rows = partial(made.append_share, rank=rank, shard=shard, shards=tp)
         if stage == 0:
             rows("model.embed_tokens.weight", "embed")
         for layer in range(stage * model.layers // pp, (stage + 1) * model.layers // pp):
