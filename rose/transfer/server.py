@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from rose.addresses import loopback
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
-from rose.transfer import messages
+from rose.transfer import grpc_chunks, messages
 from rose.transfer.chunk_plane import TOKEN_BYTES
 from rose.transfer.chunk_server import ChunkServer
 from rose.transfer.log import VersionLog
@@ -89,10 +89,11 @@ class WeightServer:
             "Seed": self._seed,
             "Report": self._report,
         }
-        return {
+        methods = {
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
+        return {**methods, grpc_chunks.METHOD: grpc_chunks.chunks_handler(self._log)}
 
     def _wait(self, content: bytes) -> messages.ManifestsReply:
         request = messages.decode(messages.WaitRequest, content)
