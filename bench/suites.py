@@ -9,7 +9,7 @@ _FURTHER: Final = {
     "compute": ("gate", "latency", "harvest"),
     "executor": ("arms",),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
-    "transfer": ("chunks", "codec"),
+    "transfer": ("chunks", "codec", "crossing", "update"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A publisher in another process of this machine."""
+"""A publisher or a relay in another process, of another machine where there are certificates."""
 
 import threading
 from collections.abc import Generator, Sequence
@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import grpc
 
-from rose.addresses import loopback
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer import messages
-from rose.transfer.chunk_plane import TOKEN_BYTES, ChunkClient
+from rose.transfer.chunk_plane import ChunkClient
+from rose.transfer.credentials import is_refusal, open_channel
 from rose.transfer.digests import Digest
 from rose.transfer.grpc_chunks import GrpcChunks
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.security import Security, TlsFiles, token_bytes
 from rose.transfer.source import Frame
 
 CALL_S: Final = 10.0
@@ -38,10 +39,19 @@ class RemoteSource:
     Args:
         address: of the server.
         token: of the server.
+        tls: certificates that both sides show; without them the server is on this machine.
         timeout_s: for an answer; a wait for versions takes its own time besides.
     """
 
-    def __init__(self, address: str, token: str, *, timeout_s: float = CALL_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = CALL_S,
+    ) -> None:
+        self._tls = tls
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards what follows; held over no call that waits
         self._channel: Any = None
@@ -55,19 +65,20 @@ class RemoteSource:
         """Go to another server from the next call on; one that is under way breaks off.
 
         Raises:
-            InvalidArgument: the address is not on loopback, or the token is none.
+            InvalidArgument: the address is not on loopback and there are no certificates, or the
+                token is none.
         """
-        host, port = loopback(address)
-        try:
-            token_bytes = bytes.fromhex(token)
-        except ValueError:
-            token_bytes = b""
-        if port == 0 or len(token_bytes) != TOKEN_BYTES:
+        if not token:
+            raise InvalidArgument(f"{address} has no token: it is that of the weight server")
+        security = Security(token_bytes(token), self._tls)
+        host, port = security.place(address)
+        if port == 0:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
-        channel = grpc.insecure_channel(address, options=_OPTIONS)
+        channel = open_channel(host, port, security, _OPTIONS)
         with self._lock:
             before, self._channel = self._channel, channel
-            self._host, self._token = host, token_bytes
+            self._host, self._token = host, security.token
+            self._address = address
             self._chunk_port = 0
         if before is not None:
             before.close()
@@ -80,6 +91,28 @@ class RemoteSource:
             channel = self._channel
         channel.close()
         self._hang_up()
+
+    def hello(self) -> messages.HelloReply:
+        """Ask who serves.
+
+        Raises:
+            Unavailable: nobody answers.
+            CorruptData: what came is no answer.
+        """
+        content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
+        return messages.decode(messages.HelloReply, content)
+
+    def subscribe(
+        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
+    ) -> None:
+        """Say who receives which tiles, ascending; None for all.
+
+        Raises:
+            Unavailable: the server cannot be reached.
+        """
+        wanted = None if tiles is None else tuple(tiles)
+        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait."""
@@ -129,7 +162,11 @@ class RemoteSource:
             if self._chunk_port == 0 or self._is_closed:
                 raise Unavailable("the weight server did not say where its chunks are")
             self._chunks = ChunkClient(
-                self._host, self._chunk_port, self._token, timeout_s=self._timeout_s
+                self._host,
+                self._chunk_port,
+                self._token,
+                tls=self._tls,
+                timeout_s=self._timeout_s,
             )
             return self._chunks
 
@@ -153,22 +190,27 @@ class RemoteSource:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this source is closed")
-            channel, token = self._channel, self._token.hex()
+            channel, token, address = self._channel, self._token.hex(), self._address
+        said = messages.encode(request)
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
-                messages.encode(request),
+                said,
                 timeout=timeout_s,
                 metadata=((messages.TOKEN_KEY, token),),
             )
         except grpc.RpcError as error:
-            raise _unavailable(method, error) from error
+            raise _unavailable(address, method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
 
 
-def _unavailable(method: str, error: Any) -> Unavailable:
+def _unavailable(address: str, method: str, error: Any) -> Unavailable:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unavailable("the weight server wants another token")
+    if is_refusal(error):
+        return Unavailable(
+            f"{address} and this process do not take each other's certificates: {details}"
+        )
     return Unavailable(f"the weight server did not answer {method}: {code.name} {details}".strip())

@@ -91,11 +91,7 @@ class TileCommit:
         self.state = CommitState.APPLYING
         self.slices = 0
         shadow = weights.row.copy()
-        size = weights.cut.tile_elements
-        self._deltas = [
-            delta_pack(fresh[first : first + size], shadow[first : first + size])
-            for first in range(0, len(fresh), size)
-        ]
+        self._deltas = [delta_pack(fresh[tile.where], shadow[tile.where]) for tile in weights.cut]
         self._done = 0
 
     def step(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
 from rose.errors import Unavailable
-from rose.transfer import Delta, digest
+from rose.transfer import Delta
 from rose.transfer.commit import Commit, CommitState
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
@@ -252,11 +252,11 @@ class Trainer:
         manifest = self.publisher.publish(self.row)
         if is_spoilt:
             manifest = replace(manifest, digest=(1, 2))
-        n = manifest.version.n
+        key = manifest.key
         deltas = [
-            (one.tile, Delta.from_bytes(self.log.chunk(n, one.tile))) for one in manifest.chunks
+            (one.tile, Delta.from_bytes(self.log.chunk(key, one.tile))) for one in manifest.chunks
         ]
-        base = digest(self.live.weights.row)
+        base = self.live.weights.digests().total
         return Commit(StagedVersion(manifest, tuple(deltas)), self.live.weights, base)
 
     def tell(self, commit: Commit) -> Committed:
