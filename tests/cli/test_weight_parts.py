@@ -23,7 +23,7 @@ from rose.transfer.timed import TimedLog
 from rose.transfer.timeline import Timeline
 from tests.cli.weight_programs import make_checkpoint
 
-STATE = PublishState("run", 3, 17, "/x/newest", ("/x/a", "/x/b"))
+STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))
 
 
 def test_state_is_what_was_noted(tmp_path: Path) -> None:
