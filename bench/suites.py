@@ -9,7 +9,7 @@ _FURTHER: Final = {
     "compute": ("gate", "latency", "harvest"),
     "executor": ("arms",),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
-    "transfer": ("codec", "crossing", "update"),
+    "transfer": ("chunks", "codec", "crossing", "update"),
 }
 
 

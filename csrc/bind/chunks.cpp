@@ -289,6 +289,7 @@ void bind_client(py::module_& module) {
       .def("close", &Client::close)
       .def_property_readonly("received_bytes",
                              [](const Client& client) { return client.stats().received_bytes; })
+      .def_property_readonly("greeted", [](const Client& client) { return client.stats().greeted; })
       .def_property_readonly("losses", [](const Client& client) { return client.stats().losses; });
 }
 

@@ -143,7 +143,9 @@ void ChunkClient::close() noexcept {
 }
 
 ChunkClientStats ChunkClient::stats() const noexcept {
-  return {.received_bytes = received_bytes_.load(), .losses = losses_.load()};
+  return {.received_bytes = received_bytes_.load(),
+          .losses = losses_.load(),
+          .greeted = greeted_.load()};
 }
 
 // ---- the thread
@@ -241,10 +243,12 @@ bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
       stream.excuse(now_ns);
       heard_ns_ = now_ns;
     }
+    const bool was_serving = stream.is_serving();
     auto moved = stream.serve(
         now_ns,
         is_open ? static_cast<std::size_t>(std::min<std::uint64_t>(available, kShareBytes)) : 0,
         arrivals_);
+    if (!was_serving && stream.is_serving()) greeted_.fetch_add(1);
     if (!moved.ok()) {
       lose(i, moved.status(), now_ns);
       is_hurried = true;

@@ -36,6 +36,7 @@ struct ChunkClientConfig {
 struct ChunkClientStats {
   std::uint64_t received_bytes{0};  // headers included
   std::uint64_t losses{0};          // connections that broke
+  std::uint64_t greeted{0};         // connections on which a server answered
 };
 
 // fetch() by any thread; next() by one at a time; cancel(), close() and stats() by any. Memory is
@@ -126,6 +127,7 @@ class ChunkClient {
 
   std::atomic<std::uint64_t> received_bytes_{0};
   std::atomic<std::uint64_t> losses_{0};
+  std::atomic<std::uint64_t> greeted_{0};
   std::mutex closing_;  // one joins
   std::thread thread_;
 };

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import grpc
@@ -11,6 +12,7 @@ from rose.transfer import messages
 from rose.transfer.chunk_plane import ChunkClient
 from rose.transfer.credentials import is_refusal, open_channel
 from rose.transfer.digests import Digest
+from rose.transfer.grpc_chunks import GrpcChunks
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.security import Security, TlsFiles, token_bytes
 from rose.transfer.source import Frame
@@ -55,6 +57,7 @@ class RemoteSource:
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
         self._chunk_port = 0
+        self._is_blocked = False  # of the thread that pulls: the port cannot be reached
         self._is_closed = False
         self.follow(address, token)
 
@@ -131,8 +134,26 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask on the chunk connections, which are made when there are none."""
-        yield from self._chunk_client().chunks(key, wanted)
+        """Ask on the chunk connections; over gRPC where their port cannot be reached."""
+        client = self._chunk_client()
+        has_come = False
+        try:
+            if not self._is_blocked:
+                with closing(client.chunks(key, wanted)) as coming:
+                    for one in coming:
+                        has_come = True
+                        yield one
+                return
+        except Unavailable:
+            if has_come or client.was_reached:
+                raise
+        with self._lock:
+            channel, token = self._channel, self._token
+        fallback = GrpcChunks(channel, token, timeout_s=self._timeout_s)
+        with closing(fallback.chunks(key, wanted)) as coming:
+            for one in coming:
+                self._is_blocked = True  # until the server says another port
+                yield one
 
     def _chunk_client(self) -> ChunkClient:
         with self._lock:
@@ -161,6 +182,7 @@ class RemoteSource:
         with self._lock:
             has_moved, self._chunk_port = self._chunk_port != reply.chunk_port, reply.chunk_port
         if has_moved:
+            self._is_blocked = False
             self._hang_up()
         return list(reply.manifests)
 

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from rose.addresses import spelled
 from rose.errors import OutOfMemory, RoseError, Unavailable
-from rose.transfer import messages
+from rose.transfer import grpc_chunks, messages
 from rose.transfer.chunk_server import ChunkServer
 from rose.transfer.credentials import add_port
 from rose.transfer.peers import Peers
@@ -100,10 +100,11 @@ class WeightServer:
             "Subscribe": self._subscribe,
             "Report": self._report,
         }
-        return {
+        methods = {
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
+        return {**methods, grpc_chunks.METHOD: grpc_chunks.chunks_handler(self._log)}
 
     def _hello(self, content: bytes) -> messages.HelloReply:
         messages.decode(messages.HelloRequest, content)

@@ -184,9 +184,10 @@ TEST(a_stream_that_is_silent_is_left_for_the_others) {
         if (ScriptedServer::greet(wire)) wire.receive(1 << 20);  // and never answers
       },
       300)};
-  Rig rig{server.port(), 2, 300 * kMs};
-  CHECK(rig.fetch(tiles(40), 300).ok());
-  check_all(rig, tiles(40), 300);
+  // More than one stream's window, so that both have something to bring.
+  Rig rig{server.port(), 2, 2000 * kMs};
+  CHECK(rig.fetch(tiles(600), 300).ok());
+  check_all(rig, tiles(600), 300);
   CHECK_EQ(rig.client->stats().losses, 1);
   rig.client->close();
 }

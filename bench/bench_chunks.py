@@ -1,0 +1,149 @@
+"""Chunks between two ends of a loopback: the plane of the core against gRPC, and what TLS costs."""
+
+import hashlib
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from bench.conftest import Report
+from bench.paired import Measure, timed
+from bench.rows import Bar, Peer
+from rose.errors import check
+from rose.transfer import grpc_chunks
+from rose.transfer.chunk_plane import ChunkClient, ChunkServer
+from rose.transfer.grpc_chunks import GrpcChunks
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
+
+KEY = UpdateKey(2, 1)
+CHUNKS = 64  # 256 MiB
+ROUNDS = 11
+TIMEOUT_S = 60.0
+TOKEN = secrets.token_bytes(32)
+
+
+def frames() -> list[bytes]:
+    """Return what is sent: a few frames, again and again, so that memory is no part of it."""
+    rng = np.random.default_rng(1)
+    few = [rng.bytes(CHUNK_BYTES_MAX) for _ in range(4)]
+    return [few[i % len(few)] for i in range(CHUNKS)]
+
+
+class Served:
+    """A log of one update."""
+
+    def __init__(self, kept: list[bytes]) -> None:
+        self._kept = kept
+
+    def chunk(self, _key: UpdateKey, tile: int) -> bytes:
+        return self._kept[tile]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def certificate(folder: Path) -> Files:
+    """Return a certificate for loopback that signed itself: both sides show it."""
+    where, key = folder / "one.pem", folder / "one.key"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    name = ["-subj", "/CN=one", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", *kind, *name, "-keyout", str(key), "-out", str(where)]
+    subprocess.run(command, check=True, capture_output=True)
+    return Files(where, key, where)
+
+
+Pull = Callable[[], None]
+
+
+def rate(pull: Pull) -> Measure:
+    """Return a measure of GiB a second."""
+    took_ns = timed(pull)
+    return lambda: CHUNKS * CHUNK_BYTES_MAX / 2**30 / (took_ns() * 1e-9)
+
+
+def pull_all(source: ChunkClient | GrpcChunks, wanted: list[Chunk]) -> Pull:
+    def pull() -> None:
+        nbytes = sum(len(frame or b"") for _, frame in source.chunks(KEY, wanted))
+        check(nbytes == CHUNKS * CHUNK_BYTES_MAX, "every frame came")
+
+    return pull
+
+
+def put_all(server: ChunkServer, kept: list[bytes]) -> None:
+    for tile, frame in enumerate(kept):
+        server.put(KEY, tile, frame)
+
+
+def test_tcp_over_grpc(report: Report) -> None:
+    kept = frames()
+    wanted = [
+        Chunk(tile, len(frame), 1, hashlib.sha256(b"").digest(), (0, 0))
+        for tile, frame in enumerate(kept)
+    ]
+    options = [
+        ("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
+    ]
+    with ThreadPoolExecutor(2) as pool, ChunkServer(TOKEN) as server:
+        put_all(server, kept)
+        peer = grpc.server(pool, options=options)
+        service, name = grpc_chunks.METHOD.strip("/").split("/")
+        methods = {name: grpc_chunks.chunks_handler(Served(kept))}
+        peer.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        address = f"127.0.0.1:{peer.add_insecure_port('127.0.0.1:0')}"
+        peer.start()
+        with (
+            grpc.insecure_channel(address, options=options) as channel,
+            ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
+        ):
+            by_tcp = pull_all(client, wanted)
+            by_grpc = pull_all(GrpcChunks(channel, TOKEN, timeout_s=TIMEOUT_S), wanted)
+            by_tcp()
+            by_grpc()
+            paired = report.pairs(rate(by_tcp), rate(by_grpc), rounds=ROUNDS)
+        peer.stop(None).wait()
+    report.add_ratio(
+        "tcp_over_grpc",
+        paired,
+        peer=Peer("gRPC streaming of the same frames", paired.peer, "GiB/s"),
+        bar=Bar(at_least=2.0),
+    )
+    report.add("chunks_gib_s", paired.subject, "GiB/s")
+
+
+def test_chunks_in_tls(report: Report) -> None:
+    if shutil.which("openssl") is None:
+        return
+    kept = frames()
+    wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
+    with tempfile.TemporaryDirectory() as folder:
+        tls = certificate(Path(folder))
+        with (
+            ChunkServer(TOKEN) as clear,
+            ChunkServer(TOKEN, tls=tls) as server,
+            ChunkClient("127.0.0.1", clear.port, TOKEN, timeout_s=TIMEOUT_S) as in_the_clear,
+            ChunkClient("127.0.0.1", server.port, TOKEN, tls=tls, timeout_s=TIMEOUT_S) as in_tls,
+        ):
+            put_all(clear, kept)
+            put_all(server, kept)
+            by_tls, by_clear = pull_all(in_tls, wanted), pull_all(in_the_clear, wanted)
+            by_tls()
+            by_clear()
+            paired = report.pairs(rate(by_tls), rate(by_clear), rounds=ROUNDS)
+    report.add_ratio(
+        "tls_over_clear",
+        paired,
+        peer=Peer("the same in the clear", paired.peer, "GiB/s"),
+    )
+    report.add("chunks_in_tls_gib_s", paired.subject, "GiB/s")

@@ -1,0 +1,450 @@
+"""The chunk plane for Python: what comes is what was put, and strangers get nothing, in TLS too."""
+
+import gc
+import hashlib
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rose import _core
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer import chunk_plane
+from rose.transfer.chunk_plane import ChunkClient, ChunkServer, Pace
+from rose.transfer.chunk_server import ChunkServer as LogServer
+from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
+from tests.transfer import chunk_wire
+from tests.transfer.worker import LONG_S
+
+TOKEN = secrets.token_bytes(32)
+KEY = UpdateKey(7, 6)
+
+
+def chunk_of(tile: int, frame: bytes) -> Chunk:
+    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
+
+
+def frames(count: int, nbytes: int, seed: int = 1) -> dict[int, bytes]:
+    rng = np.random.default_rng(seed)
+    return {tile: rng.bytes(nbytes) for tile in range(count)}
+
+
+def wanted(kept: dict[int, bytes]) -> list[Chunk]:
+    return [chunk_of(tile, frame) for tile, frame in kept.items()]
+
+
+@pytest.fixture
+def server() -> Iterator[ChunkServer]:
+    with ChunkServer(TOKEN) as one:
+        yield one
+
+
+def client_of(server: ChunkServer, **knobs: object) -> ChunkClient:
+    return ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=LONG_S, **knobs)  # type: ignore[arg-type]
+
+
+def put_all(server: ChunkServer, kept: dict[int, bytes], key: UpdateKey = KEY) -> None:
+    for tile, frame in kept.items():
+        server.put(key, tile, frame)
+
+
+# ---- what comes
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (3000, 33), (9, CHUNK_BYTES_MAX)])
+def test_frames_come_bit_for_bit(server: ChunkServer, count: int, nbytes: int) -> None:
+    kept = frames(count, nbytes)
+    put_all(server, kept)
+    with client_of(server) as client:
+        assert dict(client.chunks(KEY, wanted(kept))) == kept
+        assert client.losses == 0
+    assert server.forget(KEY) == server.sent_bytes_total == count * nbytes
+    assert server.sent_bytes(KEY) == 0
+
+
+def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(server: ChunkServer) -> None:
+    kept = frames(5, 100)
+    put_all(server, kept)
+    put_all(server, frames(5, 100, seed=2), UpdateKey(7, WHOLE))
+    chunks = [*wanted(kept), chunk_of(9, b"gone")]
+    with client_of(server) as client:
+        assert dict(client.chunks(KEY, chunks)) == {**kept, 9: None}
+        server.forget(KEY)
+        assert set(dict(client.chunks(KEY, chunks)).values()) == {None}
+        whole = dict(client.chunks(UpdateKey(7, WHOLE), wanted(kept)))
+    assert whole == frames(5, 100, seed=2)
+
+
+def test_frames_are_bytes_that_hash_and_read_like_others(server: ChunkServer) -> None:
+    kept = frames(2, 50_000)
+    put_all(server, {0: bytearray(kept[0]), 1: memoryview(kept[1])})  # type: ignore[dict-item]
+    with client_of(server) as client:
+        for tile, frame in client.chunks(KEY, wanted(kept)):
+            assert type(frame) is bytes
+            assert hashlib.sha256(frame).digest() == chunk_of(tile, kept[tile]).sha256
+
+
+def test_frames_are_kept_not_copied_and_let_go_of(server: ChunkServer) -> None:
+    content = np.arange(1000, dtype=np.uint8)
+    gone = weakref.ref(content)
+    server.put(KEY, 0, memoryview(content))
+    del content
+    gc.collect()
+    assert gone() is not None
+    server.forget(KEY)
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_on_its_way_is_bounded(
+    server: ChunkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = frames(40, 1000)
+    put_all(server, kept)
+    monkeypatch.setattr(chunk_plane, "AHEAD_BYTES", 4000)
+    with client_of(server) as client:
+        coming = client.chunks(KEY, wanted(kept))
+        assert next(coming)[0] in kept
+        # Asked for are four frames, so no more can have come however long one waits.
+        assert client.received_bytes <= 4 * 16 + 4 * (32 + 1000)
+        assert len(dict(coming)) == 39
+
+
+def test_generator_that_is_closed_early_leaves_the_client_usable(server: ChunkServer) -> None:
+    kept = frames(60, CHUNK_BYTES_MAX // 8)
+    put_all(server, kept)
+    with client_of(server) as client:
+        for _ in range(3):
+            coming = client.chunks(KEY, wanted(kept))
+            next(coming)
+            coming.close()
+        assert dict(client.chunks(KEY, wanted(kept))) == kept
+
+
+# ---- what does not
+
+
+def test_cancel_and_close_from_another_thread_end_a_wait() -> None:
+    with ChunkServer(TOKEN, park_s=LONG_S) as server, client_of(server) as client:
+        for end in (client.cancel, client.close):
+            coming = client.chunks(KEY, [chunk_of(0, b"never")])
+            caught: list[BaseException] = []
+
+            def wait(coming: object = coming, caught: list[BaseException] = caught) -> None:
+                try:
+                    next(coming)  # type: ignore[call-overload]
+                except Unavailable as error:
+                    caught.append(error)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            assert server.take_misses(LONG_S) == [(KEY, 0)]
+            end()
+            thread.join(LONG_S)
+            assert len(caught) == 1
+        with pytest.raises(Unavailable, match="closed"):
+            list(client.chunks(KEY, [chunk_of(0, b"never")]))
+
+
+def test_silence_and_absence_are_errors_of_their_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with (
+            ChunkClient("127.0.0.1", port, TOKEN, timeout_s=0.05) as client,
+            pytest.raises(DeadlineExceeded, match="50 ms"),
+        ):
+            list(client.chunks(KEY, [chunk_of(0, b"never")]))
+    with (
+        ChunkClient("127.0.0.1", port, TOKEN, timeout_s=LONG_S) as client,
+        pytest.raises(Unavailable, match="cannot be reached"),
+    ):
+        list(client.chunks(KEY, [chunk_of(0, b"never")]))
+
+
+def test_wrong_token_is_said_and_counted(server: ChunkServer) -> None:
+    put_all(server, kept := frames(3, 10))
+    with (
+        ChunkClient("127.0.0.1", server.port, bytes(32), timeout_s=LONG_S) as client,
+        pytest.raises(Unavailable, match="another token"),
+    ):
+        list(client.chunks(KEY, wanted(kept)))
+    assert server.turned_away > 0
+    assert server.sent_bytes_total == 0
+
+
+def test_bad_input_is_refused_in_a_sentence(server: ChunkServer) -> None:
+    for token in (b"", bytes(31), bytes(33)):
+        with pytest.raises(InvalidArgument, match="32 bytes"):
+            ChunkServer(token)
+        with pytest.raises(InvalidArgument, match="32 bytes"):
+            ChunkClient("127.0.0.1", 1, token)
+    for frame in (b"", bytes(CHUNK_BYTES_MAX + 1)):
+        with pytest.raises(InvalidArgument, match="bytes must have"):
+            server.put(KEY, 0, frame)
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        server.put(KEY, 0, np.zeros((4, 4), np.uint8)[:, ::2].data)
+    with pytest.raises(InvalidArgument, match="no update"):
+        server.put(UpdateKey(3, 3), 0, b"x")
+    with pytest.raises(InvalidArgument, match="burst_bytes"):
+        server.set_pace(Pace(1000, 10))
+    with pytest.raises(Unavailable, match="listened on"):
+        ChunkServer(TOKEN, port=server.port)
+    with client_of(server) as client, pytest.raises(InvalidArgument, match="twice"):
+        list(client.chunks(KEY, [chunk_of(0, b"a"), chunk_of(0, b"a")]))
+
+
+def test_wire_is_what_the_protocol_says(server: ChunkServer) -> None:
+    put_all(server, kept := frames(1, 77))
+    with socket.create_connection(("127.0.0.1", server.port), LONG_S) as wire:
+        wire.sendall(chunk_wire.greeting(TOKEN, stream=63) + chunk_wire.ask(KEY, 0) * 2)
+        with wire.makefile("rb") as reader:
+            assert reader.read(chunk_wire.HELLO.size) == chunk_wire.hello()
+            for _ in range(2):
+                assert reader.read(chunk_wire.ANSWER.size) == chunk_wire.answer(KEY, 0, 77)
+                assert reader.read(77) == kept[0]
+            wire.sendall(chunk_wire.ask(UpdateKey(9, WHOLE), 3))
+            absent = chunk_wire.answer(UpdateKey(9, WHOLE), 3, 0)
+            assert reader.read(chunk_wire.ANSWER.size) == absent
+
+
+# ---- what is not there yet
+
+
+def test_relay_answers_what_receivers_wait_for() -> None:
+    kept = frames(6, 1000)
+    caught: list[dict[int, object]] = []
+    handed: list[int] = []
+    with ChunkServer(TOKEN, park_s=LONG_S) as server:
+
+        def receive() -> None:
+            with client_of(server) as client:
+                caught.append(dict(client.chunks(KEY, wanted(kept))))
+
+        def relay() -> None:
+            while misses := server.take_misses(LONG_S):
+                for key, tile in misses:
+                    handed.append(tile)
+                    if tile == 5:
+                        server.refuse(key, tile)
+                    else:
+                        server.put(key, tile, kept[tile])
+
+        relaying = threading.Thread(target=relay)
+        relaying.start()
+        receivers = [threading.Thread(target=receive) for _ in range(3)]
+        for thread in receivers:
+            thread.start()
+        for thread in receivers:
+            thread.join(LONG_S)
+        server.close()
+        relaying.join(LONG_S)
+    assert caught == [{**kept, 5: None}] * 3
+    assert sorted(tile for tile in handed if tile != 5) == list(range(5)), "each miss is told once"
+
+
+def test_server_of_a_log_looks_up_what_it_is_asked_and_survives_its_errors() -> None:
+    kept = frames(50, 500)
+    asked: list[int] = []
+
+    class Served:
+        def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+            asked.append(tile)
+            if tile == 49:
+                raise Unavailable("the relay has lost its source")
+            return kept[tile] if key == KEY else None
+
+    server = LogServer(Served(), TOKEN, "127.0.0.1")
+    try:
+        with ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=LONG_S) as client:
+            for _ in range(2):
+                assert dict(client.chunks(KEY, wanted(kept))) == {**kept, 49: None}
+            assert dict(client.chunks(UpdateKey(8, 7), wanted(kept)[:3])) == dict.fromkeys(range(3))
+    finally:
+        server.close()
+    assert sorted(asked) == sorted([*range(50), *range(50), 0, 1, 2])
+    assert not [one for one in threading.enumerate() if one.name.startswith("rose-chunks")]
+
+
+# ---- TLS
+
+
+@dataclass(frozen=True)
+class Files:
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="certificates are made with the program openssl"
+)
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def authority(folder: Path, name: str) -> Path:
+    where, key = folder / f"{name}.pem", folder / f"{name}.key"
+    openssl("req", "-x509", *NEW_KEY, "-keyout", key, "-out", where, "-subj", f"/CN={name}")
+    return where
+
+
+def certificate(signer: Path, name: str, reach: str, *, days: int = 2) -> Files:
+    folder = signer.parent
+    key, ask, out, more = (folder / f"{name}.{end}" for end in ("key", "csr", "pem", "ext"))
+    more.write_text(f"subjectAltName={reach}\n")
+    openssl("req", *NEW_KEY, "-keyout", key, "-out", ask, "-subj", f"/CN={name}")
+    sign = ["-CA", signer, "-CAkey", signer.with_suffix(".key"), "-CAcreateserial"]
+    openssl("x509", "-req", "-in", ask, *sign, "-days", str(days), "-extfile", more, "-out", out)
+    return Files(out, key, signer)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, theirs = authority(folder, "ours"), authority(folder, "theirs")
+    return {
+        "server": certificate(ours, "server", "IP:127.0.0.1,DNS:localhost"),
+        "client": certificate(ours, "client", "DNS:client"),
+        "elsewhere": certificate(ours, "elsewhere", "IP:127.0.0.9,DNS:elsewhere"),
+        "expired": certificate(ours, "expired", "IP:127.0.0.1", days=-1),
+        "stranger": certificate(theirs, "stranger", "IP:127.0.0.1"),
+    }
+
+
+def fetch_in_tls(
+    host: str, port: int, tls: Files, kept: dict[int, bytes]
+) -> dict[int, bytes | bytearray | memoryview | None]:
+    with ChunkClient(host, port, TOKEN, tls=tls, timeout_s=LONG_S) as client:
+        return dict(client.chunks(KEY, wanted(kept)))
+
+
+@needs_openssl
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_chunks_come_in_tls_between_those_whose_certificates_are_good(
+    files: dict[str, Files], host: str
+) -> None:
+    kept = {**frames(200, 3000), 777: secrets.token_bytes(CHUNK_BYTES_MAX)}
+    with ChunkServer(TOKEN, tls=files["server"], pace=Pace(1 << 30)) as server:
+        put_all(server, kept)
+        assert fetch_in_tls(host, server.port, files["client"], kept) == kept
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("of_server", "of_client", "says"),
+    [
+        ("elsewhere", "client", "IP address mismatch"),
+        ("stranger", "client", "TLS"),
+        ("server", "stranger", "TLS"),
+    ],
+)
+def test_certificate_of_another_authority_or_host_is_refused(
+    files: dict[str, Files], of_server: str, of_client: str, says: str
+) -> None:
+    with ChunkServer(TOKEN, tls=files[of_server]) as server:
+        put_all(server, kept := frames(3, 10))
+        with pytest.raises(Unavailable, match=says):
+            fetch_in_tls("127.0.0.1", server.port, files[of_client], kept)
+        assert server.sent_bytes_total == 0
+
+
+def python_tls(files: Files, *, is_server: bool) -> ssl.SSLContext:
+    side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
+    context = ssl.SSLContext(side)
+    context.load_verify_locations(files.authority)
+    return context
+
+
+@needs_openssl
+def test_client_without_a_certificate_hears_nothing(files: dict[str, Files]) -> None:
+    with ChunkServer(TOKEN, tls=files["server"]) as server:
+        put_all(server, frames(1, 10))
+        context = python_tls(files["server"], is_server=False)
+        for show in (False, True):
+            if show:
+                context.load_cert_chain(files["client"].certificate, files["client"].key)
+            heard = b""
+            with socket.create_connection(("127.0.0.1", server.port), LONG_S) as below:
+                try:
+                    with context.wrap_socket(below, server_hostname="127.0.0.1") as wire:
+                        assert wire.version() == "TLSv1.3"
+                        wire.sendall(chunk_wire.greeting(TOKEN))
+                        heard = wire.recv(chunk_wire.HELLO.size)
+                except OSError:
+                    pass
+            assert heard == (chunk_wire.hello() if show else b"")
+
+
+@needs_openssl
+def test_server_whose_certificate_has_expired_is_refused(files: dict[str, Files]) -> None:
+    context = python_tls(files["expired"], is_server=True)
+    context.load_cert_chain(files["expired"].certificate, files["expired"].key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):  # a client tries once more
+                below, _ = listener.accept()
+                with below:
+                    try:
+                        context.wrap_socket(below, server_side=True).close()
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(Unavailable, match="certificate has expired"):
+            fetch_in_tls("127.0.0.1", listener.getsockname()[1], files["client"], frames(1, 10))
+        thread.join(LONG_S)
+
+
+@needs_openssl
+def test_client_in_the_clear_hears_nothing_of_a_server_in_tls(files: dict[str, Files]) -> None:
+    with ChunkServer(TOKEN, tls=files["server"]) as server, client_of(server) as client:
+        put_all(server, kept := frames(3, 10))
+        with pytest.raises(Unavailable):
+            list(client.chunks(KEY, wanted(kept)))
+        assert server.sent_bytes_total == 0
+
+
+@needs_openssl
+def test_files_that_are_no_use_are_said(files: dict[str, Files], tmp_path: Path) -> None:
+    good, other = files["server"], files["client"]
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    for bad, says in [
+        (files["expired"], "has expired"),
+        (Files(tmp_path / "no.pem", good.key, good.authority), "no.pem' cannot be read"),
+        (Files(nonsense, good.key, good.authority), "nonsense.pem' cannot be read"),
+        (Files(good.certificate, tmp_path / "no.key", good.authority), "no.key"),
+        (Files(good.certificate, other.key, good.authority), "key"),
+        (Files(good.certificate, good.key, tmp_path / "no.ca"), "no.ca' cannot be read"),
+    ]:
+        with pytest.raises(InvalidArgument, match=says):
+            ChunkServer(TOKEN, tls=bad)
+        with pytest.raises(InvalidArgument, match=says):
+            ChunkClient("127.0.0.1", 1, TOKEN, tls=bad)
+
+
+def test_libssl_is_opened_only_when_tls_is_asked_for() -> None:
+    program = (
+        "from rose import _core\n"
+        "server = _core.ChunkServer('127.0.0.1', 0, bytes(32))\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "assert 'libssl' not in maps, maps\n"
+        "server.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG_S)
+    assert _core.TlsFiles("a", "b", "c").authority == "c"

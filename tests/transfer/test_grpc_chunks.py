@@ -1,0 +1,158 @@
+"""Chunks over gRPC: the same frames as by TCP, where TCP cannot be."""
+
+import hashlib
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from rose.errors import CorruptData, DeadlineExceeded, Unavailable
+from rose.transfer import grpc_chunks
+from rose.transfer.grpc_chunks import METHOD, GrpcChunks
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
+from rose.transfer.messages import TOKEN_KEY
+from rose.transfer.remote import RemoteSource
+from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.server import WeightServer, serve
+from tests.transfer import chunk_wire
+from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
+
+KEY = UpdateKey(7, 6)
+
+
+def chunk_of(tile: int, frame: bytes) -> Chunk:
+    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
+
+
+class Kept(VersionLog):
+    """A log that has these frames."""
+
+    def __init__(self, frames: dict[int, bytes]) -> None:
+        super().__init__()
+        self._frames = frames
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        return self._frames.get(tile) if key == KEY else None
+
+
+@pytest.fixture
+def frames() -> dict[int, bytes]:
+    rng = np.random.default_rng(1)
+    return {
+        3: rng.bytes(CHUNK_BYTES_MAX),
+        1: b"x",
+        **{tile: rng.bytes(99) for tile in range(9, 99)},
+    }
+
+
+@pytest.fixture
+def server(frames: dict[int, bytes]) -> Iterator[WeightServer]:
+    with serve(Kept(frames)) as one:
+        yield one
+
+
+@pytest.fixture
+def channel(server: WeightServer) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX)]
+    with grpc.insecure_channel(server.address, options=options) as one:
+        yield one
+
+
+def test_frames_come_bit_for_bit(
+    server: WeightServer,
+    channel: grpc.Channel,
+    frames: dict[int, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_chunks, "CALL_BYTES", 1000)  # several calls
+    client = GrpcChunks(channel, bytes.fromhex(server.token), timeout_s=LONG_S)
+    wanted = [chunk_of(tile, frame) for tile, frame in frames.items()]
+    got = [*client.chunks(KEY, [*wanted, chunk_of(0, b"gone")])]
+    assert [tile for tile, _ in got] == [*frames, 0]
+    assert {tile: frame and bytes(frame) for tile, frame in got} == {**frames, 0: None}
+    assert dict(client.chunks(UpdateKey(7, WHOLE), wanted[:2])) == {3: None, 1: None}
+
+
+def test_stranger_and_garbage_get_no_chunk(server: WeightServer, channel: grpc.Channel) -> None:
+    stranger = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
+    with pytest.raises(Unavailable, match="UNAUTHENTICATED"):
+        list(stranger.chunks(KEY, [chunk_of(1, b"x")]))
+    metadata = ((TOKEN_KEY, server.token),)
+    for content in (b"", bytes(16), bytes(17), bytes(16 + 4 * 8193), struct.pack("<QqI", 1, -2, 0)):
+        with pytest.raises(grpc.RpcError) as error:
+            list(channel.unary_stream(METHOD)(content, timeout=LONG_S, metadata=metadata))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        chunk_wire.answer(KEY, 1, 5),
+        chunk_wire.answer(KEY, 1, 5) + b"123456",
+        chunk_wire.answer(KEY, 1, 4) + b"1234",  # not as published
+        chunk_wire.answer(KEY, 2, 5) + b"12345",
+        chunk_wire.answer(UpdateKey(7, 5), 1, 5) + b"12345",
+        chunk_wire.answer(KEY, 1, 5, is_kept=0) + b"12345",
+        b"RASK" + chunk_wire.answer(KEY, 1, 5)[4:] + b"12345",
+        None,  # and one answer too few
+    ],
+)
+def test_answer_that_is_none_is_refused(message: bytes | None) -> None:
+    def lie(_request: bytes, _context: object) -> Iterator[bytes]:
+        return iter([] if message is None else [message])
+
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        handler = grpc.unary_stream_rpc_method_handler(lie)
+        service, name = METHOD.strip("/").split("/")
+        generic = grpc.method_handlers_generic_handler(service, {name: handler})
+        server.add_generic_rpc_handlers((generic,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
+            with pytest.raises(CorruptData):
+                list(client.chunks(KEY, [chunk_of(1, b"12345")]))
+        server.stop(None).wait()
+
+
+def test_server_that_is_silent_is_an_error_in_time() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        grpc.insecure_channel(f"127.0.0.1:{silent.getsockname()[1]}") as channel,
+    ):
+        client = GrpcChunks(channel, bytes(32), timeout_s=0.05)
+        with pytest.raises((DeadlineExceeded, Unavailable)):
+            list(client.chunks(KEY, [chunk_of(1, b"12345")]))
+
+
+def test_receiver_falls_back_where_the_chunk_port_cannot_be_reached() -> None:
+    log = VersionLog()
+    publisher = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        closed_port = placeholder.getsockname()[1]
+    with serve(log) as server:
+        real, server._chunks.port = server._chunks.port, closed_port
+        source = RemoteSource(server.address, server.token, timeout_s=LONG_S)
+        bits = weights(1)
+        with Worker(source, bits) as worker:
+            for seed in range(3):
+                publisher.publish(bits := changed(bits, seed))
+                worker.follow(publisher.version)
+                assert np.array_equal(worker.bits, bits)
+            assert source._is_blocked
+            server._chunks.port = real  # a new port is tried again
+            publisher.publish(bits := changed(bits, 9))
+            worker.follow(publisher.version)
+            assert np.array_equal(worker.bits, bits)
+            assert not source._is_blocked
+        source.close()
+        with pytest.raises(Unavailable):
+            list(source.chunks(KEY, [chunk_of(1, secrets.token_bytes(3))]))
