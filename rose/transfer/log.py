@@ -8,12 +8,13 @@ from typing import Final, TypeAlias
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey
+from rose.transfer.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
+from rose.transfer.shelf import NO_VERSION, Shelf
 from rose.transfer.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
-from rose.units import GIB
+from rose.transfer.store import MemoryStore, Store
+from rose.transfer.version import Version
+from rose.transfer.whole_tiles import WholeTiles
 
-NO_VERSION: Final = -1
-VERSIONS_MAX: Final = 64
-BYTES_MAX: Final = 4 * GIB
 # Counts are small and outlive the chunks, but not without end.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
@@ -64,28 +65,36 @@ class _Counts:
 class VersionLog:
     """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
 
-    Any thread may call; the lock guards everything here and is held over nothing that takes long.
+    Single versions are kept for the last `versions_max`; of spans, which lead over several versions
+    at once, those among them and `spans_max` of each length before. The opening stays always.
+
+    Any thread may call. The lock guards the counts and whole tiles, and is held over nothing that
+    takes long; one thread at a time appends.
 
     Args:
         versions_max: versions kept, at least 1.
         bytes_max: of all chunks kept, the seed's included.
+        spans_max: as said above.
+        store: of the chunks; in memory by default. What it has of an earlier process is served
+            until there is a publisher.
     """
 
-    def __init__(self, *, versions_max: int = VERSIONS_MAX, bytes_max: int = BYTES_MAX) -> None:
-        if versions_max < 1 or bytes_max < 1:
-            raise InvalidArgument(
-                f"a log of {versions_max} versions and {bytes_max} bytes keeps nothing"
-            )
-        self._versions_max = versions_max
+    def __init__(
+        self,
+        *,
+        versions_max: int = VERSIONS_MAX,
+        bytes_max: int = BYTES_MAX,
+        spans_max: int = SPANS_MAX,
+        store: Store | None = None,
+    ) -> None:
+        self._limits = Limits(versions_max, spans_max, bytes_max)
         self._bytes_max = bytes_max
-        self._changed = threading.Condition()
-        self._manifests: dict[UpdateKey, Manifest] = {}  # ascending, as are the next two
-        self._chunks: dict[UpdateKey, Chunks] = {}
-        self._counts: dict[int, _Counts] = {}  # by n
-        # Frames of one version that were made whole, by tile.
-        self._seed_n = NO_VERSION
-        self._seed: dict[int, bytes] = {}
-        self._opening: Manifest | None = None
+        self._shelf = Shelf(MemoryStore() if store is None else store)
+        self._shelf.forget(self._cut_short())
+        self._appending = threading.Lock()
+        self._lock = threading.Lock()
+        self._counts: dict[int, _Counts] = {}  # by n, ascending
+        self._seed = WholeTiles()
         self._make_seed: SeedMaker | None = None
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
@@ -93,102 +102,138 @@ class VersionLog:
 
     # ---- the publisher's side
 
+    @property
+    def newest_n(self) -> int:
+        """Return the number of the newest version, -1 where there is none.
+
+        A publisher that is started again names its opening above it.
+        """
+        return self._shelf.newest_n
+
     def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
         """Begin with an announcement of what the publisher has, and how to make a seed of it.
 
+        What an earlier process left is forgotten: no receiver goes by links that are dead.
+
         Raises:
             InvalidArgument: the log has an opening already, or this is none.
+            OutOfMemory: the store has no room.
+            Unavailable: the store cannot be written to.
         """
         if not manifest.is_announcement or manifest.chunks:
             raise InvalidArgument(f"{manifest.version} is no announcement")
-        with self._changed:
+        with self._appending:
             if self._make_seed is not None:
                 raise InvalidArgument("this log has a publisher: make a log for each")
+            self._check_newer(manifest)
+            self._shelf.put(manifest, {})
+            self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_seed = make_seed
-            self._opening = manifest
-            self._append(manifest, {}, is_opening=True)
+            self._count(manifest, is_opening=True)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
         """Keep a version; on an error the log is as before.
 
         Raises:
             InvalidArgument: its number is not above all before, or chunks and manifest differ.
-            OutOfMemory: it alone is more than the log may keep.
-            Unavailable: the log is closed.
+            OutOfMemory: it alone is more than the log may keep, or the store has no room.
+            Unavailable: the log is closed, or the store cannot be written to.
         """
         _check_chunks(manifest, chunks)
-        with self._changed:
+        with self._appending:
+            self._check_newer(manifest)
+            self._check_room(manifest)
+            self._count(manifest, is_opening=False)  # before anybody can answer for it
+            is_kept = False
+            try:
+                self._shelf.put(manifest, chunks)
+                is_kept = True
+            finally:
+                with self._lock:
+                    if not is_kept:
+                        del self._counts[manifest.version.n]
+                    self._totals = replace(self._totals, versions=self._totals.versions + is_kept)
+            self._trim()
+
+    def append_span(self, manifest: Manifest, chunks: Chunks) -> bool:
+        """Keep an update that leads over versions which are here; no version is new by it.
+
+        Returns:
+            Whether it is kept: its versions are still here, and there is room.
+
+        Raises:
+            InvalidArgument: chunks and manifest differ.
+            OutOfMemory: the store has no room.
+            Unavailable: the log is closed, or the store cannot be written to.
+        """
+        _check_chunks(manifest, chunks)
+        with self._appending:
             if self._is_closed:
                 raise Unavailable("the log of versions is closed")
-            newest = self._newest()
-            if manifest.version.n <= newest:
-                raise InvalidArgument(f"version {manifest.version} is not above {newest}")
-            if manifest.nbytes > self._bytes_max:
-                raise OutOfMemory(
-                    f"version {manifest.version} has {manifest.nbytes} bytes, and the log keeps "
-                    f"{self._bytes_max}"
-                )
-            self._append(manifest, chunks, is_opening=False)
-            self._totals = replace(self._totals, versions=self._totals.versions + 1)
+            if self._version_named(manifest.key.n) != manifest.version:
+                return False
+            self._shelf.put(manifest, chunks)
+            self._trim()
+            return self._shelf.manifest(manifest.key) is not None
 
-    def _append(self, manifest: Manifest, chunks: Chunks, *, is_opening: bool) -> None:
-        key = manifest.key
-        self._manifests[key], self._chunks[key] = manifest, chunks
-        self._counts[key.n] = _Counts(manifest, is_opening)
-        if len(self._manifests) > self._versions_max:
-            del self._manifests[next(iter(self._manifests))]
-        if len(self._counts) > COUNTS_MAX:
-            del self._counts[next(iter(self._counts))]
-        self._forget_chunks()
-        self._changed.notify_all()
+    def _version_named(self, n: int) -> Version | None:
+        found = (one.version for one in self._shelf.manifests_after(n - 1))
+        return next((one for one in found if one.n == n), None)
 
-    def _forget_chunks(self) -> None:
+    def _check_newer(self, manifest: Manifest) -> None:
+        if self._is_closed:
+            raise Unavailable("the log of versions is closed")
+        if manifest.version.n <= (newest := self._shelf.newest_n):
+            raise InvalidArgument(f"version {manifest.version} is not above {newest}")
+
+    def _check_room(self, manifest: Manifest) -> None:
+        if manifest.nbytes > self._bytes_max:
+            raise OutOfMemory(
+                f"version {manifest.version} has {manifest.nbytes} bytes, and the log keeps "
+                f"{self._bytes_max}"
+            )
+
+    def _count(self, manifest: Manifest, *, is_opening: bool) -> None:
+        with self._lock:
+            self._counts[manifest.version.n] = _Counts(manifest, is_opening)
+            if len(self._counts) > COUNTS_MAX:
+                del self._counts[next(iter(self._counts))]
+
+    def _trim(self) -> None:
         """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
-        if self._is_over():
-            self._seed, self._seed_n = {}, NO_VERSION
-        while self._is_over():
-            del self._chunks[next(iter(self._chunks))]
+        with self._lock:
+            if self._seed.nbytes + self._shelf.nbytes > self._bytes_max:
+                self._seed.clear()
+        self._shelf.trim(replace(self._limits, bytes_max=self._bytes_max))
 
-    def _is_over(self) -> bool:
-        kept = sum(len(frame) for chunks in self._chunks.values() for frame in chunks.values())
-        kept += sum(map(len, self._seed.values()))
-        return len(self._chunks) > self._versions_max or kept > self._bytes_max
+    def _cut_short(self) -> list[UpdateKey]:
+        """Return updates of an earlier process that a damaged disk has only parts of."""
+        return [
+            one.key
+            for one in self._shelf.manifests_after(NO_VERSION)
+            if len(self._shelf.store.tiles(one.key)) < len(one.chunks)
+        ]
 
     def close(self) -> None:
         """Take no more versions; what is kept can be pulled on."""
-        with self._changed:
+        with self._appending:
             self._is_closed = True
 
     # ---- the receivers' side
 
     def manifests_after(self, n: int) -> list[Manifest]:
-        """Return what is kept of the versions above `n`, the oldest first.
-
-        Whoever asks for all hears of the opening too, however old: it may hold just that.
-        """
-        with self._changed:
-            kept = [one for key, one in self._manifests.items() if key.n > n]
-            is_there = self._opening is None or self._opening.key in self._manifests
-            return kept if is_there or n >= 0 or self._opening is None else [self._opening, *kept]
+        """Return what is kept that leads above version `n`, ascending."""
+        return self._shelf.manifests_after(n)
 
     def wait_after(
         self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
     ) -> list[Manifest]:
-        """Wait for a version above `n`; nothing comes back when there was none in time.
-
-        Args:
-            n: of the newest version that is known; -1 for none.
-            timeout_s: how long to wait.
-            is_over: asked when `wake` is called: whether to wait no longer.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: is_over() or self._newest() > n, timeout_s)
-            return self.manifests_after(n)
+        """Wait for a version above `n`; see `Shelf.wait_after`."""
+        return self._shelf.wait_after(n, timeout_s, is_over=is_over)
 
     def wake(self) -> None:
         """Let whoever waits look whether the wait is over."""
-        with self._changed:
-            self._changed.notify_all()
+        self._shelf.wake()
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a seed with these tiles; its frames are kept until there is no room.
@@ -206,9 +251,7 @@ class VersionLog:
             OutOfMemory: the seed is more than the log may keep.
             Unavailable: the log has no publisher yet.
         """
-        with self._changed:
-            make = self._make_seed
-        if make is None:
+        if (make := self._make_seed) is None:
             raise Unavailable("no version was published yet")
         made = make(n, tiles)
         if made is None:
@@ -222,31 +265,36 @@ class VersionLog:
             raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
         if not chunks:
             return
-        with self._changed:
-            if manifest.version.n != self._seed_n:
-                self._seed, self._seed_n = {}, manifest.version.n
-            self._seed.update(chunks)
+        with self._lock:
             self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
-            if self._is_over():  # of the others; this one was asked for now
-                self._seed = dict(chunks)
-            while self._is_over() and self._chunks:
-                del self._chunks[next(iter(self._chunks))]
+            self._seed.keep(manifest.key, chunks, bytes_max=self._bytes_max - self._shelf.nbytes)
+            left = self._bytes_max - self._seed.nbytes
+        with self._appending:  # this one was asked for now, so versions make room
+            self._shelf.trim(replace(self._limits, bytes_max=max(left, 1)))
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is not kept; it counts as sent."""
-        with self._changed:
-            if key.is_whole:
-                frame = self._seed.get(tile) if key.n == self._seed_n else None
-            else:
-                frame = self._chunks.get(key, {}).get(tile)
-            if frame is not None:
+        """Return the frame of a tile, or None when it is not kept; it counts as sent.
+
+        Raises:
+            Unavailable: the store cannot be read.
+        """
+        if key.is_whole:
+            with self._lock:
+                frame = self._seed.get(key, tile)
+        else:
+            frame = self._shelf.store.get(key, tile)
+        if frame is not None:
+            with self._lock:
                 self._count_sent(key.n, len(frame))
-            return frame
+        return frame
 
     def frames(self, key: UpdateKey) -> Chunks | None:
         """Return all frames of an update, for its publisher; None when they are not kept."""
-        with self._changed:
-            return self._chunks.get(key)
+        if (manifest := self._shelf.manifest(key)) is None:
+            return None
+        frames = {one.tile: self._shelf.store.get(key, one.tile) for one in manifest.chunks}
+        kept = {tile: frame for tile, frame in frames.items() if frame is not None}
+        return kept if len(kept) == len(frames) else None
 
     def _count_sent(self, n: int, nbytes: int) -> None:
         self._totals = replace(self._totals, sent_bytes=self._totals.sent_bytes + nbytes)
@@ -257,7 +305,7 @@ class VersionLog:
         """Take a receiver's answer; one for a version that is unknown says nothing."""
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
-        with self._changed:
+        with self._lock:
             counts = self._counts.get(n)
             if counts is None:
                 return
@@ -279,22 +327,19 @@ class VersionLog:
 
     # ---- what it counted
 
-    def _newest(self) -> int:
-        return next(reversed(self._manifests)).n if self._manifests else NO_VERSION
-
     def receivers(self) -> dict[str, Acknowledgement]:
         """Return what each receiver said last."""
-        with self._changed:
+        with self._lock:
             return dict(self._receivers)
 
     def versions(self) -> list[VersionStatistics]:
         """Return the figures of the latest versions, the oldest first; the opening is none."""
-        with self._changed:
+        with self._lock:
             return [one.statistics() for one in self._counts.values() if not one.is_opening]
 
     def statistics(self) -> TransferStatistics:
         """Return the sums over all versions there were."""
-        with self._changed:
+        with self._lock:
             return self._totals
 
 

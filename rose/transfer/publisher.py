@@ -1,7 +1,8 @@
 """The publisher: turns fresh weights into a version of the log, or leaves everything as it was."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.contributor import Contributor, Part
@@ -9,10 +10,12 @@ from rose.transfer.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
 
+Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 _Undone = list[dict[int, Delta]]
 
 
@@ -29,6 +32,8 @@ class Publisher:
             used, and its incarnation higher than any before it.
         log: gets what is published; one publisher has it.
         signing: with the key that receivers have.
+        on_published: told of each version once the log has it, with the deltas of the tiles that
+            change, before they were coded for a link; must not wait. `SpanMaker.note` is one.
 
     Raises:
         InvalidArgument: a tile has no contributor, or two, or the name cannot be.
@@ -42,6 +47,7 @@ class Publisher:
         log: VersionLog,
         *,
         signing: Signing | None = None,
+        on_published: Published | None = None,
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
         if owned != list(range(len(tiles))):
@@ -57,8 +63,10 @@ class Publisher:
         self._is_sound = True  # the shadows are the newest version
         self._log = log
         self._signing = Signing() if signing is None else signing
+        self._on_published = on_published
         self._lock = threading.Lock()
         self._version = opening
+        self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
         log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
@@ -73,6 +81,15 @@ class Publisher:
     def tiles(self) -> Tiles:
         """Return how the weights are cut."""
         return self._tiles
+
+    @property
+    def drift(self) -> Drift:
+        """Return how far the newest version is from the weights it was made of.
+
+        Of the tiles of which a selection is sent; the others are what was published.
+        """
+        with self._lock:
+            return self._drift
 
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
@@ -108,6 +125,9 @@ class Publisher:
                         for one, part in zip(self._contributors, parts, strict=True)
                     ]
                     self._is_sound = all(back)
+            if self._on_published is not None:
+                deltas = {tile: delta for part in parts for tile, delta in part.deltas.items()}
+                self._on_published(manifest, deltas)
             return manifest
 
     def _append(self, parts: Sequence[Part]) -> Manifest:
@@ -133,6 +153,7 @@ class Publisher:
             one.keep(part)
         self._digests.update(after)
         self._version = version
+        self._drift = total_drift(part.drift for part in parts)
         return manifest
 
     def seed(
@@ -168,6 +189,8 @@ class Publisher:
             return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _named(self, n: int) -> Version | None:
+        if n == self._version.n:
+            return self._version
         known = (one.version for one in self._log.manifests_after(n - 1))
         return next((one for one in known if one.n == n), None)
 

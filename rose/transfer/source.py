@@ -4,8 +4,8 @@ from collections.abc import Generator, Sequence
 from typing import Protocol, TypeAlias
 
 from rose.transfer.digests import Digest
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.upstream import Upstream
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 
@@ -67,9 +67,9 @@ class Source(Protocol):
 
 
 class InProcessSource:
-    """The log itself, for receivers in the publisher's process."""
+    """The log itself, or a relay, for receivers in the same process."""
 
-    def __init__(self, log: VersionLog) -> None:
+    def __init__(self, log: Upstream) -> None:
         self._log = log
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:

@@ -1,0 +1,329 @@
+"""Stores keep what they are given, whole, and through a crash; a broken disk is said."""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rose.errors import CorruptData, OutOfMemory, Unavailable
+from rose.transfer.disk import HostDisk
+from rose.transfer.disk_store import DiskStore
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.store import MemoryStore, Store
+from rose.transfer.version import Version
+from tests.transfer.planted_disk import PlantedDisk
+
+LAYOUT = hashlib.sha256(b"any").hexdigest()
+TILES = 5
+ROOMY = 1 << 20
+
+
+def frame(n: int, tile: int) -> bytes:
+    return bytes([n % 256, tile]) * (10 + tile)
+
+
+def manifest(n: int, base_n: int | None = None, tiles: range = range(TILES)) -> Manifest:
+    base = Version("run", 1, n - 1 if base_n is None else base_n)
+    chunks = [
+        Chunk(tile, len(frame(n, tile)), 1, hashlib.sha256(frame(n, tile)).digest(), (n, tile))
+        for tile in tiles
+    ]
+    return Manifest(
+        Version("run", 1, n), base, (n, n), (0, 0), LAYOUT, TILES, 99, tuple(chunks), mac=b"mac"
+    )
+
+
+def frames(n: int, *tiles: int) -> dict[int, bytes]:
+    return {tile: frame(n, tile) for tile in tiles or range(TILES)}
+
+
+def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
+    return {
+        "memory": MemoryStore,
+        "planted": lambda: DiskStore(PlantedDisk(), bytes_max=ROOMY),
+        "host": lambda: DiskStore(HostDisk(tmp_path / "log"), bytes_max=ROOMY),
+        "host alone": lambda: DiskStore(
+            HostDisk(tmp_path / "log"), bytes_max=ROOMY, memory_bytes_max=0
+        ),
+    }
+
+
+@pytest.fixture(params=["memory", "planted", "host", "host alone"])
+def store(request: pytest.FixtureRequest, tmp_path: Path):
+    made = stores(tmp_path)[request.param]()
+    yield made
+    made.close()
+
+
+def test_what_is_put_is_there(store: Store) -> None:
+    store.put(manifest(2), frames(2, 0, 3))
+    store.put(manifest(1), {})
+    assert store.get(UpdateKey(2, 1), 3) == frame(2, 3)
+    assert store.get(UpdateKey(2, 1), 1) is None
+    assert store.get(UpdateKey(2, 0), 0) is None
+    assert [one.key.n for one in store.manifests()] == [1, 2]
+    assert store.tiles(UpdateKey(2, 1)) == {0, 3}
+    assert store.tiles(UpdateKey(9, 8)) == frozenset()
+    assert store.nbytes == store.nbytes_of(UpdateKey(2, 1)) == len(frame(2, 0) + frame(2, 3))
+    store.put(manifest(2), frames(2, 1, 3))  # more of it, and one again
+    assert store.get(UpdateKey(2, 1), 1) == frame(2, 1)
+    assert store.tiles(UpdateKey(2, 1)) == {0, 1, 3}
+    assert store.nbytes == len(frame(2, 0) + frame(2, 1) + frame(2, 3))
+
+
+def test_what_is_forgotten_is_gone(store: Store) -> None:
+    store.put(manifest(2), frames(2))
+    store.put(manifest(3), frames(3))
+    store.forget(UpdateKey(2, 1))
+    store.forget(UpdateKey(7, 6))
+    assert store.get(UpdateKey(2, 1), 0) is None
+    assert store.get(UpdateKey(3, 2), 0) == frame(3, 0)
+    assert store.nbytes == sum(map(len, frames(3).values()))
+
+
+def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: Store) -> None:
+    for wrong in ({0: frame(2, 0), 1: frame(2, 1) + b"\0"}, {0: frame(2, 0), 9: b"x"}):
+        with pytest.raises(CorruptData):
+            store.put(manifest(2), wrong)
+        assert store.manifests() == []
+        assert store.get(UpdateKey(2, 1), 0) is None
+
+
+def test_a_reopened_folder_has_what_was_put(tmp_path: Path) -> None:
+    for memory_bytes_max in (0, ROOMY):
+        folder = tmp_path / str(memory_bytes_max)
+        first = DiskStore(HostDisk(folder), bytes_max=ROOMY, memory_bytes_max=memory_bytes_max)
+        first.put(manifest(2), frames(2, 0, 1))
+        first.put(manifest(2), frames(2, 4))
+        first.put(manifest(4, 2), frames(4))
+        first.put(manifest(3), frames(3))
+        first.forget(UpdateKey(3, 2))
+        first.close()
+        again = DiskStore(HostDisk(folder), bytes_max=ROOMY)
+        assert again.manifests() == [manifest(2), manifest(4, 2)]
+        assert again.tiles(UpdateKey(2, 1)) == {0, 1, 4}
+        assert [again.get(UpdateKey(4, 2), tile) for tile in range(TILES)] == [
+            frame(4, tile) for tile in range(TILES)
+        ]
+        assert again.nbytes == first.nbytes
+        again.close()
+
+
+@given(st.integers(0, 400))
+def test_a_crash_at_any_byte_of_a_new_update_leaves_it_out(torn_at: int) -> None:
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY)
+    store.put(manifest(2), frames(2))
+    disk.torn_at = torn_at
+    try:
+        store.put(manifest(3), frames(3))
+        is_whole = True
+    except Unavailable:
+        is_whole = False
+        assert [one.key.n for one in store.manifests()] == [2]
+    again = DiskStore(PlantedDisk(disk.files), bytes_max=ROOMY)
+    assert [one.key.n for one in again.manifests()] == [2, 3][: 1 + is_whole]
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_crash_at_any_byte_of_more_frames_takes_only_those(torn_at: int, junk: int) -> None:
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY, memory_bytes_max=0)
+    store.put(manifest(2), frames(2, 0))
+    disk.torn_at = torn_at
+    try:
+        store.put(manifest(2), frames(2, 1, 2))
+    except Unavailable:
+        assert store.tiles(UpdateKey(2, 1)) == {0}
+    left = {name: content + bytes([junk]) * 3 for name, content in disk.files.items()}
+    again = DiskStore(PlantedDisk(left), bytes_max=ROOMY, memory_bytes_max=0)
+    there = again.tiles(UpdateKey(2, 1))
+    assert 0 in there
+    again.put(manifest(2), frames(2, 3))  # goes on where the sound part ends
+    for tile in there | {3}:
+        assert again.get(UpdateKey(2, 1), tile) == frame(2, tile)
+
+
+@given(st.data())
+def test_a_byte_that_changed_at_rest_is_never_served(data: st.DataObject) -> None:
+    disk = PlantedDisk()
+    DiskStore(disk, bytes_max=ROOMY).put(manifest(2), frames(2))
+    [name] = disk.files
+    content = bytearray(disk.files[name])
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    store = DiskStore(PlantedDisk({name: bytes(content)}), bytes_max=ROOMY, memory_bytes_max=0)
+    for tile in range(TILES):
+        assert store.get(UpdateKey(2, 1), tile) in (None, frame(2, tile))
+    assert len(store.tiles(UpdateKey(2, 1))) < TILES
+
+
+def test_a_byte_that_changes_while_the_store_is_open_is_found_when_it_is_read() -> None:
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY, memory_bytes_max=0)
+    store.put(manifest(2), frames(2))
+    [name] = disk.files
+    disk.files[name] = disk.files[name][:-1] + b"\xff"
+    assert store.get(UpdateKey(2, 1), TILES - 1) is None
+    assert TILES - 1 not in store.tiles(UpdateKey(2, 1))
+    store.put(manifest(2), frames(2, TILES - 1))  # so that it can come again
+    assert store.get(UpdateKey(2, 1), TILES - 1) == frame(2, TILES - 1)
+
+
+def test_files_of_others_and_of_other_names_are_not_taken_for_updates() -> None:
+    disk = PlantedDisk()
+    DiskStore(disk, bytes_max=ROOMY).put(manifest(2), frames(2))
+    [name] = disk.files
+    others = {name.replace("2.1", "7.6"): disk.files[name], "notes.txt": b"mine", "1.update": b""}
+    left = PlantedDisk({name: disk.files[name], **others})
+    assert [one.key.n for one in DiskStore(left, bytes_max=ROOMY).manifests()] == [2]
+    assert sorted(left.files) == sorted([name, "notes.txt"])
+
+
+def test_a_full_disk_is_said_and_what_is_kept_is_served() -> None:
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY)
+    store.put(manifest(2), frames(2))
+    disk.room_bytes = 0
+    with pytest.raises(OutOfMemory, match="no room"):
+        store.put(manifest(3), frames(3))
+    with pytest.raises(OutOfMemory):
+        store.put(manifest(4), {})
+    assert [one.key.n for one in store.manifests()] == [2]
+    disk.is_broken = True  # and even so the newest come from memory
+    assert store.get(UpdateKey(2, 1), 1) == frame(2, 1)
+    assert disk.reads == 0
+
+
+def test_more_than_the_folder_may_keep_is_refused() -> None:
+    size = sum(map(len, frames(2).values()))
+    store = DiskStore(PlantedDisk(), bytes_max=size)
+    store.put(manifest(2), frames(2))
+    with pytest.raises(OutOfMemory, match="keeps"):
+        store.put(manifest(3), frames(3, 0))
+    store.forget(UpdateKey(2, 1))
+    store.put(manifest(3), frames(3))
+
+
+def test_memory_keeps_the_newest_and_the_disk_all() -> None:
+    size = sum(map(len, frames(2).values()))
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY, memory_bytes_max=2 * size)
+    for n in (2, 3, 4):
+        store.put(manifest(n), frames(n))
+    assert [store.get(UpdateKey(n, n - 1), 0) for n in (4, 3)] == [frame(4, 0), frame(3, 0)]
+    assert disk.reads == 0
+    assert store.get(UpdateKey(2, 1), 0) == frame(2, 0)
+    assert disk.reads == 1
+    disk.is_broken = True
+    with pytest.raises(Unavailable):
+        store.get(UpdateKey(2, 1), 0)
+
+
+def test_a_file_that_cannot_be_removed_is_forgotten_all_the_same_and_removed_later() -> None:
+    disk = PlantedDisk()
+    store = DiskStore(disk, bytes_max=ROOMY)
+    store.put(manifest(2), frames(2))
+    disk.is_broken = True
+    store.forget(UpdateKey(2, 1))
+    assert store.get(UpdateKey(2, 1), 0) is None
+    disk.is_broken = False
+    store.put(manifest(3), frames(3))
+    store.forget(UpdateKey(9, 8))
+    assert [name[0] for name in disk.files] == ["3"]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(Unavailable, match="file"):
+        HostDisk(tmp_path / "file" / "log")
+
+
+def test_what_a_crash_left_beside_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "3.2.update.partial").write_bytes(b"half")
+    disk = HostDisk(tmp_path)
+    assert disk.names() == []
+    assert list(tmp_path.iterdir()) == []
+    disk.close()
+
+
+def test_a_disk_that_is_too_slow_is_said_and_its_late_file_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, real = threading.Event(), Path.replace
+    began = threading.Event()
+
+    def slow(self: Path, target: Path) -> Path:
+        began.set()
+        assert held.wait(60)
+        return real(self, target)
+
+    disk = HostDisk(tmp_path, write_s=0.05)
+    store = DiskStore(disk, bytes_max=ROOMY)
+    monkeypatch.setattr(Path, "replace", slow)
+    try:
+        with pytest.raises(Unavailable, match="within"):
+            store.put(manifest(2), frames(2))
+        assert began.wait(60)
+        with pytest.raises(Unavailable, match="earlier change"):
+            store.put(manifest(3), frames(3))
+        assert store.manifests() == []
+    finally:
+        held.set()
+        disk.close()
+    assert disk.names() == []
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A disk store, opened again at any time, beside the one in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = PlantedDisk()
+        self.model = MemoryStore()
+        self.open()
+
+    def open(self) -> None:
+        self.store = DiskStore(self.disk, bytes_max=ROOMY, memory_bytes_max=100)
+
+    @rule(n=st.integers(1, 4), tiles=st.sets(st.integers(0, TILES - 1)))
+    def put(self, n: int, tiles: set[int]) -> None:
+        for store in (self.store, self.model):
+            store.put(manifest(n), {tile: frame(n, tile) for tile in tiles})
+
+    @rule(n=st.integers(1, 4))
+    def forget(self, n: int) -> None:
+        for store in (self.store, self.model):
+            store.forget(UpdateKey(n, n - 1))
+
+    @rule()
+    def open_again(self) -> None:
+        self.disk = PlantedDisk(self.disk.files)
+        self.open()
+
+    @rule(n=st.integers(1, 4), tiles=st.sets(st.integers(0, TILES - 1), min_size=1))
+    def put_on_a_full_disk(self, n: int, tiles: set[int]) -> None:
+        wanted = tiles - self.model.tiles(UpdateKey(n, n - 1))
+        if not wanted:
+            return
+        self.disk.room_bytes = 0
+        with pytest.raises(OutOfMemory):
+            self.store.put(manifest(n), {tile: frame(n, tile) for tile in wanted})
+        self.disk.room_bytes = ROOMY
+
+    @invariant()
+    def both_have_the_same(self) -> None:
+        assert self.store.manifests() == self.model.manifests()
+        assert self.store.nbytes == self.model.nbytes
+        for n in range(1, 5):
+            key = UpdateKey(n, n - 1)
+            assert self.store.tiles(key) == self.model.tiles(key)
+            for tile in range(TILES):
+                assert self.store.get(key, tile) == self.model.get(key, tile)
+
+
+TestStoreMachine = StoreMachine.TestCase
