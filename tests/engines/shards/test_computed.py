@@ -129,6 +129,17 @@ def test_settled_load_stays(loaded) -> None:
     assert equal(state(model), after)
 
 
+def test_only_the_last_load_is_undone(loaded) -> None:
+    model, _, computed, _ = loaded
+    computed.parameters["host:A_log"].add_(1)
+    computed.load()
+    between = state(model)
+    computed.parameters["host:A_log"].add_(1)
+    computed.load()
+    computed.undo()
+    assert equal(state(model), between)
+
+
 def test_only_what_changed_is_loaded_with_what_ends_in_the_same_place(loaded) -> None:
     model, _, computed, _ = loaded
     computed.load(["q"])
