@@ -5,6 +5,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB
 ROUNDS = 11
 TIMEOUT_S = 60.0
+TLS_ROWS = ("tls_over_clear", "chunks_in_tls_gib_s")
 TOKEN = secrets.token_bytes(32)
 
 
@@ -80,6 +82,17 @@ def pull_all(source: ChunkClient | GrpcChunks, wanted: list[Chunk]) -> Pull:
     return pull
 
 
+def cpu_ms(pull: Pull) -> Measure:
+    """Return a measure of the processor time of all threads: of both ends, which are here."""
+
+    def measure() -> float:
+        began_ns = time.process_time_ns()
+        pull()
+        return (time.process_time_ns() - began_ns) * 1e-6
+
+    return measure
+
+
 def put_all(server: ChunkServer, kept: list[bytes]) -> None:
     for tile, frame in enumerate(kept):
         server.put(KEY, tile, frame)
@@ -112,6 +125,7 @@ def test_tcp_over_grpc(report: Report) -> None:
             by_tcp()
             by_grpc()
             paired = report.pairs(rate(by_tcp), rate(by_grpc), rounds=ROUNDS)
+            spent = report.pairs(cpu_ms(by_tcp), cpu_ms(by_grpc), rounds=ROUNDS)
         peer.stop(None).wait()
     report.add_ratio(
         "tcp_over_grpc",
@@ -120,10 +134,18 @@ def test_tcp_over_grpc(report: Report) -> None:
         bar=Bar(at_least=2.0),
     )
     report.add("chunks_gib_s", paired.subject, "GiB/s")
+    # What a receiver takes from its serving process; it hardly depends on who else is running.
+    report.add_ratio(
+        "tcp_cpu_over_grpc",
+        spent,
+        peer=Peer("gRPC streaming, processor time of both ends", spent.peer, "ms"),
+        bar=Bar(at_most=0.6),
+    )
 
 
 def test_chunks_in_tls(report: Report) -> None:
     if shutil.which("openssl") is None:
+        report.leave_out(TLS_ROWS, "certificates are made with the program openssl")
         return
     kept = frames()
     wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
