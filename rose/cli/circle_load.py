@@ -132,6 +132,7 @@ class CircleLoad:
             incidents=history.incidents,
             measured_s=history.now_s() - self._began_s,
             sent=(watch.sent_bytes, watch.dense_bytes) if watch.dense_bytes else None,
+            relayed=(self.circle.relayed.crossing_bytes, self.circle.relayed.sent_bytes),
         )
 
 

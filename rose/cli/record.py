@@ -194,8 +194,10 @@ class CircleRecord:
         spans: (from, to) of each interval in which the borrowed worker had memory.
         incidents: (time, one sentence): a process died and came back, a commit was undone.
         measured_s: how long the circle ran.
-        sent: (bytes of chunks, bytes of whole weights instead) to all workers, as the trainer
-            counted them, whole versions for workers that came back included; None if it never said.
+        sent: (bytes of chunks that left the trainer, bytes of whole weights to every worker
+            instead), as the trainer counted them; None if it never said.
+        relayed: (bytes that crossed from the trainer to the relay, bytes from there to the
+            workers), as the relay counted them; None where there was no relay.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -207,6 +209,7 @@ class CircleRecord:
     incidents: tuple[tuple[float, str], ...]
     measured_s: float
     sent: tuple[int, int] | None = None
+    relayed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
         sum(version.bytes_sent for version in circle.versions),
         sum(version.dense_bytes for version in circle.versions),
     )
+    crossed, handed_on = circle.relayed or (None, None)
     pauses_ms = [commit.pause_ms for commit in commits]
     return {
         "versions": len(circle.versions),
@@ -100,6 +101,9 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
         "bytes_sent": sent,
         "dense_bytes": dense,
         "sent_share": ratio(sent, dense),
+        # What crossed the link to the workers' side once, and what all workers got of it there.
+        "trainer_to_relay_bytes": crossed,
+        "relay_to_workers_bytes": handed_on,
         "density_p50": percentile([version.density for version in circle.versions], 50),
         "pause_ms_p50": percentile(pauses_ms, 50),
         "pause_ms_p99": percentile(pauses_ms, 99),

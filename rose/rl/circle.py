@@ -1,7 +1,7 @@
 """The circle: trajectories roll out, a trainer learns from them, fresh weights come back.
 
-Two programs are started and minded, the trainer and a dedicated worker; a borrowed worker lives in
-this process, beside serving. Whichever of the programs dies is started again, and the circle goes
+Three programs are started and minded: the trainer, a relay that its weights go through, and a
+dedicated worker; a borrowed worker lives in this process, beside serving. Whichever of the programs dies is started again, and the circle goes
 on with what is left until it is back.
 """
 
@@ -25,6 +25,7 @@ from rose.rl.handoff import Handoff
 from rose.rl.history import History
 from rose.rl.loop import RolloutLoop
 from rose.rl.noted_source import NotedSource
+from rose.rl.relayed import RelayedBytes
 from rose.rl.supervisor import Death, Supervisor
 from rose.rl.watch import TrainerWatch
 from rose.scheduler import SchedulerCore
@@ -82,14 +83,17 @@ class Circle:
         )
         self.watch = TrainerWatch(self.loop.tell, clock)
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        self._weights_address = "127.0.0.1:0"
+        self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
+        self.relayed = RelayedBytes()
         self._trainer_ready = threading.Event()
+        self._relay_ready = threading.Event()
         self._dedicated_ready = threading.Event()
         self._given_up: str | None = None
         self._parts = ExitStack()
         self._clients = self._parts.enter_context(ExitStack())  # Closed last.
         self._dedicated: RemoteWorker | None = None
         self._trainer: Supervisor | None = None
+        self._relay: Supervisor | None = None
         self._worker: Supervisor | None = None
         self._receiver: Receiver | None = None
         self._speed: dict[str, Any] = {}
@@ -99,7 +103,7 @@ class Circle:
     # ---- from outside ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the programs and wait until both are ready; then trajectories begin.
+        """Start the programs and wait until all are ready; then trajectories begin.
 
         Raises:
             InvalidArgument: the folder has the checkpoint of another circle.
@@ -119,6 +123,17 @@ class Circle:
         )
         self._parts.callback(self._trainer.stop)
         self._wait_for(self._trainer_ready, "the trainer")
+        self._relay = Supervisor(
+            self._relay_command,
+            self._relay_began,
+            partial(self._died, "relay", self._relay_ready),
+            policy=self._settings.restarts,
+            on_line=self.relayed.hear,
+            first_line=self._token,
+            clock=self._clock,
+        )
+        self._parts.callback(self._relay.stop)
+        self._wait_for(self._relay_ready, "the relay")
         self.watch.start()
         self._parts.callback(self.watch.stop)  # It looks once more when all was handed over.
         self.handoff.start()
@@ -185,6 +200,11 @@ class Circle:
         """Kill the trainer, for tests of what follows."""
         if self._trainer is not None:
             self._trainer.kill()
+
+    def kill_relay(self) -> None:
+        """Kill the relay, for tests of what follows."""
+        if self._relay is not None:
+            self._relay.kill()
 
     def dedicated_pid(self) -> int | None:
         """Return the number of the dedicated worker's process, if it runs."""
@@ -254,19 +274,34 @@ class Circle:
             f"--publish-every-s={pace.publish_every_s}",
             f"--checkpoint-every={pace.checkpoint_every}",
             f"--first-version={self.watch.version + 1 if self.watch.version else 0}",
-            *(f"--weights-address={self._weights_address}", "--weights-token-on-stdin"),
+            *(f"--weights-address={self._trainer_address}", "--weights-token-on-stdin"),
             *self._place(),
         ]
 
     def _trainer_began(self, incarnation: int, ready: dict[str, Any]) -> None:
         if incarnation:
             self.history.incident(f"trainer is back at version {ready['version']}")
-        self._weights_address = ready["weights_address"]
+        self._trainer_address = ready["weights_address"]
         client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
         self._clients.callback(client.close)
         self.handoff.follow(client.submit)
         self.watch.follow(client.status)
         self._trainer_ready.set()
+
+    def _relay_command(self, _incarnation: int) -> list[str]:
+        self.relayed.begin()
+        return [
+            *(sys.executable, "-m", "rose.rl.relay_program"),
+            *(f"--upstream={self._trainer_address}", f"--weights-address={self._weights_address}"),
+            *self._place(),
+        ]
+
+    def _relay_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident("relay is back")
+        # The same for all that follow, so that workers find them.
+        self._weights_address = ready["address"]
+        self._relay_ready.set()
 
     def _worker_command(self, incarnation: int) -> list[str]:
         settings = self._settings

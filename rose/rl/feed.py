@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
 from rose.transfer.commit import Commit
@@ -11,6 +12,7 @@ from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiver import Receiver
 from rose.transfer.source import Source
 from rose.transfer.subscription import Subscription
+from rose.transfer.sweep import Sweep
 from rose.transfer.version import Version
 
 
@@ -43,7 +45,10 @@ class WeightFeed:
     """
 
     def __init__(
-        self, worker: CommittingWorker, make_commit: Callable[[Any], tuple[Any, int]]
+        self,
+        worker: CommittingWorker,
+        make_commit: Callable[[Any], tuple[Any, int]],
+        on_reported: Callable[[Any], None] = lambda _commit: None,
     ) -> None:
         """Prepare to feed a worker.
 
@@ -51,9 +56,12 @@ class WeightFeed:
             worker: whose weights change.
             make_commit: returns the transaction for a staged version, which has an `outcome` when
                 it is over, and the number of that version.
+            on_reported: takes each transaction when it is over and the receiver knows; in the
+                worker's thread.
         """
         self._worker = worker
         self._make_commit = make_commit
+        self._on_reported = on_reported
         self._receiver: StagedReceiver | None = None
 
     def attach(self, receiver: StagedReceiver) -> None:
@@ -70,15 +78,20 @@ class WeightFeed:
         if staged is None:
             return
         commit, version = self._make_commit(staged)
-        self._worker.commit(
-            commit, version, on_done=lambda _committed: receiver.report(commit.outcome)
-        )
+
+        def report(_committed: object) -> None:
+            receiver.report(commit.outcome)
+            self._on_reported(commit)
+
+        self._worker.commit(commit, version, on_done=report)
 
 
 def receive(
     source: Source, weights: LiveWeights, worker: EngineWorker, *, version: int
 ) -> Receiver:
     """Begin to bring versions into `weights`, at the step boundaries of `worker`.
+
+    After each commit the weights are swept between steps; tiles that drifted are repaired.
 
     Args:
         source: the publisher.
@@ -95,7 +108,16 @@ def receive(
         last.append(Commit(staged, weights, receiver.digest, digests=digests))
         return last[0], staged.manifest.version.n
 
-    feed = WeightFeed(worker, make_commit)
+    def sweep(commit: Commit) -> None:
+        if commit.digests is not None:
+            fresh = Sweep(weights, commit.digests, clock=BootClock(), mend=weights.mend)
+            worker.sweep(fresh, swept)
+
+    def swept(sweep: Sweep) -> None:
+        if sweep.drifted:
+            receiver.drifted(sweep.digests)
+
+    feed = WeightFeed(worker, make_commit, sweep)
     receiver = Receiver(
         source,
         f"worker-{worker.number}",

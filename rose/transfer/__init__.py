@@ -34,6 +34,7 @@ from rose.transfer.relay_set import RelaySet
 from rose.transfer.retention import Limits
 from rose.transfer.row import Row
 from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.selection import Drift, Selection
 from rose.transfer.source import InProcessSource, Source
 from rose.transfer.spans import SpanMaker
 from rose.transfer.staging import ReceiverStatistics
@@ -60,6 +61,7 @@ __all__ = [
     "Digest",
     "DiskStore",
     "Distinct",
+    "Drift",
     "Follower",
     "HostDisk",
     "InProcessSource",
@@ -78,6 +80,7 @@ __all__ = [
     "RelayStatistics",
     "Row",
     "RowPublisher",
+    "Selection",
     "ShardViews",
     "Signing",
     "Source",

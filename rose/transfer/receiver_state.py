@@ -21,6 +21,7 @@ MOVES: Final = frozenset(
         (ReceiverState.STAGING, ReceiverState.SYNCED),
         (ReceiverState.STAGING, ReceiverState.STAGED),
         (ReceiverState.STAGED, ReceiverState.APPLYING),
+        (ReceiverState.STAGED, ReceiverState.SYNCED),
         (ReceiverState.APPLYING, ReceiverState.SYNCED),
         (ReceiverState.APPLYING, ReceiverState.ROLLED_BACK),
         (ReceiverState.ROLLED_BACK, ReceiverState.SYNCED),

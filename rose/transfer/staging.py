@@ -103,6 +103,10 @@ class Staging:
         self._seed_from: int | None = None
         # What the weights were held to be when a link did not fit them: there they may be repaired.
         self._repair_at: Version | None = None
+        # Where to go and no further; None: to the newest.
+        self._aim: Version | None = None
+        self._is_aim_direct = False
+        self._unreachable: Version | None = None
 
     # ---- the engine's side
 
@@ -120,9 +124,74 @@ class Staging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `round` has nothing to do until the engine comes by."""
+        """Whether `round` has nothing to do until the engine comes by, or the aim is another."""
         with self._lock:
-            return self._state is not ReceiverState.SYNCED and not self._reports
+            is_there = self._aim is not None and self._aim in {
+                self._held.version,
+                self._unreachable,
+            }
+            is_at_rest = self._state is not ReceiverState.SYNCED or is_there
+            return is_at_rest and self._repair_at is None and not self._reports
+
+    @property
+    def staged_version(self) -> Version | None:
+        """Return what lies ready; None when nothing does."""
+        with self._lock:
+            is_ready = self._state is ReceiverState.STAGED and self._staged is not None
+            return self._staged.manifest.version if is_ready and self._staged else None
+
+    @property
+    def unreachable(self) -> Version | None:
+        """Return the aim if the publisher cannot make it any more."""
+        with self._lock:
+            return self._unreachable
+
+    def aim(self, version: Version | None, *, is_direct: bool = False) -> None:
+        """Stage nothing beyond a version, which others need this receiver to be at.
+
+        What lies ready and leads elsewhere is dropped. `on_staged` is also called when the version
+        turns out to be unreachable.
+
+        Args:
+            version: None for the newest.
+            is_direct: stage just that one, whole if no delta leads there from what is held.
+        """
+        with self._lock:
+            if (version, is_direct) == (self._aim, self._is_aim_direct):
+                return
+            self._aim, self._is_aim_direct, self._unreachable = version, is_direct, None
+            if self._staged is not None and not self._is_aimed_at(self._staged.manifest.version):
+                self._drop_staged()
+
+    def _is_aimed_at(self, version: Version) -> bool:
+        aim = self._aim
+        if aim is None or version.n == aim.n:
+            return True
+        return version.n < aim.n and (not self._is_aim_direct or version.n <= self._held.version.n)
+
+    def _drop_staged(self) -> None:
+        if self._state is ReceiverState.STAGED:
+            self._staged = None
+            self._move(ReceiverState.SYNCED)
+
+    def drifted(self, digests: TileDigests) -> None:
+        """Repair weights that were found to be others than they are held to be, tile by tile.
+
+        What lies ready is dropped: it was made for what they were held to be. During a commit this
+        does nothing: one that was given these digests goes back by itself.
+
+        Args:
+            digests: of the tiles as they are.
+        """
+        with self._lock:
+            if self._state in {ReceiverState.APPLYING, ReceiverState.QUARANTINED}:
+                return
+            held = self._held.version
+            self._drop_staged()
+            self._digests = digests.copy()
+            self._held = Held(Version("", 0, held.n), digests.total)
+            self._repair_at = held if self._versions > 0 and held.run != "" else self._repair_at
+            self._seed_from = held.n
 
     def statistics(self) -> ReceiverStatistics:
         """Return the figures so far."""
@@ -175,14 +244,16 @@ class Staging:
         held = self._held
         self._move(ReceiverState.ROLLED_BACK)
         self._rolled_back += 1
-        if outcome.digest != self._held.digest:
+        was_as_held = outcome.digest == held.digest
+        if not was_as_held:
             # The weights were not what they were held to be, so they have no name.
             self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
         if not outcome.is_abandoned:
             was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
             self._repair_at = held.version if was_in_chain else None
-            # A whole version that could not be committed is not tried again; a newer one is.
-            self._seed_from = outcome.version.n + is_whole
+            # A whole version that could not be committed is not tried again; a newer one is. But
+            # one that lacked tiles, because the weights were not what they were held to be, is.
+            self._seed_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
     # ---- the side of the network
@@ -204,8 +275,13 @@ class Staging:
             return
         if (at := self._repair_at) is not None:
             self._repair_at = None  # tried once
-            if self._stage_seed(at.n, named=at):
+            if self._stage_seed(at.n, named=at, is_repair=True):
                 return
+        with self._lock:
+            aim, is_direct = self._aim, self._is_aim_direct
+        if aim is not None:
+            self._approach(aim, timeout_s, is_direct=is_direct)
+            return
         if self._seed_from is not None:
             self._join(self._seed_from, timeout_s)
             return
@@ -227,15 +303,59 @@ class Staging:
 
     def _choose(self, timeout_s: float) -> Manifest | Choice:
         held = self.held
-        # All that is kept, unless what is held is known to be of a publisher's chain.
-        is_known = self._versions > 0 and held.version.run != ""
-        after = held.version.n if is_known else NOTHING_KNOWN
-        offered = self._offered(self._source.wait_manifests(after, timeout_s))
-        chosen = next_version(held, offered, self._subscription)
+        offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
+        chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
             # They came at once and say nothing to this receiver: wait until there are others.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
+
+    def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
+        chosen = next_version(held, offered, self._subscription)
+        if isinstance(chosen, Manifest) and not self._is_base_of(chosen):
+            return Choice.SEED
+        return chosen
+
+    def _is_base_of(self, link: Manifest) -> bool:
+        """Whether the weights are what a link starts at, and not only called so.
+
+        A link says the digest of all tiles of its base. Who holds some of them goes by the name of
+        what it holds; until a commit has shown that to be true, it asks what that version is.
+        """
+        held, subscription = self.held, self._subscription
+        if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
+            return True
+        survey = self._seed(held.version.n, ())
+        if survey is None or survey.version != held.version:
+            return False
+        return subscription.digest_of(survey) == held.digest
+
+    def _after_n(self, held: Held) -> int:
+        """Ask for all that is kept, unless what is held is known to be of a publisher's chain."""
+        is_known = self._versions > 0 and held.version.run != ""
+        return held.version.n if is_known else NOTHING_KNOWN
+
+    def _approach(self, aim: Version, timeout_s: float, *, is_direct: bool) -> None:
+        """Stage what leads to a version: links, the longest first, or the version itself whole."""
+        held = self.held
+        if aim in {held.version, self.unreachable}:
+            return
+        offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
+        if not offered:
+            return
+        newest_n = max(one.version.n for one in offered)
+        links = [one for one in offered if one.version.n <= aim.n]
+        if is_direct:
+            links = [one for one in links if one.version == aim]
+        chosen = self._next(held, links) if self._seed_from is None else None
+        if isinstance(chosen, Manifest):
+            self._stage(chosen)
+        elif newest_n < aim.n:
+            self._source.wait_manifests(newest_n, timeout_s)  # it has not come here yet
+        elif not self._stage_seed(aim.n, named=aim):
+            with self._lock:
+                self._unreachable = aim
+            self._on_staged()
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the newest version whole, as far as it differs; wait until it is new enough."""
@@ -244,7 +364,12 @@ class Staging:
         self._stage_seed(None, at_least_n=at_least_n)
 
     def _stage_seed(
-        self, n: int | None, *, named: Version | None = None, at_least_n: int = NOTHING_KNOWN
+        self,
+        n: int | None,
+        *,
+        named: Version | None = None,
+        at_least_n: int = NOTHING_KNOWN,
+        is_repair: bool = False,
     ) -> bool:
         """Ask what a version is, and stage those tiles of it that differ; return whether it was."""
         survey = self._seed(n, ())
@@ -254,9 +379,9 @@ class Staging:
             return False
         held = self.held
         if self._subscription.digest_of(survey) == held.digest:
-            if named is None:
+            if not is_repair:
                 self._stage(as_held(survey, held))
-            return named is None
+            return not is_repair
         seed = self._seed(survey.version.n, self._differing(survey))
         if seed is None or seed.version != survey.version:
             return False  # it moved on meanwhile
@@ -288,7 +413,7 @@ class Staging:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
         Raises:
-            CorruptData: it signed none of them.
+            CorruptData: it signed none of them, or one cannot be what it says.
             InvalidArgument: they are of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
@@ -301,11 +426,16 @@ class Staging:
                 f"the publisher has {other.count} elements in {other.tile_count} tiles, and the "
                 f"receiver {tiles.count} in {len(tiles)}: their layouts differ"
             )
+        size = (len(tiles), tiles.count)
+        for one in manifests:
+            if one.layout == tiles.layout and (one.tile_count, one.count) != size:
+                raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
 
     def _stage(self, manifest: Manifest) -> None:
         with self._lock:
             self._move(ReceiverState.STAGING)
+            held = self._held
         staged: StagedVersion | None = None
         try:
             pulled = self._puller.pull(manifest, self._subscription)
@@ -320,6 +450,8 @@ class Staging:
             self._seed_from = manifest.version.n
         finally:
             with self._lock:
+                if self._held is not held or not self._is_aimed_at(manifest.version):
+                    staged = None  # it was made for what the weights are not, or is not wanted
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:

@@ -61,6 +61,8 @@ def test_numbers_of_the_weights():
         "digests_matched": 3,
         "digests_compared": 3,
         "bytes_sent": 6144,
+        "trainer_to_relay_bytes": None,
+        "relay_to_workers_bytes": None,
         "dense_bytes": 307200,
         "sent_share": 0.02,
         "density_p50": 0.02,
@@ -71,7 +73,8 @@ def test_numbers_of_the_weights():
 
 
 def test_what_the_trainer_counted_as_sent_comes_before_what_a_worker_heard_of():
-    weights = report_of(tiny_circle(sent=(10, 1000)))["weights"]
+    weights = report_of(tiny_circle(sent=(10, 1000), relayed=(10, 25)))["weights"]
+    assert (weights["trainer_to_relay_bytes"], weights["relay_to_workers_bytes"]) == (10, 25)
     assert (weights["bytes_sent"], weights["dense_bytes"]) == (10, 1000)
     assert weights["sent_share"] == pytest.approx(0.01)
 

@@ -53,6 +53,30 @@ def test_trainer_that_is_killed_while_it_publishes_comes_back(rig: CircleRig) ->
     rig.wait(lambda: rig.circle.handoff.waiting == 0)
 
 
+def test_relay_that_is_killed_comes_back_and_workers_catch_up(rig: CircleRig) -> None:
+    seen = len(rig.circle.history.versions)
+    rig.wait(lambda: len(rig.circle.history.versions) > seen)
+    rig.circle.kill_relay()  # A receiver has just heard of a version from it, and pulls it.
+    tokens = {kind: rig.circle.history.tokens(kind) for kind in WorkerKind}
+    rig.wait(lambda: rig.incidents("relay is back") > 0)
+    at_return = rig.circle.watch.version
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) > at_return)
+    # Nobody stopped to wait for it.
+    assert all(rig.circle.history.tokens(kind) > tokens[kind] for kind in WorkerKind)
+
+
+def test_change_crosses_to_the_relay_once_and_goes_from_there_to_each_worker(
+    rig: CircleRig,
+) -> None:
+    moved = rig.circle.relayed
+    before = moved.crossing_bytes, moved.sent_bytes
+    for kind in WorkerKind:
+        newest = rig.newest(kind)
+        rig.wait(lambda kind=kind, newest=newest: rig.newest(kind) > newest)
+    rig.wait(lambda: moved.crossing_bytes > before[0] and moved.sent_bytes > before[1])
+    assert moved.sent_bytes > moved.crossing_bytes
+
+
 def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> None:
     rig.wait_for_more_tokens(WorkerKind.DEDICATED)
     resumed = rig.circle.loop.counts().resumed

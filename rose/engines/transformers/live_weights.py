@@ -140,10 +140,25 @@ class LiveWeights:
         view.setflags(write=False)
         return view
 
+    def mend(self, tile: int) -> bool:
+        """Let what steps read of a tile be the row again; return whether it was not.
+
+        A digest is of the row, so a `Sweep` finds a row that drifted and this a buffer that did.
+        Whether a mirror equals the buffer, and all is where it has to be, is for `sweep`.
+        """
+        if self._equals(tile):
+            return False
+        place = self._slice(tile)
+        self._live[place] = _widened(self.row[place]).to(self._live.device)
+        if self.mirror is not None:
+            self.mirror.write(place.start, place.stop)
+        return True
+
     def sweep(self) -> bool:
         """Return whether every live parameter equals the row, bit by bit, where it has to be.
 
-        It reads all of the weights: for after a commit, when steps run again.
+        It reads all of the weights at once, those of a mirror too: for tests, and for who doubts.
+        `Sweep`, with `mend`, is what runs between steps.
         """
         is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()
         return is_read and all(self._equals(tile) for tile in range(self.tiles))

@@ -4,6 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
@@ -23,7 +24,14 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
+from rose.transfer.sweep import Sweep
 from rose.units import NS_PER_MS
+
+SWEEP_MS: Final = 0.5
+
+
+def _nothing(_sweep: Sweep) -> None:
+    pass
 
 
 class EngineWorker:
@@ -46,6 +54,7 @@ class EngineWorker:
         on_event: called in the loop thread; must be quick and must not raise.
         flush_ms: tokens wait at most about so long before they are reported.
         ttl_ms: of a borrowed worker's lease.
+        sweep_ms: of the time between two steps, for a sweep; it reads one tile at least.
 
     Raises:
         InvalidArgument: the engine does not sample, or is no borrower's though it is borrowed.
@@ -60,6 +69,7 @@ class EngineWorker:
         *,
         flush_ms: float = 100.0,
         ttl_ms: float = 2000.0,
+        sweep_ms: float = SWEEP_MS,
     ) -> None:
         processor = engine.processor
         if not processor.is_sampling:
@@ -72,6 +82,7 @@ class EngineWorker:
         self._kind = kind
         self._on_event = on_event
         self._flush_ms = flush_ms
+        self._sweep_ms = sweep_ms
         self._clock = processor.clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count()
@@ -88,6 +99,8 @@ class EngineWorker:
         self._turns: dict[int, Turn] = {}
         self._ended: list[Turn] = []
         self._flushed_ms = self._now_ms()
+        self._sweep: Sweep | None = None
+        self._on_swept: Callable[[Sweep], None] = _nothing
         processor.listener = self
 
     # ---- any thread -----------------------------------------------------------------------------
@@ -139,6 +152,15 @@ class EngineWorker:
             commit, version=version, on_done=partial(self._committed, on_done=on_done)
         )
 
+    def sweep(self, sweep: Sweep, on_swept: Callable[[Sweep], None]) -> None:
+        """Read the weights between steps, a little each time; another sweep takes its place.
+
+        Args:
+            sweep: of the weights that the engine runs.
+            on_swept: told when it is over, in the loop thread; must not wait.
+        """
+        self._tell(partial(self._begin_sweep, sweep, on_swept))
+
     def _tell(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
         self._engine.wake()
@@ -156,6 +178,9 @@ class EngineWorker:
         self._report_ended()
         if self._now_ms() - self._flushed_ms >= self._flush_ms:
             self._flush()
+        if self._sweep is not None and not self._sweep.step(self._sweep_ms):
+            sweep, self._sweep = self._sweep, None
+            self._on_swept(sweep)
 
     def while_parked(self) -> None:
         """Renew the lease and take turns back though a step is parked; tokens can wait."""
@@ -303,6 +328,9 @@ class EngineWorker:
             self._close_lease()
         if on_done is not None:
             on_done(committed)
+
+    def _begin_sweep(self, sweep: Sweep, on_swept: Callable[[Sweep], None]) -> None:
+        self._sweep, self._on_swept = sweep, on_swept
 
     # ---- small things ---------------------------------------------------------------------------
 

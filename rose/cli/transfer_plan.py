@@ -1,0 +1,150 @@
+"""`rose transfer plan SOURCE DEST...`: which tiles an update has, and what moves where."""
+
+import json
+import math
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+
+from rose.cli.transfer_plan_record import Planned, planned_record
+from rose.cli.transfer_plan_table import print_planned
+from rose.errors import InvalidArgument
+from rose.transfer.plan import (
+    Coverage,
+    Relay,
+    Replica,
+    Source,
+    check_coverage,
+    make_plan,
+    traffic,
+)
+from rose.transfer.plan.plan_file import plan_to_json
+from rose.transfer.plan.shard_file import FILE_BYTES_MAX, ShardFile, shards_from_json
+from rose.transfer.plan.ties import renamed
+from rose.transfer.tiles import TILE_ELEMENTS
+from rose.whole_file import write_whole
+
+_PATH: Final = click.Path(path_type=Path)
+# Of files that name no cluster.
+_TRAINING: Final = "training"
+_SERVING: Final = "serving"
+
+
+@click.command()
+@click.argument("source", type=_PATH)
+@click.argument("destinations", type=_PATH, nargs=-1, required=True, metavar="DEST...")
+@click.option(
+    "--relays",
+    type=click.IntRange(0, 1024),
+    default=1,
+    show_default=True,
+    help="Of each serving cluster; without, a tile crosses once for each receiver.",
+)
+@click.option(
+    "--density",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Share of the elements that an update changes.",
+)
+@click.option(
+    "--bytes-per-change",
+    type=click.FloatRange(0, 64),
+    default=1.5,
+    show_default=True,
+    help="On the wire; a tile never takes more than its elements do.",
+)
+@click.option(
+    "--tile-elements",
+    type=click.IntRange(1, TILE_ELEMENTS),
+    default=TILE_ELEMENTS,
+    show_default=True,
+    help="Of a tile, at most.",
+)
+@click.option("--json", "out", type=_PATH, metavar="FILE", help="Write the numbers too.")
+@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan itself too.")
+def plan(
+    *,
+    source: Path,
+    destinations: tuple[Path, ...],
+    relays: int,
+    density: float,
+    bytes_per_change: float,
+    tile_elements: int,
+    out: Path | None,
+    plan_out: Path | None,
+) -> None:
+    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, load of NICs, coverage.
+
+    SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
+    status is 2 when one cannot be read, when something of the source or of a parameter is silently
+    uncovered, or when a replica wants what the source does not have.
+    """
+    giving, taking = _read(source), [_read(path) for path in destinations]
+    members = _members(destinations, taking)
+    given = _covered(source, giving, is_source=True)
+    held = {
+        member.name: _covered(path, file)
+        for path, file, member in zip(destinations, taking, members, strict=True)
+    }
+    made = make_plan(
+        Source(giving.cluster or _TRAINING, giving.shards, giving.ties),
+        members,
+        _relays(members, relays),
+        tile_elements=tile_elements,
+    )
+    bytes_of_tile = [
+        min(tile.nbytes, math.ceil(tile.count * density * bytes_per_change)) for tile in made.tiles
+    ]
+    moved = traffic(made, bytes_of_tile)
+    planned = Planned(made, moved, given, held, density, bytes_per_change)
+    if out is not None:
+        _write(out, f"{json.dumps(planned_record(planned), indent=2)}\n".encode())
+    if plan_out is not None:
+        _write(plan_out, plan_to_json(made))
+    print_planned(Console(highlight=False), planned)
+
+
+def _read(path: Path) -> ShardFile:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)  # one more, so that too many are noticed
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    return shards_from_json(content, what=str(path))
+
+
+def _members(paths: tuple[Path, ...], files: list[ShardFile]) -> tuple[Replica, ...]:
+    return tuple(
+        Replica(file.name or path.stem, file.cluster or _SERVING, file.shards, file.converts)
+        for path, file in zip(paths, files, strict=True)
+    )
+
+
+def _relays(members: tuple[Replica, ...], count: int) -> list[Relay]:
+    clusters = sorted({member.cluster for member in members})
+    return [Relay(f"{one} relay {place}", one) for one in clusters for place in range(count)]
+
+
+def _covered(path: Path, file: ShardFile, *, is_source: bool = False) -> Coverage:
+    try:
+        return check_coverage(
+            renamed(file.shards, file.ties),
+            is_source=is_source,
+            storages=file.sizes,
+            buffers=file.buffers,
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write to {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None

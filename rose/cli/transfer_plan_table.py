@@ -1,0 +1,112 @@
+"""A plan as tables on a terminal: tiles and links, NICs, coverage, and what a reader must know."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rose.cli.delta_report import density, size_text
+from rose.cli.transfer_plan_record import Planned
+from rose.transfer.plan import Coverage
+
+_NAMED: Final = 3  # of many alike; the JSON has all
+
+
+def print_planned(console: Console, planned: Planned) -> None:
+    """Print what was found."""
+    _print(console, ("what", "how much", "why"), list(_rows(planned)))
+    _print(console, ("NICs", "how many", "least", "mean", "most"), list(_nics(planned)))
+    headers = ("who", "ranks", "of the source", "of its memory", "computed")
+    _print(console, headers, list(_coverages(planned)))
+    for sentence in sentences(planned):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def sentences(planned: Planned) -> Iterator[str]:
+    """Say what the tables do not: ties, computed tensors, buffers, and what nobody receives."""
+    yield from _about("the source", planned.source)
+    for name, coverage in planned.replicas.items():
+        yield from _about(f"replica {name}", coverage)
+        if coverage.storage is None:
+            yield (
+                f"How large the parameters of replica {name} are is not said, so nothing shows "
+                f"that all of their elements are covered."
+            )
+        if missing := planned.unreceived(name):
+            yield f"Replica {name} does not receive {_listed(missing)}, or not all of it."
+
+
+def _rows(planned: Planned) -> Iterator[Sequence[str]]:
+    plan, moved = planned.plan, planned.traffic
+    yield "elements", f"{planned.elements:,}", "That cross; tied tensors once, computed ones not."
+    yield (
+        "tiles",
+        f"{len(plan.tiles):,}",
+        f"Of at most {plan.tile_elements:,} elements each; whole, {planned.tiles_min:,} would do.",
+    )
+    update = (
+        f"At a density of {planned.density:.3g} and {planned.bytes_per_change:g} bytes per change"
+    )
+    for (one, other), nbytes in sorted(moved.crossing.items()):
+        is_relayed = any(relay.cluster == other for relay in plan.relays)
+        how = "each tile once" if is_relayed else "each tile once for each of its receivers"
+        yield f"link {one} to {other}", size_text(nbytes), f"{update}, {how}."
+    for cluster, nbytes in sorted(moved.fan_out.items()):
+        yield f"inside {cluster}", size_text(nbytes), "Each tile once for each of its receivers."
+    yield "layout", plan.layout_id[:16], "Digests of tiles compare where it is the same."
+    yield "plan", plan.plan_id[:16], "The layout and the ways of its tiles."
+
+
+def _nics(planned: Planned) -> Iterator[Sequence[str]]:
+    for kind, loads in planned.nics().items():
+        least, most, mean = min(loads.values()), max(loads.values()), sum(loads.values())
+        shown = (size_text(nbytes) for nbytes in (least, mean / len(loads), most))
+        yield kind, f"{len(loads):,}", *shown
+
+
+def _coverages(planned: Planned) -> Iterator[Sequence[str]]:
+    source = planned.source
+    held = density(source.held, source.elements)
+    yield "source", *_members(source, held)
+    for name, coverage in planned.replicas.items():
+        received = density(planned.received(name), planned.elements)
+        yield f"replica {name}", *_members(coverage, received)
+
+
+def _members(coverage: Coverage, share: str) -> Sequence[str]:
+    memory = "unknown"
+    if coverage.storage is not None:
+        memory = density(coverage.storage - sum(coverage.uncovered.values()), coverage.storage)
+    ranks = f"{len(coverage.shards.ranks):,}"
+    return ranks, share, memory, f"{len(coverage.shards.computed):,}"
+
+
+def _about(who: str, coverage: Coverage) -> Iterator[str]:
+    ties = [f"{name} = {goes_by}" for name, goes_by in coverage.ties.items()]
+    if ties:
+        yield f"Tied at {who}, and sent under one name: {_listed(ties)}."
+    computed = [f"{name} ({reason})" for name, reason in coverage.shards.computed.items()]
+    if computed:
+        yield f"Computed at {who}, and changed by its loader only: {_listed(computed)}."
+    uncovered = [
+        f"{count:,} elements of {parameter} on rank {rank}"
+        for (rank, parameter), count in coverage.uncovered.items()
+    ]
+    if uncovered:
+        yield f"Not covered at {who}, as buffers or computed: {_listed(uncovered)}."
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED:,} more" if len(names) > _NAMED else shown
+
+
+def _print(console: Console, headers: Sequence[str], rows: list[Sequence[str]]) -> None:
+    table = Table(*headers)
+    for column in table.columns[1:]:
+        column.justify = "left" if column.header == "why" else "right"
+    for row in rows:
+        table.add_row(*(Text(cell, no_wrap=column == 1) for column, cell in enumerate(row)))
+    console.print(table)

@@ -1,0 +1,105 @@
+"""The relay's own process: `python -m rose.rl.relay_program`.
+
+It stands between the trainer and the workers, so that a change leaves the trainer's machine once,
+however many workers there are, and workers that come back find it though the trainer is away.
+
+The first line of its standard input is the token of both sides. It prints one line of JSON when it
+is ready, `{"address": HOST:PORT}`, then lines of JSON on its standard error that say what it moved,
+and ends when its standard input closes or on SIGTERM.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from rose.errors import RoseError
+from rose.rl.cores import take_cores, yield_to_others
+from rose.transfer.follower import Follower
+from rose.transfer.reader_source import ReaderSource
+from rose.transfer.relay import Relay
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import serve
+from rose.transfer.store import MemoryStore
+
+_LOOK_S: Final = 0.5
+# The trainer comes back within seconds, and its versions seconds apart.
+_BACKOFF_MAX_S: Final = 0.5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the relay until it is told to stop; return the exit status."""
+    options = _parser().parse_args(arguments)
+    token = sys.stdin.readline().strip()
+    stop = threading.Event()
+    # Control-C reaches the whole group of processes; the parent decides what it means for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())  # noqa: ARG005
+    try:
+        take_cores(options.cores)
+        if options.background:
+            yield_to_others()
+        _relay(options, token, stop)
+    except RoseError as error:
+        sys.stderr.write(f"the relay ends: {error}\n")
+        return 1
+    return 0
+
+
+def _relay(options: argparse.Namespace, token: str, stop: threading.Event) -> None:
+    with ExitStack() as parts:
+        sources = [RemoteSource(options.upstream, token) for _ in range(2)]
+        relay = Relay(sources[0], store=MemoryStore(), reader=ReaderSource(sources[1]))
+        server = parts.enter_context(serve(relay, options.weights_address, token=token))
+        parts.enter_context(Follower(relay, backoff_max_s=_BACKOFF_MAX_S))
+        for source in sources:
+            parts.callback(source.close)  # First: it breaks off what is waited for.
+        _say(sys.stdout, {"address": server.address})
+        last: Mapping[str, int] = {}
+        while not stop.is_set() and not _input_has_ended():
+            last = _tell(relay, last)
+        _tell(relay, last)
+
+
+def _tell(relay: Relay, last: Mapping[str, int]) -> Mapping[str, int]:
+    """Say what was moved so far, if that is another than was said last."""
+    figures = relay.statistics()
+    moved = {"crossing_bytes": figures.crossing_bytes, "sent_bytes": figures.sent_bytes}
+    if moved != last:
+        _say(sys.stderr, moved)
+    return moved
+
+
+def _say(to: object, message: Mapping[str, object]) -> None:
+    print(json.dumps(message), file=to, flush=True)  # type: ignore[call-overload]
+
+
+def _input_has_ended() -> bool:
+    """Whether the parent is gone; looks for a while. What comes in before that says nothing."""
+    source = sys.stdin.fileno()
+    ready, _, _ = select.select([source], [], [], _LOOK_S)
+    return bool(ready) and not os.read(source, 1 << 12)
+
+
+def _cores(text: str) -> frozenset[int]:
+    return frozenset(int(one) for one in text.split(","))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rose.rl.relay_program", description=__doc__)
+    option: Callable[..., argparse.Action] = parser.add_argument
+    option("--upstream", required=True, help="where the trainer's weights are, HOST:PORT")
+    option("--weights-address", default="127.0.0.1:0", help="where receivers of weights ask")
+    option("--background", action="store_true", help="run in time that nobody else wants")
+    option("--cores", type=_cores, default=frozenset(), help="to run on, as in 0,1")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

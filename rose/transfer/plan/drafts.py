@@ -1,0 +1,177 @@
+"""Tiles before they have a way: what both sides hold, refined and cut to size."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rose.errors import InvalidArgument
+from rose.transfer.plan.coverage import check_coverage
+from rose.transfer.plan.dtypes import width_of
+from rose.transfer.plan.members import Holder, Replica, Source
+from rose.transfer.plan.refinement import Patterns, slabs
+from rose.transfer.plan.regions import described
+from rose.transfer.plan.spec import Region, ShardMap
+from rose.transfer.plan.ties import renamed
+from rose.transfer.tiles import TILE_BYTES, TILE_ELEMENTS
+
+T = TypeVar("T", int, Holder)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tile that nobody has a part of only.
+
+    Args:
+        tensor: by its canonical name.
+        region: of it.
+        dtype: that crosses.
+        contributors: the source ranks that hold it, ascending, at least one.
+        receivers: who wants it, ascending; nobody, perhaps.
+    """
+
+    tensor: str
+    region: Region
+    dtype: str
+    contributors: tuple[int, ...]
+    receivers: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """Both sides under the same names, and the tiles between them.
+
+    Args:
+        source: with tied tensors under one name.
+        replicas: as the source names its tensors.
+        drafts: by tensor in alphabetical order, then ascending.
+    """
+
+    source: Source
+    replicas: tuple[Replica, ...]
+    drafts: tuple[Draft, ...]
+
+
+def refine(
+    source: Source, replicas: Iterable[Replica], *, tile_elements: int = TILE_ELEMENTS
+) -> Refinement:
+    """Divide what the source holds into tiles that each rank of all has whole or not at all.
+
+    Args:
+        source: must hold every element of every tensor that it does not compute.
+        replicas: of any layouts.
+        tile_elements: of a tile, at most; fewer where they would be more than `TILE_BYTES`.
+
+    Raises:
+        InvalidArgument: a map is unsound, or a replica wants what the source does not have: another
+            tensor, shape, part or dtype, or one storage for two tensors of the source; or nothing
+            crosses as the dtype of a tensor.
+    """
+    if not 0 < tile_elements <= TILE_ELEMENTS:
+        raise InvalidArgument(f"tile_elements {tile_elements} must be from 1 to {TILE_ELEMENTS}")
+    one = _under_one_name(source)
+    fitted = tuple(_fitted(replica, one) for replica in replicas)
+    return Refinement(one, fitted, tuple(_drafts(one, fitted, tile_elements)))
+
+
+def _under_one_name(source: Source) -> Source:
+    tensors = source.shards.tensors
+    for name, goes_by in source.ties.items():
+        here, there = tensors.get(name), tensors.get(goes_by)
+        if here and there and (here.shape, here.dtype) != (there.shape, there.dtype):
+            raise InvalidArgument(f"{name} and {goes_by} are tied, and differ in shape or dtype")
+    coverage = check_coverage(renamed(source.shards, source.ties), is_source=True)
+    declared = {name: coverage.ties.get(by, by) for name, by in source.ties.items()}
+    return Source(source.cluster, coverage.shards, {**coverage.ties, **declared})
+
+
+def _fitted(replica: Replica, source: Source) -> Replica:
+    """Return a replica in the source's names.
+
+    Raises:
+        InvalidArgument: it holds something that the source has not.
+    """
+    tensors = source.shards.tensors
+    coverage = check_coverage(renamed(replica.shards, source.ties), known=tensors)
+    for name, goes_by in coverage.ties.items():
+        if name in tensors:
+            raise InvalidArgument(
+                f"{name} and {goes_by} are one tensor at replica {replica.name} and two at the "
+                f"source"
+            )
+    held = {piece.tensor for piece in coverage.shards.pieces}
+    for name in coverage.shards.tensors:
+        if name in held:
+            _check_fit(name, coverage.shards, replica, source)
+    return Replica(replica.name, replica.cluster, coverage.shards, replica.converts)
+
+
+def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) -> None:
+    wanted, given = shards.tensors[name], source.shards.tensors.get(name)
+    if given is None:
+        raise InvalidArgument(
+            f"replica {replica.name} holds {name}, which the source does not have"
+        )
+    if wanted.shape != given.shape:
+        raise InvalidArgument(
+            f"{name} has the shape {given.shape} at the source and {wanted.shape} at replica "
+            f"{replica.name}"
+        )
+    if wanted.dtype != given.dtype and (given.dtype, wanted.dtype) not in replica.converts:
+        raise InvalidArgument(
+            f"{name} is of {given.dtype} at the source and of {wanted.dtype} at replica "
+            f"{replica.name}, which does not say that it converts {given.dtype} to {wanted.dtype}"
+        )
+
+
+def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> Iterator[Draft]:
+    ranks_of, holders_of = _ranks_of(source.shards), _holders_of(replicas)
+    patterns = Patterns()
+    cut: dict[tuple[Region, int], tuple[Region, ...]] = {}
+    for name, spec in sorted(source.shards.tensors.items()):
+        giving, taking = ranks_of.get(name, {}), holders_of.get(name, {})
+        regions = sorted({*giving, *taking})
+        most = min(tile_elements, 8 * TILE_BYTES // width_of(name, spec.dtype))
+        for cell in patterns.cells(spec.shape, regions):
+            held_by = [regions[place] for place in cell.held_by]
+            ranks = _all(giving, held_by)
+            receivers = _all(taking, held_by)
+            if receivers and not ranks:
+                raise InvalidArgument(
+                    f"replica {receivers[0].replica} holds {name}{described(cell.region)}, which "
+                    f"no rank of the source does{_reason(source.shards, name)}"
+                )
+            if not ranks:  # computed, and nobody asks for it
+                continue
+            if (cell.region, most) not in cut:
+                cut[cell.region, most] = tuple(slabs(cell.region, most))
+            for region in cut[cell.region, most]:
+                yield Draft(name, region, spec.dtype, ranks, receivers)
+
+
+def _all(members: Mapping[Region, set[T]], regions: Iterable[Region]) -> tuple[T, ...]:
+    """Return who holds one of some regions, ascending."""
+    found: set[T] = set()
+    return tuple(sorted(found.union(*(members.get(region, ()) for region in regions))))
+
+
+def _holders_of(replicas: Iterable[Replica]) -> dict[str, dict[Region, set[Holder]]]:
+    """Return who of all replicas holds each region, by tensor."""
+    found: dict[str, dict[Region, set[Holder]]] = {}
+    for replica in replicas:
+        holders = {one: Holder(replica.cluster, replica.name, one) for one in replica.shards.ranks}
+        for piece in replica.shards.pieces:
+            of_tensor = found.setdefault(piece.tensor, {})
+            of_tensor.setdefault(piece.region, set()).add(holders[piece.rank])
+    return found
+
+
+def _ranks_of(shards: ShardMap) -> dict[str, dict[Region, set[int]]]:
+    """Return who holds each region, by tensor."""
+    found: dict[str, dict[Region, set[int]]] = {}
+    for piece in shards.pieces:
+        found.setdefault(piece.tensor, {}).setdefault(piece.region, set()).add(piece.rank)
+    return found
+
+
+def _reason(shards: ShardMap, name: str) -> str:
+    return f": it is computed ({shards.computed[name]})" if name in shards.computed else ""

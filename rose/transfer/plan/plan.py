@@ -1,0 +1,148 @@
+"""The plan: which tiles there are, the way of each, and where each is in whose memory."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TypeAlias
+
+from rose.errors import InvalidArgument
+from rose.transfer.plan.drafts import refine
+from rose.transfer.plan.identity import layout_id, plan_id
+from rose.transfer.plan.members import Holder, Relay, Replica, Source, check_names
+from rose.transfer.plan.planned import PlannedTile
+from rose.transfer.plan.regions import RegionIndex, moved
+from rose.transfer.plan.routes import routed
+from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap
+from rose.transfer.tiles import TILE_ELEMENTS, Tiles
+
+# Bytes of an update of a tile, by its tensor and region: what `observed` of traffic.py returns.
+Expected: TypeAlias = Mapping[tuple[str, Region], float]
+NOTHING_EXPECTED: Expected = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who sends which change to whom.
+
+    Args:
+        tiles: every element that the source holds is in one of them, and no tile is held in part.
+        sources: the trainer's side, under canonical names.
+        replicas: the serving side, under the same names.
+        relays: between them.
+        tile_elements: of a tile, at most.
+    """
+
+    tiles: tuple[PlannedTile, ...]
+    sources: Source
+    replicas: tuple[Replica, ...]
+    relays: tuple[Relay, ...]
+    tile_elements: int = TILE_ELEMENTS
+
+    @property
+    def layout_id(self) -> str:
+        """Return what two plans share whose digests of tiles can be compared: 64 hex digits.
+
+        This and what else has no argument is worked out anew each time.
+        """
+        return layout_id(self.tiles)
+
+    @property
+    def plan_id(self) -> str:
+        """Return what two plans share of which nobody can tell one from the other."""
+        return plan_id(self.layout_id, self.tiles)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return the elements of each tile."""
+        return tuple(tile.count for tile in self.tiles)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the bits of an element of each tile."""
+        return tuple(tile.width for tile in self.tiles)
+
+    @property
+    def cut(self) -> Tiles:
+        """Return the tiles as publishers and receivers take them."""
+        return Tiles(self.counts, self.widths, self.layout_id)
+
+    def tiles_for(self, replica: str, rank: int) -> tuple[int, ...]:
+        """Return the tiles that a rank receives, ascending.
+
+        Raises:
+            InvalidArgument: there is no such replica.
+        """
+        holder = Holder(self._replica(replica).cluster, replica, rank)
+        return tuple(tile.index for tile in self.tiles if holder in tile.receivers)
+
+    def contributes(self, rank: int) -> tuple[int, ...]:
+        """Return the tiles that a source rank sends, ascending."""
+        return tuple(tile.index for tile in self.tiles if tile.contributor == rank)
+
+    def places(self, replica: str, rank: int) -> dict[int, tuple[LocalView, ...]]:
+        """Return, by tile that a rank receives, every place it has in the rank's memory.
+
+        A view has the shape of the tile's region.
+
+        Raises:
+            InvalidArgument: there is no such replica.
+        """
+        wanted = (self.tiles[tile] for tile in self.tiles_for(replica, rank))
+        return dict(_places(self._replica(replica).shards, rank, wanted))
+
+    def sent_from(self, rank: int) -> dict[int, LocalView]:
+        """Return, by tile that a source rank sends, where the rank has it."""
+        sent = (tile for tile in self.tiles if tile.contributor == rank)
+        return {tile: views[0] for tile, views in _places(self.sources.shards, rank, sent)}
+
+    def source_view(self, tile: int) -> LocalView:
+        """Return where the contributor of one tile has it; `sent_from` is for all of a rank's."""
+        one = self.tiles[tile]
+        return next(_places(self.sources.shards, one.contributor, [one]))[1][0]
+
+    def _replica(self, name: str) -> Replica:
+        for replica in self.replicas:
+            if replica.name == name:
+                return replica
+        raise InvalidArgument(f"the plan has no replica {name}")
+
+
+def make_plan(
+    source: Source,
+    replicas: Iterable[Replica],
+    relays: Iterable[Relay] = (),
+    *,
+    expected: Expected = NOTHING_EXPECTED,
+    tile_elements: int = TILE_ELEMENTS,
+) -> Plan:
+    """Plan from nothing; the same members have the same plan.
+
+    Raises:
+        InvalidArgument: two members have one name, or `refine` refuses the maps.
+    """
+    members, nodes = tuple(replicas), tuple(relays)
+    check_names(members, nodes)
+    refinement = refine(source, members, tile_elements=tile_elements)
+    tiles = routed(refinement.drafts, nodes, expected=expected, settled={})
+    return Plan(tiles, refinement.source, refinement.replicas, nodes, tile_elements)
+
+
+def _places(
+    shards: ShardMap, rank: int, tiles: Iterable[PlannedTile]
+) -> Iterator[tuple[int, tuple[LocalView, ...]]]:
+    pieces: dict[str, list[Piece]] = {}
+    for piece in shards.pieces:
+        if piece.rank == rank:
+            pieces.setdefault(piece.tensor, []).append(piece)
+    indices: dict[str, RegionIndex] = {}
+    for tile in tiles:
+        held = pieces[tile.tensor]
+        if tile.tensor not in indices:
+            indices[tile.tensor] = RegionIndex([piece.region for piece in held])
+        around = map(held.__getitem__, indices[tile.tensor].around(tile.region))
+        yield tile.index, tuple(map(partial(_view, tile.region), around))
+
+
+def _view(part: Region, piece: Piece) -> LocalView:
+    return moved(piece.view, piece.region, part)

@@ -1,0 +1,206 @@
+"""`rose transfer plan` as a user meets it: tables, files, sentences and exit statuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rose.cli.main import main
+from rose.transfer.plan import Plan
+from rose.transfer.plan.plan_file import plan_from_json
+from rose.transfer.plan.shard_file import ShardFile, shards_to_json
+from tests.transfer.plan.models import Model, flattened, sharded
+from tests.transfer.plan.test_coverage import map_of, piece
+
+MODEL = Model()
+TIED = replace(MODEL, is_tied=True)
+
+
+def run(capsys, *arguments):
+    status = main(["transfer", "plan", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(stem, made, /, **more):
+        storages = tuple((rank, where, size) for (rank, where), size in made.storages.items())
+        file = ShardFile(made.shards, **{"storages": storages, **more})
+        path = tmp_path / f"{stem}.json"
+        path.write_bytes(shards_to_json(file))
+        return path
+
+    return write_file
+
+
+def rows(out):
+    """Return the cells of every row of every table."""
+    lines = [line.strip() for line in out.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_it_says_tiles_links_nics_and_coverage(capsys, write, wide):
+    source = write("trainer", sharded(MODEL, tp=4, pp=2), cluster="home")
+    east = write("east", sharded(MODEL, tp=2), cluster="east")
+    west = write("west", flattened(MODEL, world=3), name="flat", cluster="west")
+    status, out, err = run(
+        capsys, source, east, west, "--density", 1, "--bytes-per-change", 1, "--relays", 2
+    )
+    assert (status, err) == (0, "")
+    said = {row[0]: row[1:] for row in rows(out)}
+    assert said["elements"][0] == f"{MODEL.elements:,}"
+    size = f"{MODEL.elements / 1024:.2f} KiB"
+    for link in ("link home to east", "link home to west"):
+        assert said[link][0] == size
+        assert said[link][1] == "At a density of 1 and 1 bytes per change, each tile once."
+    assert said["relay, in"][0] == "4"
+    assert said["source, out"][0] == "8"
+    assert said["source"] == ["8", "100 %", "100 %", "0"]
+    assert said["replica east"] == ["2", "100 %", "100 %", "0"]
+    assert said["replica flat"] == ["3", "100 %", "100 %", "0"]
+
+
+def test_its_numbers_and_its_plan_are_written(capsys, tmp_path, write):
+    source, east = write("trainer", sharded(MODEL, tp=2)), write("east", sharded(MODEL, tp=4))
+    numbers, plan = tmp_path / "numbers.json", tmp_path / "plan.json"
+    assert run(capsys, source, east, "--json", numbers, "--plan", plan)[0] == 0
+    made = plan_from_json(plan.read_bytes(), what="plan")
+    assert isinstance(made, Plan)
+    found = json.loads(numbers.read_bytes())
+    assert found["plan_id"] == made.plan_id
+    assert found["layout_id"] == made.layout_id
+    assert found["tiles"] == len(made.tiles)
+    assert found["elements"] == MODEL.elements
+    assert found["replicas"]["east"]["received"] == MODEL.elements
+    assert found["replicas"]["east"]["storage"] == found["replicas"]["east"]["held"] + sum(
+        3 * MODEL.hidden for _ in range(MODEL.layers + 1)
+    )
+    [link] = found["crossing_bytes"]
+    assert (link["from"], link["to"]) == ("training", "serving")
+    assert sum(found["nic_bytes"]["source, out"].values()) == link["bytes"]
+    assert sum(found["nic_bytes"]["replica east, in"].values()) == found["fan_out_bytes"]["serving"]
+
+
+def test_a_dense_update_takes_no_more_than_the_elements(capsys, tmp_path, write):
+    source, numbers = write("trainer", sharded(MODEL, tp=2)), tmp_path / "numbers.json"
+    run(capsys, source, source, "--density", 1, "--bytes-per-change", 6, "--json", numbers)
+    [link] = json.loads(numbers.read_bytes())["crossing_bytes"]
+    assert link["bytes"] == 2 * MODEL.elements
+
+
+def test_without_relays_it_says_that_tiles_cross_again_and_again(capsys, write, wide):
+    source = write("trainer", sharded(MODEL, tp=2))
+    out = run(capsys, source, write("a", sharded(MODEL, tp=2)), "--relays", 0)[1]
+    assert "each tile once for each of its receivers." in out
+    assert "relay, in" not in out
+
+
+def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys, write, wide):
+    made = sharded(TIED, tp=2)
+    source = write("trainer", made)
+    some = replace(
+        made,
+        pieces=[one for one in made.pieces if one.tensor != "model.norm.weight"],
+        storages={**made.storages, (0, "cache"): 10},
+    )
+    computed = replace(some.shards, computed={"norm": "float32 of it"})
+    storages = tuple((rank, where, size) for (rank, where), size in some.storages.items())
+    path = write("east", some)
+    path.write_bytes(shards_to_json(ShardFile(computed, storages=storages, buffers=("cache",))))
+    status, out, _ = run(capsys, source, path)
+    assert status == 0
+    tie = "lm_head.weight = model.embed_tokens.weight"
+    assert f"Tied at the source, and sent under one name: {tie}.\n" in out
+    assert f"Tied at replica east, and sent under one name: {tie}.\n" in out
+    assert "Computed at replica east, and changed by its loader only: norm (float32 of it)." in out
+    assert (
+        "Not covered at replica east, as buffers or computed: 16 elements of norm on rank 0, "
+        "16 elements of norm on rank 1, 10 elements of cache on rank 0.\n" in out
+    )
+    assert "Replica east does not receive model.norm.weight, or not all of it.\n" in out
+
+
+def test_many_names_are_cut_short(capsys, write, wide):
+    made = sharded(MODEL)
+    few = replace(made, pieces=made.pieces[:-5], storages={})
+    path = write("few", few, storages=None)
+    out = run(capsys, write("trainer", made), path)[1]
+    assert (
+        "does not receive lm_head.weight, model.layers.1.mlp.down_proj.weight, model.layers" in out
+    )
+    assert " and 2 more, or not all of it.\n" in out
+    assert "How large the parameters of replica few are is not said" in out
+
+
+def test_silently_uncovered_memory_is_refused(capsys, write):
+    made = sharded(MODEL)
+    path = write("east", replace(made, storages={**made.storages, (0, "cache"): 10}))
+    status, out, err = run(capsys, write("trainer", made), path)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"rose: {path}: no piece says what 10 elements of cache on rank 0 are; add pieces, or list "
+        f"the parameter as computed or as a buffer\n"
+    )
+
+
+def test_a_source_that_lacks_something_is_refused(capsys, write):
+    made = sharded(MODEL)
+    path = write("trainer", replace(made, pieces=made.pieces[1:]), storages=None)
+    status, _, err = run(capsys, path, write("east", made))
+    assert status == 2
+    assert f"{path}: no rank of the source holds model.embed_tokens.weight[0:32, 0:16]; add" in err
+
+
+def test_copies_of_the_source_that_are_tied_go_under_one_name(capsys, write, tmp_path):
+    apart = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,), 4), v=(4,), w=(4,))
+    tied = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
+    paths = tmp_path / "source.json", tmp_path / "tied.json"
+    paths[0].write_bytes(shards_to_json(ShardFile(apart, ties={"w": "v"})))
+    paths[1].write_bytes(shards_to_json(ShardFile(tied)))
+    assert run(capsys, *paths)[0] == 0
+    paths[0].write_bytes(shards_to_json(ShardFile(apart)))
+    status, _, err = run(capsys, *paths)
+    assert status == 2
+    assert "w and v are one tensor at replica tied and two at the source" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "cannot read "), (b"{", "cannot be read: "), (b'{"format": 9}', "has format 9")],
+)
+def test_a_file_that_is_none_is_refused(capsys, tmp_path, write, content, says):
+    path = tmp_path / "bad.json"
+    if content is not None:
+        path.write_bytes(content)
+    for arguments in ((path, write("a", sharded(MODEL))), (write("a", sharded(MODEL)), path)):
+        status, out, err = run(capsys, *arguments)
+        assert (status, out) == (2, "")
+        assert says in err
+        assert str(path) in err
+        assert err.count("\n") == 1
+
+
+def test_two_destinations_of_one_name_are_refused(capsys, write):
+    source = write("a", sharded(MODEL))
+    status, _, err = run(capsys, source, source, source)
+    assert status == 2
+    assert "two replicas or relays have the name a" in err
+
+
+def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_path, write):
+    source = write("a", sharded(MODEL))
+    for option in ("--json", "--plan"):
+        status, out, err = run(capsys, source, source, option, tmp_path / "no" / "x.json")
+        assert (status, out) == (2, "")
+        assert "cannot write to " in err
+
+
+def test_help_names_the_command(capsys):
+    assert main(["transfer", "--help"]) == 0
+    assert "plan " in capsys.readouterr().out

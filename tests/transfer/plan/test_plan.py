@@ -1,0 +1,398 @@
+"""A plan carries every element from who has it to all who want it, over slow links once."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import InvalidArgument
+from rose.transfer.plan import (
+    Plan,
+    Region,
+    Relay,
+    Replica,
+    ShardMap,
+    Source,
+    TensorSpec,
+    crossing_bytes,
+    fan_out_bytes,
+    make_plan,
+    observed,
+    traffic,
+)
+from rose.transfer.plan.dtypes import width_of
+from tests.reference.plan import (
+    elements_of,
+    least_crossing,
+    memory_of,
+    numbers,
+    transferred,
+)
+from tests.transfer.plan.models import Model, flattened, sharded
+from tests.transfer.plan.random_maps import shard_maps, specs
+from tests.transfer.plan.test_coverage import map_of, piece
+
+DENSE = Model(ffn=32)
+MOE = Model(hidden=8, experts=8, ffn=8, vocab=16)
+TIED = replace(DENSE, is_tied=True)
+RELAYS = [Relay("e1", "east"), Relay("e2", "east"), Relay("w1", "west", 2.0)]
+
+
+def replicas_of(model):
+    experts = 8 if model.experts else 1
+    return [
+        Replica("tp2", "east", sharded(model, tp=2).shards),
+        Replica("tp8", "east", sharded(model, tp=8, ep=experts).shards),
+        Replica("pp2", "west", sharded(model, tp=2, pp=2).shards),
+        Replica("tp4", "west", sharded(model, tp=4).shards),
+    ]
+
+
+PAIRS = {
+    "dense, TP4 PP2": (sharded(DENSE, tp=4, pp=2), replicas_of(DENSE)),
+    "dense, FSDP": (flattened(DENSE, world=6), replicas_of(DENSE)),
+    "experts, EP4": (sharded(MOE, tp=4, pp=2, ep=4), replicas_of(MOE)),
+    "experts, FSDP": (flattened(MOE, world=3), replicas_of(MOE)),
+    "tied": (sharded(TIED, tp=2), replicas_of(TIED)[:2]),
+}
+
+
+def plan_of(name, **more) -> Plan:
+    made, replicas = PAIRS[name]
+    return make_plan(Source("home", made.shards), replicas, RELAYS, **more)
+
+
+def check_tiles(plan):
+    """Every element that the source holds is in one tile, and nobody has a part of a tile."""
+    seen = {name: [] for name in plan.sources.shards.tensors}
+    for place, tile in enumerate(plan.tiles):
+        assert tile.index == place
+        assert tile.count <= plan.tile_elements
+        seen[tile.tensor] += elements_of(tile.region)
+    for name, spec in plan.sources.shards.tensors.items():
+        assert len(seen[name]) == len(set(seen[name])) == prod(spec.shape)
+    maps = [plan.sources.shards, *(replica.shards for replica in plan.replicas)]
+    for shards in maps:
+        check_whole_or_not_at_all(plan, shards)
+
+
+def check_whole_or_not_at_all(plan, shards):
+    held = {}
+    for one in shards.pieces:
+        held.setdefault(one.tensor, set()).add(frozenset(elements_of(one.region)))
+    for tile in plan.tiles:
+        elements = set(elements_of(tile.region))
+        for region in held.get(tile.tensor, ()):
+            assert elements <= region or elements.isdisjoint(region)
+
+
+def check_carried(plan, source):
+    """What arrives is what the maps say, element by element."""
+    tensors = numbers(plan.sources.shards)
+    sent = memory_of(plan.sources.shards, tensors)
+    assert sent.keys() == memory_of(source, numbers(source)).keys()
+    for replica in plan.replicas:
+        wanted = memory_of(replica.shards, tensors)
+        got = transferred(plan, sent, replica)
+        assert wanted.keys() == got.keys()
+        for storage, held in wanted.items():
+            assert np.array_equal(held, got[storage])
+
+
+@pytest.mark.parametrize("tile_elements", [7, 1 << 20])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_real_layout_arrives_in_every_other(name, tile_elements):
+    plan = plan_of(name, tile_elements=tile_elements)
+    check_tiles(plan)
+    check_carried(plan, PAIRS[name][0].shards)
+
+
+@st.composite
+def random_members(draw):
+    tensors = draw(specs())
+    source = draw(shard_maps(tensors))
+    replicas = [
+        Replica(f"r{at}", draw(st.sampled_from(["home", "east", "west"])), shards)
+        for at, shards in enumerate(
+            draw(st.lists(shard_maps(tensors, is_source=False), max_size=3))
+        )
+    ]
+    return source, replicas
+
+
+@settings(max_examples=50)
+@given(random_members(), st.integers(1, 30))
+def test_any_layout_arrives_in_any_other_and_crosses_once(members, tile_elements):
+    shards, replicas = members
+    plan = make_plan(Source("home", shards), replicas, RELAYS, tile_elements=tile_elements)
+    check_tiles(plan)
+    check_carried(plan, shards)
+    crossing = crossing_bytes(plan, [tile.nbytes for tile in plan.tiles])
+    least = least_crossing("home", plan.replicas, lambda *_: 2)
+    assert crossing == {link: nbytes for link, nbytes in least.items() if nbytes}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_bytes_on_links_are_the_least_whatever_each_element_takes(name):
+    plan = plan_of(name, tile_elements=50)
+
+    def bytes_of(tensor, element):
+        return 1 + (len(tensor) + sum(element)) % 5
+
+    sizes = [
+        sum(bytes_of(tile.tensor, element) for element in elements_of(tile.region))
+        for tile in plan.tiles
+    ]
+    assert crossing_bytes(plan, sizes) == least_crossing("home", plan.replicas, bytes_of)
+
+
+def test_every_byte_that_leaves_arrives():
+    plan = plan_of("dense, TP4 PP2")
+    moved = traffic(plan, [tile.nbytes for tile in plan.tiles])
+    assert sum(moved.sent.values()) == sum(moved.crossing.values()) == sum(moved.landed.values())
+    assert sum(moved.relayed.values()) == sum(moved.received.values())
+    assert moved.fan_out == fan_out_bytes(plan, [tile.nbytes for tile in plan.tiles])
+    held = {
+        (replica.cluster, replica.name, rank): sum(
+            2 * one.region.count for one in replica.shards.pieces if one.rank == rank
+        )
+        for replica in plan.replicas
+        for rank in replica.shards.ranks
+    }
+    received = {
+        (one.cluster, one.replica, one.rank): nbytes for one, nbytes in moved.received.items()
+    }
+    assert received == held
+
+
+def test_without_relays_a_tile_crosses_for_each_receiver():
+    made, replicas = PAIRS["dense, TP4 PP2"]
+    plan = make_plan(Source("home", made.shards), replicas)
+    moved = traffic(plan, [1] * len(plan.tiles))
+    assert sum(moved.crossing.values()) == sum(len(tile.receivers) for tile in plan.tiles)
+    assert not moved.landed
+
+
+def test_replicas_beside_the_trainer_cross_no_link():
+    made, replicas = PAIRS["dense, TP4 PP2"]
+    here = [replace(replica, cluster="home") for replica in replicas]
+    for relays in ([], [Relay("h", "home")]):
+        plan = make_plan(Source("home", made.shards), here, relays)
+        moved = traffic(plan, [1] * len(plan.tiles))
+        assert not moved.crossing
+        copies = sum(len(tile.receivers) for tile in plan.tiles)
+        assert moved.fan_out["home"] == copies + (len(plan.tiles) if relays else 0)
+
+
+def test_sizes_of_other_tiles_are_refused():
+    with pytest.raises(InvalidArgument, match="1 sizes are none of"):
+        traffic(plan_of("tied"), [1])
+
+
+def test_contributors_are_balanced_among_those_that_hold_a_tile():
+    copies = [piece("v", (0,), (60,), rank=rank) for rank in range(3)]
+    plan = make_plan(Source("home", map_of(*copies, v=(60,))), [], tile_elements=2)
+    assert [len(plan.contributes(rank)) for rank in range(4)] == [10, 10, 10, 0]
+
+
+def test_contributors_are_balanced_by_what_tiles_are_expected_to_take():
+    copies = [piece("v", (0,), (60,), rank=rank) for rank in range(2)]
+    source = Source("home", map_of(*copies, v=(60,)))
+    first = make_plan(source, [], tile_elements=6)
+    expected = observed({}, first, {0: 900, **dict.fromkeys(range(1, 10), 100)})
+    plan = make_plan(source, [], tile_elements=6, expected=expected)
+    loads = [sum(900 if tile == 0 else 100 for tile in plan.contributes(rank)) for rank in range(2)]
+    assert sorted(loads) == [900, 900]
+
+
+def test_contributors_are_balanced_by_how_often_they_send_a_tile():
+    copies = [piece("v", (0,), (3,), rank=rank) for rank in range(2)]
+    all_of_it = Replica("a", "east", map_of(piece("v", (0,), (3,)), v=(3,)))
+    one = Replica("b", "west", map_of(piece("v", (0,), (1,)), v=(3,)))
+    plan = make_plan(
+        Source("home", map_of(*copies, v=(3,))), [all_of_it, one], RELAYS, tile_elements=1
+    )
+    assert traffic(plan, [1, 1, 1]).sent == {0: 2, 1: 2}
+
+
+def test_tiles_of_which_nothing_is_known_are_expected_to_change_as_the_others_do():
+    copies = [piece("v", (0,), (60,), rank=rank) for rank in range(2)]
+    source = Source("home", map_of(*copies, v=(60,)))
+    first = make_plan(source, [], tile_elements=6)
+    expected = observed({}, first, {0: 4})  # of 12 bytes: a third of an update is sent
+    assert make_plan(source, [], tile_elements=6, expected=expected).tiles == first.tiles
+
+
+def test_what_was_observed_moves_what_is_expected():
+    plan = plan_of("tied")
+    key = (plan.tiles[0].tensor, plan.tiles[0].region)
+    one = observed({}, plan, {0: 100, 1: 8})
+    two = observed({**one, ("gone", Region((0,), (1,))): 3.0}, plan, {0: 200})
+    assert two[key] == 125.0
+    assert sorted(two.values()) == [8.0, 125.0]
+
+
+def test_identity_tells_layouts_and_plans_apart():
+    plan = plan_of("dense, TP4 PP2")
+    again = plan_of("dense, TP4 PP2")
+    assert (plan.layout_id, plan.plan_id) == (again.layout_id, again.plan_id)
+    assert len(plan.layout_id) == len(plan.plan_id) == 64
+    made, replicas = PAIRS["dense, TP4 PP2"]
+    away = make_plan(Source("home", made.shards), replicas, RELAYS[:2])
+    assert away.layout_id == plan.layout_id
+    assert away.plan_id != plan.plan_id
+    others = [
+        plan_of("dense, TP4 PP2", tile_elements=20),
+        plan_of("dense, FSDP"),
+        make_plan(Source("home", sharded(DENSE).shards), []),
+        make_plan(Source("home", sharded(replace(DENSE, dtype="float16")).shards), []),
+    ]
+    assert len({one.layout_id for one in [plan, *others]}) == 5
+
+
+@pytest.mark.parametrize("field", ["contributor", "landings", "receivers"])
+def test_every_part_of_a_way_is_part_of_the_identity(field):
+    plan = plan_of("dense, TP4 PP2")
+    tile = plan.tiles[0]
+    other = {
+        "contributor": tile.contributor + 1,
+        "landings": (replace(tile.landings[0], relay="x"), *tile.landings[1:]),
+        "receivers": (replace(tile.receivers[0], rank=9), *tile.receivers[1:]),
+    }
+    tile = replace(tile, **{field: other[field]})
+    changed = replace(plan, tiles=(tile, *plan.tiles[1:]))
+    assert changed.layout_id == plan.layout_id
+    assert changed.plan_id != plan.plan_id
+
+
+def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
+    made, replicas = PAIRS["experts, EP4"]
+    plan = plan_of("experts, EP4")
+    shards = made.shards
+    names = dict(sorted(shards.tensors.items(), reverse=True))
+    turned = ShardMap(names, shards.pieces[::-1], {})
+    assert make_plan(Source("home", turned), replicas[::-1], RELAYS[::-1]).plan_id == plan.plan_id
+
+
+def test_counts_and_widths_are_those_of_the_tiles():
+    wide = replace(map_of(piece("v", (0,), (8,)), v=(8,)), computed={})
+    wide = replace(wide, tensors={"v": TensorSpec("v", (8,), "float32")})
+    plan = make_plan(Source("home", wide), [], tile_elements=3)
+    assert plan.counts == (2, 3, 3)
+    assert plan.widths == (32, 32, 32)
+    assert [tile.nbytes for tile in plan.tiles] == [8, 12, 12]
+    assert width_of("v", "float8_e4m3fn") == 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiles"), [("float8_e4m3fn", 4), ("bfloat16", 4), ("float32", 7)]
+)
+def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
+    """A tile has at most 1 Mi elements and 2 MiB, so wide elements need more of them."""
+    shape = (7, 1 << 19)
+    plan = make_plan(Source("home", map_of(piece("v", (0, 0), shape), dtype=dtype, v=shape)), [])
+    assert len(plan.cut) == tiles
+    assert plan.cut.layout == plan.layout_id
+    assert plan.cut.count == prod(shape)
+    assert [tile.count for tile in plan.cut] == list(plan.counts)
+
+
+def test_a_tensor_of_a_dtype_that_nothing_sends_is_refused():
+    odd = ShardMap({"v": TensorSpec("v", (1,), "complex64")}, (piece("v", (0,), (1,)),), {})
+    with pytest.raises(InvalidArgument, match="v is of complex64: choose one of bool, "):
+        make_plan(Source("home", odd), [])
+
+
+HALF = map_of(piece("v", (0,), (4,)), v=(4,))
+TWICE = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,), 4), v=(4,), w=(4,))
+ONCE = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
+
+
+@pytest.mark.parametrize(
+    ("source", "replica", "says"),
+    [
+        (HALF, TWICE, "replica r holds w, which the source does not have"),
+        (HALF, map_of(piece("v", (0,), (5,)), v=(5,)), r"\(4,\) at the source and \(5,\) at rep"),
+        (HALF, map_of(v=(4,)), None),
+        (TWICE, ONCE, "w and v are one tensor at replica r and two at the source"),
+        (
+            HALF,
+            map_of(piece("v", (0,), (4,)), dtype="float8_e4m3fn", v=(4,)),
+            "float8_e4m3fn at replica r, which does not say that it converts bfloat16 to float8_",
+        ),
+        (
+            replace(map_of(piece("v", (0,), (3,)), v=(4,)), computed={"v": "padded"}),
+            HALF,
+            r"replica r holds v\[3:4\], which no rank of the source does: it is computed \(padded",
+        ),
+        (map_of(piece("v", (0,), (3,)), v=(4,)), HALF, r"no rank of the source holds v\[3:4\]"),
+    ],
+    ids=["tensor", "shape", "nothing", "ties", "dtype", "computed", "source"],
+)
+def test_a_replica_that_wants_what_the_source_has_not_is_refused(source, replica, says):
+    if says is None:
+        assert (
+            not make_plan(Source("home", source), [Replica("r", "c", replica)]).tiles[0].receivers
+        )
+        return
+    with pytest.raises(InvalidArgument, match=says):
+        make_plan(Source("home", source), [Replica("r", "c", replica)])
+
+
+def test_a_replica_that_says_that_it_converts_gets_the_dtype_of_the_source():
+    narrow = map_of(piece("v", (0,), (4,)), dtype="float8_e4m3fn", v=(4,))
+    converts = frozenset({("bfloat16", "float8_e4m3fn")})
+    plan = make_plan(Source("home", HALF), [Replica("r", "c", narrow, converts)])
+    assert plan.tiles[0].dtype == "bfloat16"
+    assert len(plan.tiles[0].receivers) == 1
+
+
+def test_names_tied_on_one_side_only_reach_both_places():
+    plan = make_plan(Source("home", ONCE), [Replica("r", "c", TWICE)])
+    assert [tile.tensor for tile in plan.tiles] == ["v"]
+    assert [view.offset for view in plan.places("r", 0)[0]] == [0, 4]
+
+
+def test_a_tied_replica_may_know_the_tensor_by_its_other_name():
+    only = map_of(piece("w", (0,), (4,)), w=(4,))
+    plan = make_plan(Source("home", ONCE), [Replica("r", "c", only)])
+    assert [len(tile.receivers) for tile in plan.tiles] == [1]
+    late = make_plan(Source("home", only), [Replica("r", "c", ONCE)])
+    assert [(tile.tensor, len(tile.receivers)) for tile in late.tiles] == [("w", 1)]
+
+
+def test_copies_that_the_trainer_keeps_equal_are_one_tensor_when_it_says_so():
+    source = Source("home", TWICE, {"w": "v"})
+    plan = make_plan(source, [Replica("r", "c", ONCE)])
+    assert [(tile.tensor, len(tile.receivers)) for tile in plan.tiles] == [("v", 1)]
+    other = replace(TWICE, tensors={**TWICE.tensors, "w": TensorSpec("w", (4,), "int16")})
+    with pytest.raises(InvalidArgument, match="w and v are tied, and differ in shape or dtype"):
+        make_plan(Source("home", other, {"w": "v"}), [])
+
+
+def test_a_rank_that_holds_a_tile_twice_has_two_places():
+    twice = map_of(piece("v", (0,), (4,)), piece("v", (0,), (4,), 10), v=(4,))
+    plan = make_plan(Source("home", HALF), [Replica("r", "c", twice)], tile_elements=2)
+    assert {
+        tile: [view.offset for view in views] for tile, views in plan.places("r", 0).items()
+    } == {
+        0: [0, 10],
+        1: [2, 12],
+    }
+    assert plan.tiles_for("r", 0) == (0, 1)
+    assert plan.tiles_for("r", 1) == ()
+    assert {tile: view.offset for tile, view in plan.sent_from(0).items()} == {0: 0, 1: 2}
+
+
+def test_members_of_one_name_and_unknown_ones_are_refused():
+    replica = Replica("r", "c", HALF)
+    with pytest.raises(InvalidArgument, match="two replicas or relays have the name r"):
+        make_plan(Source("home", HALF), [replica], [Relay("r", "c")])
+    with pytest.raises(InvalidArgument, match="the plan has no replica q"):
+        make_plan(Source("home", HALF), [replica]).tiles_for("q", 0)
+    for tile_elements in (0, (1 << 20) + 1):
+        with pytest.raises(InvalidArgument, match="must be from 1 to 1048576"):
+            make_plan(Source("home", HALF), [], tile_elements=tile_elements)

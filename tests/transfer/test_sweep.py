@@ -1,0 +1,138 @@
+"""A sweep finds every tile that is not what it was committed as, within the time it is given."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import InvalidArgument
+from rose.transfer.commit import CommitState
+from rose.transfer.log import VersionLog
+from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.source import InProcessSource
+from rose.transfer.sweep import Sweep
+from rose.units import NS_PER_MS
+from tests.transfer.worker import COUNT, TILE, TILES, Worker, changed, weights
+
+
+class StepClock:
+    """Each look at it is a while later."""
+
+    def __init__(self, step_ms: float) -> None:
+        self.now, self.step_ns = 0, int(step_ms * NS_PER_MS)
+
+    def now_ns(self) -> int:
+        self.now += self.step_ns
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("a sweep does not sleep")
+
+
+def swept(sweep: Sweep) -> Sweep:
+    while sweep.step(1.0):
+        pass
+    return sweep
+
+
+@given(where=st.sets(st.integers(0, COUNT - 1), max_size=5))
+def test_sweep_finds_just_the_tiles_that_drifted(where: set[int]) -> None:
+    bits = weights(1)
+    row = Row(bits, TILES)
+    digests = row.digests()
+    bits[list(where)] ^= 1
+    sweep = swept(Sweep(row, digests, clock=StepClock(0.1)))
+    assert sorted(sweep.drifted) == sorted({at // TILE for at in where})
+    # What is there has its own digests now, for the next commit to see.
+    assert digests.total == row.digests().total
+    assert not swept(Sweep(row, digests, clock=StepClock(0.1))).drifted
+
+
+@pytest.mark.parametrize(("step_ms", "slices"), [(10.0, len(TILES)), (1.0, len(TILES) // 4)])
+def test_slice_ends_with_its_budget_and_reads_one_tile_at_least(
+    step_ms: float, slices: int
+) -> None:
+    row = Row(weights(1), TILES)
+    sweep = Sweep(row, row.digests(), clock=StepClock(step_ms))
+    assert not sweep.is_over
+    count = 1
+    while sweep.step(4.0):
+        count += 1
+    assert count == slices
+    assert sweep.is_over
+    assert not sweep.step(4.0)
+
+
+def test_budget_is_not_negative() -> None:
+    row = Row(weights(1), TILES)
+    with pytest.raises(InvalidArgument):
+        Sweep(row, row.digests(), clock=StepClock(1)).step(-1)
+
+
+def test_copies_that_were_others_are_mended_and_named() -> None:
+    row = Row(weights(1), TILES)
+    sweep = Sweep(row, row.digests(), clock=StepClock(0.1), mend=lambda tile: tile == 3)
+    assert swept(sweep).mended == (3,)
+    assert not sweep.drifted
+
+
+def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None:
+    log = VersionLog()
+    old, new = weights(1), changed(weights(1), 2)
+    publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
+    with Worker(InProcessSource(log), old) as worker:
+        publisher.publish(new)
+        worker.follow(publisher.version)
+        before = worker.receiver.stats
+        worker.bits[[5, 6, 3 * TILE + 1]] ^= 9
+        sweep = swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
+        assert sorted(sweep.drifted) == [0, 3]
+        worker.receiver.drifted(sweep.digests)
+        assert worker.commit() is CommitState.COMMITTED
+        assert np.array_equal(worker.bits, new)
+        assert worker.receiver.held == publisher.version
+        assert worker.receiver.stats.repaired - before.repaired == 2
+        # And it goes on by links.
+        publisher.publish(changed(new, 3))
+        worker.follow(publisher.version)
+        assert worker.receiver.stats.seeds - before.seeds == 1
+
+
+def test_drift_that_is_found_while_a_version_is_staged_comes_first() -> None:
+    log = VersionLog()
+    old, new = weights(1), changed(weights(1), 2)
+    publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
+    with Worker(InProcessSource(log), old) as worker:
+        publisher.publish(new)
+        worker.follow(publisher.version)
+        newer = changed(new, 3)
+        publisher.publish(newer)
+        assert worker._bell.wait(60)
+        assert worker.receiver.staged_version == publisher.version
+        worker.bits[5] ^= 9
+        sweep = swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
+        worker._bell.clear()
+        worker.receiver.drifted(sweep.digests)
+        worker.follow(publisher.version)
+        assert np.array_equal(worker.bits, newer)
+        assert {outcome.state for outcome in worker.outcomes} == {CommitState.COMMITTED}
+
+
+def test_drift_that_is_found_during_a_commit_is_seen_by_that_commit() -> None:
+    log = VersionLog()
+    old, new = weights(1), changed(weights(1), 2)
+    publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
+    with Worker(InProcessSource(log), old) as worker:
+        publisher.publish(new)
+        worker.follow(publisher.version)
+        publisher.publish(changed(new, 3))
+        assert worker._bell.wait(60)
+        worker.bits[5] ^= 9
+        swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
+        taken = worker.receiver.state
+        assert worker.commit() is CommitState.ROLLED_BACK  # another base, and nothing was touched
+        assert taken is ReceiverState.STAGED
+        worker.follow(publisher.version)
+        assert np.array_equal(worker.bits, changed(new, 3))
