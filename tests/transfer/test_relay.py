@@ -514,6 +514,34 @@ def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None
     assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
 
 
+@pytest.mark.parametrize(("misses", "seeds"), [(3, 0), (1 << 30, 1)])
+def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetched(
+    misses: int, seeds: int
+) -> None:
+    """Over TCP a relay can only say that it has no such chunk; that it tells of it says more."""
+    world = World()
+    world.round()
+
+    class Lacking(InProcessSource):
+        left = misses
+
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for tile, frame in super().chunks(key, wanted):
+                is_lacking = tile == wanted[-1].tile and self.left > 0 and not key.is_whole
+                self.left -= is_lacking
+                yield tile, None if is_lacking else frame
+
+    one = Behind(Lacking(world.relay), world.chain.bits)
+    one.follow(1)
+    world.publish()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not come"):
+            one.round()
+    one.follow(2)
+    assert np.array_equal(one.bits, world.chain.bits)
+    assert one.staging.statistics().seeds == seeds
+
+
 # ---- any order of events
 
 
