@@ -10,7 +10,6 @@ from rose.clock import Clock
 from rose.transfer.commit import CommitState
 from rose.units import NS_PER_MS
 
-
 # What becomes of requests under way when the weights change: they keep their KV, so that a request
 # may be of several versions; their KV is computed again from all of their tokens, under the new
 # weights; or they end as they are, to be asked for again by whoever wants them.
