@@ -1,11 +1,14 @@
 """A receiver that is told where to stop goes there and no further, by links or whole."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
+from rose.transfer.commit import CommitState
 from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
@@ -17,13 +20,28 @@ for step in range(6):
     BITS.append(changed(BITS[-1], 50 + step))
 
 
+class Slow(InProcessSource):
+    """The log, whose chunks come only when they are let through."""
+
+    def __init__(self, log: VersionLog) -> None:
+        super().__init__(log)
+        self.asked, self.let_through = threading.Event(), threading.Event()
+        self.let_through.set()
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]):
+        self.asked.set()
+        assert self.let_through.wait(LONG_S)
+        yield from super().chunks(key, wanted)
+
+
 class Chain:
     """A publisher of several versions, and a worker that holds the first of them."""
 
     def __init__(self, versions: int) -> None:
         self.log = VersionLog()
         self.publisher = RowPublisher(BITS[0], "run", 1, 0, self.log, tile_elements=TILE)
-        self.worker = Worker(InProcessSource(self.log), BITS[0])
+        self.source = Slow(self.log)
+        self.worker = Worker(self.source, BITS[0])
         self.worker.follow(self.at(0))
         self.worker.receiver.aim(self.at(0))
         for _ in range(versions):
@@ -108,3 +126,30 @@ def test_aim_that_nobody_can_make_any_more_is_named(chain: Chain) -> None:
     chain.worker.receiver.aim(None)
     assert chain.worker.receiver.unreachable is None
     chain.worker.follow(chain.at(4))
+
+
+def test_what_is_on_its_way_is_dropped_when_it_leads_elsewhere(chain: Chain) -> None:
+    chain.source.let_through.clear()
+    chain.source.asked.clear()
+    chain.worker.receiver.aim(chain.at(3), is_direct=True)
+    assert chain.source.asked.wait(LONG_S)
+    chain.worker.receiver.aim(chain.at(1), is_direct=True)
+    chain.source.let_through.set()
+    chain.worker.commit()
+    assert chain.worker.receiver.held == chain.at(1)
+    assert chain.is_at(1)
+
+
+def test_what_is_on_its_way_is_dropped_when_the_weights_drift(chain: Chain) -> None:
+    chain.source.let_through.clear()
+    chain.source.asked.clear()
+    chain.worker.receiver.aim(chain.at(1))
+    assert chain.source.asked.wait(LONG_S)
+    chain.worker.bits[7] ^= 1
+    digests = chain.worker.digests
+    digests.update({0: chain.worker.target.digest(0)})
+    chain.worker.receiver.drifted(digests)
+    chain.source.let_through.set()
+    chain.worker.follow(chain.at(1))
+    assert chain.is_at(1)
+    assert all(one.state is CommitState.COMMITTED for one in chain.worker.outcomes)
