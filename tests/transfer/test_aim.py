@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.transfer.commit import CommitState
 from rose.transfer.log import VersionLog
-from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.receiver_state import ReceiverState
 from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.source import InProcessSource
@@ -27,8 +28,15 @@ class Slow(InProcessSource):
         super().__init__(log)
         self.asked, self.let_through = threading.Event(), threading.Event()
         self.let_through.set()
+        self.more: list[Manifest] = []
+        self.keys: set[UpdateKey] = set()
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        offered = super().wait_manifests(after_n, timeout_s)
+        return [*offered, *self.more] if offered else offered
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]):
+        self.keys.add(key)
         self.asked.set()
         assert self.let_through.wait(LONG_S)
         yield from super().chunks(key, wanted)
@@ -75,6 +83,18 @@ def test_receiver_stops_where_it_is_told_and_goes_on_when_it_is_let(chain: Chain
     chain.worker.follow(chain.at(4))
     assert chain.is_at(4)
     assert chain.worker.receiver.stats.seeds == 0
+
+
+def test_longer_way_that_leads_beyond_is_not_even_asked_for(chain: Chain) -> None:
+    newest = chain.log.manifests_after(3)[-1]
+    opening = chain.publisher.seed(0)
+    assert opening is not None
+    span = replace(newest, base=chain.at(0), base_digest=opening[0].digest)
+    chain.source.more = [span]
+    chain.worker.receiver.aim(chain.at(2))
+    chain.worker.follow(chain.at(2))
+    assert chain.is_at(2)
+    assert span.key not in chain.source.keys
 
 
 def test_direct_aim_is_reached_in_one_commit_with_the_tiles_that_differ(chain: Chain) -> None:
