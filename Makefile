@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml setup.py $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "rose: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c requirements/constraints.txt setuptools pybind11 ninja
+	$(BIN)/python -m pip install -q -c requirements/constraints.txt setuptools pybind11 ninja grpcio-tools
 	$(BIN)/python setup.py -q build_ext --inplace
 	@echo 'rose: installing what it needs into $(VENV), about a minute'
 	$(BIN)/python -m pip install -q -c requirements/constraints.txt --no-build-isolation -e '.[test,demo,bench]'
@@ -59,4 +59,5 @@ gpu:
 
 clean:
 	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find rose -name '*_pb2.py*' -delete
 	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,14 +12,19 @@ time: neither libcuda nor libcudart is linked. `ROSE_CUDA` says whether:
     off             no
 
 The C++ is the same in all three; only the table of embedded fat binaries differs.
+
+Each `rose/**/*.proto` becomes a module and its stub beside it, in the source tree of a build in
+place and in the wheel otherwise. The sources are kept, what is made of them is not.
 """
 
 import fcntl
+import importlib.util
 import logging
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -27,6 +32,7 @@ import ninja
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / f"core-{sysconfig.get_config_var('SOABI')}"
@@ -227,12 +233,44 @@ def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
     return "\n".join(text)
 
 
+def compile_messages(into: Path) -> None:
+    """Make a module and its stub of each `.proto`, where they are not there or older.
+
+    Args:
+        into: the root of the packages: of the project, or of what becomes a wheel.
+    """
+    for proto in sorted(ROOT.glob("rose/**/*.proto")):
+        source = proto.relative_to(ROOT)
+        made = [into / source.with_name(f"{source.stem}_pb2{kind}") for kind in (".py", ".pyi")]
+        time = proto.stat().st_mtime_ns
+        if all(one.exists() and one.stat().st_mtime_ns >= time for one in made):
+            continue
+        if importlib.util.find_spec("grpc_tools") is None:
+            raise SystemExit("rose: messages need a compiler (pip install 'grpcio-tools>=1.85')")
+        made[0].parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
+        command += [f"--python_out={into}", f"--pyi_out={into}", str(source)]
+        if subprocess.run(command, check=False, cwd=ROOT).returncode:
+            raise SystemExit(f"rose: {source} did not compile; see the messages above")
+
+
+class BuildWithMessages(build_py):
+    """Build the packages, and the modules that messages become."""
+
+    def run(self) -> None:
+        """Compile after the copy, which may bring older ones from the source tree."""
+        super().run()
+        compile_messages(ROOT if self.editable_mode else Path(self.build_lib).absolute())
+
+
 class BuildWithNinja(build_ext):
     """Build one extension by a `build.ninja` of our own."""
 
     def run(self) -> None:
         """Keep what setuptools forgets while it builds: whether the target is the source tree."""
         self.is_in_place = bool(self.inplace or self.editable_mode)
+        if self.is_in_place:
+            compile_messages(ROOT)
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
@@ -269,5 +307,5 @@ if __name__ == "__main__":  # the tests import this file
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
     setup(
         ext_modules=[Extension("rose._core", sources)],
-        cmdclass={"build_ext": BuildWithNinja},
+        cmdclass={"build_ext": BuildWithNinja, "build_py": BuildWithMessages},
     )

@@ -1,4 +1,4 @@
-"""Addresses of this machine: nothing that rose says between processes is encrypted yet."""
+"""Addresses that processes are reached at: without encryption, those of this machine only."""
 
 import ipaddress
 
@@ -14,15 +14,48 @@ def loopback(address: str) -> tuple[str, int]:
     Raises:
         InvalidArgument: it is another machine's, or no address.
     """
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not (is_loopback and colon and port.isdecimal() and int(port) < 1 << 16):
+    parts = _parts(address)
+    if parts is None or not _is_loopback(parts[0]):
         raise InvalidArgument(
             f"address '{address}': nothing is encrypted, so give one of this machine's loopback, "
             "with a port, as in 127.0.0.1:0"
         )
+    return parts
+
+
+def reachable(address: str, *, is_encrypted: bool) -> tuple[str, int]:
+    """Return host and port of an address: of any machine, where what is said there is encrypted.
+
+    Args:
+        address: HOST:PORT; the host may be a name only where it is encrypted.
+        is_encrypted: whether both sides show certificates.
+
+    Raises:
+        InvalidArgument: it is no address, or another machine's and nothing is encrypted.
+    """
+    if not is_encrypted:
+        return loopback(address)
+    parts = _parts(address)
+    if parts is None:
+        raise InvalidArgument(f"address '{address}' is not HOST:PORT, as in 10.0.0.1:5555")
+    return parts
+
+
+def spelled(host: str, port: int) -> str:
+    """Return an address as it is written."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parts(address: str) -> tuple[str, int] | None:
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
+        return None
     return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

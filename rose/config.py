@@ -1,7 +1,7 @@
 """The one room that reads the environment."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Environment:
         is_cuda_eager: `CUDA_MODULE_LOADING` says that kernels are loaded before their first launch.
         vllm_wheel: `ROSE_VLLM_WHEEL`, the wheel of the vLLM that rose is compared with, or how to
             come by it; None when it is not set.
+        token: `ROSE_TOKEN`, what peers show each other; None when it is not set.
+        manifest_key: `ROSE_MANIFEST_KEY`, what manifests are signed with; None when it is not set.
     """
 
     is_ci: bool
@@ -23,6 +25,8 @@ class Environment:
     cuda_max_connections: int | None = None
     is_cuda_eager: bool = False
     vllm_wheel: str | None = None
+    token: str | None = field(default=None, repr=False)
+    manifest_key: str | None = field(default=None, repr=False)
 
 
 def read_environment() -> Environment:
@@ -34,4 +38,15 @@ def read_environment() -> Environment:
         cuda_max_connections=int(connections) if connections.isdecimal() else None,
         is_cuda_eager=os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER",
         vllm_wheel=os.environ.get("ROSE_VLLM_WHEEL") or None,
+        token=os.environ.get("ROSE_TOKEN") or None,
+        manifest_key=os.environ.get("ROSE_MANIFEST_KEY") or None,
     )
+
+
+def quiet_grpc() -> None:
+    """Let gRPC say nothing of its own on stderr, unless the user set what it says.
+
+    To be called before it is imported: a program that repeats what fails in its own sentences does
+    not want a line for each handshake of each stranger.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

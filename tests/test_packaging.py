@@ -70,19 +70,21 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_repository(*patterns: str) -> set[str]:
-    return {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
+    found = {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)}
+    return {str(path) for path in found if not path.stem.endswith("_pb2")}
 
 
 def test_sdist_holds_all_it_takes_to_build_and_test(unpacked: Path) -> None:
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     wanted = in_repository("csrc/**/*.cpp", "csrc/**/*.h", "bench/*.py", "*.md", ".ci/run")
     wanted |= in_repository("rose/**/*.py", "rose/**/*.pyi", "rose/**/*.j2", "requirements/*")
-    wanted |= in_repository("rose/**/*.json")
+    wanted |= in_repository("rose/**/*.json", "rose/**/*.proto")
     wanted |= in_repository("kernels/*.cu", "kernels/*.cuh", "kernels/*.h")
     wanted |= in_repository(*(f"tests/**/*.{kind}" for kind in "py c cpp h txt json".split()))
     wanted |= {"setup.py", "pyproject.toml", "Makefile", "LICENSE", "rose/py.typed"}
     assert not wanted - held
     assert not [name for name in held if name.endswith((".so", ".pyc", ".o"))]
+    assert not [name for name in held if "_pb2" in name]
 
 
 def test_wheel_is_small_and_holds_the_core_and_its_types(wheel: Path) -> None:
@@ -92,6 +94,11 @@ def test_wheel_is_small_and_holds_the_core_and_its_types(wheel: Path) -> None:
     assert len([name for name in names if name.startswith("rose/_core.") and ".so" in name]) == 1
     assert {"rose/_core.pyi", "rose/py.typed"} <= set(names)
     assert in_repository("rose/**/*.j2", "rose/**/*.json") <= set(names)
+    protos = in_repository("rose/**/*.proto")
+    assert protos
+    for proto in protos:
+        made = proto.removesuffix(".proto") + "_pb2"
+        assert {proto, f"{made}.py", f"{made}.pyi"} <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"rose"}
 

@@ -21,6 +21,7 @@ void bind_creditor(pybind11::module_& module);
 void bind_admission(pybind11::module_& module);
 void bind_moves(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
+void bind_chunks(pybind11::module_& module);
 void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
 void bind_quantise(pybind11::module_& module);
@@ -49,6 +50,7 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_admission(module);
   rose::bind::bind_moves(module);
   rose::bind::bind_transfer(module);
+  rose::bind::bind_chunks(module);
   rose::bind::bind_strat(module);
   rose::bind::bind_device_codec(module);
   rose::bind::bind_quantise(module);

@@ -35,7 +35,7 @@ def apply_in_place(
         Unavailable: a write failed; the sentence says whether what was written was taken back.
     """
     check_tensors(checkpoint, delta, undo=undo)
-    _check_links(checkpoint)
+    check_links(checkpoint)
     here = layout_of(checkpoint)
     if not all(_are_alike(here, other) for other in (delta.old, delta.new)):
         raise InvalidArgument(
@@ -58,7 +58,7 @@ def apply_in_place(
         ) from None
 
 
-def _check_links(checkpoint: Checkpoint) -> None:
+def check_links(checkpoint: Checkpoint) -> None:
     """Refuse files that have other names: caches of models link to bits that must not change."""
     for file in checkpoint.files:
         if file.path.is_symlink() or file.path.stat().st_nlink > 1:

@@ -5,13 +5,14 @@ A file is u64 n (little-endian), n bytes of JSON, and the tensors' bytes, with n
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy.typing as npt
 
 from rose.checkpoints.stored_dtypes import STORED_DTYPES, StoredDtype
-from rose.errors import CorruptData
+from rose.errors import CorruptData, InvalidArgument
 
 HEADER_BYTES_MAX: Final = 100_000_000
 """What the safetensors package reads at most."""
@@ -91,6 +92,35 @@ def read_header(text: bytes, where: str) -> tuple[StoredTensor, ...]:
             raise CorruptData(f"{tensor.name!r} of {where} {what}, at byte {at} of the data")
         at = tensor.end
     return tuple(tensors)
+
+
+def written_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, int]:
+    """Return how a file begins that holds these tensors, and the bytes of data that follow.
+
+    The widest elements come first, so that all lie at borders of theirs.
+
+    Args:
+        tensors: (dtype, shape) by name.
+
+    Raises:
+        InvalidArgument: a dtype is unknown, or the header would be too large.
+    """
+    for name, (dtype, _) in tensors.items():
+        if dtype not in STORED_DTYPES:
+            raise InvalidArgument(f"{name!r} has the dtype {dtype!r}, which rose does not know")
+    header: dict[str, object] = {}
+    at = 0
+    for name, (dtype, shape) in sorted(
+        tensors.items(), key=lambda one: -STORED_DTYPES[one[1][0]].unit_bytes
+    ):
+        end = at + math.prod(shape) * STORED_DTYPES[dtype].bits // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > HEADER_BYTES_MAX:
+        raise InvalidArgument(f"{len(tensors)} tensors have a header of {len(text)} bytes")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, at
 
 
 class _Twice(ValueError):

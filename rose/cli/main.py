@@ -34,6 +34,15 @@ _COMMANDS: Final = {
     ),
     "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
     "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
+    "publish": (
+        "rose.cli.publish:publish",
+        "Serve checkpoints as versions of weights, each as what changed.",
+    ),
+    "receive": (
+        "rose.cli.receive:receive",
+        "Keep a checkpoint at the newest version that somebody publishes.",
+    ),
+    "relay": ("rose.cli.relay:relay", "Bring versions into a cluster once, for all who are there."),
     "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
     "trace": ("rose.cli.trace:trace", "Describe a trace of requests: rates, bursts, lengths."),
     "transfer": (

@@ -3,6 +3,7 @@
 import click
 
 from rose.cli.transfer_plan import plan
+from rose.cli.transfer_timeline import timeline
 
 
 @click.group()
@@ -11,3 +12,4 @@ def transfer() -> None:
 
 
 transfer.add_command(plan)
+transfer.add_command(timeline)

@@ -1,112 +1,87 @@
-"""The chunk plane of a weight server: a thread for each connection, and no byte for strangers."""
+"""The chunk plane of a weight server: what receivers ask for and the plane has not, it looks up."""
 
-import hmac
-import socket
 import threading
-from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
-from rose.clock import BootClock
-from rose.errors import CorruptData, RoseError, Unavailable
-from rose.transfer import wire
-from rose.transfer.upstream import Upstream
+from rose.errors import RoseError
+from rose.transfer import chunk_plane
+from rose.transfer.chunk_plane import AS_FAST_AS_IT_GOES, CONNECTIONS_MAX, Pace, TlsPaths
+from rose.transfer.manifest import UpdateKey
 
-CONNECTIONS_MAX: Final = 64
-GREETING_S: Final = 5.0
-# A receiver that asks nothing for so long connects again when it does.
-IDLE_S: Final = 60.0
-SEND_S: Final = 30.0
+# How long an ask waits for whoever has the chunk: a relay may have to fetch it. Less than a client
+# waits for a byte.
+PARK_S: Final = 8.0
+# As many asks as can be looked up at once: one that takes long delays no other.
+ANSWERERS: Final = 4
+_LOOK_S: Final = 60.0
+
+
+class Served(Protocol):
+    """Who has the chunks: a `VersionLog`, or what a relay keeps."""
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return a frame, or None when it is not kept; it counts as sent. Any thread calls it."""
+        ...
 
 
 class ChunkServer:
     """Answers for chunks of a log until it is closed.
 
+    Bytes are moved by a thread of the core; a thread of Python only says which frame it is.
+
     Args:
-        log: has the chunks.
+        served: has the chunks.
         token: that every peer must present first.
         host: an address of this machine; the port is any that is free.
+        tls: certificates that both sides show; None: loopback only.
+        pace: of all receivers together.
     """
 
-    def __init__(self, log: Upstream, token: bytes, host: str) -> None:
-        self._log = log
-        self._token = token
-        self._clock = BootClock()
-        self._lock = threading.Lock()  # guards the next two
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._is_closed = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, 0), family=family)
-        except OSError as error:
-            raise Unavailable(f"no port of {host} can be listened on: {error}") from error
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="rose-chunks", daemon=True)
-        self._thread.start()
+    def __init__(
+        self,
+        served: Served,
+        token: bytes,
+        host: str,
+        *,
+        tls: TlsPaths | None = None,
+        pace: Pace = AS_FAST_AS_IT_GOES,
+    ) -> None:
+        self._served = served
+        self._is_closing = threading.Event()
+        self._plane = chunk_plane.ChunkServer(
+            token, host, tls=tls, pace=pace, connections_max=CONNECTIONS_MAX, park_s=PARK_S
+        )
+        self.port: int = self._plane.port
+        self._threads = [
+            threading.Thread(target=self._answer, name=f"rose-chunks-{i}", daemon=True)
+            for i in range(ANSWERERS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Break off all connections and join all threads."""
-        with self._lock:
-            self._is_closed = True
-            threads = list(self._connections.values())
-            for connection in self._connections:
-                _shut_down(connection)
-        _shut_down(self._listener)
-        self._thread.join()
-        self._listener.close()
-        for thread in threads:
+        self._is_closing.set()
+        self._plane.close()
+        for thread in self._threads:
             thread.join()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                with self._lock:
-                    if self._is_closed:
-                        return
-                continue
-            self._begin(connection)
+    def set_pace(self, pace: Pace) -> None:
+        """Change the pace while it runs."""
+        self._plane.set_pace(pace)
 
-    def _begin(self, connection: socket.socket) -> None:
-        with self._lock:
-            if self._is_closed or len(self._connections) >= CONNECTIONS_MAX:
-                connection.close()
-                return
-            thread = threading.Thread(
-                target=self._serve, args=(connection,), name="rose-chunks-peer", daemon=True
-            )
-            self._connections[connection] = thread
-            thread.start()
+    def _answer(self) -> None:
+        while not self._is_closing.is_set():
+            for key, tile in self._plane.take_misses(_LOOK_S, most=1):
+                self._look_up(key, tile)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _look_up(self, key: UpdateKey, tile: int) -> None:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._greet(connection)
-            while True:
-                self._answer(connection)
-        except (RoseError, OSError):
-            pass  # whatever a peer does wrong, or whenever it leaves, its connection ends
-        finally:
-            with self._lock:
-                del self._connections[connection]
-            connection.close()
-
-    def _greet(self, connection: socket.socket) -> None:
-        said = wire.receive(connection, wire.GREETING_BYTES, GREETING_S, self._clock)
-        if not hmac.compare_digest(wire.read_greeting(bytes(said)), self._token):
-            raise CorruptData("a peer has another token")
-
-    def _answer(self, connection: socket.socket) -> None:
-        said = wire.receive(connection, wire.ASK_BYTES, IDLE_S, self._clock)
-        key, tile = wire.read_ask(bytes(said))
-        frame = self._log.chunk(key, tile)
-        connection.settimeout(SEND_S)
-        connection.sendall(wire.answer(key, tile, frame))
-        if frame is not None:
-            connection.sendall(frame)
-
-
-def _shut_down(one: socket.socket) -> None:
-    """Wake whoever waits on a socket; one that is not connected any more is awake."""
-    with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+            frame = self._served.chunk(key, tile)
+            asked = 0 if frame is None else self._plane.give(key, tile, frame)
+        except RoseError:  # whoever has it cannot get it now: the receiver asks again
+            frame, asked = None, 0
+        if frame is None:
+            self._plane.refuse(key, tile)
+        for _ in range(1, asked):
+            self._served.chunk(key, tile)  # what several wait for is looked up once, sent to each

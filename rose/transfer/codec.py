@@ -9,6 +9,7 @@ that are not negative; the order of their elements is row-major. The formats are
 one. On the CPU it says nothing.
 """
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ from rose.units import ceil_div
 _WORD: Final = 1 << 64
 # A threshold that no key reaches, and the most that top-k is asked for.
 _NOTHING_SENT: Final = 1 << 15
+# Of the smallest normal number: smaller changes have key 0, as no change has.
+_LEAST_KEY: Final = 1 << 7
 _THREADS_MAX: Final = 256
 
 
@@ -137,6 +140,7 @@ def topk_pack(
     *,
     budget: int | None = None,
     budget_bytes: int | None = None,
+    least: float | None = None,
     ages: Any = None,
     age_limit: int = AGE_LIMIT,
     block_elements: int = BLOCK_ELEMENTS[0],
@@ -154,7 +158,9 @@ def topk_pack(
         shadow: what the receiver is known to hold; written in place.
         budget: elements to send; changes of one size are sent together or not at all. What is too
             small to tell from none, as among subnormals, is sent when it is due only.
-        budget_bytes: of table and payload. One of the two budgets is given.
+        budget_bytes: of table and payload.
+        least: the smallest change that is sent, cut to the next bf16 below; > 0. One of budget,
+            budget_bytes and least is given.
         ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
             was left unsent; moved on in place. None where that does not matter.
         age_limit: an element of that age is sent whatever its size, and whatever the budget.
@@ -175,12 +181,16 @@ def topk_pack(
         raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
     aged = None if ages is None else _ages(ages, one, stream)
     backend = backend_of(one, stream)
-    if budget is not None and budget_bytes is None:
+    if sum(given is not None for given in (budget, budget_bytes, least)) != 1:
+        raise InvalidArgument("give one of budget, in elements, budget_bytes and least")
+    if least is not None:
+        threshold = _key_of(least)
+    elif budget is not None:
         _check_budget("budget", budget, "elements")
         threshold = backend.topk_threshold(
             one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
         )
-    elif budget_bytes is not None and budget is None:
+    elif budget_bytes is not None:
         _check_budget("budget_bytes", budget_bytes, "bytes")
         room = budget_bytes - 8 * ceil_div(_count(one), block_elements)
         threshold = _least_threshold(
@@ -193,8 +203,6 @@ def topk_pack(
             block_elements=block_elements,
             threads=threads,
         )
-    else:
-        raise InvalidArgument("give one of budget, in elements, and budget_bytes")
     return backend.delta_pack(
         one.bits,
         other.bits,
@@ -204,6 +212,15 @@ def topk_pack(
         age_limit=age_limit,
         threads=threads,
     )
+
+
+def _key_of(least: float) -> int:
+    """Return the key of a change: the upper half of its fp32, and at least that of a normal one."""
+    if not (least > 0 and math.isfinite(least)):
+        raise InvalidArgument(f"least {least}: choose a number above 0")
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(least).view(np.uint32))
+    return max(bits >> 16, _LEAST_KEY)
 
 
 def _least_threshold(

@@ -10,6 +10,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.transfer.delta import Delta
 from rose.transfer.digests import Digest
+from rose.transfer.tiles import is_layout
 from rose.transfer.version import Version
 from rose.units import MIB
 
@@ -122,6 +123,8 @@ class Manifest:
         for one in (self.version, self.base):
             if one is not None and not (0 <= one.n < 1 << 63 and 0 <= one.incarnation < 1 << 63):
                 raise InvalidArgument(f"version {one} has a number that no version has")
+        if not is_layout(self.layout):
+            raise InvalidArgument(f"layout '{self.layout}' is not 64 hexadecimal digits")
         if not _is_digest(self.digest) or not _is_digest(self.base_digest):
             raise InvalidArgument(f"{self.version} has digests that are none")
         if not 0 <= self.tile_count < 1 << 32 or not 0 <= self.count < 1 << 63:
@@ -227,4 +230,5 @@ class StagedVersion:
 
 
 def _is_digest(digest: Digest) -> bool:
-    return all(0 <= part < 1 << 64 for part in digest)
+    first, second = digest  # spelled out: it is asked of each of very many tiles
+    return 0 <= first < 1 << 64 and 0 <= second < 1 << 64

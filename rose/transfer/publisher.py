@@ -10,6 +10,7 @@ from rose.transfer.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
@@ -65,6 +66,7 @@ class Publisher:
         self._on_published = on_published
         self._lock = threading.Lock()
         self._version = opening
+        self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
         log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
@@ -79,6 +81,15 @@ class Publisher:
     def tiles(self) -> Tiles:
         """Return how the weights are cut."""
         return self._tiles
+
+    @property
+    def drift(self) -> Drift:
+        """Return how far the newest version is from the weights it was made of.
+
+        Of the tiles of which a selection is sent; the others are what was published.
+        """
+        with self._lock:
+            return self._drift
 
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
@@ -142,6 +153,7 @@ class Publisher:
             one.keep(part)
         self._digests.update(after)
         self._version = version
+        self._drift = total_drift(part.drift for part in parts)
         return manifest
 
     def seed(
@@ -177,6 +189,8 @@ class Publisher:
             return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _named(self, n: int) -> Version | None:
+        if n == self._version.n:
+            return self._version
         known = (one.version for one in self._log.manifests_after(n - 1))
         return next((one for one in known if one.n == n), None)
 

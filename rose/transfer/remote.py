@@ -1,19 +1,18 @@
-"""A publisher in another process of this machine."""
+"""A publisher or a relay in another process, of another machine where there are certificates."""
 
-import socket
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc
 
-from rose.addresses import loopback
-from rose.clock import BootClock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer import messages, wire
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer import messages
+from rose.transfer.chunk_plane import ChunkClient
+from rose.transfer.credentials import is_refusal, open_channel
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.security import Security, TlsFiles, token_bytes
 from rose.transfer.source import Frame
 
 CALL_S: Final = 10.0
@@ -38,15 +37,23 @@ class RemoteSource:
     Args:
         address: of the server.
         token: of the server.
+        tls: certificates that both sides show; without them the server is on this machine.
         timeout_s: for an answer; a wait for versions takes its own time besides.
     """
 
-    def __init__(self, address: str, token: str, *, timeout_s: float = CALL_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = CALL_S,
+    ) -> None:
+        self._tls = tls
         self._timeout_s = timeout_s
-        self._clock = BootClock()
-        self._lock = threading.Lock()  # guards what follows; held over no call
+        self._lock = threading.Lock()  # guards what follows; held over no call that waits
         self._channel: Any = None
-        self._connection: socket.socket | None = None
+        self._chunks: ChunkClient | None = None
         self._chunk_port = 0
         self._is_closed = False
         self.follow(address, token)
@@ -55,33 +62,54 @@ class RemoteSource:
         """Go to another server from the next call on; one that is under way breaks off.
 
         Raises:
-            InvalidArgument: the address is not on loopback, or the token is none.
+            InvalidArgument: the address is not on loopback and there are no certificates, or the
+                token is none.
         """
-        host, port = loopback(address)
-        try:
-            token_bytes = bytes.fromhex(token)
-        except ValueError:
-            token_bytes = b""
-        if port == 0 or len(token_bytes) != wire.TOKEN_BYTES:
+        if not token:
+            raise InvalidArgument(f"{address} has no token: it is that of the weight server")
+        security = Security(token_bytes(token), self._tls)
+        host, port = security.place(address)
+        if port == 0:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
-        channel = grpc.insecure_channel(address, options=_OPTIONS)
+        channel = open_channel(host, port, security, _OPTIONS)
         with self._lock:
             before, self._channel = self._channel, channel
-            self._host, self._token = host, token_bytes
+            self._host, self._token = host, security.token
+            self._address = address
             self._chunk_port = 0
-            connection = self._connection
         if before is not None:
             before.close()
-        _break_off(connection)
+        self._hang_up()
 
     def close(self) -> None:
         """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
         with self._lock:
             self._is_closed = True
-            channel, connection = self._channel, self._connection
+            channel = self._channel
         channel.close()
-        _break_off(connection)
         self._hang_up()
+
+    def hello(self) -> messages.HelloReply:
+        """Ask who serves.
+
+        Raises:
+            Unavailable: nobody answers.
+            CorruptData: what came is no answer.
+        """
+        content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
+        return messages.decode(messages.HelloReply, content)
+
+    def subscribe(
+        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
+    ) -> None:
+        """Say who receives which tiles, ascending; None for all.
+
+        Raises:
+            Unavailable: the server cannot be reached.
+        """
+        wanted = None if tiles is None else tuple(tiles)
+        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait."""
@@ -103,61 +131,30 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask for one after the other on the chunk connection."""
-        for one in wanted:
-            yield one.tile, self._chunk(key, one.tile)
+        """Ask on the chunk connections, which are made when there are none."""
+        yield from self._chunk_client().chunks(key, wanted)
 
-    def _chunk(self, key: UpdateKey, tile: int) -> Frame | None:
-        """Ask on the chunk connection, which is made when there is none.
-
-        Raises:
-            Unavailable: it cannot be made, or broke; the next call makes another.
-            DeadlineExceeded: the answer did not come in time.
-            CorruptData: the answer is none.
-        """
-        connection = self._connected()
-        try:
-            connection.settimeout(self._timeout_s)
-            connection.sendall(wire.ask(key, tile))
-            return self._answer(connection, key, tile)
-        except (CorruptData, DeadlineExceeded, Unavailable):  # first: a late answer is an OSError
-            self._hang_up()
-            raise
-        except OSError as error:
-            self._hang_up()
-            raise Unavailable(f"the connection broke: {error}") from error
-
-    def _answer(self, connection: socket.socket, key: UpdateKey, tile: int) -> Frame | None:
-        said = wire.receive(connection, wire.ANSWER_BYTES, self._timeout_s, self._clock)
-        nbytes = wire.read_answer(bytes(said), key, tile)
-        if nbytes is None:
-            return None
-        return wire.receive(connection, nbytes, self._timeout_s, self._clock)
-
-    def _connected(self) -> socket.socket:
+    def _chunk_client(self) -> ChunkClient:
         with self._lock:
-            if self._connection is not None:
-                return self._connection
-            where, token = (self._host, self._chunk_port), self._token
-            is_known = self._chunk_port != 0 and not self._is_closed
-        if not is_known:
-            raise Unavailable("the weight server did not say where its chunks are")
-        try:
-            connection = socket.create_connection(where, self._timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(wire.greeting(token))
-        except OSError as error:
-            raise Unavailable(f"port {where[1]} of {where[0]} does not answer: {error}") from error
-        with self._lock:
-            self._connection = connection
-        return connection
+            if self._chunks is not None:
+                return self._chunks
+            if self._chunk_port == 0 or self._is_closed:
+                raise Unavailable("the weight server did not say where its chunks are")
+            self._chunks = ChunkClient(
+                self._host,
+                self._chunk_port,
+                self._token,
+                tls=self._tls,
+                timeout_s=self._timeout_s,
+            )
+            return self._chunks
 
     def _hang_up(self) -> None:
-        """Close the connection. Only who pulls does, so nobody reads what was closed meanwhile."""
+        """Close the chunk connections; who pulls on them breaks off."""
         with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+            chunks, self._chunks = self._chunks, None
+        if chunks is not None:
+            chunks.close()
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> list[Manifest]:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
@@ -171,29 +168,27 @@ class RemoteSource:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("this source is closed")
-            channel, token = self._channel, self._token.hex()
+            channel, token, address = self._channel, self._token.hex(), self._address
+        said = messages.encode(request)
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
-                messages.encode(request),
+                said,
                 timeout=timeout_s,
                 metadata=((messages.TOKEN_KEY, token),),
             )
         except grpc.RpcError as error:
-            raise _unavailable(method, error) from error
+            raise _unavailable(address, method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
 
 
-def _break_off(connection: socket.socket | None) -> None:
-    """Wake whoever waits on a connection; who pulls finds it broken, and closes it."""
-    if connection is not None:
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-
-
-def _unavailable(method: str, error: Any) -> Unavailable:
+def _unavailable(address: str, method: str, error: Any) -> Unavailable:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unavailable("the weight server wants another token")
+    if is_refusal(error):
+        return Unavailable(
+            f"{address} and this process do not take each other's certificates: {details}"
+        )
     return Unavailable(f"the weight server did not answer {method}: {code.name} {details}".strip())

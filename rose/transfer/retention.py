@@ -135,7 +135,9 @@ def _within(
     order = sorted(links, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
     left = sum(link.nbytes for link in links)
     going = 0
-    while left > bytes_max:
+    # The last in this order leads to the newest version, of which everybody is to hear: it stays
+    # where whole tiles, which are not versions, leave no room for anything.
+    while left > bytes_max and going < len(order) - 1:
         left -= order[going].nbytes
         going += 1
     return order[going:]

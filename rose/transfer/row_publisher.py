@@ -12,6 +12,7 @@ from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publisher import Published, Publisher
 from rose.transfer.row import Row
+from rose.transfer.selection import Drift, Selection
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 from rose.transfer.version import Version
 
@@ -31,6 +32,7 @@ class RowPublisher:
         block_elements: as for `delta_pack`.
         link: as for `Contributor`.
         signing: with the key that receivers have.
+        selection: what is sent of every tile; None for all.
         on_published: as for `Publisher`.
     """
 
@@ -46,12 +48,16 @@ class RowPublisher:
         block_elements: int = BLOCK_ELEMENTS[0],
         link: Link = "gap",
         signing: Signing | None = None,
+        selection: Selection | None = None,
         on_published: Published | None = None,
     ) -> None:
         _check_row(weights)
         self._tiles = Tiles.of(len(weights), tile_elements)
         shadow = Row(weights.copy(), self._tiles)
-        contributor = Contributor(shadow, self._tiles, block_elements=block_elements, link=link)
+        selections = {} if selection is None else dict.fromkeys(range(len(self._tiles)), selection)
+        contributor = Contributor(
+            shadow, self._tiles, block_elements=block_elements, link=link, selections=selections
+        )
         opening = Version(run, incarnation, first_version)
         self._publisher = Publisher(
             [contributor], self._tiles, opening, log, signing=signing, on_published=on_published
@@ -66,6 +72,11 @@ class RowPublisher:
     def tiles(self) -> Tiles:
         """Return how the row is cut."""
         return self._tiles
+
+    @property
+    def drift(self) -> Drift:
+        """Return how far the newest version is from the weights it was made of."""
+        return self._publisher.drift
 
     def publish(self, new: Bits) -> Manifest:
         """Make `new`, (n,) uint16, the next version; see `Publisher.publish`."""

@@ -1,7 +1,6 @@
-"""The weight server: a log of versions for receivers in other processes of this machine."""
+"""The weight server: versions for receivers in other processes, and on other machines with TLS."""
 
 import hmac
-import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +10,13 @@ from typing import Any, Final
 import grpc
 from typing_extensions import Self
 
-from rose.addresses import loopback
-from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
-from rose.transfer import messages, wire
+from rose.addresses import spelled
+from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.transfer import messages
 from rose.transfer.chunk_server import ChunkServer
+from rose.transfer.credentials import add_port
+from rose.transfer.peers import Peers
+from rose.transfer.security import Rejections, Security, TlsFiles
 from rose.transfer.upstream import Upstream
 
 WAIT_MAX_S: Final = 10.0
@@ -32,14 +34,17 @@ _CODES: Final = (
 
 
 class WeightServer:
-    """Serves one log on loopback until it is closed: control by gRPC, chunks by TCP.
+    """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
     Made by `serve`. Who does not present the token learns nothing on either.
     """
 
-    def __init__(self, log: Upstream, host: str, port: int, token: bytes) -> None:
+    def __init__(
+        self, log: Upstream, host: str, port: int, security: Security, peers: Peers
+    ) -> None:
         self._log = log
-        self._token = token
+        self._security = security
+        self._peers = peers
         self._is_closing = threading.Event()
         self._pool = ThreadPoolExecutor(RECEIVERS_MAX, "rose-weights")
         self._grpc: Any = grpc.server(
@@ -47,21 +52,26 @@ class WeightServer:
             options=_OPTIONS,
             maximum_concurrent_rpcs=2 * RECEIVERS_MAX,
         )
-        self._grpc.add_generic_rpc_handlers((_Methods(token, self._methods()),))
-        host_text = f"[{host}]" if ":" in host else host
+        self._grpc.add_generic_rpc_handlers((_Methods(security.token, self._methods()),))
         try:
-            bound = self._grpc.add_insecure_port(f"{host_text}:{port}")
-        except RuntimeError as error:
+            bound = add_port(self._grpc, host, port, security)
+            self._chunks = ChunkServer(log, security.token, host, tls=security.tls)
+        except RoseError:
+            self._grpc.stop(None).wait()
             self._pool.shutdown()
-            raise Unavailable(f"port {port} of {host} cannot be listened on: {error}") from error
-        self.address: str = f"{host_text}:{bound}"
-        self._chunks = ChunkServer(log, token, host)
+            raise
+        self.address: str = spelled(host, bound)
         self._grpc.start()
 
     @property
     def token(self) -> str:
         """Return what receivers must present, in hexadecimal digits."""
-        return self._token.hex()
+        return self._security.token.hex()
+
+    @property
+    def peers(self) -> Peers:
+        """Return who serves and who subscribed."""
+        return self._peers
 
     def close(self) -> None:
         """Break off all calls and join all threads; the log stays as it is."""
@@ -84,14 +94,20 @@ class WeightServer:
 
     def _methods(self) -> dict[str, Any]:
         each: dict[str, Callable[[bytes], object]] = {
+            "Hello": self._hello,
             "Wait": self._wait,
             "Seed": self._seed,
+            "Subscribe": self._subscribe,
             "Report": self._report,
         }
         return {
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
+
+    def _hello(self, content: bytes) -> messages.HelloReply:
+        messages.decode(messages.HelloRequest, content)
+        return self._peers.hello(self._chunks.port)
 
     def _wait(self, content: bytes) -> messages.ManifestsReply:
         request = messages.decode(messages.WaitRequest, content)
@@ -107,6 +123,10 @@ class WeightServer:
         seed = self._log.seed(request.n, request.tiles)
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
+    def _subscribe(self, content: bytes) -> messages.SubscribeReply:
+        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content))
+        return messages.SubscribeReply()
+
     def _report(self, content: bytes) -> messages.ReportReply:
         request = messages.decode(messages.ReportRequest, content)
         self._log.acknowledge(
@@ -121,18 +141,25 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, token: bytes, methods: dict[str, Any]) -> None:
         self._token = token.hex()
         self._methods = methods
+        self._rejections = Rejections()
 
     def service(self, call: Any) -> Any:
         """Return what answers a call."""
         presented = dict(call.invocation_metadata or ()).get(messages.TOKEN_KEY, "")
         if not hmac.compare_digest(str(presented).encode(), self._token.encode()):
-            return grpc.unary_unary_rpc_method_handler(_denied)
+            # As a stream its messages are not even read, so that none can be too large.
+            return grpc.stream_stream_rpc_method_handler(self._denied)
         return self._methods.get(call.method)
 
+    def _denied(self, _requests: Any, context: Any) -> Any:
+        self._rejections.note("it has another token", _host(context.peer()))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+        return iter(())
 
-def _denied(_request: bytes, context: Any) -> bytes:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-    return b""
+
+def _host(peer: str) -> str:
+    """Return who called, without the port, which is another one each time."""
+    return peer.rpartition(":")[0]
 
 
 def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes]:
@@ -149,31 +176,29 @@ def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes
     return call
 
 
-def serve(log: Upstream, address: str = "127.0.0.1:0", *, token: str | None = None) -> WeightServer:
+def serve(
+    log: Upstream,
+    address: str = "127.0.0.1:0",
+    *,
+    token: str | None = None,
+    tls: TlsFiles | None = None,
+    peers: Peers | None = None,
+) -> WeightServer:
     """Serve a log.
 
     Args:
-        log: the publisher's, or a relay.
-        address: on loopback; port 0 for any that is free.
+        log: the publisher's, or what a relay keeps.
+        address: on loopback, or of any machine with `tls`; port 0 for any that is free.
         token: 64 hexadecimal digits; None makes a new one. A parent that starts a trainer again
             passes the old port and token, so that receivers find it.
+        tls: certificates that both sides show.
+        peers: who serves, for those who ask.
 
     Raises:
-        InvalidArgument: the address is not on loopback, or the token is none.
+        InvalidArgument: the address is not on loopback and there is no `tls`, the token is none, or
+            a certificate is no use.
         Unavailable: the port is taken.
     """
-    host, port = loopback(address)
-    return WeightServer(log, host, port, token_bytes(token))
-
-
-def token_bytes(token: str | None) -> bytes:
-    """Return a token as bytes, or a new one."""
-    if token is None:
-        return secrets.token_bytes(wire.TOKEN_BYTES)
-    try:
-        content = bytes.fromhex(token)
-    except ValueError:
-        content = b""
-    if len(content) != wire.TOKEN_BYTES:
-        raise InvalidArgument(f"a token is {2 * wire.TOKEN_BYTES} hexadecimal digits")
-    return content
+    security = Security.of(token, tls)
+    host, port = security.place(address)
+    return WeightServer(log, host, port, security, Peers() if peers is None else peers)

@@ -244,14 +244,16 @@ class Staging:
         held = self._held
         self._move(ReceiverState.ROLLED_BACK)
         self._rolled_back += 1
-        if outcome.digest != self._held.digest:
+        was_as_held = outcome.digest == held.digest
+        if not was_as_held:
             # The weights were not what they were held to be, so they have no name.
             self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
         if not outcome.is_abandoned:
             was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
             self._repair_at = held.version if was_in_chain else None
-            # A whole version that could not be committed is not tried again; a newer one is.
-            self._seed_from = outcome.version.n + is_whole
+            # A whole version that could not be committed is not tried again; a newer one is. But
+            # one that lacked tiles, because the weights were not what they were held to be, is.
+            self._seed_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
     # ---- the side of the network
@@ -302,11 +304,31 @@ class Staging:
     def _choose(self, timeout_s: float) -> Manifest | Choice:
         held = self.held
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
-        chosen = next_version(held, offered, self._subscription)
+        chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
             # They came at once and say nothing to this receiver: wait until there are others.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
+
+    def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
+        chosen = next_version(held, offered, self._subscription)
+        if isinstance(chosen, Manifest) and not self._is_base_of(chosen):
+            return Choice.SEED
+        return chosen
+
+    def _is_base_of(self, link: Manifest) -> bool:
+        """Whether the weights are what a link starts at, and not only called so.
+
+        A link says the digest of all tiles of its base. Who holds some of them goes by the name of
+        what it holds; until a commit has shown that to be true, it asks what that version is.
+        """
+        held, subscription = self.held, self._subscription
+        if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
+            return True
+        survey = self._seed(held.version.n, ())
+        if survey is None or survey.version != held.version:
+            return False
+        return subscription.digest_of(survey) == held.digest
 
     def _after_n(self, held: Held) -> int:
         """Ask for all that is kept, unless what is held is known to be of a publisher's chain."""
@@ -325,7 +347,7 @@ class Staging:
         links = [one for one in offered if one.version.n <= aim.n]
         if is_direct:
             links = [one for one in links if one.version == aim]
-        chosen = next_version(held, links, self._subscription) if self._seed_from is None else None
+        chosen = self._next(held, links) if self._seed_from is None else None
         if isinstance(chosen, Manifest):
             self._stage(chosen)
         elif newest_n < aim.n:
@@ -391,7 +413,7 @@ class Staging:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
         Raises:
-            CorruptData: it signed none of them.
+            CorruptData: it signed none of them, or one cannot be what it says.
             InvalidArgument: they are of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
@@ -404,6 +426,10 @@ class Staging:
                 f"the publisher has {other.count} elements in {other.tile_count} tiles, and the "
                 f"receiver {tiles.count} in {len(tiles)}: their layouts differ"
             )
+        size = (len(tiles), tiles.count)
+        for one in manifests:
+            if one.layout == tiles.layout and (one.tile_count, one.count) != size:
+                raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
 
     def _stage(self, manifest: Manifest) -> None:

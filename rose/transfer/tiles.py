@@ -18,6 +18,7 @@ TILE_ELEMENTS: Final = TILE_BYTES // 2
 # A digest is taken over words of four elements.
 _WORD_ELEMENTS: Final = 4
 _TILES_MAX: Final = 1 << 32
+_LAYOUT_DIGITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Tiles:
             raise InvalidArgument("the elements of a tile have 8, 16 or 32 bits")
         if len(sizes) and (sizes.min() < 1 or (sizes * self._widths).max() > 8 * TILE_BYTES):
             raise InvalidArgument(f"a tile has 1 element to {TILE_BYTES} bytes of them")
-        if len(layout) != 2 * hashlib.sha256().digest_size or not _is_hexadecimal(layout):
+        if not is_layout(layout):
             raise InvalidArgument(f"layout '{layout}' is not 64 hexadecimal digits")
         self._ends = np.cumsum(sizes)
         self.layout = layout
@@ -116,5 +117,6 @@ class Tiles:
         return f"Tiles({len(self)} of {self.count} elements, layout {self.layout[:12]})"
 
 
-def _is_hexadecimal(text: str) -> bool:
-    return all(digit in "0123456789abcdef" for digit in text)
+def is_layout(text: str) -> bool:
+    """Whether a text can name a cut."""
+    return len(text) == _LAYOUT_DIGITS and all(digit in "0123456789abcdef" for digit in text)

@@ -2,7 +2,8 @@
 
 A program is `tests/cpp/<room>/<what>_test.cpp` with a `main` that returns 0, linked with all of
 `csrc` but the bindings, and with no device code: the table that the build generates is empty.
-Objects stay in `build/cpp-<sanitizer>`, so a second run compiles only what changed.
+Objects stay in `build/cpp-<sanitizer>`, so a second run compiles only what changed. The first test
+that needs a sanitizer builds the programs of all tests that were collected for it, on all cores.
 """
 
 import fcntl
@@ -10,6 +11,7 @@ import os
 import platform
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import ninja
@@ -18,7 +20,7 @@ import pytest
 from tests import fake_driver
 from tests.building.project import SETUP
 
-pytestmark = pytest.mark.timeout(900)  # the first run compiles the whole core
+pytestmark = pytest.mark.timeout(1800)  # the first compiles the whole core and all programs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -39,11 +41,16 @@ CORE = sorted(
     if path.relative_to(ROOT).parts[1] != "bind"
 )
 TABLE = Path("fatbin_table.cpp")
+# A program takes what it needs of it: to link all of the core takes longer than to compile a test.
+ARCHIVE = Path("core.a")
 RULES = """
 rule cxx
   command = $cxx $flags -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
+
+rule archive
+  command = rm -f $out && ar rcs $out $in
 
 rule link
   command = $cxx $flags $in -o $out
@@ -93,26 +100,52 @@ def ninja_text(sanitizer: str, programs: list[Path]) -> str:
         text.append(f"build {object_}: cxx {ROOT / source}")
     text.append(f"build {TABLE.with_suffix('.o')}: cxx {TABLE}")
     core = " ".join(str(object_) for object_ in [*objects[: len(CORE)], TABLE.with_suffix(".o")])
+    text.append(f"build {ARCHIVE}: archive {core}")
     for source, object_ in zip(programs, objects[len(CORE) :], strict=True):
-        text.append(f"build {program_path(source)}: link {object_} {core}")
+        text.append(f"build {program_path(source)}: link {object_} {ARCHIVE}")
     return "\n".join(text) + "\n"
 
 
-def build(program: Path, sanitizer: str) -> Path:
-    """Build one program and return where it is."""
-    directory = ROOT / "build" / f"cpp-{sanitizer}"
+def build(programs: list[Path], sanitizer: str) -> subprocess.CompletedProcess[str]:
+    """Build programs, as many as can be."""
+    directory = directory_of(sanitizer)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test run must not build here now
         SETUP.write(directory / TABLE, SETUP.table([]))
         (directory / "build.ninja").write_text(ninja_text(sanitizer, PROGRAMS))
-        target = program_path(program)
         tool = Path(ninja.BIN_DIR, "ninja")
-        done = subprocess.run(
-            [tool, "-C", directory, target], text=True, capture_output=True, check=False
+        return subprocess.run(
+            [tool, "-k0", "-C", directory, *map(program_path, programs)],
+            text=True,
+            capture_output=True,
+            check=False,
         )
-    assert done.returncode == 0, f"{program} did not build:\n{done.stdout}{done.stderr}"
-    return directory / target
+
+
+def directory_of(sanitizer: str) -> Path:
+    return ROOT / "build" / f"cpp-{sanitizer}"
+
+
+@pytest.fixture(scope="session")
+def built(request: pytest.FixtureRequest) -> Callable[[Path, str], Path]:
+    """Return what says where a program is, and fails with the compiler's words if it is not."""
+    wanted: dict[str, list[Path]] = {}
+    for item in request.session.items:
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        if values.get("program") in PROGRAMS:
+            wanted.setdefault(values["sanitizer"], []).append(values["program"])
+    started: set[str] = set()
+
+    def where(program: Path, sanitizer: str) -> Path:
+        if sanitizer not in started:
+            started.add(sanitizer)
+            build(wanted.get(sanitizer, []), sanitizer)
+        done = build([program], sanitizer)
+        assert done.returncode == 0, f"{program} did not build:\n{done.stdout}{done.stderr}"
+        return directory_of(sanitizer) / program_path(program)
+
+    return where
 
 
 def run(program: Path) -> subprocess.CompletedProcess[str]:
@@ -140,8 +173,8 @@ def test_there_are_programs() -> None:
 
 @pytest.mark.parametrize("sanitizer", FLAGS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parts[-2]}/{path.stem}")
-def test_program_passes(program: Path, sanitizer: str) -> None:
-    done = run(build(program, sanitizer))
+def test_program_passes(built: Callable[[Path, str], Path], program: Path, sanitizer: str) -> None:
+    done = run(built(program, sanitizer))
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
 

@@ -1,4 +1,4 @@
-"""Stores keep what they are given, whole, and through a crash; a broken disk is said, not hidden."""
+"""Stores keep what they are given, whole, and through a crash; a broken disk is said."""
 
 import hashlib
 import threading

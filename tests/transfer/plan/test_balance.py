@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -29,12 +29,41 @@ def totals(chosen, weights, loads):
     return found
 
 
-# Who has few candidates has chosen when this one comes: only passing on over two ranks is left.
-CHAIN = ([(0, 1), (1, 2), (2, 3), (0,), (0,)], [4, 4, 4, 1, 1], {0: 9, 1: 8, 2: 4})
+def knockout(ranks):
+    """Return pairs of equals: whoever is first wins, and has as many tiles as there are rounds.
+
+    The least possible is one tile each, if the losers take them.
+    """
+    pairs = []
+    while len(ranks) > 1:
+        pairs += zip(ranks[::2], ranks[1::2], strict=True)
+        ranks = ranks[::2]
+    return pairs
+
+
+def test_a_winner_passes_tiles_on_to_losers():
+    candidates = knockout(range(32))
+    found = totals(contributors(candidates, [1] * 31, loads={}), [1] * 31, {})
+    assert max(found.values()) <= 2
+
+
+def test_tiles_are_passed_on_over_others():
+    """Rank 0 may pass on only to winners, who have as much, and they to losers, who have less."""
+    candidates = [pair for first in (1, 5, 9) for pair in knockout(range(first, first + 4))]
+    candidates += [(0, 1), (0, 5), (0, 9)]
+    weights = [1] * len(candidates)
+    assert least_load(candidates, weights, {}) == 1
+    assert max(totals(contributors(candidates, weights, loads={}), weights, {}).values()) <= 2
+
+
+def test_heavy_tiles_and_those_with_few_candidates_choose_first():
+    weights = [1, 1, 1, 1, 4]
+    chosen = contributors([(0, 1)] * 5, weights, loads={})
+    assert totals(chosen, weights, {}) == {0: 4, 1: 4}
+    assert contributors([(0, 1), (0,)], [1, 1], loads={}) == [1, 0]
 
 
 @given(boards())
-@example(CHAIN)
 def test_the_largest_load_is_at_most_the_least_possible_and_one_tile(board):
     candidates, weights, loads = board
     chosen = contributors(candidates, weights, loads=loads)

@@ -208,6 +208,16 @@ def test_contributors_are_balanced_by_what_tiles_are_expected_to_take():
     assert sorted(loads) == [900, 900]
 
 
+def test_contributors_are_balanced_by_how_often_they_send_a_tile():
+    copies = [piece("v", (0,), (3,), rank=rank) for rank in range(2)]
+    all_of_it = Replica("a", "east", map_of(piece("v", (0,), (3,)), v=(3,)))
+    one = Replica("b", "west", map_of(piece("v", (0,), (1,)), v=(3,)))
+    plan = make_plan(
+        Source("home", map_of(*copies, v=(3,))), [all_of_it, one], RELAYS, tile_elements=1
+    )
+    assert traffic(plan, [1, 1, 1]).sent == {0: 2, 1: 2}
+
+
 def test_tiles_of_which_nothing_is_known_are_expected_to_change_as_the_others_do():
     copies = [piece("v", (0,), (60,), rank=rank) for rank in range(2)]
     source = Source("home", map_of(*copies, v=(60,)))
@@ -237,16 +247,22 @@ def test_identity_tells_layouts_and_plans_apart():
     others = [
         plan_of("dense, TP4 PP2", tile_elements=20),
         plan_of("dense, FSDP"),
+        make_plan(Source("home", sharded(DENSE).shards), []),
         make_plan(Source("home", sharded(replace(DENSE, dtype="float16")).shards), []),
     ]
-    assert len({one.layout_id for one in [plan, *others]}) == 4
+    assert len({one.layout_id for one in [plan, *others]}) == 5
 
 
 @pytest.mark.parametrize("field", ["contributor", "landings", "receivers"])
 def test_every_part_of_a_way_is_part_of_the_identity(field):
     plan = plan_of("dense, TP4 PP2")
-    other = {"contributor": plan.tiles[0].contributor + 1, "landings": (), "receivers": ()}
-    tile = replace(plan.tiles[0], **{field: other[field]})
+    tile = plan.tiles[0]
+    other = {
+        "contributor": tile.contributor + 1,
+        "landings": (replace(tile.landings[0], relay="x"), *tile.landings[1:]),
+        "receivers": (replace(tile.receivers[0], rank=9), *tile.receivers[1:]),
+    }
+    tile = replace(tile, **{field: other[field]})
     changed = replace(plan, tiles=(tile, *plan.tiles[1:]))
     assert changed.layout_id == plan.layout_id
     assert changed.plan_id != plan.plan_id

@@ -90,6 +90,12 @@ def test_flat_shards_cut_three_boxes_each_and_not_a_grid():
     assert len(cells(shape, flat(shape, world))) <= 3 * world
 
 
+def test_a_plane_divides_as_few_regions_as_it_can():
+    """Cut in the middle of the first dimension, the long region would be two cells of five."""
+    long, flat_one = Region((0, 1, 1), (2, 1, 1)), Region((0, 0, 0), (1, 2, 1))
+    assert len(cells((2, 2, 2), [long, flat_one])) == 4
+
+
 def test_a_tensor_without_elements_has_no_cell_and_a_scalar_has_one():
     assert cells((0, 3), []) == ()
     assert [cell.region for cell in cells((), [Region((), ())])] == [Region((), ())]

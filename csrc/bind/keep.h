@@ -1,0 +1,46 @@
+// Python objects that threads without the GIL hold on to.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace rose::bind {
+
+// Whoever lets go of an object last may be a thread that must not wait for the GIL: what it lets go
+// of is laid aside here, and dropped by the next call from Python.
+class LaidAside {
+ public:
+  static std::shared_ptr<LaidAside> create() { return std::make_shared<LaidAside>(); }
+
+  // A reference to `object` that can be dropped on any thread. With the GIL.
+  static std::shared_ptr<void> keep(const std::shared_ptr<LaidAside>& aside,
+                                    pybind11::object object) {
+    return {object.release().ptr(),
+            [aside](void* kept) { aside->lay(static_cast<PyObject*>(kept)); }};
+  }
+
+  // With the GIL.
+  void drop() {
+    std::vector<PyObject*> objects;
+    {
+      const std::scoped_lock lock{mutex_};
+      objects.swap(objects_);
+    }
+    for (PyObject* const object : objects) Py_DECREF(object);
+  }
+
+ private:
+  void lay(PyObject* object) {
+    const std::scoped_lock lock{mutex_};
+    objects_.push_back(object);
+  }
+
+  std::mutex mutex_;  // guards the objects; no Python runs under it
+  std::vector<PyObject*> objects_;
+};
+
+}  // namespace rose::bind

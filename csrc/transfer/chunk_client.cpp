@@ -1,0 +1,361 @@
+#include "transfer/chunk_client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "transfer/chunk_thread.h"
+
+namespace rose::transfer {
+
+namespace {
+
+constexpr Nanoseconds kNsPerS = 1'000'000'000;
+constexpr Nanoseconds kLongestSleepNs = 3600 * kNsPerS;
+// A connection that broke is tried again after so long, while others go on.
+constexpr Nanoseconds kRestNs = kNsPerS;
+// What one stream reads before the next has its turn.
+constexpr std::size_t kShareBytes = 1 << 20;
+constexpr std::size_t kPacedStepBytes = 16 << 10;
+constexpr std::uint64_t kBurstBytes = 256 << 10;
+
+Status check(const Want& want) noexcept {
+  const std::size_t size = want.room.bytes.size();
+  if (!is_update(want.key.n, want.key.base_n)) {
+    return Status::invalid_argument("no update leads from version " +
+                                    std::to_string(want.key.base_n) + " to " +
+                                    std::to_string(want.key.n));
+  }
+  if (size == 0 || size > kFrameBytesMax) {
+    return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " of " +
+                                    std::to_string(size) + " bytes must have from 1 to " +
+                                    std::to_string(kFrameBytesMax));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ChunkClient>> ChunkClient::create(
+    const ChunkClientConfig& config, std::shared_ptr<const Clock> clock) noexcept {
+  if (config.streams == 0 || config.streams > kStreamsMax || config.timeout_ns <= 0 ||
+      config.port == 0) {
+    return Status::invalid_argument("a port and a time are > 0, and streams from 1 to " +
+                                    std::to_string(kStreamsMax));
+  }
+  auto addresses = resolve(config.host, config.port);
+  if (!addresses.ok()) return addresses.status();
+  auto bell = EventFd::create();
+  if (!bell.ok()) return bell.status();
+  ChunkStream::Server server{.host = config.host,
+                             .addresses = addresses.take(),
+                             .token = config.token,
+                             .tls = config.tls,
+                             .timeout_ns = config.timeout_ns};
+  std::unique_ptr<ChunkClient> client{
+      new ChunkClient{config, std::move(server), std::move(clock), bell.take()}};
+  ROSE_TRY(start_quietly(client->thread_, [one = client.get()] { one->run(); }));
+  return client;
+}
+
+ChunkClient::ChunkClient(const ChunkClientConfig& config, ChunkStream::Server server,
+                         std::shared_ptr<const Clock> clock, EventFd bell) noexcept
+    : server_{std::move(server)},
+      clock_{std::move(clock)},
+      bell_{std::move(bell)},
+      rests_(config.streams) {
+  streams_.reserve(config.streams);
+  for (std::uint32_t i = 0; i < config.streams; ++i) streams_.emplace_back(server_, i);
+  pace_.set(clock_->now_ns(), config.bytes_per_s, kBurstBytes);
+}
+
+ChunkClient::~ChunkClient() { close(); }
+
+// ---- any thread
+
+Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
+  for (const Want& want : wants) ROSE_TRY(check(want));
+  {
+    const std::scoped_lock lock{mutex_};
+    if (is_closed_) return Status::unavailable("this chunk client is closed");
+    for (std::size_t i = 0; i < wants.size(); ++i) {
+      if (outstanding_.insert(wants[i].key).second) continue;
+      for (std::size_t j = 0; j < i; ++j) outstanding_.erase(wants[j].key);
+      return Status::invalid_argument("tile " + std::to_string(wants[i].key.tile) +
+                                      " is on its way already");
+    }
+    std::ranges::move(wants, std::back_inserter(asked_));
+  }
+  bell_.ring();
+  return {};
+}
+
+Result<std::optional<Arrival>> ChunkClient::next(Nanoseconds timeout_ns) noexcept {
+  std::unique_lock lock{mutex_};
+  const std::uint64_t cancels = cancels_wanted_;
+  std::uint64_t seen = received_bytes_.load();
+  const auto is_over = [&] {
+    return is_closed_ || cancels_wanted_ != cancels || !arrived_.empty() || !failure_.ok() ||
+           outstanding_.empty();
+  };
+  while (!changed_.wait_for(lock, std::chrono::nanoseconds{timeout_ns}, is_over)) {
+    // Large frames on a slow line: somebody who sees bytes move waits on.
+    const std::uint64_t now_seen = received_bytes_.load();
+    if (std::exchange(seen, now_seen) == now_seen) {
+      return Status::deadline_exceeded("no byte came in the time to wait for a chunk");
+    }
+  }
+  if (is_closed_) return Status::unavailable("this chunk client is closed");
+  if (cancels_wanted_ != cancels) return Status::unavailable("the fetch was cancelled");
+  if (!arrived_.empty()) {
+    Arrival arrival = std::move(arrived_.front());
+    arrived_.pop_front();
+    outstanding_.erase(arrival.key);
+    return std::optional{std::move(arrival)};
+  }
+  if (!failure_.ok()) return std::exchange(failure_, {});
+  return std::optional<Arrival>{};
+}
+
+void ChunkClient::cancel() noexcept {
+  std::unique_lock lock{mutex_};
+  if (is_over_) return;
+  const std::uint64_t mine = ++cancels_wanted_;
+  changed_.notify_all();
+  bell_.ring();
+  // The thread never blocks but on the bell and its sockets, so this is short.
+  changed_.wait(lock, [&] { return cancels_done_ >= mine || is_over_; });
+}
+
+void ChunkClient::close() noexcept {
+  const std::scoped_lock one{closing_};
+  {
+    const std::scoped_lock lock{mutex_};
+    is_closed_ = true;
+    changed_.notify_all();
+  }
+  bell_.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+ChunkClientStats ChunkClient::stats() const noexcept {
+  return {.received_bytes = received_bytes_.load(), .losses = losses_.load()};
+}
+
+// ---- the thread
+
+void ChunkClient::run() noexcept {
+  while (take_orders(clock_->now_ns())) {
+    const Nanoseconds now_ns = clock_->now_ns();
+    open_streams(now_ns);
+    assign(now_ns);
+    // Then a window has room, there is more to read, or what was lost must be asked for again.
+    const bool is_hurried = serve(now_ns);
+    hand_over();
+    const bool tries_again = end_if_hopeless(now_ns);
+    sleep(is_hurried || tries_again);
+  }
+  for (ChunkStream& stream : streams_) static_cast<void>(stream.take_back());
+  const std::scoped_lock lock{mutex_};
+  is_over_ = true;
+  changed_.notify_all();
+}
+
+// False when it is to end.
+bool ChunkClient::take_orders(Nanoseconds now_ns) noexcept {
+  bell_.silence();
+  const std::scoped_lock lock{mutex_};
+  if (is_closed_) return false;
+  if (cancels_done_ != cancels_wanted_) {
+    drop_everything();
+    asked_.clear();
+    arrived_.clear();
+    outstanding_.clear();
+    failure_ = {};
+    cancels_done_ = cancels_wanted_;
+    changed_.notify_all();
+  }
+  if (!asked_.empty() && !has_work()) {
+    may_open_again_ = true;
+    heard_ns_ = now_ns;
+    forgive();
+  }
+  std::ranges::move(asked_, std::back_inserter(pending_));
+  asked_.clear();
+  return true;
+}
+
+bool ChunkClient::has_work() const noexcept {
+  return !pending_.empty() ||
+         std::ranges::any_of(streams_, [](const ChunkStream& one) { return one.has_asks(); });
+}
+
+void ChunkClient::open_streams(Nanoseconds now_ns) noexcept {
+  std::size_t useful = pending_.size();  // more connections than chunks would be idle
+  for (std::size_t i = 0; i < streams_.size() && useful > 0; ++i) {
+    if (streams_[i].is_resting() && may_open(i, now_ns)) open(i, now_ns);
+    --useful;
+  }
+}
+
+bool ChunkClient::may_open(std::size_t index, Nanoseconds now_ns) const noexcept {
+  const Rest& rest = rests_[index];
+  return rest.is_over || (rest.until_ns <= now_ns && arrivals_count_ > rest.arrivals);
+}
+
+void ChunkClient::forgive() noexcept { std::ranges::fill(rests_, Rest{}); }
+
+void ChunkClient::open(std::size_t index, Nanoseconds now_ns) noexcept {
+  Status status = streams_[index].open(now_ns);
+  if (!status.ok()) lose(index, std::move(status), now_ns);
+}
+
+// One each in turn, so that a few chunks come over all streams.
+void ChunkClient::assign(Nanoseconds now_ns) noexcept {
+  bool is_taken = true;
+  while (is_taken) {
+    is_taken = false;
+    for (ChunkStream& stream : streams_) {
+      if (pending_.empty()) return;
+      if (!stream.takes(pending_.front().room.bytes.size())) continue;
+      stream.ask(std::move(pending_.front()), now_ns);
+      pending_.pop_front();
+      is_taken = true;
+    }
+  }
+}
+
+// True when something came or was lost.
+bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
+  bool is_hurried = false;
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    ChunkStream& stream = streams_[i];
+    if (stream.is_resting()) continue;
+    const std::uint64_t available = pace_.available(now_ns);
+    const bool is_open = available >= kPacedStepBytes;
+    if (!is_open) {
+      stream.excuse(now_ns);
+      heard_ns_ = now_ns;
+    }
+    auto moved = stream.serve(
+        now_ns,
+        is_open ? static_cast<std::size_t>(std::min<std::uint64_t>(available, kShareBytes)) : 0,
+        arrivals_);
+    if (!moved.ok()) {
+      lose(i, moved.status(), now_ns);
+      is_hurried = true;
+      continue;
+    }
+    pace_.take(now_ns, moved.value());
+    received_bytes_.fetch_add(moved.value());
+    if (moved.value() > 0) {
+      heard_ns_ = now_ns;
+      is_hurried = true;
+    }
+    const auto late_ns = stream.late_ns();
+    if (late_ns && now_ns >= *late_ns) {
+      lose(i, stream.lateness(), now_ns);
+      is_hurried = true;
+    }
+  }
+  return is_hurried;
+}
+
+void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept {
+  const bool was_idle = !has_work();
+  for (Want& want : streams_[index].take_back()) pending_.push_front(std::move(want));
+  if (was_idle) return;  // the server hangs up on who asks nothing
+  losses_.fetch_add(1);
+  rests_[index] = {now_ns + kRestNs, arrivals_count_, false};
+  last_loss_ = std::move(why);
+}
+
+// Streams are there, and none of them has said anything for too long.
+bool ChunkClient::is_silent(Nanoseconds now_ns) const noexcept {
+  return has_work() && now_ns - heard_ns_ >= server_.timeout_ns &&
+         std::ranges::any_of(streams_, [](const ChunkStream& one) { return one.is_connected(); });
+}
+
+// The one place that decides that what is missing will not come. True when it is to be tried again
+// at once.
+bool ChunkClient::end_if_hopeless(Nanoseconds now_ns) noexcept {
+  if (is_silent(now_ns)) {
+    give_up(Status::deadline_exceeded("nothing came from the chunk server at " + server_.host +
+                                      " for " + std::to_string(server_.timeout_ns / 1'000'000) +
+                                      " ms"));
+    return false;
+  }
+  if (!has_work()) last_loss_ = {};
+  if (last_loss_.ok()) return false;
+  const bool is_alone =
+      std::ranges::all_of(streams_, [](const ChunkStream& one) { return one.is_resting(); });
+  const bool is_corrupt = last_loss_.code() == Code::kCorrupt;
+  if (!is_alone && !is_corrupt) return false;
+  if (is_corrupt || !may_open_again_ || last_loss_.code() == Code::kDeadlineExceeded) {
+    give_up(std::exchange(last_loss_, {}));
+    return false;
+  }
+  may_open_again_ = false;
+  last_loss_ = {};
+  forgive();
+  return true;
+}
+
+void ChunkClient::hand_over() noexcept {
+  if (arrivals_.empty()) return;
+  may_open_again_ = true;
+  arrivals_count_ += arrivals_.size();
+  const std::scoped_lock lock{mutex_};
+  std::ranges::move(arrivals_, std::back_inserter(arrived_));
+  arrivals_.clear();
+  changed_.notify_all();
+}
+
+void ChunkClient::give_up(Status why) noexcept {
+  const std::scoped_lock lock{mutex_};
+  drop_everything();
+  asked_.clear();
+  outstanding_.clear();
+  for (const Arrival& arrival : arrived_) outstanding_.insert(arrival.key);
+  failure_ = std::move(why);
+  changed_.notify_all();
+}
+
+// Only connections on which something would still come are closed.
+void ChunkClient::drop_everything() noexcept {
+  pending_.clear();
+  arrivals_.clear();
+  last_loss_ = {};
+  forgive();
+  for (ChunkStream& stream : streams_) {
+    if (stream.has_asks()) static_cast<void>(stream.take_back());
+  }
+}
+
+void ChunkClient::sleep(bool is_hurried) noexcept {
+  const Nanoseconds now_ns = clock_->now_ns();
+  const bool may_read = pace_.available(now_ns) >= kPacedStepBytes;
+  std::array<pollfd, kStreamsMax + 1> fds;
+  std::size_t count = 0;
+  fds[count++] = {bell_.get(), POLLIN, 0};
+  Nanoseconds wait_ns = kLongestSleepNs;
+  if (!may_read) wait_ns = pace_.wait_ns(now_ns, kPacedStepBytes);
+  const Nanoseconds silent_ns = heard_ns_ + server_.timeout_ns - now_ns;
+  if (has_work() && silent_ns > 0) wait_ns = std::min(wait_ns, silent_ns);
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    if (streams_[i].is_resting()) {
+      const Nanoseconds rest_ns = rests_[i].is_over ? 0 : rests_[i].until_ns - now_ns;
+      if (!pending_.empty() && rest_ns > 0) wait_ns = std::min(wait_ns, rest_ns);
+      continue;
+    }
+    fds[count++] = {streams_[i].get(), streams_[i].events(may_read), 0};
+    if (const auto late_ns = streams_[i].late_ns()) wait_ns = std::min(wait_ns, *late_ns - now_ns);
+  }
+  poll_for(std::span{fds}.first(count), is_hurried ? 0 : wait_ns);
+}
+
+}  // namespace rose::transfer

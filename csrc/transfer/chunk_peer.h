@@ -1,0 +1,115 @@
+// One receiver at a chunk server: what it may say, and what it gets.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "base/clock.h"
+#include "transfer/chunk_channel.h"
+#include "transfer/chunk_shelf.h"
+#include "transfer/chunk_wire.h"
+
+namespace rose::transfer {
+
+struct PeerLimits {
+  Nanoseconds greeting_ns;  // from the connection to a sound greeting
+  Nanoseconds idle_ns;      // without an ask
+  Nanoseconds send_ns;      // without a byte taken of what we have for it
+  Nanoseconds park_ns;      // for a chunk that is not there yet; 0: it is not waited for
+};
+
+// HANDSHAKE -> GREETING -> SERVING -> CLOSED, or from anywhere to CLOSED: whatever a peer does
+// wrong ends its connection and nothing else, and a stranger is told nothing.
+//
+// The server's thread alone. No call blocks.
+//
+// Invariant: asks that are read and neither answered nor given up are at most kAsksMax; a peer that
+// asks for more is not read from.
+class ChunkPeer {
+ public:
+  static constexpr std::size_t kAsksMax = 256;
+
+  // What `serve` did.
+  struct Moved {
+    std::size_t sent{0};     // bytes on the wire, headers included
+    bool has_more{false};    // call again: only the allowance was in the way, or the turn's share
+    bool is_greeted{false};  // it showed the token just now
+  };
+
+  ChunkPeer(ChunkChannel channel, ChunkShelf& shelf, const Token& token, const PeerLimits& limits,
+            Nanoseconds now_ns) noexcept;
+  ChunkPeer(const ChunkPeer&) = delete;
+  ChunkPeer& operator=(const ChunkPeer&) = delete;
+  ~ChunkPeer();
+
+  // The socket may take or give more than before.
+  void wake() noexcept { can_read_ = can_write_ = true; }
+  // Reads and sends as far as it goes, at most `allowance` bytes.
+  Moved serve(Nanoseconds now_ns, std::size_t allowance) noexcept;
+  // Answers asks whose chunk came or was refused meanwhile, or that have waited long enough.
+  void settle(Nanoseconds now_ns) noexcept;
+  // When it must be looked at whatever happens.
+  Nanoseconds deadline_ns() const noexcept;
+  // Closes it when its time is over.
+  void expire(Nanoseconds now_ns) noexcept;
+
+  bool is_closed() const noexcept { return state_ == State::kClosed; }
+  // Whether it showed the token.
+  bool was_greeted() const noexcept { return was_greeted_; }
+  bool has_output() const noexcept { return !output_.empty(); }
+  // Whether it can be sent something once it is allowed to.
+  bool is_hungry() const noexcept { return can_write_ && has_output(); }
+
+ private:
+  enum class State { kHandshake, kGreeting, kServing, kClosed };
+  static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
+
+  struct Outgoing {
+    std::array<std::byte, kAnswerBytes> header{};
+    std::size_t header_bytes{0};
+    ChunkKey key;
+    Frame frame;  // empty: nothing follows the header
+    std::size_t size() const noexcept { return header_bytes + frame.bytes.size(); }
+  };
+
+  void advance(Nanoseconds now_ns) noexcept;
+  void shake_hands() noexcept;
+  void read(Nanoseconds now_ns) noexcept;
+  void take_greeting(Nanoseconds now_ns) noexcept;
+  bool take_asks(Nanoseconds now_ns) noexcept;
+  void answer(const ChunkKey& key, const ShelfAnswer& found) noexcept;
+  std::size_t write(Nanoseconds now_ns, std::size_t allowance) noexcept;
+  void drop_sent(std::size_t nbytes) noexcept;
+  // When it is closed for having taken too long.
+  Nanoseconds over_ns() const noexcept;
+  std::size_t asks() const noexcept { return output_.size() + parked_.size(); }
+  bool may_read() const noexcept {
+    return can_read_ &&
+           (state_ == State::kGreeting || (state_ == State::kServing && asks() < kAsksMax));
+  }
+
+  ChunkChannel channel_;
+  ChunkShelf& shelf_;
+  const Token& token_;
+  const PeerLimits& limits_;
+  State state_{State::kHandshake};
+  bool was_greeted_{false};
+  bool can_read_{true};
+  bool can_write_{true};
+  // Bytes that were read and make no whole message yet.
+  std::array<std::byte, kAsksMax * kAskBytes> input_;
+  std::size_t input_bytes_{0};
+  std::deque<Outgoing> output_;
+  std::size_t output_at_{0};                     // bytes of the first that are gone
+  std::multimap<ChunkKey, Nanoseconds> parked_;  // until when
+  const Nanoseconds greet_by_ns_;
+  Nanoseconds heard_ns_;                 // the last ask, or the last byte of an answer
+  std::optional<Nanoseconds> stuck_ns_;  // since when the socket takes nothing
+};
+
+}  // namespace rose::transfer

@@ -1,0 +1,123 @@
+// Gives the chunks of a shelf to receivers over TCP: one thread for all of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/memfd.h"
+#include "base/process.h"
+#include "base/status.h"
+#include "transfer/chunk_pace.h"
+#include "transfer/chunk_peer.h"
+#include "transfer/chunk_shelf.h"
+#include "transfer/chunk_wire.h"
+#include "transfer/tls.h"
+
+namespace rose::transfer {
+
+struct ChunkServerConfig {
+  std::string host{};  // an address of this machine
+  std::uint16_t port{0};
+  Token token{};
+  std::shared_ptr<const TlsContext> tls{};  // null: in the clear
+  std::uint64_t bytes_per_s{0};             // to all receivers together; 0: as fast as it goes
+  std::uint64_t burst_bytes{1 << 20};
+  std::uint32_t connections_max{64};
+  PeerLimits limits{.greeting_ns = 5'000'000'000,
+                    .idle_ns = 60'000'000'000,
+                    .send_ns = 30'000'000'000,
+                    .park_ns = 0};
+};
+
+struct ChunkServerStats {
+  std::uint64_t wire_bytes{0};   // sent, headers included, TLS's own not
+  std::uint64_t greeted{0};      // connections that showed the token
+  std::uint64_t turned_away{0};  // that did not, or came when there was no place
+  std::uint32_t connections{0};  // now
+};
+
+// create(), then start(), or turn() by a test without a thread. close() stops and joins, once, and
+// so does the destructor. shelf(), set_pace() and stats() by any thread, at any time.
+//
+// 1. All receivers together get at most rate * time + burst bytes of frames and headers.
+// 2. They are served by turns, so none waits for a slow one.
+// 3. A receiver that takes nothing for send_ns is dropped; whatever it does, others go on.
+// 4. Memory of a connection is bounded, and no size that a peer names is allocated.
+class ChunkServer {
+ public:
+  // A smaller burst could not hold one record of TLS.
+  static constexpr std::uint64_t kBurstBytesMin = 16 << 10;
+
+  // InvalidArgument for a limit that is none, Unavailable when the port cannot be listened on.
+  static Result<std::unique_ptr<ChunkServer>> create(const ChunkServerConfig& config,
+                                                     std::shared_ptr<const Clock> clock) noexcept;
+  ChunkServer(const ChunkServer&) = delete;
+  ChunkServer& operator=(const ChunkServer&) = delete;
+  ~ChunkServer();
+
+  Status start() noexcept;
+  void close() noexcept;
+  // One look at all connections, after waiting for at most `wait_ns` until one is ready.
+  void turn(Nanoseconds wait_ns) noexcept;
+
+  std::uint16_t port() const noexcept { return port_; }
+  ChunkShelf& shelf() noexcept { return shelf_; }
+  // InvalidArgument when the burst is too small or too large.
+  Status set_pace(std::uint64_t bytes_per_s, std::uint64_t burst_bytes) noexcept;
+  ChunkServerStats stats() const noexcept;
+
+ private:
+  ChunkServer(const ChunkServerConfig& config, std::shared_ptr<const Clock> clock, EventFd bell,
+              FileDescriptor listener, FileDescriptor epoll, std::uint16_t port) noexcept;
+
+  void run() noexcept;
+  Status watch(int fd, std::uint32_t events) noexcept;
+  Nanoseconds longest_wait(Nanoseconds most_ns) noexcept;
+  void accept(Nanoseconds now_ns) noexcept;
+  void rest_listener(Nanoseconds now_ns) noexcept;
+  void admit(FileDescriptor socket, Nanoseconds now_ns) noexcept;
+  void take_pace(Nanoseconds now_ns) noexcept;
+  void serve(Nanoseconds now_ns) noexcept;
+  void drop_closed() noexcept;
+
+  const Token token_;
+  const std::shared_ptr<const TlsContext> tls_;
+  const PeerLimits limits_;
+  const std::uint32_t connections_max_;
+  const std::shared_ptr<const Clock> clock_;
+  const FileDescriptor listener_;
+  const FileDescriptor epoll_;
+  const std::uint16_t port_;
+  ChunkShelf shelf_;
+
+  // Of the thread.
+  std::map<int, std::unique_ptr<ChunkPeer>> peers_;  // by descriptor
+  int served_last_{-1};
+  bool has_more_{false};      // somebody could be served at once
+  bool is_paced_out_{false};  // somebody waits for the pace
+  ChunkPace pace_;
+  std::optional<Nanoseconds> listens_at_ns_;  // again, when it does not now
+
+  struct PaceOrder {
+    std::uint64_t bytes_per_s;
+    std::uint64_t burst_bytes;
+  };
+  mutable std::mutex orders_;  // guards the next
+  std::optional<PaceOrder> order_;
+
+  std::atomic<bool> is_closing_{false};
+  std::atomic<std::uint64_t> wire_bytes_{0};
+  std::atomic<std::uint64_t> greeted_{0};
+  std::atomic<std::uint64_t> turned_away_{0};
+  std::atomic<std::uint32_t> connections_{0};
+  std::thread thread_;
+};
+
+}  // namespace rose::transfer

@@ -1,0 +1,228 @@
+#include "transfer/chunk_stream.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <utility>
+
+namespace rose::transfer {
+
+namespace {
+
+// A window of 8 MiB keeps 25 Gb/s busy at 2.5 ms of delay, per stream; with small frames it is
+// their number that must bridge the delay.
+constexpr std::size_t kWindowBytes = 8 << 20;
+constexpr std::size_t kWindowAsksMax = 256;
+
+}  // namespace
+
+bool ChunkStream::takes(std::size_t nbytes) const noexcept {
+  if (state_ != State::kServing || rooms_.size() >= kWindowAsksMax) return false;
+  return rooms_.empty() || asked_bytes_ + nbytes <= kWindowBytes;
+}
+
+short ChunkStream::events(bool may_read) const noexcept {
+  if (state_ == State::kConnecting) return POLLOUT;
+  const bool reads = may_read || state_ != State::kServing;
+  return static_cast<short>((reads ? POLLIN : 0) | (wants_write_ ? POLLOUT : 0));
+}
+
+// ---- how it begins
+
+Status ChunkStream::open(Nanoseconds now_ns) noexcept {
+  address_ = 0;
+  return connect(now_ns);
+}
+
+Status ChunkStream::connect(Nanoseconds now_ns) noexcept {
+  Status status = Status::unavailable(name() + " has no address");
+  for (; address_ < server_.addresses.size(); ++address_) {
+    auto socket = connect_to(server_.addresses[address_]);
+    status = socket.status();
+    if (!socket.ok()) continue;
+    std::unique_ptr<TlsSession> session;
+    if (server_.tls != nullptr) {
+      auto opened = server_.tls->open(socket.value().get(), server_.host);
+      if (!opened.ok()) return opened.status();
+      session = opened.take();
+    }
+    channel_.emplace(socket.take(), std::move(session));
+    state_ = State::kConnecting;
+    moved_ns_ = now_ns;
+    return {};
+  }
+  return Status::unavailable(name() + " cannot be reached: " + status.message());
+}
+
+Status ChunkStream::finish_connect(Nanoseconds now_ns) noexcept {
+  pollfd writable{get(), POLLOUT, 0};
+  if (::poll(&writable, 1, 0) <= 0) return {};
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  if (error != 0) {
+    if (++address_ < server_.addresses.size()) return connect(now_ns);
+    return Status::unavailable(
+        from_errno((name() + " cannot be reached").c_str(), error).message());
+  }
+  state_ = State::kHandshake;
+  moved_ns_ = now_ns;
+  return {};
+}
+
+Status ChunkStream::shake_hands(Nanoseconds now_ns) noexcept {
+  const Io outcome = channel_->handshake();
+  if (outcome == Io::kClosed) return lost();
+  wants_write_ = outcome == Io::kWantWrite;
+  if (outcome != Io::kDone) return {};
+  state_ = State::kGreeting;
+  moved_ns_ = now_ns;
+  got_ = 0;
+  const auto greeting = pack(Greeting{server_.token, index_});
+  output_.assign(greeting.begin(), greeting.end());
+  output_at_ = 0;
+  return {};
+}
+
+// ---- what it says
+
+void ChunkStream::ask(Want want, Nanoseconds now_ns) noexcept {
+  const auto content = pack(want.key);
+  output_.insert(output_.end(), content.begin(), content.end());
+  if (rooms_.empty()) moved_ns_ = now_ns;
+  asked_bytes_ += want.room.bytes.size();
+  rooms_.emplace(want.key, std::move(want.room));
+}
+
+Status ChunkStream::flush(Nanoseconds now_ns) noexcept {
+  while (output_at_ < output_.size()) {
+    const iovec part{output_.data() + output_at_, output_.size() - output_at_};
+    const IoResult sent = channel_->write({&part, 1});
+    if (sent.state == Io::kClosed) return lost();
+    wants_write_ = sent.state != Io::kDone;
+    if (wants_write_) return {};
+    output_at_ += sent.nbytes;
+    moved_ns_ = now_ns;
+  }
+  output_.clear();
+  output_at_ = 0;
+  return {};
+}
+
+// ---- what it hears
+
+Result<std::size_t> ChunkStream::serve(Nanoseconds now_ns, std::size_t allowance,
+                                       std::vector<Arrival>& arrivals) noexcept {
+  if (state_ == State::kConnecting) ROSE_TRY(finish_connect(now_ns));
+  if (state_ == State::kHandshake) ROSE_TRY(shake_hands(now_ns));
+  if (state_ != State::kGreeting && state_ != State::kServing) return std::size_t{0};
+  ROSE_TRY(flush(now_ns));
+  return read(now_ns, allowance, arrivals);
+}
+
+Result<std::size_t> ChunkStream::read(Nanoseconds now_ns, std::size_t allowance,
+                                      std::vector<Arrival>& arrivals) noexcept {
+  std::size_t received = 0;
+  while (received < allowance) {
+    const auto room = target();
+    const IoResult got = channel_->read(room.first(std::min(room.size(), allowance - received)));
+    if (got.state == Io::kClosed) return lost();
+    if (got.state != Io::kDone) break;
+    received += got.nbytes;
+    got_ += got.nbytes;
+    moved_ns_ = now_ns;
+    if (got.nbytes == room.size()) ROSE_TRY(advance(arrivals));
+  }
+  return received;
+}
+
+std::span<std::byte> ChunkStream::target() noexcept {
+  if (current_) return rooms_.at(*current_).bytes.subspan(got_);
+  const std::size_t size = state_ == State::kGreeting ? kHelloBytes : kAnswerBytes;
+  return std::span{header_}.subspan(got_, size - got_);
+}
+
+Status ChunkStream::advance(std::vector<Arrival>& arrivals) noexcept {
+  got_ = 0;
+  if (state_ == State::kGreeting) {
+    if (!is_hello(std::span{header_}.first<kHelloBytes>())) {
+      return Status::corrupt(name() + " answers a greeting as no chunk server does");
+    }
+    state_ = State::kServing;
+    return {};
+  }
+  if (!current_) return take_answer(arrivals);
+  auto whole = rooms_.extract(*std::exchange(current_, std::nullopt));
+  asked_bytes_ -= whole.mapped().bytes.size();
+  arrivals.push_back({whole.key(), true, std::move(whole.mapped())});
+  return {};
+}
+
+Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
+  const auto answer = read_answer(header_);
+  if (!answer) return Status::corrupt(name() + " sent bytes that answer nothing");
+  const auto found = rooms_.find(answer->key);
+  const std::string which =
+      "tile " + std::to_string(answer->key.tile) + " of version " + std::to_string(answer->key.n);
+  if (found == rooms_.end()) {
+    return Status::corrupt(name() + " answers for " + which + ", which was not asked for");
+  }
+  const std::size_t size = found->second.bytes.size();
+  if (answer->nbytes == 0) {
+    asked_bytes_ -= size;
+    arrivals.push_back({answer->key, false, std::move(found->second)});
+    rooms_.erase(found);
+  } else if (answer->nbytes != size) {
+    return Status::corrupt(name() + " has " + std::to_string(answer->nbytes) + " bytes for " +
+                           which + ", not " + std::to_string(size));
+  } else {
+    current_ = answer->key;
+  }
+  return {};
+}
+
+// ---- how it ends
+
+std::optional<Nanoseconds> ChunkStream::late_ns() const noexcept {
+  const bool is_due = !is_resting() && (state_ != State::kServing || has_asks());
+  if (!is_due) return std::nullopt;
+  return moved_ns_ + server_.timeout_ns;
+}
+
+Status ChunkStream::lateness() const noexcept {
+  const std::string after = std::to_string(server_.timeout_ns / 1'000'000) + " ms";
+  if (state_ == State::kConnecting) {
+    return Status::unavailable(name() + " cannot be reached within " + after);
+  }
+  return Status::deadline_exceeded("nothing came from " + name() + " for " + after);
+}
+
+std::vector<Want> ChunkStream::take_back() noexcept {
+  std::vector<Want> wants;
+  for (auto& [key, room] : std::exchange(rooms_, {})) wants.push_back({key, std::move(room)});
+  channel_.reset();
+  state_ = State::kResting;
+  output_.clear();
+  output_at_ = asked_bytes_ = got_ = 0;
+  current_.reset();
+  wants_write_ = false;
+  return wants;
+}
+
+Status ChunkStream::lost() const noexcept {
+  const std::string why = channel_->failure();
+  if (state_ == State::kGreeting && why.empty()) {
+    return Status::unavailable(name() +
+                               " closed the connection without a word: it wants another "
+                               "token, or has no place");
+  }
+  return Status::unavailable("the connection to " + name() + " broke" +
+                             (why.empty() ? "" : ": " + why));
+}
+
+std::string ChunkStream::name() const { return "the chunk server at " + server_.host; }
+
+}  // namespace rose::transfer

@@ -1,0 +1,33 @@
+// Threads in somebody else's process: they take no signal of theirs.
+#pragma once
+
+#include <pthread.h>
+
+#include <csignal>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/status.h"
+
+namespace rose::transfer {
+
+// Starts `work` with every signal blocked: handlers stay with the threads of the process, and a
+// write of libssl to a connection that is gone raises no SIGPIPE.
+template <typename Work>
+Status start_quietly(std::thread& thread, Work work) noexcept {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  Status status;
+  try {
+    thread = std::thread{std::move(work)};  // inherits the mask
+  } catch (const std::system_error& error) {
+    status = from_errno("starting a thread", error.code().value());
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+}  // namespace rose::transfer

@@ -1,0 +1,63 @@
+// The bytes of the chunk plane. docs/protocol.md, "Weights between processes".
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace rose::transfer {
+
+inline constexpr std::size_t kTokenBytes = 32;
+// What every peer must present before it is told anything.
+using Token = std::array<std::byte, kTokenBytes>;
+
+// The most a frame has; whoever announces more is no peer of ours.
+inline constexpr std::uint32_t kFrameBytesMax = 4U << 20;
+// Connections of one client.
+inline constexpr std::uint32_t kStreamsMax = 64;
+
+// One tile of an update: from version base_n (-1: from nothing) to version n.
+struct ChunkKey {
+  std::uint64_t n{0};
+  std::int64_t base_n{-1};
+  std::uint32_t tile{0};
+
+  auto operator<=>(const ChunkKey&) const = default;
+};
+
+// Whether a version can have this number and be made from that one.
+bool is_update(std::uint64_t n, std::int64_t base_n) noexcept;
+
+struct Greeting {
+  Token token{};
+  std::uint32_t stream{0};  // which of the client's connections it is
+};
+
+struct ChunkAnswer {
+  ChunkKey key;
+  std::uint32_t nbytes{0};  // that follow; 0: it is not kept
+};
+
+inline constexpr std::size_t kGreetingBytes = 48;
+inline constexpr std::size_t kHelloBytes = 16;
+inline constexpr std::size_t kAskBytes = 32;
+inline constexpr std::size_t kAnswerBytes = 32;
+
+std::array<std::byte, kGreetingBytes> pack(const Greeting& greeting) noexcept;
+std::array<std::byte, kHelloBytes> pack_hello() noexcept;
+std::array<std::byte, kAskBytes> pack(const ChunkKey& ask) noexcept;
+std::array<std::byte, kAnswerBytes> pack(const ChunkAnswer& answer) noexcept;
+
+// Each reads what anyone may have sent, and gives nothing when a single field is not as it must be.
+std::optional<Greeting> read_greeting(std::span<const std::byte, kGreetingBytes> content) noexcept;
+bool is_hello(std::span<const std::byte, kHelloBytes> content) noexcept;
+std::optional<ChunkKey> read_ask(std::span<const std::byte, kAskBytes> content) noexcept;
+std::optional<ChunkAnswer> read_answer(std::span<const std::byte, kAnswerBytes> content) noexcept;
+
+// Takes as long for tokens that differ in the first byte as for those that differ in the last.
+bool is_same(const Token& one, const Token& other) noexcept;
+
+}  // namespace rose::transfer

@@ -1,0 +1,112 @@
+"""A checkpoint cut into the tiles that weights are published and received in."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from rose.checkpoints.safetensors_header import StoredTensor
+from rose.errors import InvalidArgument
+from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.spec import Region
+from rose.transfer.tiles import TILE_BYTES, Tiles
+from rose.transfer.views import ShardViews
+
+_LAYOUT: Final = b"rose checkpoint 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlace:
+    """Where a tile of a checkpoint is.
+
+    Args:
+        tensor: by its name.
+        shape: of the tensor, as units.
+        region: of it.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    region: Region
+
+
+class Tiling:
+    """How the tensors of a checkpoint are cut.
+
+    Args:
+        tiles: their sizes, and the name of the cut.
+        places: of each tile.
+    """
+
+    def __init__(self, tiles: Tiles, places: Sequence[TilePlace]) -> None:
+        self.tiles = tiles
+        self._places = tuple(places)
+
+    def views(self, units: Mapping[str, Any], wanted: Iterable[int] | None = None) -> ShardViews:
+        """Return tiles as views of tensors.
+
+        Args:
+            units: each tensor as a row of units; not copied.
+            wanted: the tiles; None for all.
+
+        Raises:
+            InvalidArgument: a tensor is missing, or has another number of units.
+        """
+        tiles = range(len(self._places)) if wanted is None else wanted
+        return ShardViews({tile: (self._view(units, self._places[tile]),) for tile in tiles})
+
+    def _view(self, units: Mapping[str, Any], place: TilePlace) -> Any:
+        row = units.get(place.tensor)
+        if row is None or row.size != np.prod(place.shape, dtype=np.int64):
+            raise InvalidArgument(f"the checkpoint has no {place.tensor} of shape {place.shape}")
+        box = zip(place.region.offset, place.region.shape, strict=True)
+        return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]
+
+
+def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
+    """Cut each tensor into rows of at most `TILE_BYTES`, in the order of their names.
+
+    Two checkpoints are cut alike if they have the same names, dtypes and shapes, whichever files
+    they are in.
+    """
+    ordered = sorted(tensors, key=lambda tensor: tensor.name)
+    counts: list[int] = []
+    widths: list[int] = []
+    places: list[TilePlace] = []
+    layout = hashlib.sha256(_LAYOUT)
+    for tensor in ordered:
+        for text in (tensor.name.encode(), tensor.dtype.encode()):
+            layout.update(struct.pack("<Q", len(text)) + text)
+        layout.update(struct.pack(f"<{len(tensor.shape) + 1}Q", len(tensor.shape), *tensor.shape))
+        unit_bytes = tensor.stored.unit_bytes
+        units = tensor.nbytes // unit_bytes
+        for first in range(0, units, TILE_BYTES // unit_bytes):
+            count = min(TILE_BYTES // unit_bytes, units - first)
+            counts.append(count)
+            widths.append(8 * unit_bytes)
+            places.append(TilePlace(tensor.name, (units,), Region((first,), (count,))))
+    return Tiling(Tiles(counts, widths, layout.hexdigest()), places)
+
+
+def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
+    """Cut a checkpoint as a plan says, whose tensors it has under their canonical names.
+
+    Raises:
+        InvalidArgument: it lacks one, or has it with another shape or width.
+    """
+    stored = {tensor.name: tensor for tensor in tensors}
+    specs = plan.sources.shards.tensors
+    for name in {tile.tensor for tile in plan.tiles}:
+        one, spec = stored.get(name), specs[name]
+        if one is None or one.shape != spec.shape:
+            raise InvalidArgument(f"the plan has {name} of shape {spec.shape}, the checkpoint not")
+    for tile in plan.tiles:
+        if 8 * stored[tile.tensor].stored.unit_bytes != tile.width:
+            raise InvalidArgument(
+                f"{tile.tensor} is of {stored[tile.tensor].dtype}, and of {tile.dtype} in the plan"
+            )
+    places = [TilePlace(one.tensor, stored[one.tensor].shape, one.region) for one in plan.tiles]
+    return Tiling(Tiles(plan.counts, plan.widths, plan.layout_id), places)

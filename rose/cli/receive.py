@@ -1,0 +1,298 @@
+"""`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
+from rose.checkpoints.make import hexadecimal
+from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
+from rose.cli.delta_progress import progress
+from rose.cli.publish import read_plan
+from rose.cli.weight_events import Events
+from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
+from rose.cli.weight_sources import open_addresses
+from rose.errors import InvalidArgument
+from rose.transfer.commit import Commit, CommitState, Outcome
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import StagedVersion
+from rose.transfer.messages import HelloReply
+from rose.transfer.plan.plan import Plan
+from rose.transfer.receiver import Receiver
+from rose.transfer.source import Source
+from rose.transfer.subscription import Subscription
+from rose.transfer.timed import TimedSource
+from rose.transfer.timeline import Timeline
+from rose.transfer.version import Version
+from rose.transfer.views import ShardViews
+from rose.units import NS_PER_S
+
+_POLL_S: Final = 0.2
+_NAMELESS: Final = Version("", 0, 0)
+
+
+class CheckpointReceiver:
+    """Keeps tiles of a checkpoint on disk at the newest version. The main thread uses it.
+
+    Whatever the files hold is taken as it is: its digests are read, and what differs is fetched. So
+    one that was killed in the middle of a commit repairs the tiles that it left half done.
+
+    Args:
+        upstream: where versions come from.
+        name: tells receivers apart.
+        live: the files.
+        tiling: how they are cut.
+        wanted: the tiles; None for all.
+        options: of the program.
+        timeline: gets what takes time.
+        paused: is told the seconds of each pause.
+    """
+
+    def __init__(
+        self,
+        upstream: Source,
+        name: str,
+        live: LiveCheckpoint,
+        tiling: Tiling,
+        wanted: Sequence[int] | None,
+        *,
+        options: WeightOptions,
+        timeline: Timeline,
+    ) -> None:
+        self._name, self._live, self._tiling, self._wanted = name, live, tiling, wanted
+        self._options, self._timeline, self._events = options, timeline, options.events
+        self.source = TimedSource(upstream, timeline)
+        self._subscription = Subscription(tiling.tiles, wanted)
+        self._target = tiling.views(live.units, wanted)
+        self.bell = Bell()
+        self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
+        self.receiver = self._receiver()
+
+    def _receiver(self) -> Receiver:
+        """Read what the files are, and begin to receive."""
+        digests = _read(self._target, self._tiling, self._subscription.wanted)
+        self._digests: TileDigests | None = digests
+        return Receiver(
+            self.source,
+            self._name,
+            _NAMELESS,
+            digests.total,
+            self._subscription,
+            self.source.staged(self._staged),
+            base=self._target.bits,
+            signing=self._options.signing,
+            digests=digests.copy(),
+        )
+
+    def _staged(self) -> None:
+        self.counts["staged"] += 1
+        self.bell.ring()
+
+    def step(self, paused: Callable[[float], None]) -> None:
+        """Commit the version that lies ready, if one does; say what came of it."""
+        self._events.trouble(self.receiver.failure, about="receiving")
+        staged = self.receiver.take_staged()
+        if staged is None:
+            return
+        begin_ns = self._timeline.now_ns()
+        self._timeline.add("barrier", self.source.staged_ns, begin_ns)
+        with self._timeline.span("pause", n=staged.manifest.version.n):
+            outcome = self._commit(staged)
+        paused((self._timeline.now_ns() - begin_ns) / NS_PER_S)
+        self._live.flush()
+        self._say(outcome, staged)
+        if outcome.state is CommitState.QUARANTINED:
+            self.receiver.close()
+            self.receiver = self._receiver()
+        else:
+            self.receiver.report(outcome)
+
+    def _commit(self, staged: StagedVersion) -> Outcome:
+        commit = Commit(
+            staged,
+            self._target,
+            self.receiver.digest,
+            digests=self._digests,
+            subscribed=self._wanted,
+        )
+        with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.deltas)):
+            try:
+                while commit.step():
+                    pass
+            finally:
+                if not commit.is_over:  # told to end: the files are a version when it does
+                    commit.abandon()
+        self._digests = commit.digests
+        return commit.outcome
+
+    def _say(self, outcome: Outcome, staged: StagedVersion) -> None:
+        what = outcome.state.name.lower()
+        self.counts[what] += 1
+        if outcome.state is CommitState.COMMITTED:
+            self.source.staleness.committed(outcome.version)
+        self._events.say(
+            what,
+            version=str(outcome.version),
+            n=outcome.version.n,
+            digest=hexadecimal(outcome.digest),
+            is_seed=staged.manifest.is_seed,
+            tiles=len(staged.deltas),
+            reason=outcome.reason,
+        )
+
+    def is_known_at(self, n: int) -> bool:
+        """Return whether version `n`, or a later one, is here, and the upstream heard of that."""
+        held = self.receiver.held
+        return held.run != "" and held.n >= n and self.source.reported_n >= n
+
+    def figures(self) -> Mapping[str, float]:
+        """Return what metrics show."""
+        stats, held_n = self.receiver.stats, self.receiver.held.n
+        lag = self.source.staleness.lag()
+        return {
+            **self.counts,
+            "versions": self.counts["committed"],
+            "received_bytes": stats.received_bytes,
+            "chunks_retried": stats.chunks_retried,
+            "seeds": stats.seeds,
+            "version": held_n,
+            "lag_versions": lag.versions,
+            "lag_seconds": lag.seconds,
+        }
+
+    def close(self) -> None:
+        """Stop receiving; the files stay what they are."""
+        self.receiver.close()
+        self._live.flush()
+
+
+def _read(target: ShardViews, tiling: Tiling, wanted: Sequence[int]) -> TileDigests:
+    found = {}
+    with progress("reading", sum(_nbytes(tiling, tile) for tile in wanted)) as advance:
+        for tile in wanted:
+            found[tile] = target.digest(tile)
+            advance(_nbytes(tiling, tile))
+    return TileDigests(found)
+
+
+def _nbytes(tiling: Tiling, tile: int) -> int:
+    one = tiling.tiles[tile]
+    return one.count * one.width // 8
+
+
+def parse_tiles(text: str) -> tuple[int, ...]:
+    """Read tiles such as "0-99,200", first to last.
+
+    Raises:
+        InvalidArgument: they are none.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InvalidArgument(f"tiles '{part}': give numbers or ranges, as in 0-99,200")
+        bounds = int(first), int(last) if dash else int(first)
+        if not bounds[0] <= bounds[1] < 1 << 32:
+            raise InvalidArgument(f"tiles '{part}' are from the last to the first")
+        if bounds[1] - bounds[0] > 1 << 24:
+            raise InvalidArgument(f"tiles '{part}' are more than any checkpoint has")
+        found.update(range(bounds[0], bounds[1] + 1))
+    return tuple(sorted(found))
+
+
+def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
+    """Open what lies in the folder; where nothing does, make what the upstream has, of zeros."""
+    is_there = folder.exists() and (
+        folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
+    )
+    if not is_there:
+        if not hello.tensors:
+            raise InvalidArgument(
+                f"{folder} has no checkpoint, and the upstream does not say what to make"
+            )
+        create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
+        events.say("created", path=str(folder))
+    return open_checkpoint(folder)
+
+
+@click.command()
+@click.option(
+    "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
+)
+@click.option("--to", "folder", type=PATH, required=True, metavar="FOLDER")
+@click.option("--name", help="Tells receivers apart; made of host and folder if not given.")
+@click.option("--tiles", "tiles_text", metavar="A-B,...", help="Only these tiles.")
+@click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
+@click.option("--replica", default="", help="Of the plan.")
+@click.option("--rank", type=click.IntRange(min=0), help="Of the replica: only its tiles.")
+@click.option("--once", is_flag=True, help="End at the version that is the newest now.")
+@weight_options
+def receive(
+    *,
+    upstreams: tuple[str, ...],
+    folder: Path,
+    name: str | None,
+    tiles_text: str | None,
+    plan_path: Path | None,
+    replica: str,
+    rank: int | None,
+    once: bool,
+    options: WeightOptions,
+) -> None:
+    """Keep the checkpoint in FOLDER at the newest version of the upstream, in place.
+
+    What lies there may be any version, or one that was left half done: only what differs is
+    fetched. Where nothing lies there, one file is made. Nobody else may write to it.
+    """
+    plan = None if plan_path is None else read_plan(plan_path)
+    if rank is not None and (plan is None or tiles_text is not None):
+        raise InvalidArgument("--rank needs a --plan, and no --tiles")
+    timeline = Timeline("receiver")
+    who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
+    with (
+        until_told(),
+        open_addresses(upstreams, options.security, options.signing, options.events) as there,
+    ):
+        hello = there.wait_until_there()
+        checkpoint = _open(folder, hello, options.events)
+        stored = [one.stored for one in checkpoint.tensors.values()]
+        tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+        if hello.layout != tiling.tiles.layout:
+            raise InvalidArgument(
+                f"{folder} has other tensors than the upstream serves, or another plan cuts them"
+            )
+        wanted = _wanted(plan, replica, rank, tiles_text)
+        there.subscribe(who, replica=replica, rank=rank or 0, tiles=wanted)
+        target_n = there.newest_n() if once else None
+        with LiveCheckpoint(checkpoint) as live:
+            made = CheckpointReceiver(
+                there.source(), who, live, tiling, wanted, options=options, timeline=timeline
+            )
+            try:
+                with observed(options, "receiver", made.figures, timeline) as paused:
+                    _keep(made, target_n, partial(paused))
+            finally:
+                made.close()
+    options.events.say("ended")
+
+
+def _keep(made: CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
+    """Commit what comes, until a version is there and the upstream knows it, or forever."""
+    while True:
+        made.step(paused)
+        if until_n is not None and made.is_known_at(until_n):
+            return
+        made.bell.wait(_POLL_S)
+
+
+def _wanted(
+    plan: Plan | None, replica: str, rank: int | None, tiles_text: str | None
+) -> tuple[int, ...] | None:
+    if plan is not None and rank is not None:
+        return plan.tiles_for(replica, rank)
+    return None if tiles_text is None else parse_tiles(tiles_text)

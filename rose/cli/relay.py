@@ -1,0 +1,271 @@
+"""`rose relay`: versions come into a cluster once, and all who are there get them from here."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from rose.checkpoints.safetensors_header import StoredTensor
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.tiling import plain_tiling
+from rose.cli.publish import read_plan
+from rose.cli.receive import parse_tiles
+from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
+from rose.cli.weight_sources import Addresses, open_addresses
+from rose.errors import CorruptData, InvalidArgument, RoseError
+from rose.transfer.disk import HostDisk
+from rose.transfer.disk_store import DiskStore
+from rose.transfer.follower import Follower
+from rose.transfer.messages import HelloReply, RelayPlace, TensorEntry, decode, encode
+from rose.transfer.peers import Peers
+from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.planned import Landing
+from rose.transfer.relay import Relay
+from rose.transfer.retention import BYTES_MAX, VERSIONS_MAX, Limits
+from rose.transfer.store import MemoryStore, Store
+from rose.transfer.subscription import Subscription
+from rose.transfer.tiles import Tiles
+from rose.transfer.timed import TimedSource
+from rose.transfer.timeline import Timeline
+from rose.units import GIB
+from rose.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from rose.transfer.server import WeightServer
+
+_POLL_S: Final = 0.5
+_ASK_S: Final = 5.0
+_HELLO: Final = "hello"
+_UPDATES: Final = "updates"
+
+
+class Introduction:
+    """What upstream says of itself, for those who ask here; kept for when upstream is away.
+
+    The main thread uses it.
+
+    Args:
+        directory: where it is kept; None: nowhere.
+        landing: the tiles that land here; None for all.
+        address: that receivers of the cluster reach this relay at.
+        peers: where it is told.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        landing: Sequence[int] | None,
+        address: str,
+        peers: Peers,
+    ) -> None:
+        self._path = None if directory is None else directory / _HELLO
+        self._landing, self._address, self._peers = landing, address, peers
+        self._known: HelloReply | None = None
+        if self._path is not None and self._path.exists():
+            self._tell(decode(HelloReply, self._path.read_bytes()))
+
+    @property
+    def known(self) -> HelloReply | None:
+        """Return what upstream said last."""
+        return self._known
+
+    def update(self, there: Addresses) -> None:
+        """Ask upstream."""
+        replies = [one for one in there.hellos() if one is not None and one.layout]
+        if not replies:
+            return
+        known = self._known
+        reply = replies[0]
+        if known is None or (known.layout, known.tensors) != (reply.layout, reply.tensors):
+            self._tell(reply)
+            if self._path is not None:
+                write_whole(self._path, encode(reply))
+
+    def _tell(self, reply: HelloReply) -> None:
+        self._known = reply
+        tiles = self._landing if self._landing is not None else ()
+        here = RelayPlace(self._address, tuple(tiles))
+        self._peers.announce(reply.layout, tensors=reply.tensors, relays=[here])
+
+
+def tiles_of(tensors: Sequence[TensorEntry]) -> Tiles:
+    """Return how a checkpoint is cut that has these tensors.
+
+    Raises:
+        CorruptData: a dtype is unknown.
+    """
+    stored = []
+    for one in tensors:
+        if one.dtype not in STORED_DTYPES:
+            raise CorruptData(f"{one.name!r} has the dtype {one.dtype!r}, which rose does not know")
+        entry = StoredTensor(one.name, one.dtype, one.shape, 0, 0)
+        nbytes = entry.elements * entry.stored.bits // 8
+        stored.append(StoredTensor(one.name, one.dtype, one.shape, 0, nbytes))
+    return plain_tiling(stored).tiles
+
+
+def landing_of(
+    plan: Plan | None, cluster: str, name: str, tiles_text: str | None
+) -> tuple[int, ...] | None:
+    """Return the tiles that land at a relay; None for all."""
+    if plan is None:
+        return None if tiles_text is None else parse_tiles(tiles_text)
+    here = Landing(cluster, name)
+    if not any(relay.name == name and relay.cluster == cluster for relay in plan.relays):
+        raise InvalidArgument(f"the plan has no relay {name} in {cluster or 'a cluster'}")
+    return tuple(tile.index for tile in plan.tiles if here in tile.landings)
+
+
+@click.command()
+@click.option(
+    "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
+)
+@click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
+@click.option("--directory", type=PATH, metavar="DIR", help="Keeps what came, over a restart too.")
+@click.option("--cluster", default="", help="That it serves; of the plan.")
+@click.option("--name", default="relay", show_default=True, help="Of the plan.")
+@click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
+@click.option("--tiles", "tiles_text", metavar="A-B,...", help="That land here; all if not given.")
+@click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
+@click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
+@weight_options
+def relay(
+    *,
+    upstreams: tuple[str, ...],
+    listen: str,
+    directory: Path | None,
+    cluster: str,
+    name: str,
+    plan_path: Path | None,
+    tiles_text: str | None,
+    keep: int,
+    keep_gib: float,
+    options: WeightOptions,
+) -> None:
+    """Follow upstream, and serve what it has to the receivers of a cluster.
+
+    What lands here is fetched as soon as it is published, the rest when it is asked for, and each
+    chunk once. While upstream is away, what came is served on. It needs no key of manifests.
+    """
+    options.security.place(listen)
+    plan = None if plan_path is None else read_plan(plan_path)
+    if plan is not None and tiles_text is not None:
+        raise InvalidArgument("--tiles and --plan both say what lands here: give one")
+    landing = landing_of(plan, cluster, name, tiles_text)
+    peers = Peers(f"{cluster}/{name}" if cluster else name, "relay")
+    limits = Limits(versions_max=keep, bytes_max=int(keep_gib * GIB))
+    open_there = (upstreams, options.security, options.signing, options.events)
+    with (
+        until_told(),
+        open_addresses(*open_there) as there,
+        open_addresses(*open_there) as reading,
+        _opened(directory, limits.bytes_max) as store,
+    ):
+        subscription = _subscription(landing, plan, there, peers, directory)
+        timeline = Timeline("relay")
+        made = Relay(
+            TimedSource(there.source(), timeline),
+            store=store,
+            landing=subscription,
+            reader=reading.source(),
+            limits=limits,
+        )
+        known_n = made.newest_n
+        with _served(made, listen, peers, options) as server, Follower(made) as follower:
+            introduction = Introduction(directory, landing, server.address, peers)
+            read = _Figures(made, peers)
+            with observed(options, "relay", read, timeline):
+                _follow(made, follower, introduction, reading, options, newest_n=known_n)
+    options.events.say("ended")
+
+
+class _Figures:
+    """What metrics show of a relay."""
+
+    def __init__(self, made: Relay, peers: Peers) -> None:
+        self._relay, self._peers = made, peers
+
+    def __call__(self) -> Mapping[str, float]:
+        stats = self._relay.statistics()
+        return {
+            "sent_bytes": stats.sent_bytes,
+            "crossing_bytes": stats.crossing_bytes,
+            "received_bytes": stats.crossing_bytes,
+            "chunks_retried": stats.rejected,
+            "seeds": stats.seeds,
+            "version": self._relay.newest_n,
+            "receivers": len(self._peers.subscribers),
+        }
+
+
+def _subscription(
+    landing: Sequence[int] | None,
+    plan: Plan | None,
+    there: Addresses,
+    peers: Peers,
+    directory: Path | None,
+) -> Subscription | None:
+    """Return the tiles that land here, of the cut that the plan or upstream says."""
+    if landing is None:
+        return None
+    if plan is not None:
+        return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
+    known = Introduction(directory, landing, "", peers).known
+    hello = there.wait_until_there() if known is None else known
+    if not hello.tensors:
+        raise InvalidArgument("upstream serves no checkpoint, so --tiles needs a --plan")
+    return Subscription(tiles_of(hello.tensors), landing)
+
+
+@contextmanager
+def _opened(directory: Path | None, bytes_max: int) -> Iterator[Store]:
+    store: Store = MemoryStore()
+    if directory is not None:
+        store = DiskStore(HostDisk(directory / _UPDATES), bytes_max=bytes_max)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _served(
+    made: Relay, listen: str, peers: Peers, options: WeightOptions
+) -> "Iterator[WeightServer]":
+    # Here, because gRPC is told before its import to be quiet.
+    from rose.transfer.server import serve  # noqa: PLC0415
+
+    tls, token = options.security.tls, options.security.token.hex()
+    with serve(made, listen, token=token, tls=tls, peers=peers) as server:
+        options.events.say("serving", address=server.address, n=made.newest_n)
+        yield server
+
+
+def _follow(
+    made: Relay,
+    follower: Follower,
+    introduction: Introduction,
+    there: Addresses,
+    options: WeightOptions,
+    *,
+    newest_n: int,
+) -> None:
+    """Say what came after `newest_n`, and ask now and then who upstream is."""
+    bell, looked = Bell(), 0.0
+    while True:
+        if introduction.known is None or looked >= _ASK_S:
+            try:
+                introduction.update(there)
+            except (OSError, RoseError) as error:
+                options.events.trouble(str(error))
+            looked = 0.0
+        if made.newest_n != newest_n:
+            newest_n = made.newest_n
+            crossing = made.statistics().crossing_bytes
+            options.events.say("landed", n=newest_n, crossing_bytes=crossing)
+        trouble = follower.failure or made.failure
+        options.events.trouble(trouble, about="following")
+        bell.wait(_POLL_S)
+        looked += _POLL_S

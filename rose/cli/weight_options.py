@@ -1,0 +1,193 @@
+"""What `rose publish`, `rose relay` and `rose receive` are all told, and what they make of it."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rose.cli.interrupts import ends_interrupt
+from rose.cli.weight_events import Events
+from rose.config import quiet_grpc, read_environment
+from rose.errors import InvalidArgument
+from rose.transfer.manifest import Signing
+from rose.transfer.security import Security, TlsFiles
+from rose.transfer.timeline import Timeline
+from rose.whole_file import write_whole
+
+PATH: Final = click.Path(path_type=Path)
+_SECRET_BYTES_MAX: Final = 4096
+_KEY_BYTES_MIN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOptions:
+    """What all three programs are told.
+
+    Args:
+        security: the token, and certificates if there are any.
+        signing: the key of manifests; signs nothing where there is none.
+        metrics: address to be scraped at; None: not at all.
+        timeline: where to write what took time when the program ends; None: nowhere.
+        events: says what happens.
+    """
+
+    security: Security
+    signing: Signing
+    metrics: str | None
+    timeline: Path | None
+    events: Events
+
+
+def weight_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options; the command gets them as `options`, a `WeightOptions`."""
+
+    @wraps(command)
+    def run(
+        *,
+        token_file: Path | None,
+        manifest_key_file: Path | None,
+        tls: tuple[Path, Path, Path] | None,
+        metrics: str | None,
+        timeline: Path | None,
+        as_json: bool,
+        **others: Any,
+    ) -> None:
+        quiet_grpc()
+        files = None if tls is None else TlsFiles(*tls)
+        options = WeightOptions(
+            security=Security.of(_token(token_file), files),
+            signing=Signing(_manifest_key(manifest_key_file)),
+            metrics=metrics,
+            timeline=timeline,
+            events=Events(is_json=as_json),
+        )
+        command(options=options, **others)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--token-file",
+        type=PATH,
+        metavar="FILE",
+        help="Has the token, 64 hexadecimal digits; else ROSE_TOKEN has it.",
+    ),
+    click.option(
+        "--manifest-key-file",
+        type=PATH,
+        metavar="FILE",
+        help="Has the key of manifests, at least 32 hexadecimal digits; else ROSE_MANIFEST_KEY.",
+    ),
+    click.option(
+        "--tls",
+        type=(PATH, PATH, PATH),
+        default=None,
+        metavar="CERTIFICATE KEY AUTHORITY",
+        help="PEM files; both sides show certificates. Needed between machines.",
+    ),
+    click.option("--metrics", metavar="ADDRESS", help="Be scraped by Prometheus there."),
+    click.option(
+        "--timeline", type=PATH, metavar="FILE", help="Write a trace for Perfetto at the end."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Say each event as a line of JSON."),
+)
+
+
+@contextmanager
+def until_told() -> Iterator[None]:
+    """End the block without an error when the program is told to end, by a signal or by Ctrl-C."""
+    with suppress(KeyboardInterrupt), ends_interrupt():
+        yield
+
+
+@contextmanager
+def observed(
+    options: WeightOptions, role: str, read: Callable[[], Mapping[str, float]], timeline: Timeline
+) -> Iterator[Callable[[float], None]]:
+    """Serve metrics and write the timeline, where that is asked for.
+
+    Yields:
+        What is told the seconds of each pause.
+    """
+    try:
+        if options.metrics is None:
+            yield _ignore
+            return
+        # Here, because it needs the extra `metrics`.
+        from rose.transfer.metrics import Metrics, MetricsServer  # noqa: PLC0415
+
+        metrics = Metrics(role, read)
+        with MetricsServer(metrics, options.metrics, options.security) as server:
+            options.events.say("metrics", address=server.address)
+            yield metrics.paused
+    finally:
+        if options.timeline is not None:
+            write_whole(options.timeline, timeline.as_json())
+
+
+class Bell:
+    """What the main thread waits for, so that it wakes for signals and for news alike."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        self._event.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it rings, or so long."""
+        self._event.wait(seconds)
+        self._event.clear()
+
+
+def _ignore(_seconds: float) -> None:
+    pass
+
+
+def _token(path: Path | None) -> str:
+    token = read_environment().token if path is None else _secret(path)
+    if token is None:
+        raise InvalidArgument(
+            "there is no token: set ROSE_TOKEN, or name a file with --token-file; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return token
+
+
+def _manifest_key(path: Path | None) -> bytes:
+    text = read_environment().manifest_key if path is None else _secret(path)
+    if text is None:
+        return b""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) < _KEY_BYTES_MIN:
+        raise InvalidArgument(
+            f"the key of manifests is not at least {2 * _KEY_BYTES_MIN} hexadecimal digits"
+        )
+    return key
+
+
+def _secret(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        text = content.decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or len(content) > _SECRET_BYTES_MAX:
+        raise InvalidArgument(f"{path} does not hold hexadecimal digits")
+    return text

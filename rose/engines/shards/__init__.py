@@ -1,0 +1,37 @@
+"""Shard maps of real frameworks: where trainers and engines keep the tensors of a checkpoint."""
+
+from rose.engines.shards.computed import ComputedTensors
+from rose.engines.shards.dtensors import shard_map_of_dtensors
+from rose.engines.shards.megatron import MegatronLayout, MegatronModel, megatron_layout
+from rose.engines.shards.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    pieces_of_placements,
+)
+from rose.engines.shards.places import views_of
+from rose.engines.shards.plain import joined, shard_map_of
+from rose.engines.shards.storages import parameters_of
+from rose.engines.shards.trace import Loader, Trace, joined_traces, trace_loader
+
+__all__ = [
+    "ComputedTensors",
+    "Loader",
+    "MegatronLayout",
+    "MegatronModel",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "Trace",
+    "joined",
+    "joined_traces",
+    "megatron_layout",
+    "parameters_of",
+    "pieces_of_placements",
+    "shard_map_of",
+    "shard_map_of_dtensors",
+    "trace_loader",
+    "views_of",
+]

@@ -1,0 +1,186 @@
+"""What view operations leave of a tensor, as boxes of that tensor in canonical coordinates."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rose.transfer.plan import Region
+
+# Boxes of one look. A loader that scatters a tensor finer than this is quicker run than followed.
+BOXES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A strided look into a storage: index i is element offset + sum(i * strides) of it.
+
+    Args:
+        offset: of the first element.
+        shape: how many there are, in each dimension.
+        strides: elements from one index to the next, in each dimension; 0 or more.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """Return the largest element that it may reach."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return self.offset + sum((size - 1) * stride for size, stride in steps)
+
+    def may_meet(self, other: "Look") -> bool:
+        """Whether their spans share an element; columns of one matrix lie between each other."""
+        return self.offset <= other.last and other.offset <= self.last
+
+
+class Placed(NamedTuple):
+    """A box of a tensor, and where it lies: as `Piece` says it."""
+
+    region: Region
+    offset: int
+    strides: tuple[int, ...]
+
+
+class _Axis(NamedTuple):
+    """Elements one behind the other: how many, and the step from one to the next on both sides."""
+
+    size: int
+    step: int
+    to: int
+
+
+class _Part(NamedTuple):
+    """What is still to be cut: the first element on both sides, and how it goes on."""
+
+    first: int
+    at: int
+    axes: tuple[_Axis, ...]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements lie one behind the other."""
+    strides = [1] * len(shape)
+    for at in range(len(shape) - 1, 0, -1):
+        strides[at - 1] = strides[at] * shape[at]
+    return tuple(strides)
+
+
+def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | None:
+    """Say which box of a tensor lies where, if look `seen` of it was copied to look `held`.
+
+    The boxes are exact, whatever `seen` is: what is no box (every second row, the end of one row
+    and the start of the next, a diagonal) is cut until its parts are.
+
+    Args:
+        shape: of the tensor; `seen` is a look into its elements in row-major order.
+        seen: what was copied.
+        held: where to, of the same shape.
+
+    Returns:
+        None if there are more than `BOXES_MAX`.
+    """
+    axes = tuple(map(_Axis, seen.shape, seen.strides, held.strides))
+    if any(axis.size == 0 for axis in axes):
+        return []
+    canonical = _Canonical(tuple(shape))
+    todo = [_Part(seen.offset, held.offset, axes)]
+    boxes: list[Placed] = []
+    while todo:
+        part = canonical.joined(todo.pop())
+        cut = canonical.cut(part)
+        if cut is None:
+            boxes.append(canonical.box(part))
+        else:
+            todo.extend(reversed(list(cut)))
+        if len(boxes) + len(todo) > BOXES_MAX:
+            return None
+    return boxes
+
+
+class _Canonical:
+    """The coordinates of a tensor: an element is a number with one digit for each dimension."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._steps = row_major(shape)
+        # Dimensions of size 1 have no digit: their step is that of another.
+        self._wide = [at for at, size in enumerate(shape) if size > 1]
+
+    def joined(self, part: _Part) -> _Part:
+        """Leave out axes of one element, and make one of two that go on in one stride.
+
+        They stay two where the sum would leave its dimension: `cut` made those.
+        """
+        axes: list[_Axis] = []
+        for axis in sorted(part.axes, key=lambda one: one.step, reverse=True):
+            if axis.size == 1:
+                continue
+            one = axes[-1] if axes else None
+            if (
+                one is not None
+                and (one.step, one.to) == (axis.step * axis.size, axis.to * axis.size)
+                and self._fits(part.first, whole := axis._replace(size=one.size * axis.size))
+            ):
+                axes[-1] = whole
+            else:
+                axes.append(axis)
+        return part._replace(axes=tuple(axes))
+
+    def cut(self, part: _Part) -> Iterator[_Part] | None:
+        """Return smaller parts, or None if it is a box."""
+        dimensions: set[int] = set()
+        for number, axis in enumerate(part.axes):
+            at = self._dimension(axis)
+            if at is None or at in dimensions:
+                return self._each(part, number)
+            if not self._fits(part.first, axis):
+                return self._carried(part, number, at)
+            dimensions.add(at)
+        return None
+
+    def box(self, part: _Part) -> Placed:
+        """Return what is left when nothing is to be cut."""
+        sizes, strides = [1] * len(self._shape), [0] * len(self._shape)
+        for axis in part.axes:
+            at = self._dimension(axis)
+            if at is not None:
+                sizes[at], strides[at] = axis.size, axis.to
+        digits = tuple(self._digit(part.first, at) for at in range(len(self._shape)))
+        return Placed(Region(digits, tuple(sizes)), part.at, tuple(strides))
+
+    def _dimension(self, axis: _Axis) -> int | None:
+        """Return the dimension whose neighbours an axis goes through, if there is one."""
+        return next((at for at in self._wide if self._steps[at] == axis.step), None)
+
+    def _digit(self, element: int, at: int) -> int:
+        return element // self._steps[at] % self._shape[at]
+
+    def _fits(self, first: int, axis: _Axis) -> bool:
+        """Whether an axis stays within its dimension."""
+        at = self._dimension(axis)
+        return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
+
+    def _each(self, part: _Part, number: int) -> Iterator[_Part]:
+        """Cut an axis into its elements; more than anybody wants are not counted."""
+        axis = part.axes[number]
+        rest = part.axes[:number] + part.axes[number + 1 :]
+        for index in range(min(axis.size, BOXES_MAX + 1)):
+            yield _Part(part.first + index * axis.step, part.at + index * axis.to, rest)
+
+    def _carried(self, part: _Part, number: int, at: int) -> Iterator[_Part]:
+        """Cut an axis that leaves its dimension: the end of one row, whole rows, and a start."""
+        axis, size = part.axes[number], self._shape[at]
+        rest = part.axes[:number] + part.axes[number + 1 :]
+        head = (size - self._digit(part.first, at)) % size
+        rows, tail = divmod(axis.size - head, size)
+        row = axis._replace(size=size)
+        for begin, axes in (
+            (0, (axis._replace(size=head),)),
+            (head, (_Axis(rows, size * axis.step, size * axis.to), row)),
+            (head + rows * size, (axis._replace(size=tail),)),
+        ):
+            if all(one.size for one in axes):
+                first, where = part.first + begin * axis.step, part.at + begin * axis.to
+                yield _Part(first, where, axes + rest)

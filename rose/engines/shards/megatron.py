@@ -1,0 +1,147 @@
+"""Where Megatron-Core keeps a decoder: fused, over tensor, pipeline and expert parallel ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rose.engines.shards.megatron_rank import MegatronRank
+from rose.errors import InvalidArgument
+from rose.transfer.plan import ShardMap, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronModel:
+    """A decoder of the Llama and Qwen families, and how it is spread.
+
+    Rank (stage * ep + expert group) * tp + slice holds a slice of a stage; what is no expert is the
+    same in all expert groups. Canonical names are those of transformers.
+
+    Args:
+        stage_layers: layers of each pipeline stage.
+        hidden: size of the residual stream.
+        heads: of queries.
+        kv_heads: of keys and values; query groups, in Megatron's words.
+        head: size of one.
+        ffn: inner size of the perceptron, or of an expert.
+        vocabulary: tokens; rows are added to a multiple of `vocabulary_multiple` * tp.
+        experts: of every layer; 0 for a dense model.
+        tp: tensor parallel ranks.
+        ep: expert parallel groups.
+        vocabulary_multiple: `make_vocab_size_divisible_by`.
+        is_tied: whether the output layer is the embedding.
+        has_qkv_bias: as Qwen2 has it.
+        has_qk_norm: as Qwen3 has it.
+        are_experts_stacked: whether a rank's experts are one parameter, or one each.
+        dtype: of everything.
+
+    Raises:
+        InvalidArgument: it cannot be spread like that.
+    """
+
+    stage_layers: tuple[int, ...]
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    vocabulary: int
+    experts: int = 0
+    tp: int = 1
+    ep: int = 1
+    vocabulary_multiple: int = 128
+    is_tied: bool = False
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    are_experts_stacked: bool = True
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not divide."""
+        for large, small, words in (
+            (self.heads, self.kv_heads, "query heads over the heads of keys and values"),
+            (self.kv_heads, self.tp, "heads of keys and values over tensor parallel ranks"),
+            (self.ffn, self.tp, "the perceptron over tensor parallel ranks"),
+            (self.experts, self.ep, "experts over expert parallel groups"),
+        ):
+            if small < 1 or large % small:
+                raise InvalidArgument(f"{large} cannot be spread over {small}: {words}")
+        if not self.stage_layers or min(self.stage_layers) < 0:
+            raise InvalidArgument(f"stages of {self.stage_layers} layers are none")
+        if self.ep > 1 and not self.experts:
+            raise InvalidArgument(f"a dense model has no experts for {self.ep} groups")
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Return the rows of the embedding on all ranks, with those of no token."""
+        each = self.vocabulary_multiple * self.tp
+        return -(-self.vocabulary // each) * each
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronLayout:
+    """Where everything lies.
+
+    Args:
+        shards: the map of all ranks.
+        storages: elements of each parameter, by rank and name.
+        padding: elements of rows of no token, which no piece covers, by rank and name.
+    """
+
+    shards: ShardMap
+    storages: Mapping[tuple[int, str], int]
+    padding: Mapping[tuple[int, str], int]
+
+
+def megatron_layout(model: MegatronModel) -> MegatronLayout:
+    """Return where all ranks keep the tensors of a checkpoint of transformers."""
+    specs = {spec.name: spec for spec in _tensors(model)}
+    ranks = [
+        MegatronRank(model, specs, stage=stage, group=group, part=part)
+        for stage in range(len(model.stage_layers))
+        for group in range(model.ep)
+        for part in range(model.tp)
+    ]
+    for one in ranks:
+        one.lay_out()
+    return MegatronLayout(
+        ShardMap(specs, tuple(piece for one in ranks for piece in one.pieces), {}),
+        {(one.rank, name): count for one in ranks for name, count in one.storages.items()},
+        {(one.rank, name): count for one in ranks for name, count in one.padding.items()},
+    )
+
+
+def _tensors(model: MegatronModel) -> list[TensorSpec]:
+    """Return the checkpoint."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (model.vocabulary, model.hidden)
+    }
+    for layer in range(sum(model.stage_layers)):
+        for name, shape in _layer(model).items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    shapes["model.norm.weight"] = (model.hidden,)
+    if not model.is_tied:
+        shapes["lm_head.weight"] = (model.vocabulary, model.hidden)
+    return [TensorSpec(name, shape, model.dtype) for name, shape in shapes.items()]
+
+
+def _layer(model: MegatronModel) -> dict[str, tuple[int, ...]]:
+    queries, keys = model.heads * model.head, model.kv_heads * model.head
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (model.hidden,),
+        "post_attention_layernorm.weight": (model.hidden,),
+        "self_attn.o_proj.weight": (model.hidden, queries),
+    }
+    for name, count in rows.items():
+        shapes[f"self_attn.{name}.weight"] = (count, model.hidden)
+        if model.has_qkv_bias:
+            shapes[f"self_attn.{name}.bias"] = (count,)
+    if model.has_qk_norm:
+        shapes |= {f"self_attn.{name}_norm.weight": (model.head,) for name in "qk"}
+    if model.experts:
+        shapes["mlp.gate.weight"] = (model.experts, model.hidden)
+    prefixes = [f"mlp.experts.{at}" for at in range(model.experts)] or ["mlp"]
+    for prefix in prefixes:
+        for name in ("gate_proj", "up_proj"):
+            shapes[f"{prefix}.{name}.weight"] = (model.ffn, model.hidden)
+        shapes[f"{prefix}.down_proj.weight"] = (model.hidden, model.ffn)
+    return shapes

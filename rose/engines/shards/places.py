@@ -1,0 +1,50 @@
+"""Live parameters as the tiles of a plan: strided tensors that share their memory."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rose.engines.shards.look import Look
+from rose.engines.shards.storages import elements_of
+from rose.errors import InvalidArgument
+from rose.transfer.plan import LocalView
+
+
+def views_of(
+    parameters: Mapping[str, torch.Tensor],
+    places: Mapping[int, Sequence[tuple[LocalView, tuple[int, ...]]]],
+) -> dict[int, tuple[torch.Tensor, ...]]:
+    """Return tensors that look at the places of tiles; nothing is copied.
+
+    A change of one changes the parameter, without a word to autograd.
+
+    Args:
+        parameters: by the names that views use; whichever tensor of the storage.
+        places: where each tile lies, with the shape of its region.
+
+    Raises:
+        InvalidArgument: a parameter is missing, or a view reaches outside its storage.
+    """
+    return {
+        tile: tuple(_view(parameters, view, shape) for view, shape in row)
+        for tile, row in places.items()
+    }
+
+
+def _view(
+    parameters: Mapping[str, torch.Tensor], view: LocalView, shape: tuple[int, ...]
+) -> torch.Tensor:
+    tensor = parameters.get(view.parameter)
+    if tensor is None:
+        raise InvalidArgument(f"there is no parameter {view.parameter}, which a plan looks into")
+    if len(shape) != len(view.strides):
+        raise InvalidArgument(
+            f"a view of {view.parameter} has the shape {shape} and the strides {view.strides}"
+        )
+    look = Look(view.offset, shape, view.strides)
+    if min((view.offset, *view.strides)) < 0 or look.last >= elements_of(tensor):
+        raise InvalidArgument(
+            f"a view of {view.parameter} reaches from element {view.offset} to {look.last}, and "
+            f"its storage has {elements_of(tensor)}"
+        )
+    return tensor.detach().as_strided(shape, view.strides, view.offset)

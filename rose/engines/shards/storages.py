@@ -1,0 +1,86 @@
+"""Tensors by the storage they look into: which parameter that is, and how it lies there."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from rose.engines.shards.look import Look
+from rose.errors import InvalidArgument
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what all views of one storage have in common, whatever device it is on.
+
+    It is an address: of a storage that is gone it says nothing.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def look_of(tensor: torch.Tensor) -> Look:
+    """Return how a tensor looks into its storage."""
+    return Look(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return the dtype as shard maps name it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def elements_of(tensor: torch.Tensor) -> int:
+    """Return how many elements of the tensor's dtype its storage has."""
+    return int(tensor.untyped_storage().nbytes()) // int(tensor.element_size())
+
+
+def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model: each storage once, under its first name.
+
+    Raises:
+        InvalidArgument: one is no plain tensor, such as a DTensor or a quantised wrapper.
+    """
+    first: dict[int, str] = {}
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in _tensors_of(model):
+        if is_traceable_wrapper_subclass(tensor):
+            raise InvalidArgument(
+                f"{name} is a {type(tensor).__name__}, which keeps its elements in other tensors: "
+                "pass a model of plain ones"
+            )
+        if first.setdefault(storage_of(tensor), name) == name:
+            kept[name] = tensor
+    return kept
+
+
+def storages_of(parameters: Mapping[str, torch.Tensor], *, rank: int) -> dict[tuple[int, str], int]:
+    """Return the elements of each parameter's storage, as a check of coverage wants them."""
+    return {(rank, name): elements_of(tensor) for name, tensor in parameters.items()}
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """Return the tensors among the arguments or results of an operation, in lists too."""
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def written_by(operation: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return which of its arguments an operation of the dispatcher changes in place."""
+    written: list[torch.Tensor] = []
+    for at, argument in enumerate(operation._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[at] if at < len(args) else kwargs.get(argument.name)
+        written += tensors_in(value)
+    return written
+
+
+def is_view(operation: Any) -> bool:
+    """Whether an operation looks at memory of an argument in another way, and changes nothing."""
+    returned = [one.alias_info for one in operation._schema.returns]
+    return any(one is not None and not one.is_write for one in returned)

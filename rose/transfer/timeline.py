@@ -1,0 +1,174 @@
+"""A timeline of an update: who did what when, as JSON that Perfetto and Chrome show.
+
+Times are of CLOCK_BOOTTIME, which all processes of a machine share, so that what several of them
+wrote can be laid side by side.
+"""
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rose.clock import BootClock, Clock
+from rose.errors import InvalidArgument
+
+SPANS_MAX: Final = 1 << 16
+FILE_BYTES_MAX: Final = 1 << 28
+_CLOCK: Final = "CLOCK_BOOTTIME"
+_NS_PER_US: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time.
+
+    Args:
+        name: of what was done: pack, append, wire, stage, barrier, commit, pause, ...
+        begin_ns: on CLOCK_BOOTTIME.
+        end_ns: not before it.
+        thread: that did it.
+        arguments: shown with it; what JSON can hold.
+    """
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    thread: int
+    arguments: dict[str, Any]
+
+
+class Timeline:
+    """Keeps the latest spans of a process. Any thread adds to it.
+
+    Args:
+        process: what it is called in the picture.
+        pid: of it; that of this process if None.
+        spans_max: kept; the oldest are dropped.
+        clock: of the times.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        *,
+        pid: int | None = None,
+        spans_max: int = SPANS_MAX,
+        clock: Clock | None = None,
+    ) -> None:
+        self._process = process
+        self._pid = os.getpid() if pid is None else pid
+        self.clock = BootClock() if clock is None else clock
+        self._lock = threading.Lock()  # guards the spans
+        self._spans: deque[Span] = deque(maxlen=spans_max)
+
+    def now_ns(self) -> int:
+        """Return the time."""
+        return self.clock.now_ns()
+
+    @contextmanager
+    def span(self, name: str, **arguments: Any) -> Iterator[None]:
+        """Add what the block does, also where it fails."""
+        begin_ns = self.clock.now_ns()
+        try:
+            yield
+        finally:
+            self.add(name, begin_ns, **arguments)
+
+    def add(self, name: str, begin_ns: int, end_ns: int | None = None, **arguments: Any) -> None:
+        """Add what this thread did since `begin_ns`, until now if nothing else is said."""
+        end_ns = self.clock.now_ns() if end_ns is None else end_ns
+        one = Span(name, begin_ns, end_ns, threading.get_native_id(), arguments)
+        with self._lock:
+            self._spans.append(one)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Return what is kept, in the order in which it ended."""
+        with self._lock:
+            return tuple(self._spans)
+
+    def as_json(self) -> bytes:
+        """Return a trace with this process alone."""
+        names = [_meta("process_name", self._pid, 0, self._process)]
+        events = [
+            {
+                "ph": "X",
+                "cat": "transfer",
+                "name": one.name,
+                "pid": self._pid,
+                "tid": one.thread,
+                "ts": one.begin_ns / _NS_PER_US,
+                "dur": max(one.end_ns - one.begin_ns, 0) / _NS_PER_US,
+                "args": one.arguments,
+            }
+            for one in self.spans
+        ]
+        return _trace([*names, *events])
+
+
+def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
+    """Lay traces of processes of one machine side by side.
+
+    Two of them may have one pid, as processes that followed each other or of two containers do;
+    all but the first get another.
+
+    Args:
+        contents: what each is called in sentences, and its bytes.
+
+    Raises:
+        InvalidArgument: one is no such trace.
+    """
+    events: list[dict[str, Any]] = []
+    taken: set[int] = set()
+    for where, content in contents:
+        its = _events(where, content)
+        renamed: dict[int, int] = {}
+        for pid in sorted({event["pid"] for event in its}):
+            fresh = pid
+            while fresh in taken:
+                fresh += 1 << 22  # above any pid of Linux
+            renamed[pid] = fresh
+            taken.add(fresh)
+        events += [{**event, "pid": renamed[event["pid"]]} for event in its]
+    return _trace(events)
+
+
+def _events(where: str, content: bytes) -> list[dict[str, Any]]:
+    if len(content) > FILE_BYTES_MAX:
+        raise InvalidArgument(f"{where} has {len(content)} bytes: more than any timeline")
+    try:
+        trace = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where} is not JSON: {error}") from None
+    other = trace.get("otherData") if isinstance(trace, dict) else None
+    if not isinstance(other, dict) or other.get("clock") != _CLOCK:
+        raise InvalidArgument(f"{where} is no timeline of rose")
+    events = trace.get("traceEvents")
+    if not isinstance(events, list) or not all(map(_is_event, events)):
+        raise InvalidArgument(f"{where} has events that no timeline of rose has")
+    return events
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
+        return False
+    return event.get("ph") == "M" or all(
+        isinstance(event.get(name), (int, float)) for name in ("ts", "dur")
+    )
+
+
+def _meta(what: str, pid: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": thread, "args": {"name": name}}
+
+
+def _trace(events: Sequence[dict[str, Any]]) -> bytes:
+    trace = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clock": _CLOCK},
+    }
+    return json.dumps(trace, separators=(",", ":"), default=str).encode() + b"\n"

@@ -1,0 +1,157 @@
+"""Checkpoints as tiles, and as weights that are changed where they lie."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.live import create_checkpoint, open_live
+from rose.checkpoints.safetensors_header import LENGTH_BYTES, read_header, written_header
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.tiling import plain_tiling, planned_tiling
+from rose.errors import InvalidArgument
+from rose.transfer.plan import Source, make_plan
+from rose.transfer.plan.members import Replica
+from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.tiles import TILE_BYTES
+
+SHAPES = {
+    "norm": ("F32", (5,)),
+    "large": ("BF16", (3, TILE_BYTES // 4, 2)),
+    "scale": ("U8", (3,)),
+    "wide": ("I64", (2, 2)),
+    "empty": ("F16", (0, 4)),
+    "scalar": ("F32", ()),
+}
+
+
+def made(folder: Path, shapes: dict[str, tuple[str, tuple[int, ...]]] = SHAPES) -> Path:
+    path = create_checkpoint(folder, shapes)
+    _, live = open_live(path)
+    rng = np.random.default_rng(7)
+    with live:
+        for row in live.units.values():
+            row[:] = rng.integers(0, np.iinfo(row.dtype).max, row.size, dtype=row.dtype)
+        live.flush()
+    return path
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=("Cs",)), max_size=5).filter(
+            lambda name: name != "__metadata__"
+        ),
+        st.tuples(
+            st.sampled_from(sorted(name for name, one in STORED_DTYPES.items() if one.bits >= 8)),
+            st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        ),
+        max_size=6,
+    )
+)
+def test_header_that_is_written_is_read(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    header, data_bytes = written_header(shapes)
+    tensors = read_header(header[LENGTH_BYTES:], "x")
+    assert {one.name: (one.dtype, one.shape) for one in tensors} == shapes
+    assert sum(one.nbytes for one in tensors) == data_bytes
+    assert all((len(header) + one.begin) % one.stored.unit_bytes == 0 for one in tensors)
+
+
+def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
+    checkpoint, live = open_live(made(tmp_path))
+    with live:
+        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+        for row in live.units.values():
+            row[:] = 0
+        views = tiling.views(live.units)
+        for tile in tiling.tiles:
+            view = views.bits(tile.index)
+            assert (view.size, 8 * view.itemsize) == (tile.count, tile.width)
+            assert tile.count * tile.width // 8 <= TILE_BYTES
+            view += 1
+        assert all((row == 1).all() for row in live.units.values())
+        assert tiling.tiles.nbytes == checkpoint.nbytes
+
+
+def test_cut_is_of_names_dtypes_and_shapes_alone(tmp_path: Path) -> None:
+    def layout(where: str, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> str:
+        checkpoint = open_checkpoint(made(tmp_path / where, shapes))
+        return plain_tiling(one.stored for one in checkpoint.tensors.values()).tiles.layout
+
+    first = layout("a", SHAPES)
+    assert layout("b", dict(reversed(SHAPES.items()))) == first
+    for name, other in [
+        ("norm", ("I32", (5,))),
+        ("norm", ("F32", (6,))),
+        ("wide", ("I64", (4,))),
+        ("wide", ("I64", (4, 1))),
+        ("other", ("F32", (5,))),
+    ]:
+        shapes = {one: SHAPES[one] for one in SHAPES if one != "norm" or name != "other"}
+        assert layout(f"{name}{other}", {**shapes, name: other}) != first
+
+
+def test_what_is_changed_in_a_view_is_in_the_file(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    before = path.read_bytes()
+    checkpoint, live = open_live(path)
+    with live:
+        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+        views = tiling.views(live.units)
+        views.bits(len(tiling.tiles) - 1)[0] ^= 1
+        live.flush()
+    after = path.read_bytes()
+    assert len(after) == len(before)
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+
+
+def test_links_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    path = made(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    os.link(path, tmp_path / "two" / path.name)
+    with pytest.raises(InvalidArgument, match="link"):
+        open_live(tmp_path / "two")
+    with pytest.raises(InvalidArgument, match="dtype"):
+        create_checkpoint(tmp_path / "three", {"x": ("F99", (1,))})
+    with pytest.raises(InvalidArgument, match="cannot make"):
+        create_checkpoint(path / "below-a-file", SHAPES)
+
+
+def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
+    shapes = {"w": ("BF16", (8, 6)), "b": ("F32", (6,))}
+    specs = {"w": TensorSpec("w", (8, 6), "bfloat16"), "b": TensorSpec("b", (6,), "float32")}
+
+    def whole(rank: int) -> tuple[Piece, ...]:
+        return (
+            Piece("w", Region((0, 0), (8, 6)), rank, LocalView("w", 0, (6, 1))),
+            Piece("b", Region((0,), (6,)), rank, LocalView("b", 0, (1,))),
+        )
+
+    columns = tuple(
+        Piece("w", Region((0, 3 * rank), (8, 3)), rank, LocalView("w", 0, (3, 1)))
+        for rank in (0, 1)
+    ) + tuple(Piece("b", Region((0,), (6,)), rank, LocalView("b", 0, (1,))) for rank in (0, 1))
+    plan = make_plan(
+        Source("training", ShardMap(specs, whole(0), {})),
+        [Replica("engine", "serving", ShardMap(specs, columns, {}))],
+    )
+    checkpoint, live = open_live(made(tmp_path, shapes))
+    stored = [one.stored for one in checkpoint.tensors.values()]
+    tiling = planned_tiling(plan, stored)
+    assert tiling.tiles.layout == plan.layout_id
+    with live:
+        matrix = live.units["w"].reshape(8, 6)
+        views = tiling.views(live.units, plan.tiles_for("engine", 1))
+        assert set(views.tiles) == set(plan.tiles_for("engine", 1)) < set(range(len(tiling.tiles)))
+        for index in views.tiles:
+            if plan.tiles[index].tensor == "w":
+                assert np.shares_memory(views.bits(index), matrix[:, 3:])
+                assert not np.shares_memory(views.bits(index), matrix[:, :3])
+    with pytest.raises(InvalidArgument, match="shape"):
+        planned_tiling(plan, [one for one in stored if one.name != "b"])
+    other = open_checkpoint(made(tmp_path / "other", {**shapes, "w": ("F32", (8, 6))}))
+    with pytest.raises(InvalidArgument, match="in the plan"):
+        planned_tiling(plan, [one.stored for one in other.tensors.values()])

@@ -1,0 +1,141 @@
+"""What the programs that move weights are made of: their notes, events, options and orders."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.cli.publish_state import PublishState, entries, read_state, write_state
+from rose.cli.receive import parse_tiles
+from rose.cli.relay import landing_of, tiles_of
+from rose.cli.weight_events import Events
+from rose.cli.weight_options import _secret
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer.messages import TensorEntry
+
+STATE = PublishState("run", 3, 17, "/x/newest", ("/x/a", "/x/b"))
+
+
+def test_state_is_what_was_noted(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    assert read_state(path) is None
+    write_state(path, STATE)
+    assert read_state(path) == STATE
+    with pytest.raises(Unavailable, match="cannot write"):
+        write_state(tmp_path / "no" / "state", STATE)
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        read_state(tmp_path)
+
+
+@given(
+    content=st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda one: (
+            st.lists(one, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["format", "run", "incarnation", "n", "newest", "published"]), one
+            )
+        ),
+    ).map(lambda one: json.dumps(one).encode())
+)
+def test_state_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("state") / "state"
+    path.write_bytes(content)
+    with pytest.raises(CorruptData):
+        read_state(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", 2),
+        ("n", -1),
+        ("n", 1 << 62),
+        ("n", "1"),
+        ("incarnation", 1.5),
+        ("run", 5),
+        ("newest", None),
+        ("published", "x"),
+        ("published", [1]),
+        ("more", 1),
+    ],
+)
+def test_state_with_one_wrong_field_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(CorruptData):
+        read_state(path)
+
+
+def test_folder_offers_checkpoints_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ["step-10", "step-9", "step-100", ".step-1", "b", "a-2-x", "a-2"]:
+        (tmp_path / name).mkdir()
+    for name in ["step-11.safetensors", "notes.txt", ".x.safetensors", "7.safetensors"]:
+        (tmp_path / name).touch()
+    names = [one.name for one in entries(tmp_path)]
+    steps = [one for one in names if one.startswith("step")]
+    assert steps == ["step-9", "step-10", "step-11.safetensors", "step-100"]
+    assert set(names) == {*steps, "b", "a-2", "a-2-x", "7.safetensors"}
+    with pytest.raises(Unavailable, match="cannot read"):
+        list(entries(tmp_path / "nowhere"))
+
+
+def test_events_are_lines_of_json_or_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_json in (True, False):
+        events = Events(is_json=is_json)
+        events.say("committed", n=3, reason=None)
+        for sentence in ("away", "away", None, "away", "late"):
+            events.trouble(sentence)
+            events.trouble("other\nlines", about="else")
+    lines = capsys.readouterr().out.splitlines()
+    said = [json.loads(line) for line in lines[:5]]
+    assert [(one["event"], one.get("n"), one.get("reason")) for one in said] == [
+        ("committed", 3, None),
+        ("trouble", None, "away"),
+        ("trouble", None, "other lines"),
+        ("trouble", None, "away"),
+        ("trouble", None, "late"),
+    ]
+    assert said[0]["time_ns"] <= said[-1]["time_ns"]
+    assert lines[5:7] == ["committed: n=3", "trouble: reason=away"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tiles"),
+    [("0", (0,)), ("0-2", (0, 1, 2)), ("5,1-2,2", (1, 2, 5)), ("3-3", (3,))],
+)
+def test_tiles_are_read(text: str, tiles: tuple[int, ...]) -> None:
+    assert parse_tiles(text) == tiles
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1-", "-1", "2-1", "1,,2", "0-99999999999", "0-20000000"]
+)
+def test_tiles_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="tiles"):
+        parse_tiles(text)
+
+
+def test_secret_is_text_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("ab12\n")
+    assert _secret(path) == "ab12"
+    for content in (b"", b"\n", b"\xff" * 8, b"0" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(InvalidArgument, match="hexadecimal"):
+            _secret(path)
+
+
+def test_relay_cuts_as_the_publisher_does() -> None:
+    tensors = [TensorEntry("w", "BF16", (3, 5)), TensorEntry("i", "I64", (2,))]
+    tiles = tiles_of(tensors)
+    assert sorted((one.count, one.width) for one in tiles) == [(4, 32), (15, 16)]
+    assert tiles == tiles_of(tensors[::-1])
+    with pytest.raises(CorruptData, match="dtype"):
+        tiles_of([TensorEntry("w", "F99", (3,))])
+    assert landing_of(None, "", "relay", None) is None
+    assert landing_of(None, "", "relay", "1,3") == (1, 3)

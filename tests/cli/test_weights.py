@@ -1,0 +1,300 @@
+"""`rose publish` and `rose receive`: checkpoints that keep up, whatever is killed and when."""
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.live import open_live
+from rose.cli.main import main
+from tests.cli.weight_programs import Program, are_alike, make_checkpoint
+from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
+
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> list[Path]:
+    made = [make_checkpoint(tmp_path / "made" / "v0", 0)]
+    for seed in (1, 2, 3):
+        made.append(make_checkpoint(tmp_path / "made" / f"v{seed}", seed, base=made[-1]))
+    (tmp_path / "watched").mkdir()
+    return made
+
+
+def move_in(checkpoint: Path, tmp_path: Path, name: str | None = None) -> Path:
+    return checkpoint.rename(tmp_path / "watched" / (name or checkpoint.name))
+
+
+def test_receiver_keeps_up_with_a_folder_of_checkpoints(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    watched, out = tmp_path / "watched", tmp_path / "out"
+    signed = {"ROSE_MANIFEST_KEY": KEY}
+    trace = ["--timeline", tmp_path / "publisher.json"]
+    other_trace = ["--timeline", tmp_path / "receiver.json"]
+    with Program(
+        "publish", checkpoints[0], "--watch", watched, *trace, environment=signed
+    ) as publisher:
+        address = publisher.wait_for("serving")["address"]
+        upstream = ["--upstream", address, "--to", out, "--metrics", "127.0.0.1:0"]
+        with Program("receive", *upstream, *other_trace, environment=signed) as receiver:
+            metrics = receiver.wait_for("metrics")["address"]
+            assert receiver.wait_for("committed", n=1)["is_seed"]
+            assert are_alike(out, checkpoints[0])
+            for n, checkpoint in enumerate(checkpoints[1:3], start=2):
+                inside = move_in(checkpoint, tmp_path)
+                published = publisher.wait_for("published", n=n)
+                committed = receiver.wait_for("committed", n=n)
+                assert committed["digest"] == published["digest"]
+                assert not committed["is_seed"]
+                assert are_alike(out, inside)
+            figures = scraped(metrics)
+            assert figures['rose_transfer_committed_total{role="receiver"}'] == 3
+            assert figures['rose_transfer_version{role="receiver"}'] == 3
+            assert figures['rose_transfer_pause_seconds_count{role="receiver"}'] == 3
+            assert figures['rose_transfer_lag_versions{role="receiver"}'] == 0
+            assert receiver.stop(signal.SIGINT) == (0, "")
+        assert publisher.stop() == (0, "")
+    assert receiver.events[-1]["event"] == "ended"
+    spans = [
+        {event["name"] for event in json.loads(path.read_bytes())["traceEvents"]}
+        for path in (tmp_path / "publisher.json", tmp_path / "receiver.json")
+    ]
+    assert spans[0] >= {"publish", "pack", "append"}
+    assert spans[1] >= {"wire", "stage", "barrier", "commit", "pause"}
+
+
+def scraped(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_publisher_that_is_killed_goes_on_where_it_was(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    watched, out = tmp_path / "watched", tmp_path / "out"
+    first = move_in(checkpoints[1], tmp_path, "step-9")
+    with Program("publish", checkpoints[0], "--watch", watched) as publisher:
+        address = publisher.wait_for("serving", version="v0/1.1")["address"]
+        publisher.wait_for("published", n=2, checkpoint="step-9")
+        with Program("receive", "--upstream", address, "--to", out) as receiver:
+            receiver.wait_for("committed", n=2)
+            publisher.stop(signal.SIGKILL)
+            receiver.wait_for("trouble")
+            options = ["--watch", watched, "--listen", address]
+            with Program("publish", checkpoints[0], *options) as heir:
+                # Another incarnation with the same bits: nothing crosses, and nothing is repeated.
+                heir.wait_for("serving", version="v0/2.3")
+                committed = receiver.wait_for("committed", n=3)
+                assert (committed["tiles"], are_alike(out, first)) == (0, True)
+                last = move_in(checkpoints[2], tmp_path, "step-10")
+                heir.wait_for("published", n=4, checkpoint="step-10")
+                receiver.wait_for("committed", n=4)
+                assert are_alike(out, last)
+                assert [one["event"] for one in heir.events].count("published") == 1
+
+
+def test_receiver_that_is_killed_repairs_what_it_left(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with Program("publish", checkpoints[0]) as publisher:
+        address = publisher.wait_for("serving")["address"]
+        with Program("receive", "--upstream", address, "--to", out, "--once") as receiver:
+            receiver.wait_for("committed", n=1)
+            assert receiver.end() == (0, "")
+        # As a commit that was killed leaves it: one tile is of no version.
+        _, live = open_live(out)
+        with live:
+            live.units["layer.weight"][-1] ^= 1
+            live.flush()
+        with Program("receive", "--upstream", address, "--to", out, "--once") as receiver:
+            committed = receiver.wait_for("committed", n=1)
+            assert (committed["is_seed"], committed["tiles"]) == (True, 1)
+            assert receiver.end() == (0, "")
+        assert are_alike(out, checkpoints[0])
+
+
+def test_receiver_of_some_tiles_changes_no_other(checkpoints: list[Path], tmp_path: Path) -> None:
+    with Program("publish", checkpoints[3], "--once") as publisher:
+        address = publisher.wait_for("serving")["address"]
+        options = ["--upstream", address, "--to", checkpoints[0], "--tiles", "0-1,2", "--once"]
+        before = open_checkpoint(checkpoints[0])
+        kept = before.tensors["layer.weight"].units(0, 2_200_000).copy()
+        with Program("receive", *options) as receiver:
+            receiver.wait_for("committed", n=1)
+            assert receiver.end() == (0, "")
+        assert publisher.end() == (0, "")  # it was told to end when a receiver has it
+    mine, its = open_checkpoint(checkpoints[0]), open_checkpoint(checkpoints[3])
+    tile = 1 << 20
+    for name, alike in [("count", True), ("layer.bias", True)]:
+        assert alike == np.array_equal(*(one.tensors[name].units(0, 3) for one in (mine, its)))
+    rows = [one.tensors["layer.weight"].units(0, 2_200_000) for one in (mine, its)]
+    assert np.array_equal(rows[0][:tile], rows[1][:tile])
+    assert np.array_equal(rows[0][tile:], kept[tile:])
+
+
+@needs_openssl
+def test_programs_speak_over_tls(checkpoints: list[Path], tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    tls = make_certificate(authority, "peer")
+    options = ["--tls", tls.certificate, tls.key, tls.authority]
+    with Program(
+        "publish", checkpoints[0], "--listen", "0.0.0.0:0", "--once", *options
+    ) as publisher:
+        port = publisher.wait_for("serving")["address"].rpartition(":")[2]
+        where = ["--upstream", f"localhost:{port}", "--to", tmp_path / "out", "--once"]
+        with Program("receive", *where, *options) as receiver:
+            receiver.wait_for("committed", n=1)
+            assert receiver.end() == (0, "")
+        assert publisher.end() == (0, "")
+    assert are_alike(tmp_path / "out", checkpoints[0])
+
+
+def test_checkpoint_that_is_not_sound_stops_nobody(checkpoints: list[Path], tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    (watched / "a-half.safetensors").write_bytes(
+        (checkpoints[1] / "model.safetensors").read_bytes()[:-5]
+    )
+    other = tmp_path / "watched" / "b-other"
+    other.mkdir()
+    with Program("publish", checkpoints[0], "--watch", watched) as publisher:
+        assert "a-half" in publisher.wait_for("trouble")["reason"]
+        assert "b-other" in publisher.wait_for("trouble")["reason"]
+        move_in(checkpoints[1], tmp_path, "c-good")
+        publisher.wait_for("published", n=2, checkpoint="c-good")
+        # What was half written is whole in the end.
+        (watched / "a-half.safetensors").write_bytes(
+            (checkpoints[2] / "model.safetensors").read_bytes()
+        )
+        publisher.wait_for("published", n=3, checkpoint="a-half.safetensors")
+        assert [one["event"] for one in publisher.events].count("trouble") == 2
+        assert publisher.stop() == (0, "")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(one) for one in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_bad_input_is_one_sentence(
+    checkpoints: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ROSE_TOKEN", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    here = checkpoints[0]
+    assert "there is no token" in refused(capsys, "publish", here)
+    assert "cannot read" in refused(capsys, "publish", here, "--token-file", tmp_path / "no")
+    monkeypatch.setenv("ROSE_TOKEN", "12")
+    assert "hexadecimal" in refused(capsys, "publish", here)
+    monkeypatch.setenv("ROSE_TOKEN", KEY)
+    assert "loopback" in refused(capsys, "publish", here, "--listen", "0.0.0.0:0")
+    assert "loopback" in refused(capsys, "publish", here, "--metrics", "0.0.0.0:0")
+    assert "does not exist" in refused(capsys, "publish", tmp_path / "nowhere")
+    receive = ["receive", "--to", tmp_path / "out", "--upstream"]
+    assert "loopback" in refused(capsys, *receive, "10.0.0.1:1")
+    address = "127.0.0.1:1"
+    assert "--rank needs" in refused(capsys, *receive, address, "--rank", "1")
+    assert "cannot read" in refused(capsys, *receive, address, "--plan", tmp_path / "no")
+    files = ["--tls", *3 * [tmp_path / "no.pem"]]
+    assert "no.pem" in refused(capsys, *receive, address, *files)
+    monkeypatch.setenv("ROSE_MANIFEST_KEY", "1234")
+    assert "key of manifests" in refused(capsys, *receive, address)
+
+
+def test_receiver_refuses_other_tensors_and_unsigned_versions(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    from rose.checkpoints.live import create_checkpoint
+
+    create_checkpoint(tmp_path / "other", {"x": ("F32", (5,))})
+    with Program("publish", checkpoints[0]) as publisher:
+        address = publisher.wait_for("serving")["address"]
+        with Program("receive", "--upstream", address, "--to", tmp_path / "other") as receiver:
+            status, error = receiver.end()
+        assert status == 2
+        assert "other tensors" in error
+        options = ["--upstream", address, "--to", tmp_path / "out"]
+        with Program("receive", *options, environment={"ROSE_MANIFEST_KEY": KEY}) as receiver:
+            assert "not signed" in receiver.wait_for("trouble")["reason"]
+            assert receiver.stop()[0] == 0
+        assert not are_alike(tmp_path / "out", checkpoints[0])
+
+
+def test_relay_serves_a_cluster_and_each_byte_crosses_once(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    kept, outs = tmp_path / "kept", [tmp_path / "one", tmp_path / "two"]
+    key = {"ROSE_MANIFEST_KEY": KEY}  # which the relay does not have
+    watching = ["--watch", tmp_path / "watched"]
+    with Program("publish", checkpoints[0], *watching, environment=key) as publisher:
+        above = publisher.wait_for("serving")["address"]
+        following = ["--upstream", above, "--directory", kept, "--metrics", "127.0.0.1:0"]
+        with Program("relay", *following) as relay:
+            here = relay.wait_for("serving")["address"]
+            metrics = relay.wait_for("metrics")["address"]
+            relay.wait_for("landed", n=1)
+            with (
+                Program("receive", "--upstream", here, "--to", outs[0], environment=key) as one,
+                Program("receive", "--upstream", here, "--to", outs[1], environment=key) as two,
+            ):
+                for receiver in (one, two):
+                    receiver.wait_for("committed", n=1)
+                before = scraped(metrics)['rose_transfer_crossing_bytes_total{role="relay"}']
+                inside = move_in(checkpoints[1], tmp_path)
+                nbytes = publisher.wait_for("published", n=2)["bytes"]
+                for receiver, out in zip((one, two), outs, strict=True):
+                    receiver.wait_for("committed", n=2)
+                    assert are_alike(out, inside)
+                figures = scraped(metrics)
+                crossing = figures['rose_transfer_crossing_bytes_total{role="relay"}']
+                assert crossing == before + nbytes
+                assert figures['rose_transfer_sent_bytes_total{role="relay"}'] > crossing
+                # The publisher is gone, and the relay is started again: it has what came.
+                assert publisher.stop(signal.SIGKILL)
+                assert relay.stop(signal.SIGKILL)
+                (outs[0] / "model.safetensors").unlink()
+                following[1:1] = []
+                with Program("relay", *following[:4], "--listen", here) as heir:
+                    assert heir.wait_for("serving")["n"] == 2
+                    before_it = checkpoints[0].rename(outs[0] / "late")
+                    options = ["--upstream", here, "--to", before_it]
+                    with Program("receive", *options, environment=key) as late:
+                        assert not late.wait_for("committed", n=2)["is_seed"]
+                        assert are_alike(before_it, inside)
+                    assert heir.stop() == (0, "")
+
+
+def test_relays_share_the_tiles_and_one_stands_in_for_the_other(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    watching = ["--watch", tmp_path / "watched"]
+    out = tmp_path / "out"
+    with Program("publish", checkpoints[0], *watching) as publisher:
+        above = ["--upstream", publisher.wait_for("serving")["address"]]
+        with (
+            Program("relay", *above, "--tiles", "0") as first,
+            Program("relay", *above, "--tiles", "1-2,3") as second,
+        ):
+            here = [one.wait_for("serving")["address"] for one in (first, second)]
+            options = ["--upstream", here[0], "--upstream", here[1], "--to", out]
+            with Program("receive", *options) as receiver:
+                receiver.wait_for("committed", n=1)
+                assert are_alike(out, checkpoints[0])
+                first.stop(signal.SIGKILL)
+                inside = move_in(checkpoints[1], tmp_path)
+                receiver.wait_for("committed", n=2)
+                assert are_alike(out, inside)
+                assert receiver.stop() == (0, "")

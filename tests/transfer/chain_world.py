@@ -1,0 +1,79 @@
+"""A publisher with spans, and receivers behind it, all in one thread."""
+
+import threading
+
+from rose.transfer.chain import Held
+from rose.transfer.commit import Commit, CommitState
+from rose.transfer.contributor import Link
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Signing, UpdateKey
+from rose.transfer.puller import Puller
+from rose.transfer.row import Row
+from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.source import Source
+from rose.transfer.spans import Spans
+from rose.transfer.staging import Staging
+from rose.transfer.subscription import Subscription
+from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
+
+KEY = Signing(b"k" * 32)
+
+
+class Chain:
+    """A publisher with spans, made in this thread, and the bits of every version."""
+
+    def __init__(self, *, link: Link = "gap", signing: Signing = KEY, **limits: int) -> None:
+        self.log = VersionLog(**limits)
+        self.spans = Spans(self.log, signing)
+        self.bits = weights(1)
+        self.publisher = RowPublisher(
+            self.bits, "run", 1, 1, self.log,
+            tile_elements=TILE, link=link, signing=signing, on_published=self.spans.note,
+        )  # fmt: skip
+        self.by_n = {1: self.bits}
+
+    def publish(self, versions: int = 1, *, is_merged: bool = True, share: float = 0.05) -> None:
+        for _ in range(versions):
+            n = self.publisher.version.n + 1
+            self.bits = changed(self.bits, n, share)
+            self.publisher.publish(self.bits)
+            self.by_n[n] = self.bits
+            while is_merged and self.spans.step():
+                pass
+
+    def spans_there(self) -> list[tuple[int, int]]:
+        keys = [one.key for one in self.log.manifests_after(-1)]
+        return sorted((key.base_n, key.n) for key in keys if key.n - key.base_n > 1)
+
+
+class Behind:
+    """A receiver that holds some version and follows, in this thread."""
+
+    def __init__(self, source: Source, bits: Bits, signing: Signing = KEY) -> None:
+        self.bits = bits.copy()
+        self.row = Row(self.bits, TILES)
+        self.source = source
+        self.staging = Staging(
+            self.source, "behind", Held(NAMELESS, row_digest(bits)), Subscription(TILES),
+            puller=Puller(self.source, threading.Event(), backoff_s=0),
+            on_staged=lambda: None, signing=signing,
+        )  # fmt: skip
+        self.taken: list[UpdateKey] = []
+
+    def follow(self, n: int) -> None:
+        for _ in range(100):
+            if self.staging.held.version.n == n:
+                return
+            self.round()
+        raise AssertionError(f"100 rounds, and at {self.staging.held.version}")
+
+    def round(self) -> None:
+        """Stage the next version and commit it, if there is one."""
+        self.staging.round(0)
+        if (staged := self.staging.take_staged()) is not None:
+            self.taken.append(staged.manifest.key)
+            commit = Commit(staged, self.row, self.staging.held.digest)
+            while commit.step():
+                pass
+            assert commit.state is CommitState.COMMITTED
+            self.staging.report(commit.outcome)

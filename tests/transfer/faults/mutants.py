@@ -1,0 +1,101 @@
+"""Guards of rose taken out one by one: a machine that misses one of them proves nothing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pytest
+
+from rose.transfer import chain, puller
+from rose.transfer.commit import Commit
+from rose.transfer.contributor import Contributor
+from rose.transfer.manifest import Signing
+from rose.transfer.puller import Puller
+from rose.transfer.staging import Staging
+
+
+def without_digest_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commit, "_is_target", lambda commit: True)
+
+
+def without_base_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commit, "_wrong_base", lambda commit: None)
+
+
+def without_sha_check(patch: pytest.MonkeyPatch) -> None:
+    class Any256:
+        """Every frame has the hash that is wanted."""
+
+        def __init__(self, content: Any) -> None:
+            pass
+
+        def digest(self) -> Any:
+            return Same()
+
+    class Same:
+        def __ne__(self, other: object) -> bool:
+            return False
+
+        __hash__ = None
+
+    class Hashes:
+        sha256 = Any256
+
+    patch.setattr(puller, "hashlib", Hashes)
+
+
+def without_mac_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Signing, "is_signed", lambda signing, manifest: True)
+
+
+def without_incarnation_rule(patch: pytest.MonkeyPatch) -> None:
+    """Dead incarnations are listened to, whether they offer links or seeds."""
+
+    def fitting(held: Any, offered: Any, subscription: Any) -> Any:
+        forgetful = type(held)(type(held.version)("none", 0, held.version.n), held.digest)
+        return true_fitting(forgetful, offered, subscription)
+
+    true_fitting = chain.fitting
+    patch.setattr(chain, "fitting", fitting)
+    patch.setattr(Staging, "_is_dead", lambda staging, version: False)
+
+
+def without_undo(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commit, "_is_undone", lambda commit, tile, delta: True)
+
+
+def without_proof_of_undo(patch: pytest.MonkeyPatch) -> None:
+    def is_undone(commit: Any, tile: int, delta: Any) -> bool:
+        if delta is not None:
+            commit._target.apply(tile, delta, undo=True)
+        return True
+
+    patch.setattr(Commit, "_is_undone", is_undone)
+
+
+def with_shadow_ahead_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Contributor, "take_back", lambda contributor, part: True)
+
+
+def with_half_staged_versions_kept(patch: pytest.MonkeyPatch) -> None:
+    """What was pulled of one version is taken for the next one's."""
+    pull = Puller.pull
+
+    def kept(one: Any, manifest: Any, subscription: Any) -> Any:
+        if one._manifest is not None:
+            one._manifest = manifest
+        return pull(one, manifest, subscription)
+
+    patch.setattr(Puller, "pull", kept)
+
+
+MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "digest check": without_digest_check,
+    "base check": without_base_check,
+    "SHA check": without_sha_check,
+    "MAC check": without_mac_check,
+    "incarnation rule": without_incarnation_rule,
+    "undo": without_undo,
+    "proof of undo": without_proof_of_undo,
+    "shadow moves with the log": with_shadow_ahead_of_the_log,
+    "drop of half-staged versions": with_half_staged_versions_kept,
+}

@@ -1,0 +1,78 @@
+"""Runs with faults in virtual time: nothing is lost, and nothing is silently wrong.
+
+Each seed is a world of its own: a trainer that dies and comes back, links that lose, spoil, repeat
+and lie, and receivers of different tiles that are killed, fail and drift. `docs/testing.md` says
+what must be true at every moment, and what once all is quiet.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.transfer.faults.mutants import MUTANTS
+from tests.transfer.faults.script import script_of
+from tests.transfer.faults.shrink import shortest
+from tests.transfer.faults.world import World, failure_of
+
+DEFAULT, ALL = 200, 10_000
+AT_ONCE = 25
+# Seeds until a guard that is missing must have been missed.
+MUTANT_SEEDS = 400
+
+
+def run(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        if (failure := failure_of(seed, script_of(seed))) is not None:
+            pytest.fail(explained(seed, failure), pytrace=False)
+
+
+def explained(seed: int, failure: str) -> str:
+    """Say what went wrong, and the fewest events of the script with which it still does."""
+    events = shortest(script_of(seed), lambda some: failure_of(seed, some) == failure)
+    return "\n".join([f"seed {seed}: {failure}", *map(str, events)])
+
+
+@pytest.mark.parametrize("first", range(0, DEFAULT, AT_ONCE))
+def test_whatever_fails_weights_are_what_they_are_called_and_all_arrive(first: int) -> None:
+    run(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(DEFAULT, ALL, AT_ONCE))
+def test_whatever_fails_in_ten_thousand_runs(first: int) -> None:
+    run(first)
+
+
+@pytest.mark.parametrize("guard", MUTANTS)
+def test_a_guard_that_is_taken_out_is_missed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[guard](monkeypatch)
+    assert any(failure_of(seed, script_of(seed)) for seed in range(MUTANT_SEEDS))
+
+
+def test_a_seed_is_one_run() -> None:
+    def trace(seed: int) -> list[object]:
+        world = World(seed)
+        world.run(script_of(seed))
+        return [world.now_s, *world.log]
+
+    assert trace(11) == trace(11)
+    assert trace(11) != trace(12)
+
+
+def test_a_failing_script_is_made_as_short_as_it_can_be() -> None:
+    def fails(some: Sequence[int]) -> bool:
+        return {17, 40, 41} <= set(some)
+
+    assert shortest(range(100), fails) == [17, 40, 41]
+
+
+def test_a_run_that_fails_says_with_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS["SHA check"](monkeypatch)
+    seed = next(one for one in range(MUTANT_SEEDS) if failure_of(one, script_of(one)))
+    failure = failure_of(seed, script_of(seed))
+    assert failure is not None
+    told = explained(seed, failure)
+    assert "not what was published" in told
+    assert "forge frame" in told
+    assert len(told.splitlines()) < len(script_of(seed)) / 2

@@ -1,0 +1,283 @@
+"""Messages between processes: what is sent is what comes, and whatever else comes is refused."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import messages
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest
+from rose.transfer.messages import (
+    HelloReply,
+    HelloRequest,
+    ManifestsReply,
+    RelayPlace,
+    ReportReply,
+    ReportRequest,
+    SeedRequest,
+    SubscribeReply,
+    SubscribeRequest,
+    TensorEntry,
+    WaitRequest,
+    decode,
+    encode,
+)
+from rose.transfer.proto import weights_pb2 as pb
+from rose.transfer.version import Version
+
+U64 = st.integers(0, 2**64 - 1)
+N = st.integers(0, 2**63 - 1)
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=256)
+DIGESTS = st.tuples(U64, U64)
+TILES = st.frozensets(st.integers(0, 2**32 - 1), max_size=8).map(lambda one: tuple(sorted(one)))
+LAYOUTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+VERSIONS = st.builds(Version, NAMES, N, N)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    tile_count = draw(st.integers(0, 8))
+    tiles = [tile for tile in range(tile_count) if draw(st.booleans())]
+    chunks = [
+        Chunk(
+            tile,
+            draw(st.integers(1, CHUNK_BYTES_MAX)),
+            draw(N),
+            draw(st.binary(min_size=32, max_size=32)),
+            draw(DIGESTS),
+        )
+        for tile in tiles
+    ]
+    says_all = draw(st.booleans())
+    return Manifest(
+        version=draw(VERSIONS),
+        base=draw(st.none() | VERSIONS),
+        digest=draw(DIGESTS),
+        base_digest=draw(DIGESTS),
+        layout=draw(LAYOUTS),
+        tile_count=tile_count,
+        count=draw(N),
+        chunks=tuple(chunks),
+        tile_digests=tuple(draw(DIGESTS) for _ in range(tile_count)) if says_all else (),
+        mac=draw(st.binary(max_size=64)),
+    )
+
+
+PORTS = st.integers(0, 2**16 - 1)
+MESSAGES = {
+    HelloRequest: st.just(HelloRequest()),
+    HelloReply: st.builds(
+        HelloReply,
+        NAMES,
+        st.sampled_from(messages.ROLES),
+        N,
+        st.just("") | LAYOUTS,
+        PORTS,
+        st.lists(st.builds(RelayPlace, NAMES, TILES), max_size=3).map(tuple),
+        st.lists(
+            st.builds(TensorEntry, NAMES, NAMES, st.lists(N, max_size=4).map(tuple)), max_size=3
+        ).map(tuple),
+    ),
+    WaitRequest: st.builds(
+        WaitRequest, st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1)
+    ),
+    SeedRequest: st.builds(SeedRequest, st.none() | N, TILES),
+    ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
+    SubscribeRequest: st.builds(
+        SubscribeRequest, NAMES, NAMES, st.integers(0, 2**32 - 1), st.none() | TILES
+    ),
+    SubscribeReply: st.just(SubscribeReply()),
+    ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
+    ReportReply: st.just(ReportReply()),
+}
+KINDS = sorted(MESSAGES, key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_what_is_sent_is_what_comes(kind: type, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES[kind])
+    assert decode(kind, encode(message)) == message
+
+
+def test_every_message_is_tried() -> None:
+    assert set(messages._KINDS) == set(MESSAGES)
+
+
+def read_or_refused(kind: type, content: bytes) -> object | None:
+    """Return what was read, which can be sent again; None where it was refused."""
+    try:
+        value = decode(kind, content)
+    except (CorruptData, InvalidArgument):
+        return None
+    assert decode(kind, encode(value)) == value
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(content=st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(kind: type, content: bytes) -> None:
+    read_or_refused(kind, content)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_bytes_of_a_message_that_were_changed_are_a_message_or_refused(
+    kind: type, data: st.DataObject
+) -> None:
+    content = bytearray(encode(data.draw(MESSAGES[kind])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content)))
+        some = data.draw(st.binary(max_size=3))
+        content[at : at + data.draw(st.integers(0, 3))] = some
+    read_or_refused(kind, bytes(content))
+
+
+@st.composite
+def raw_manifests(draw: st.DrawFn) -> bytes:
+    """Return a well-formed message of protobuf whose fields are whatever they are."""
+    small = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 3), max_size=3)
+    of_16, of_32 = (
+        st.integers(0, 3).flatmap(lambda n, w=w: st.binary(min_size=w * n, max_size=w * n))
+        for w in (16, 32)
+    )
+    version = st.builds(pb.Version, run=NAMES, incarnation=U64, n=U64)
+    manifest = pb.Manifest(
+        format=draw(st.sampled_from([2, 0, 3])),
+        digest=draw(of_16),
+        base_digest=draw(of_16),
+        layout=draw(of_32),
+        tile_count=draw(st.integers(0, 4)),
+        count=draw(U64),
+        mac=draw(st.binary(max_size=80)),
+        tile_digests=draw(of_16 | st.binary(max_size=40)),
+        chunk_tile=draw(small),
+        chunk_nbytes=draw(small),
+        chunk_changed=draw(small),
+        chunk_sha256=draw(of_32),
+        chunk_digest=draw(of_16),
+        version=draw(st.none() | version),
+        base=draw(st.none() | version),
+    )
+    reply = pb.ManifestsReply(
+        format=messages.FORMAT, chunk_port=draw(st.integers(0, 2**17)), manifests=[manifest]
+    )
+    return bytes(reply.SerializeToString())
+
+
+@given(content=raw_manifests())
+def test_fields_that_no_manifest_has_are_refused(content: bytes) -> None:
+    read_or_refused(ManifestsReply, content)
+
+
+def plain() -> Manifest:
+    sha256 = hashlib.sha256(b"frame").digest()
+    chunks = tuple(Chunk(tile, 5, 1, sha256, (tile, 2**64 - 1)) for tile in (0, 2))
+    version, base = Version("run", 1, 5), Version("run", 1, 4)
+    return Manifest(version, base, (1, 2), (3, 4), "ab" * 32, 3, 100, chunks, mac=b"m" * 32)
+
+
+def no_version(manifest: pb.Manifest) -> None:
+    manifest.ClearField("version")
+
+
+def longer(field: str, by: bytes = b"x") -> Callable[[pb.Manifest], None]:
+    return lambda manifest: setattr(manifest, field, getattr(manifest, field) + by)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        no_version,
+        longer("digest"),
+        longer("base_digest"),
+        longer("layout"),
+        longer("chunk_sha256"),
+        longer("chunk_sha256", bytes(32)),
+        longer("chunk_digest"),
+        longer("chunk_digest", bytes(16)),
+        longer("tile_digests"),
+        longer("tile_digests", bytes(16)),
+        longer("mac", bytes(33)),
+        lambda one: one.chunk_tile.append(1),
+        lambda one: one.chunk_nbytes.append(1),
+        lambda one: one.chunk_changed.append(1),
+        lambda one: one.chunk_tile.__setitem__(1, 0),
+        lambda one: one.chunk_tile.__setitem__(1, 3),
+        lambda one: one.chunk_nbytes.__setitem__(1, CHUNK_BYTES_MAX + 1),
+        lambda one: one.chunk_nbytes.__setitem__(1, 0),
+        lambda one: setattr(one, "format", 1),
+        lambda one: setattr(one.version, "n", 2**63),
+        lambda one: setattr(one.version, "run", "x" * 300),
+    ],
+)
+def test_manifest_with_one_wrong_field_is_refused(spoil: Callable[[pb.Manifest], None]) -> None:
+    reply = pb.ManifestsReply.FromString(encode(ManifestsReply((plain(),), 5)))
+    assert decode(ManifestsReply, reply.SerializeToString()).manifests == (plain(),)
+    spoil(reply.manifests[0])
+    with pytest.raises(CorruptData):
+        decode(ManifestsReply, reply.SerializeToString())
+
+
+def test_message_of_another_version_or_of_none_is_refused() -> None:
+    for kind in KINDS:
+        its = messages._KINDS[kind][0]
+        for content in [b"", its(format=messages.FORMAT + 1).SerializeToString()]:
+            with pytest.raises(InvalidArgument, match="version"):
+                decode(kind, content)
+
+
+def test_numbers_and_names_are_bounded() -> None:
+    for wrong in [
+        pb.SeedRequest(format=messages.FORMAT, tiles=[2, 1]),
+        pb.SeedRequest(format=messages.FORMAT, tiles=[1, 1]),
+        pb.SeedRequest(format=messages.FORMAT, n=2**63),
+    ]:
+        with pytest.raises(CorruptData):
+            decode(SeedRequest, wrong.SerializeToString())
+    both = pb.SubscribeRequest(format=messages.FORMAT, is_all=True, tiles=[1])
+    with pytest.raises(CorruptData):
+        decode(SubscribeRequest, both.SerializeToString())
+    for wrong in [
+        pb.HelloReply(format=messages.FORMAT, role="stranger"),
+        pb.HelloReply(format=messages.FORMAT, role="relay", name="x" * 257),
+        pb.HelloReply(format=messages.FORMAT, role="relay", layout=b"x"),
+        pb.HelloReply(format=messages.FORMAT, role="relay", chunk_port=1 << 16),
+        pb.HelloReply(format=messages.FORMAT, role="relay", relays=[pb.Relay()] * 1025),
+        pb.HelloReply(format=messages.FORMAT, role="relay", tensors=[pb.Tensor(shape=[1] * 17)]),
+    ]:
+        with pytest.raises(CorruptData):
+            decode(HelloReply, wrong.SerializeToString())
+    many = pb.ManifestsReply(
+        format=messages.FORMAT, manifests=[pb.Manifest()] * (messages.MANIFESTS_MAX + 1)
+    )
+    with pytest.raises(CorruptData, match="manifests"):
+        decode(ManifestsReply, many.SerializeToString())
+
+
+def test_what_does_not_fit_is_not_sent() -> None:
+    for wrong in [
+        ReportRequest("\ud800", 1, True, (1, 2)),
+        ReportRequest("x", -1, True, (1, 2)),
+        ReportRequest("x", 1, True, (1, 2**64)),
+        ManifestsReply((dataclasses.replace(plain(), version=Version("\ud800", 1, 5)),), 1),
+    ]:
+        with pytest.raises(InvalidArgument):
+            encode(wrong)
+
+
+def test_manifest_of_very_many_tiles_is_a_few_large_fields() -> None:
+    tiles = 120_000
+    sha256 = hashlib.sha256(b"frame").digest()
+    chunks = tuple(Chunk(tile, 5, 1, sha256, (tile, tile)) for tile in range(tiles))
+    digests = tuple((tile, tile) for tile in range(tiles))
+    large = dataclasses.replace(plain(), chunks=chunks, tile_count=tiles, tile_digests=digests)
+    content = encode(ManifestsReply((large,), 5))
+    assert len(content) < 80 * tiles < messages.REPLY_BYTES_MAX
+    assert decode(ManifestsReply, content).manifests == (large,)
+    seed = SeedRequest(None, tuple(range(2 * tiles)))
+    assert len(encode(seed)) < messages.REQUEST_BYTES_MAX

@@ -1,0 +1,645 @@
+"""A relay: each chunk crosses once, damage stops there, and what is here outlives its upstream."""
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError, Unavailable
+from rose.transfer.commit import Commit
+from rose.transfer.digests import Digest
+from rose.transfer.disk_store import DiskStore
+from rose.transfer.follower import Follower
+from rose.transfer.log import VersionLog
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.relay import Relay
+from rose.transfer.retention import Limits
+from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.source import Frame, InProcessSource
+from rose.transfer.store import MemoryStore
+from rose.transfer.subscription import Subscription
+from rose.transfer.tiles import Tiles
+from tests.transfer.chain_world import KEY, Behind, Chain
+from tests.transfer.planted_disk import PlantedDisk
+from tests.transfer.worker import LONG_S, TILE, TILES, Worker, weights
+
+Frames = Generator[tuple[int, Frame | None], None, None]
+ROOMY = 1 << 20
+
+
+class Far(InProcessSource):
+    """The other end of the slow link: counts what crosses, breaks off, and spoils."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__(log)
+        self.crossed: list[tuple[UpdateKey, int]] = []
+        self.is_away = False
+        self.left: int | None = None  # chunks until it goes away
+        self.spoiled = 0
+        self.asked = 0
+
+    def _look(self) -> None:
+        if self.is_away:
+            raise Unavailable("planted: upstream is away")
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        self._look()
+        return super().wait_manifests(after_n, timeout_s)
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self._look()
+        return super().seed(n, tiles)
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
+        self._look()
+        super().report(receiver, n, is_match, digest)
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        self._look()
+        self.asked += 1
+        for tile, frame in super().chunks(key, wanted):
+            if self.left is not None:
+                self.is_away = self.left == 0
+                self.left -= 1
+                self._look()
+            self.crossed.append((key, tile))
+            if self.spoiled and frame is not None:
+                self.spoiled -= 1
+                yield tile, bytes(frame)[:-1] + b"\xa5"
+            else:
+                yield tile, frame
+
+
+class World:
+    """A publisher, the link, and a relay; all in this thread."""
+
+    def __init__(self, disk: PlantedDisk | None = None, **knobs: Any) -> None:
+        self.chain = Chain()
+        self.far = Far(self.chain.log)
+        self.knobs = {"patience_s": 0.01, "retries": 1, **knobs}
+        self.disk = disk
+        self.start()
+
+    def start(self) -> None:
+        """Begin another relay, as after a restart."""
+        store = MemoryStore() if self.disk is None else DiskStore(self.disk, bytes_max=ROOMY)
+        self.relay = Relay(self.far, store=store, **self.knobs)
+
+    def round(self, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            self.relay.round(0)
+
+    def publish(self, versions: int = 1, **how: Any) -> None:
+        for _ in range(versions):
+            self.chain.publish(**how)
+            self.round()
+
+    def behind(self, n: int | None = None) -> Behind:
+        bits = self.chain.bits if n is None else self.chain.by_n[n]
+        return Behind(InProcessSource(self.relay), bits)
+
+    def bytes_of(self, keys: list[UpdateKey]) -> int:
+        every = {one.key: one.nbytes for one in self.chain.log.manifests_after(-1)}
+        return sum(every[key] for key in keys)
+
+
+def single(n: int) -> UpdateKey:
+    return UpdateKey(n, n - 1)
+
+
+def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
+    world = World()
+    world.round()
+    receivers = [world.behind() for _ in range(4)]
+    world.publish(12)
+    for one in receivers:
+        one.follow(13)
+        assert np.array_equal(one.bits, world.chain.bits)
+    assert len(world.far.crossed) == len(set(world.far.crossed))
+    said = world.relay.statistics()
+    assert said.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
+    assert said.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
+    assert (said.landed, said.read_through, said.rejected) == (12, 0, 0)
+
+
+def test_manifests_pass_as_they_came() -> None:
+    world = World()
+    world.round()
+    world.publish(6)
+    world.round(9)
+    assert world.relay.wait_after(-1, 0) == world.chain.log.wait_after(-1, 0)
+    assert all(KEY.is_signed(one) for one in world.relay.wait_after(-1, 0))
+
+
+def test_spans_are_made_of_what_is_here_and_do_not_cross() -> None:
+    world = World()
+    world.round()
+    late = world.behind()
+    world.publish(16)
+    world.round(3)
+    late.follow(17)
+    assert np.array_equal(late.bits, world.chain.bits)
+    assert [key.n - key.base_n for key in late.taken] == [16]
+    assert {key.n - key.base_n for key, _ in world.far.crossed} == {1}
+    assert world.relay.statistics().rebuilt > 0
+
+
+def test_spans_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
+    world = World()
+    world.chain = Chain(link="strat")
+    world.far._log = world.chain.log
+    world.round()
+    late = world.behind()
+    world.publish(8, share=0.4)
+    world.round(3)
+    assert world.relay.statistics().rebuilt < 8
+    late.follow(9)
+    assert np.array_equal(late.bits, world.chain.bits)
+    assert len(world.far.crossed) == len(set(world.far.crossed))
+
+
+def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
+    """A publisher may pack a span in other bytes than the merge of its parts: the bytes decide."""
+    world = World()
+    world.round()
+    late = world.behind()
+    real = world.chain.log.append_span
+
+    def otherwise(manifest: Manifest, chunks: dict[int, bytes]) -> bool:
+        chunk = manifest.chunks[0]
+        other = KEY.signed(
+            replace(manifest, chunks=(replace(chunk, sha256=bytes(32)), *manifest.chunks[1:]))
+        )
+        return real(other, chunks)
+
+    world.chain.log.append_span = otherwise  # type: ignore[method-assign]
+    world.publish(2)
+    world.round(3)
+    span = UpdateKey(3, 1)
+    [manifest] = [one for one in world.relay.wait_after(-1, 0) if one.key == span]
+    assert world.relay.held(span, manifest.chunks[0].tile) is None
+    assert world.relay.held(span, manifest.chunks[1].tile) is not None
+    with pytest.raises(CorruptData):
+        world.relay.chunk(span, manifest.chunks[0].tile)
+    assert late.staging.held.version.n == 0
+
+
+def test_history_is_fetched_only_as_it_is_asked_for() -> None:
+    world = World()
+    world.chain.publish(8)
+    world.round()
+    assert world.far.crossed == []
+    late = world.behind(1)
+    late.follow(9)
+    assert np.array_equal(late.bits, world.chain.bits)
+    assert world.relay.statistics().crossing_bytes == world.bytes_of(late.taken)
+    second = world.behind(1)
+    second.follow(9)
+    assert world.relay.statistics().crossing_bytes == world.bytes_of(late.taken)
+
+
+def test_only_the_landing_tiles_are_fetched_before_anybody_asks() -> None:
+    landing = Subscription(TILES, range(0, len(TILES), 2))
+    world = World(landing=landing)
+    world.round()
+    one, two = world.behind(), world.behind()
+    world.publish(share=1.0)
+    assert {tile % 2 for _, tile in world.far.crossed} == {0}
+    assert len(world.far.crossed) == len(landing.wanted)
+    for receiver in (one, two):
+        receiver.follow(2)
+        assert np.array_equal(receiver.bits, world.chain.bits)
+    assert len(world.far.crossed) == len(TILES)
+    assert world.relay.statistics().read_through == len(TILES) - len(landing.wanted)
+
+
+def test_a_landing_of_other_tiles_fetches_nothing_in_advance() -> None:
+    world = World(landing=Subscription(Tiles.of(1000, 128)))
+    world.round()
+    world.publish()
+    assert world.far.crossed == []
+
+
+def test_an_upstream_that_breaks_off_is_gone_on_with() -> None:
+    world = World()
+    world.round()
+    one = world.behind()
+    world.chain.publish(share=1.0)
+    world.far.left = 3
+    with pytest.raises(Unavailable):
+        world.round()
+    assert len(world.far.crossed) == 3
+    with pytest.raises(Unavailable):
+        world.round()
+    world.far.left, world.far.is_away = None, False
+    world.round()
+    assert len(world.far.crossed) == len(set(world.far.crossed)) == len(TILES)
+    one.follow(2)
+    assert np.array_equal(one.bits, world.chain.bits)
+
+
+def test_what_is_here_is_served_while_upstream_is_away() -> None:
+    world = World()
+    world.round()
+    late, later = world.behind(), world.behind()
+    world.publish(5)
+    seeded = world.relay.seed(None, (0, 1))
+    assert seeded is not None
+    frame = world.relay.chunk(seeded.key, 1)
+    world.far.is_away = True
+    with pytest.raises(Unavailable):
+        world.round()
+    for receiver in (late, later):
+        receiver.follow(6)
+        assert np.array_equal(receiver.bits, world.chain.bits)
+    assert world.relay.seed(None, (0, 1)) == seeded
+    assert world.relay.seed(6, (0, 1)) == seeded
+    assert world.relay.chunk(seeded.key, 1) == frame
+    with pytest.raises(Unavailable):
+        world.relay.seed(None, (2,))
+    with pytest.raises(Unavailable):
+        world.relay.chunk(seeded.key, 0)  # known, and never fetched
+
+
+def test_answers_are_passed_on_once_upstream_is_there() -> None:
+    world = World()
+    world.round()
+    one = world.behind()
+    world.publish()
+    one.follow(2)
+    world.far.is_away = True
+    one.round()  # the relay takes its answer
+    assert "behind" not in world.chain.log.receivers()
+    world.far.is_away = False
+    world.round()
+    assert world.chain.log.receivers()["behind"].n == 2
+    assert world.chain.log.receivers()["behind"].is_match
+    with pytest.raises(InvalidArgument):
+        world.relay.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
+
+
+def test_answers_that_wait_are_bounded_and_one_that_is_refused_holds_none_up() -> None:
+    world = World()
+    world.round()
+    world.publish()
+    for n in range(1500):  # more than wait at a relay, and more receivers than a log takes
+        world.relay.acknowledge(f"r{n}", 2, is_match=True, digest=(0, 0))
+    world.round()
+    assert len(world.chain.log.receivers()) == 1024
+    for n in range(3):
+        world.relay.acknowledge(f"new{n}", 2, is_match=True, digest=(0, 0))
+    world.relay.acknowledge("r1499", 2, is_match=False, digest=(0, 0))
+    world.round()
+    assert not world.chain.log.receivers()["r1499"].is_match
+
+
+def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
+    disk = PlantedDisk()
+    world = World(disk)
+    world.round()
+    world.publish(7)
+    world.round(3)
+    crossed = len(world.far.crossed)
+    world.start()
+    world.far.is_away = True
+    late = world.behind(1)
+    late.follow(8)  # before upstream was heard of again
+    world.far.is_away = False
+    world.round(3)
+    assert np.array_equal(late.bits, world.chain.bits)
+    assert len(world.far.crossed) == crossed
+    world.publish()
+    assert len(world.far.crossed) > crossed
+    assert len(world.far.crossed) == len(set(world.far.crossed))
+
+
+def test_after_an_outage_the_cheapest_way_to_the_newest_lands() -> None:
+    world = World(PlantedDisk())
+    world.round()
+    one = world.behind()
+    world.chain.publish(16)
+    world.start()
+    world.round()
+    assert {key for key, _ in world.far.crossed} == {UpdateKey(17, 1)}
+    one.source._log = world.relay
+    one.follow(17)
+    assert np.array_equal(one.bits, world.chain.bits)
+
+
+def test_damage_stops_at_the_relay() -> None:
+    world = World()
+    world.round()
+    one = world.behind()
+    world.far.spoiled = 2
+    world.publish(share=1.0)
+    assert world.relay.statistics().rejected == 2
+    world.far.spoiled = 1 << 30
+    world.publish()
+    assert world.relay.failure is not None
+    manifest = world.relay.wait_after(2, 0)[0]
+    for chunk in manifest.chunks:
+        assert world.relay.held(manifest.key, chunk.tile) is None
+    with pytest.raises(CorruptData, match="damaged 2 times"):
+        world.relay.chunk(manifest.key, manifest.chunks[0].tile)
+    world.far.spoiled = 0
+    one.follow(3)
+    assert np.array_equal(one.bits, world.chain.bits)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_disk_that_takes_nothing_costs_no_second_crossing(is_full: bool) -> None:
+    disk = PlantedDisk()
+    world = World(disk)
+    world.round()
+    one, two = world.behind(), world.behind()
+    disk.room_bytes, disk.is_broken = (0, False) if is_full else (1 << 40, True)
+    world.publish()
+    for receiver in (one, two):
+        receiver.follow(2)
+        assert np.array_equal(receiver.bits, world.chain.bits)
+    assert len(world.far.crossed) == len(set(world.far.crossed))
+    assert "planted" in (world.relay.failure or "")
+
+
+def test_memory_beside_a_full_disk_is_bounded() -> None:
+    disk = PlantedDisk()
+    world = World(disk, memory_bytes_max=2000)
+    world.round()
+    disk.room_bytes = 0
+    for _ in range(4):
+        world.publish(share=1.0)
+        assert world.relay._frames._arrived_bytes <= 2000
+    assert world.relay._frames._arrived_bytes > 0
+
+
+def test_whole_tiles_are_forwarded_and_cross_once() -> None:
+    world = World()
+    world.round()
+    world.publish(2)
+    strangers = [Behind(InProcessSource(world.relay), weights(70 + n)) for n in range(3)]
+    for one in strangers:
+        one.follow(3)
+        assert np.array_equal(one.bits, world.chain.bits)
+        assert one.staging.statistics().seeds == 1
+    assert len(world.far.crossed) == len(set(world.far.crossed))
+    assert len([key for key, _ in world.far.crossed if key.is_whole]) == len(TILES)
+
+
+def test_whole_tiles_are_bounded() -> None:
+    world = World(seed_bytes_max=1000)
+    world.round()
+    seed = world.relay.seed(None, range(len(TILES)))
+    assert seed is not None
+    for chunk in seed.chunks:
+        assert world.relay.chunk(seed.key, chunk.tile) is not None
+        assert world.relay._seeds.store.nbytes <= 1000
+
+
+def test_a_repair_goes_through_a_relay() -> None:
+    world = World()
+    world.round()
+    one = world.behind()
+    world.publish(2)
+    one.follow(3)
+    one.bits[70] ^= 5  # at rest, in tile 1
+    world.publish(1, share=1.0)
+    for _ in range(9):
+        one.staging.round(0)
+        staged = one.staging.take_staged()
+        if staged is None:
+            continue
+        commit = Commit(staged, one.row, one.staging.held.digest)
+        while commit.step():
+            pass
+        one.staging.report(commit.outcome)
+    assert one.staging.held.version.n == 4
+    assert np.array_equal(one.bits, world.chain.bits)
+
+
+def test_a_version_that_has_not_come_yet_is_not_taken_for_forgotten() -> None:
+    world = World()
+    world.round()
+    world.chain.publish()
+    with pytest.raises(Unavailable, match="not come here"):
+        world.relay.chunk(single(2), 0)
+    world.round()
+    assert world.relay.chunk(UpdateKey(2, 0), 0) is None
+    assert world.relay.chunk(UpdateKey(2, -1), 0) is None
+
+
+def test_what_upstream_forgot_is_told_as_forgotten() -> None:
+    world = World()
+    world.chain.publish(3)
+    world.round()
+    world.chain.log._shelf.forget([single(2)])
+    assert world.relay.chunk(single(2), 0) is None
+    assert single(2) not in {one.key for one in world.relay.wait_after(-1, 0)}
+
+
+def test_a_relay_keeps_to_its_limits() -> None:
+    world = World(limits=Limits(3, 2, 2000))
+    world.round()
+    for _ in range(20):
+        world.publish()
+        assert world.relay._shelf.nbytes <= 2000
+    keys = [one.key for one in world.relay.wait_after(1, 0)]
+    assert sum(key.n - key.base_n == 1 for key in keys) <= 3
+    assert world.chain.publisher.version.n == world.relay.newest_n
+
+
+def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None:
+    world = World()
+    world.round()
+    world.publish(3)
+    old = world.chain.log
+    log = VersionLog()
+    RowPublisher(world.chain.bits, "run", 2, 5, log, tile_elements=TILE, signing=KEY)
+    world.far._log = log
+    world.round()
+    assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
+    world.far._log = old
+    world.start()
+    world.far._log = log
+    world.round()
+    world.relay._learn(old.manifests_after(-1))
+    assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
+
+
+# ---- any order of events
+
+
+class Script:
+    """What may happen, step by step, by seeded choice."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.disk = PlantedDisk()
+        self.world = World(self.disk, landing=Subscription(TILES, range(0, len(TILES), 3)))
+        self.world.round()
+        self.receivers = [self.world.behind() for _ in range(3)]
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            name = str(self.rng.choice(
+                ["publish", "relay", "receive", "receive", "away", "back", "spoil", "restart",
+                 "full", "room", "lost"]
+            ))  # fmt: skip
+            with suppress(RoseError):  # what the world does; the next step goes on
+                getattr(self, name)()
+            self.check()
+        self.world.far.is_away, self.world.far.spoiled, self.disk.room_bytes = False, 0, 1 << 40
+        self.world.publish()
+        for _ in range(60):
+            self.world.round()
+            for at in range(3):
+                self.receive(at)
+        for one in self.receivers:
+            assert np.array_equal(one.bits, self.world.chain.bits)
+
+    def check(self) -> None:
+        for one in self.receivers:
+            n = one.staging.held.version.n
+            assert n == 0 or np.array_equal(one.bits, self.world.chain.by_n[n])
+
+    def publish(self) -> None:
+        self.world.chain.publish()
+
+    def relay(self) -> None:
+        self.world.round()
+
+    def receive(self, at: int | None = None) -> None:
+        one = self.receivers[int(self.rng.integers(3)) if at is None else at]
+        one.source._log = self.world.relay
+        with suppress(RoseError):
+            one.round()
+
+    def away(self) -> None:
+        self.world.far.is_away = True
+
+    def back(self) -> None:
+        self.world.far.is_away = False
+
+    def spoil(self) -> None:
+        self.world.far.spoiled = int(self.rng.integers(1, 4))
+
+    def full(self) -> None:
+        self.disk.room_bytes = 0
+
+    def room(self) -> None:
+        self.disk.room_bytes = 1 << 40
+
+    def restart(self) -> None:
+        self.world.start()
+
+    def lost(self) -> None:
+        """Lose what the disk had: another relay begins with nothing."""
+        self.disk.files.clear()
+        self.world.start()
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 32))
+def test_in_any_order_of_events_receivers_hold_true_versions_and_arrive(seed: int) -> None:
+    Script(seed).run(40)
+
+
+# ---- threads
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    pause = threading.Event()
+    for _ in range(int(LONG_S / 0.005)):
+        if is_so():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never came to that")
+
+
+def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:
+    world = World(patience_s=LONG_S, landing=Subscription(TILES, []))
+    world.round()
+    world.publish(share=1.0)
+    began, go_on = threading.Event(), threading.Event()
+
+    class Slow(Far):
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            began.set()
+            assert go_on.wait(LONG_S)
+            yield from super().chunks(key, wanted)
+
+    slow = Slow(world.chain.log)
+    world.relay._reader = slow
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(world.relay.chunk, single(2), 3) for _ in range(8)]
+        assert began.wait(LONG_S)
+        eventually(lambda: world.relay.statistics().shared == 7)
+        go_on.set()
+        frames = {one.result(LONG_S) for one in asked}
+    assert frames == {world.chain.log.chunk(single(2), 3)}
+    assert slow.crossed == [(single(2), 3)]
+
+
+def test_those_who_wait_are_bounded_in_number_and_time() -> None:
+    world = World(patience_s=0.05, asking_max=2, landing=Subscription(TILES, []))
+    world.round()
+    world.publish(share=1.0)
+    began, go_on = threading.Event(), threading.Event()
+
+    class Stuck(Far):
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            began.set()
+            assert go_on.wait(LONG_S)
+            yield from super().chunks(key, wanted)
+
+    world.relay._reader = Stuck(world.chain.log)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(world.relay.chunk, single(2), 0)
+        assert began.wait(LONG_S)
+        with pytest.raises(DeadlineExceeded):  # the same chunk
+            world.relay.chunk(single(2), 0)
+        with pytest.raises(DeadlineExceeded):  # another one, behind it
+            world.relay.chunk(single(2), 1)
+        with world.relay._turns.entered(), pytest.raises(Unavailable, match="too many"):
+            world.relay.chunk(single(2), 2)
+        go_on.set()
+        assert first.result(LONG_S) is not None
+    assert world.relay.chunk(single(2), 1) is not None
+    assert len(world.relay._frames._flights) == 0
+
+
+def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
+    chain = Chain()
+    relay = Relay(Far(chain.log), store=MemoryStore())
+    with Follower(relay, backoff_s=0.001, wait_s=0.05) as follower:
+        workers = [Worker(InProcessSource(relay), weights(1), signing=KEY) for _ in range(2)]
+        try:
+            for _ in range(5):
+                chain.publish()
+                for one in workers:
+                    one.follow(chain.publisher.version)
+                    assert np.array_equal(one.bits, chain.bits)
+        finally:
+            for one in workers:
+                one.__exit__()
+        assert follower.failure is None
+    assert not follower._thread.is_alive()
+    assert chain.publisher.version.n == 6
+
+
+def test_a_follower_goes_on_when_upstream_comes_back() -> None:
+    chain = Chain()
+    far = Far(chain.log)
+    far.is_away = True
+    relay = Relay(far, store=MemoryStore())
+    with Follower(relay, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
+        eventually(lambda: "away" in (follower.failure or ""))
+        far.is_away = False
+        assert relay.wait_after(-1, LONG_S) != []

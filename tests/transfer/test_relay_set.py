@@ -1,0 +1,431 @@
+"""Several relays as one source: one that is gone or lies costs nobody a version, or a true bit."""
+
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
+from rose.transfer.delta import Delta
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.relay import Relay
+from rose.transfer.relay_set import RelaySet
+from rose.transfer.source import Frame, InProcessSource
+from rose.transfer.store import MemoryStore
+from rose.transfer.subscription import Subscription
+from tests.transfer.chain_world import KEY, Behind, Chain
+from tests.transfer.worker import TILES, weights
+
+Frames = Generator[tuple[int, Frame | None], None, None]
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Near(InProcessSource):
+    """A relay as a receiver reaches it: it may be gone, and counts who was asked what."""
+
+    def __init__(self, relay: Any) -> None:
+        super().__init__(relay)
+        self.is_gone = False
+        self.left: int | None = None
+        self.calls: list[str] = []
+        self.tiles: list[tuple[UpdateKey, int]] = []
+
+    def _look(self, call: str) -> None:
+        self.calls.append(call)
+        if self.is_gone:
+            raise Unavailable("planted: the relay is gone")
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        self._look("wait")
+        return super().wait_manifests(after_n, timeout_s)
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self._look("seed")
+        return super().seed(n, tiles)
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        self._look("chunks")
+        for tile, frame in super().chunks(key, wanted):
+            if self.left is not None:
+                self.is_gone = self.left == 0
+                self.left -= 1
+                self._look("chunk")
+            self.tiles.append((key, tile))
+            yield tile, frame
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
+        self._look("report")
+        super().report(receiver, n, is_match, digest)
+
+
+class Malicious(Near):
+    """A relay in other hands: it knows everything but the key."""
+
+    def __init__(self, relay: Any, trick: str) -> None:
+        super().__init__(relay)
+        self.trick = trick
+        self.ever: list[Manifest] = []
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        known = super().wait_manifests(-1, 0)
+        self.ever = list({one.key: one for one in (*self.ever, *known)}.values())
+        fresh = [one for one in known if one.version.n > after_n]
+        match self.trick:
+            case "replays":
+                return self.ever[:2]
+            case "reorders":
+                return fresh[::-1] + self.ever
+            case "withholds":
+                return []
+            case "invents" | "signs":
+                return [self.invented(one) for one in known]
+            case "mixes":
+                return [*fresh, *map(self.invented, known[-1:])]
+            case "breaks":
+                raise CorruptData("planted: no list of manifests")
+        return fresh
+
+    def invented(self, like: Manifest) -> Manifest:
+        """Make a version up, with frames of its own: every sum in it is right but the MAC."""
+        chunks = [replace(one, digest=(one.digest[0] ^ 1, 0)) for one in like.chunks]
+        other = replace(
+            like,
+            version=replace(like.version, n=like.version.n + 5),
+            base=like.version,
+            base_digest=like.digest,
+            digest=(7, 7),
+            chunks=tuple(chunks),
+            tile_digests=(),
+        )
+        return Signing(b"another key").signed(other) if self.trick == "signs" else other
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        seed = super().seed(n, tiles)
+        if seed is None:
+            return None
+        match self.trick:
+            case "seeds":
+                return replace(seed, digest=(1, 2), version=replace(seed.version, n=1 << 40))
+            case "other seeds":
+                return super().seed(None, tiles[1:])
+        return seed
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        for tile, frame in super().chunks(key, wanted):
+            assert frame is not None
+            match self.trick:
+                case "alters":
+                    yield tile, bytes(frame)[:-1] + bytes([frame[-1] ^ 1])
+                case "recodes":  # another change, with checksums of its own making
+                    delta = Delta.from_bytes(frame)
+                    yield tile, replace(delta, digest=(delta.digest[0] ^ 1, 9)).to_bytes()
+                case "swaps":
+                    yield tile, self._log.chunk(key, (tile + 1) % len(TILES)) or frame
+                case "repeats":
+                    yield from ((tile, frame), (tile, frame), (1 << 20, frame))
+                case "cuts":
+                    yield tile, frame[:10]
+                case "nothing":
+                    return
+                case "denies":
+                    yield tile, None
+                case _:
+                    yield tile, frame
+
+
+LIES = ("invents", "signs", "mixes", "breaks", "alters", "recodes", "swaps", "cuts")
+TRICKS = (
+    *LIES, "seeds", "other seeds", "replays", "reorders", "withholds", "repeats", "nothing",
+    "denies",
+)  # fmt: skip
+
+
+class Cluster:
+    """A publisher, relays that land a share each, and the set of them."""
+
+    def __init__(self, count: int = 3, tricks: dict[int, str] | None = None) -> None:
+        self.chain = Chain()
+        self.landing = {tile: tile % count for tile in range(len(TILES))}
+        self.relays = [
+            Relay(
+                InProcessSource(self.chain.log),
+                store=MemoryStore(),
+                landing=Subscription(TILES, [t for t, at in self.landing.items() if at == mine]),
+                patience_s=0,
+            )
+            for mine in range(count)
+        ]
+        self.near = [
+            Malicious(relay, tricks[at]) if tricks and at in tricks else Near(relay)
+            for at, relay in enumerate(self.relays)
+        ]
+        self.clock = HandClock()
+        self.liars: list[tuple[int, str]] = []
+        self.round()
+
+    def set(self) -> RelaySet:
+        return RelaySet(
+            self.near, self.landing, signing=KEY, clock=self.clock,
+            on_liar=lambda relay, what: self.liars.append((relay, what)),
+        )  # fmt: skip
+
+    def round(self) -> None:
+        for relay in self.relays:
+            relay.round(0)
+
+    def publish(self, versions: int = 1, **how: Any) -> None:
+        for _ in range(versions):
+            self.chain.publish(**how)
+            self.round()
+
+    def crossing_bytes(self) -> int:
+        return sum(relay.statistics().crossing_bytes for relay in self.relays)
+
+
+def brought(cluster: Cluster, one: Behind, n: int) -> None:
+    """Let a receiver go on until it is at a version; whatever it holds meanwhile is true."""
+    for _ in range(200):
+        if one.staging.held.version.n == n:
+            return
+        with suppress(RoseError):
+            one.round()
+        cluster.clock.sleep(0.2)
+        held = one.staging.held.version
+        assert held.n == 0 or np.array_equal(one.bits, cluster.chain.by_n[held.n])
+    raise AssertionError(f"200 rounds, and at {one.staging.held.version}")
+
+
+def test_each_chunk_is_asked_of_the_relay_where_it_lands() -> None:
+    cluster = Cluster()
+    one = Behind(cluster.set(), cluster.chain.bits)
+    cluster.publish(4, share=0.5)
+    one.follow(5)
+    assert np.array_equal(one.bits, cluster.chain.bits)
+    for at, near in enumerate(cluster.near):
+        assert near.tiles
+        assert {tile % 3 for _, tile in near.tiles} == {at}
+    every = {one.key: one.nbytes for one in cluster.chain.log.manifests_after(-1)}
+    assert cluster.crossing_bytes() == sum(every[UpdateKey(n, n - 1)] for n in range(2, 6))
+    assert cluster.liars == []
+
+
+def test_relays_of_a_set_work_in_turns() -> None:
+    cluster = Cluster()
+    cluster.publish(share=1.0)
+    source = cluster.set()
+    [manifest] = source.wait_manifests(1, 0)
+    order = [tile % 3 for tile, _ in source.chunks(manifest.key, manifest.chunks)]
+    assert order[:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_of_a_relay_that_is_gone_another_one_reads_through() -> None:
+    cluster = Cluster()
+    cluster.publish(share=1.0)
+    one = Behind(cluster.set(), cluster.chain.by_n[1])
+    cluster.near[1].left = 2  # it goes after two chunks
+    one.follow(2)
+    assert np.array_equal(one.bits, cluster.chain.bits)
+    assert cluster.liars == []
+    cluster.publish()
+    cluster.clock.sleep(100)
+    brought(cluster, one, 3)
+
+
+def test_a_relay_that_failed_is_left_out_for_longer_each_time_and_then_asked_again() -> None:
+    cluster = Cluster(2)
+    source = cluster.set()
+    first = cluster.near[0]
+    first.is_gone = True
+
+    def asked() -> bool:
+        first.calls.clear()
+        source._first = 0
+        source.wait_manifests(-1, 0)
+        return bool(first.calls)
+
+    pauses: list[float] = []
+    for _ in range(8):
+        assert asked()
+        pause = 0.0
+        while not asked():
+            cluster.clock.sleep(0.125)
+            pause += 0.125
+        pauses.append(pause)  # the call that found it there failed too
+        cluster.clock.sleep(40)
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (1.0, 30.0) or pauses[-1] == 30.0
+    first.is_gone = False
+    assert asked()
+    assert asked()
+
+
+def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
+    cluster = Cluster(2)
+    source = cluster.set()
+    cluster.publish()
+    [manifest] = source.wait_manifests(1, 0)
+    for near in cluster.near:
+        near.is_gone = True
+    for call in (
+        lambda: source.wait_manifests(1, 0),
+        lambda: source.seed(None, ()),
+        lambda: source.report("one", 2, True, (0, 0)),
+        lambda: list(source.chunks(manifest.key, manifest.chunks)),
+    ):
+        with pytest.raises(Unavailable):
+            call()
+        cluster.clock.sleep(60)
+    cluster.near[1].is_gone = False
+    assert source.wait_manifests(1, 0) == [manifest]
+    assert len(list(source.chunks(manifest.key, manifest.chunks))) == len(manifest.chunks)
+
+
+def test_what_every_relay_forgot_is_told_as_forgotten() -> None:
+    cluster = Cluster(2)
+    cluster.publish(2)
+    source = cluster.set()
+    manifest = source.wait_manifests(1, 0)[0]
+    for relay in cluster.relays:
+        relay._shelf.forget([manifest.key])
+    cluster.chain.log._shelf.forget([manifest.key])
+    frames = dict(source.chunks(manifest.key, manifest.chunks))
+    assert set(frames.values()) == {None}
+    assert cluster.liars == []
+
+
+def test_whole_tiles_come_from_the_relay_that_gave_the_seed_or_one_that_is_told_of_it() -> None:
+    cluster = Cluster(2)
+    cluster.publish()
+    source = cluster.set()
+    seed = source.seed(None, (0, 1, 2))
+    assert seed is not None
+    giver = next(at for at, near in enumerate(cluster.near) if near.calls)
+    cluster.near[giver].left = 1
+    frames = dict(source.chunks(seed.key, seed.chunks))
+    assert sorted(frames) == [0, 1, 2]
+    assert None not in frames.values()
+    assert cluster.near[1 - giver].calls.count("seed") == 1
+
+
+def test_a_late_receiver_joins_over_a_set() -> None:
+    cluster = Cluster()
+    cluster.publish(3)
+    one = Behind(cluster.set(), weights(77))
+    brought(cluster, one, 4)
+    assert np.array_equal(one.bits, cluster.chain.bits)
+
+
+def test_answers_reach_the_publisher_over_any_relay() -> None:
+    cluster = Cluster()
+    source = cluster.set()
+    cluster.publish()
+    cluster.near[0].is_gone = True
+    source.report("one", 2, True, (0, 0))
+    cluster.round()
+    assert cluster.chain.log.receivers()["one"].n == 2
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_relay_in_other_hands_costs_no_true_bit_and_no_version(trick: str, place: int) -> None:
+    cluster = Cluster(2, {place: trick})
+    source = cluster.set()
+    receivers = [Behind(source, cluster.chain.bits), Behind(cluster.set(), weights(9))]
+    for _ in range(3):
+        cluster.publish(2, share=0.5)
+        for one in receivers:
+            brought(cluster, one, cluster.chain.publisher.version.n)
+            assert np.array_equal(one.bits, cluster.chain.bits)
+            with suppress(RoseError):
+                for _ in range(4):  # nothing is new, so it looks for that elsewhere
+                    one.round()
+            assert np.array_equal(one.bits, cluster.chain.bits)
+    assert {relay for relay, _ in cluster.liars} <= {place}
+    # Once for each set of relays that met it.
+    assert len(cluster.liars) <= 2
+    if trick in LIES:
+        assert cluster.liars
+
+
+def test_a_liar_is_told_of_once_and_asked_last() -> None:
+    cluster = Cluster(2, {0: "alters"})
+    source = cluster.set()
+    one = Behind(source, cluster.chain.bits)
+    for _ in range(4):
+        cluster.publish()
+        cluster.clock.sleep(1000)
+        brought(cluster, one, cluster.chain.publisher.version.n)
+    assert len(cluster.liars) == 1
+    assert "tile" in cluster.liars[0][1]
+    cluster.clock.sleep(1000)
+    cluster.near[0].calls.clear()
+    source.wait_manifests(1, 0)
+    assert cluster.near[0].calls == []
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 32))
+def test_in_any_mixture_of_relays_gone_and_lying_receivers_hold_true_versions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tricks = {at: str(rng.choice(TRICKS)) for at in range(2)}  # the third is honest
+    cluster = Cluster(3, tricks)
+    receivers = [Behind(cluster.set(), cluster.chain.bits) for _ in range(2)]
+    for _ in range(25):
+        match int(rng.integers(4)):
+            case 0:
+                cluster.publish()
+            case 1:
+                cluster.near[int(rng.integers(3))].is_gone = bool(rng.integers(2))
+            case _:
+                one = receivers[int(rng.integers(2))]
+                with suppress(RoseError):
+                    one.round()
+                n = one.staging.held.version.n
+                assert n == 0 or np.array_equal(one.bits, cluster.chain.by_n[n])
+        cluster.clock.sleep(float(rng.random()) * 3)
+    cluster.near[2].is_gone = False
+    cluster.clock.sleep(100)
+    cluster.publish()
+    for one in receivers:
+        brought(cluster, one, cluster.chain.publisher.version.n)
+    assert 2 not in {relay for relay, _ in cluster.liars}
+
+
+def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:
+    near = [InProcessSource(Chain().log)]
+    for relays, landing in (([], {}), (near, {0: 1})):
+        with pytest.raises(InvalidArgument):
+            RelaySet(relays, landing, signing=KEY, clock=HandClock(), on_liar=lambda *_: None)
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_receiver_of_one_relay_in_other_hands_holds_a_true_version_or_its_own(trick: str) -> None:
+    """Nobody else is there to ask: it may stand still, and never holds what nobody published."""
+    cluster = Cluster(1, {0: trick})
+    one = Behind(cluster.near[0], cluster.chain.bits)
+    for _ in range(4):
+        cluster.publish(share=0.5)
+        for _ in range(5):
+            with suppress(RoseError):
+                one.round()
+            n = one.staging.held.version.n
+            assert np.array_equal(one.bits, cluster.chain.by_n[max(n, 1)])
+    cluster.near[0] = Near(cluster.relays[0])  # in good hands again
+    one.source = one.staging._source = one.staging._puller._source = cluster.near[0]
+    brought(cluster, one, 5)

@@ -1,0 +1,236 @@
+"""Certificates of both sides, tokens, and listeners that other machines can reach."""
+
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from rose.addresses import reachable
+from rose.errors import InvalidArgument, Unavailable
+from rose.transfer import messages
+from rose.transfer.credentials import add_port
+from rose.transfer.log import VersionLog
+from rose.transfer.remote import RemoteSource
+from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.security import REJECTIONS_MAX, Rejections, Security, TlsFiles, check_files
+from rose.transfer.server import WeightServer, serve
+from tests.transfer import chunk_wire as wire
+from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
+from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
+
+TOKEN = secrets.token_hex(32)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls(authority: Path) -> TlsFiles:
+    return make_certificate(authority, "good")
+
+
+@contextmanager
+def published(tls: TlsFiles | None) -> Iterator[tuple[RowPublisher, WeightServer]]:
+    log = VersionLog()
+    publisher = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
+    with serve(log, token=TOKEN, tls=tls) as server:
+        yield publisher, server
+
+
+@contextmanager
+def source_of(
+    server: WeightServer, tls: TlsFiles | None, token: str = TOKEN
+) -> Iterator[RemoteSource]:
+    source = RemoteSource(server.address, token, tls=tls)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+@needs_openssl
+def test_versions_come_encrypted_bit_for_bit(tls: TlsFiles) -> None:
+    bits = weights(1)
+    with published(tls) as (publisher, server), source_of(server, tls) as source:
+        assert source.hello().role == "publisher"
+        with Worker(source, bits) as worker:
+            for seed in range(3):
+                publisher.publish(bits := changed(bits, seed))
+                worker.follow(publisher.version)
+                assert np.array_equal(worker.bits, bits)
+
+
+@contextmanager
+def bare_server(security: Security) -> Iterator[str]:
+    """Listen with certificates that `serve` would refuse."""
+    pool = ThreadPoolExecutor(1)
+    server = grpc.server(pool)
+    port = add_port(server, "127.0.0.1", 0, security)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+    pool.shutdown()
+
+
+@needs_openssl
+@pytest.mark.parametrize("fault", ["expired", "of another authority", "of another host", "none"])
+def test_receiver_refuses_a_server_that_shows_no_good_certificate(
+    authority: Path, tls: TlsFiles, tmp_path: Path, fault: str
+) -> None:
+    bad: TlsFiles | None = None
+    if fault == "expired":
+        bad = make_certificate(authority, "old", days=-1)
+    elif fault == "of another authority":
+        made = make_certificate(make_authority(tmp_path, "other"), "other-peer")
+        bad = TlsFiles(made.certificate, made.key, authority)
+    elif fault == "of another host":
+        bad = make_certificate(authority, "far", reach="IP:10.9.8.7")
+    with bare_server(Security(bytes.fromhex(TOKEN), bad)) as address:
+        source = RemoteSource(address, TOKEN, tls=tls)
+        with pytest.raises(Unavailable) as error:
+            source.wait_manifests(-1, 0)
+        source.close()
+    if bad is not None:
+        assert "do not take each other's certificates" in str(error.value)
+
+
+@needs_openssl
+@pytest.mark.parametrize("fault", ["expired", "of another authority", "none"])
+def test_server_refuses_a_receiver_that_shows_no_good_certificate(
+    authority: Path, tls: TlsFiles, tmp_path: Path, fault: str
+) -> None:
+    with published(tls) as (publisher, server):
+        manifest = publisher.publish(changed(weights(1), 1))
+        bad: TlsFiles | None = None
+        if fault == "expired":
+            bad = make_certificate(authority, "old-receiver", days=-1)
+        elif fault == "of another authority":
+            made = make_certificate(make_authority(tmp_path, "other"), "other-receiver")
+            bad = TlsFiles(made.certificate, made.key, authority)
+        with source_of(server, bad) as source:
+            with pytest.raises(Unavailable):
+                source.wait_manifests(-1, 0)
+            # It knows where the chunks are, and how they are asked for; that is of no use.
+            source._chunk_port = server._chunks.port
+            with pytest.raises((Unavailable, InvalidArgument)):
+                list(source.chunks(manifest.key, manifest.chunks))
+        assert server._log.statistics().sent_bytes == 0
+        with source_of(server, tls) as source:
+            assert len(source.wait_manifests(-1, 0)) == 2
+
+
+@needs_openssl
+def test_certificate_does_not_stand_for_a_token(tls: TlsFiles) -> None:
+    with published(tls) as (_, server):
+        with (
+            source_of(server, tls, secrets.token_hex(32)) as source,
+            pytest.raises(Unavailable, match="another token"),
+        ):
+            source.hello()
+        context = ssl.create_default_context(cafile=tls.authority)
+        context.load_cert_chain(tls.certificate, tls.key)
+        with (
+            socket.create_connection(("127.0.0.1", server._chunks.port), LONG_S) as below,
+            context.wrap_socket(below, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(wire.greeting(bytes(32)))
+            assert connection.recv(1) == b""
+
+
+@needs_openssl
+def test_certificate_that_is_no_use_is_one_sentence(
+    authority: Path, tls: TlsFiles, tmp_path: Path
+) -> None:
+    check_files(tls)
+    other = make_authority(tmp_path, "other")
+    nowhere = tmp_path / "nowhere.pem"
+    wrong = [
+        (make_certificate(authority, "late", days=-1), "has expired"),
+        (TlsFiles(tls.certificate, tls.key, other), "unable to get local issuer"),
+        (TlsFiles(tls.certificate, authority.with_suffix(".key"), authority), "mismatch"),
+        (TlsFiles(nowhere, tls.key, authority), "No such file"),
+        (TlsFiles(tls.certificate, nowhere, authority), "No such file"),
+        (TlsFiles(tls.certificate, tls.key, nowhere), "No such file"),
+        (TlsFiles(tls.certificate, tls.key, tls.key), "cannot be used"),
+    ]
+    for files, sentence in wrong:
+        with pytest.raises(InvalidArgument, match=sentence) as error:
+            Security.of(TOKEN, files)
+        assert "\n" not in str(error.value)
+
+
+@needs_openssl
+def test_only_what_is_encrypted_listens_beyond_this_machine(tls: TlsFiles) -> None:
+    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:80", "localhost:0"]:
+        with pytest.raises(InvalidArgument, match="loopback"):
+            serve(VersionLog(), address)
+        with pytest.raises(InvalidArgument, match="loopback"):
+            RemoteSource(address, TOKEN)
+    with serve(VersionLog(), "0.0.0.0:0", token=TOKEN, tls=tls) as server:
+        port = int(server.address.rpartition(":")[2])
+        source = RemoteSource(f"127.0.0.1:{port}", TOKEN, tls=tls)
+        assert source.wait_manifests(-1, 0) == []
+        source.close()
+
+
+@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
+def test_address_that_is_none_is_refused_encrypted_or_not(address: str) -> None:
+    for is_encrypted in (True, False):
+        with pytest.raises(InvalidArgument, match="address"):
+            reachable(address, is_encrypted=is_encrypted)
+
+
+def test_address_is_taken_apart() -> None:
+    assert reachable("host.example:80", is_encrypted=True) == ("host.example", 80)
+    assert reachable("[::1]:80", is_encrypted=True) == ("::1", 80)
+    assert reachable("127.0.0.1:0", is_encrypted=False) == ("127.0.0.1", 0)
+
+
+def test_token_is_not_shown() -> None:
+    assert TOKEN not in repr(Security.of(TOKEN))
+    assert repr(bytes.fromhex(TOKEN)) not in repr(Security.of(TOKEN))
+
+
+# ---- strangers
+
+
+def test_stranger_learns_nothing_whatever_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+    with published(None) as (_, server), grpc.insecure_channel(server.address) as channel:
+        seen = set()
+        for method in ["Hello", "Wait", "Seed", "Subscribe", "Report", "Nothing"]:
+            for content in [b"", b"\xff", bytes(messages.REQUEST_BYTES_MAX + 1)]:
+                call = channel.unary_unary(f"/{messages.SERVICE}/{method}")
+                with pytest.raises(grpc.RpcError) as error:
+                    call(content, timeout=LONG_S, metadata=((messages.TOKEN_KEY, "00"),))
+                seen.add((error.value.code(), error.value.details()))
+    assert seen == {(grpc.StatusCode.UNAUTHENTICATED, "")}
+    assert len([one for one in caplog.records if "another token" in one.message]) == 1
+
+
+def test_rejection_is_said_once_of_each_kind_and_address(caplog: pytest.LogCaptureFixture) -> None:
+    rejections = Rejections()
+    with caplog.at_level(logging.WARNING):
+        said = [
+            rejections.note(kind, peer)
+            for _ in range(3)
+            for kind, peer in [("token", "a"), ("token", "b"), ("late", "a")]
+        ]
+    assert said == [True] * 3 + [False] * 6
+    assert len(caplog.records) == 3
+
+
+def test_rejections_of_a_flood_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    rejections = Rejections()
+    said = [rejections.note("token", str(one)) for one in range(2 * REJECTIONS_MAX)]
+    assert said.count(True) == REJECTIONS_MAX
+    assert len(caplog.records) == REJECTIONS_MAX
