@@ -240,9 +240,6 @@ class World:
             self.trainer.start(self._rng)
         # Once more, for a receiver that waits for another version than one it could not commit.
         self.trainer.publish(self._rng)
-        for receiver in self.receivers.values():
-            if receiver.is_quarantined:
-                receiver.begin(self._rng)
         for _ in range(QUIET_ROUNDS_MAX):
             if self._is_quiet():
                 break
@@ -266,6 +263,8 @@ class World:
         for relay in self.relays:
             relay.round()
         for receiver in self.receivers.values():
+            if receiver.is_quarantined:  # as whoever looks after the programs would
+                receiver.begin(self._rng)
             trouble = receiver.round()
             # Relays that failed before are left out for a while.
             is_waiting = trouble is not None and bool(self.relays)
