@@ -7,6 +7,8 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.transfer import ReceiverState, Version
+from rose.transfer.relay import Relay
+from rose.transfer.store import MemoryStore
 from tests.transfer.faults.shards import EVERY, flip
 from tests.transfer.faults.world import World
 
@@ -92,3 +94,18 @@ def test_manifest_names_a_layout_that_can_be() -> None:
     for layout in ("", "x" * 64, "AB" * 32, "ab" * 31 + "a ", "ab" * 33):
         with pytest.raises(InvalidArgument):
             replace(manifest, layout=layout)
+
+
+def test_relay_asks_again_for_a_seed_whose_tiles_nobody_keeps_any_more() -> None:
+    life = world_without_relays().trainer.life
+    assert life is not None
+    relay = Relay(life.source, store=MemoryStore(), patience_s=0.0)
+    relay.round(0)
+    n = life.publisher.version.n
+    seed = relay.seed(n, EVERY)
+    assert seed is not None
+    life.log._seed.clear()  # a seed of another version took its place
+    assert relay.chunk(seed.key, 3) is None
+    again = relay.seed(n, EVERY)
+    assert again == seed
+    assert relay.chunk(seed.key, 3) is not None
