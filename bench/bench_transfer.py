@@ -228,7 +228,11 @@ def test_publish_to_commit(report: Report, versions: Versions) -> None:
 
 
 def test_commit_pause(report: Report, versions: Versions) -> None:
-    """A commit that knows its digests, beside the XOR of the same tiles with a dense patch."""
+    """A commit that knows its digests, beside what no commit can leave out.
+
+    That is to read, change and write the touched tiles, and to read what is there now: by the
+    fastest means at hand, one pass of NumPy with a dense patch, and rose's own digest.
+    """
     log = VersionLog()
     publisher = RowPublisher(versions.old, "bench", 1, 1, log)
     manifest = publisher.publish(versions.new)
@@ -251,20 +255,21 @@ def test_commit_pause(report: Report, versions: Versions) -> None:
         check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
         return took_ms
 
-    def by_xor() -> float:
+    def bare() -> float:
         bits[:] = versions.old
         row.digests()  # the same caches
         began_ns = time.perf_counter_ns()
         for chunk in manifest.chunks:
             where = publisher.tiles[chunk.tile].where
             np.bitwise_xor(bits[where], patch[where], out=bits[where])
+            row.digest(chunk.tile)
         return (time.perf_counter_ns() - began_ns) / 1e6
 
-    paired = report.pairs(measure, by_xor, rounds=ROUNDS)
+    paired = report.pairs(measure, bare, rounds=ROUNDS)
     report.add_ratio(
         "commit_pause_vs_read_modify_write",
         paired,
-        peer=Peer("NumPy: touched tiles ^= a dense patch; no digest", paired.peer, "ms"),
+        peer=Peer("touched tiles ^= a dense patch, then their digest", paired.peer, "ms"),
         bar=Bar(at_most=1.3),
     )
     report.add("commit_pause_ms", paired.subject, "ms")

@@ -49,21 +49,28 @@ def _coo_decode(frame: bytes, old: Bits) -> Bits:
     return new
 
 
-def _gap_encode(new: Bits, old: Bits) -> bytes:
+def gap_encode(new: Bits, old: Bits) -> bytes:
+    """Return gaps and patches of a step, each column compressed."""
     gaps, patches = _gaps(new, old)
     # Each column by itself: together they are up to 1 % larger.
-    columns = [_compress(gaps.tobytes()), _compress(patches.tobytes())]
+    columns = [compress(gaps.tobytes()), compress(patches.tobytes())]
     return _COUNT.pack(len(columns[0])) + b"".join(columns)
 
 
 def _gap_decode(frame: bytes, old: Bits) -> Bits:
-    cut = _COUNT.size + _COUNT.unpack_from(frame)[0]
-    gaps = np.frombuffer(_decompress(frame[_COUNT.size : cut]), np.uint16)
-    patches = np.frombuffer(_decompress(frame[cut:]), np.uint16)
-    positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    positions, patches = read_gaps(frame)
     new = old.copy()
     new[positions] ^= patches
     return new
+
+
+def read_gaps(frame: bytes) -> tuple[npt.NDArray[np.int64], Bits]:
+    """Return where elements change, ascending, and old XOR new of each; some may be 0."""
+    cut = _COUNT.size + _COUNT.unpack_from(frame)[0]
+    gaps = np.frombuffer(decompress(frame[_COUNT.size : cut]), np.uint16)
+    patches = np.frombuffer(decompress(frame[cut:]), np.uint16)
+    positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    return positions, patches
 
 
 def _gaps(new: Bits, old: Bits) -> tuple[Bits, Bits]:
@@ -84,24 +91,24 @@ def _gaps(new: Bits, old: Bits) -> tuple[Bits, Bits]:
 
 
 def _xor_encode(new: Bits, old: Bits) -> bytes:
-    return _compress((new ^ old).tobytes())
+    return compress((new ^ old).tobytes())
 
 
 def _xor_decode(frame: bytes, old: Bits) -> Bits:
-    return old ^ np.frombuffer(_decompress(frame), np.uint16)
+    return old ^ np.frombuffer(decompress(frame), np.uint16)
 
 
-def _compress(column: bytes) -> bytes:
+def compress(column: bytes | memoryview) -> bytes:
     return zstandard.ZstdCompressor(level=_LEVEL).compress(column)
 
 
-def _decompress(frame: bytes) -> bytes:
+def decompress(frame: bytes | memoryview) -> bytes:
     return zstandard.ZstdDecompressor().decompress(frame)
 
 
 COO: Final = PeerCodec("coo", "int32 positions, bf16 values", _coo_encode, _coo_decode)
 GAP_XOR_ZSTD: Final = PeerCodec(
-    "gap_xor_zstd", "u16 gaps, XOR, zstd-1 (as NeMo-RL)", _gap_encode, _gap_decode
+    "gap_xor_zstd", "u16 gaps, XOR, zstd-1 (as NeMo-RL)", gap_encode, _gap_decode
 )
 XOR_ZSTD: Final = PeerCodec("xor_zstd", "dense XOR, zstd-1 (as slime)", _xor_encode, _xor_decode)
 PEERS: Final = (COO, GAP_XOR_ZSTD, XOR_ZSTD)

@@ -2,13 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from bench.paired import Measure, PairedRatio, Pairs
-from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, row
+from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row
 
 _QUICK = 20  # --quick does so much less
 
@@ -24,7 +24,9 @@ class Report:
         self._benchmark = benchmark
         self._is_quick = is_quick
         self._rows: list[dict[str, Any]] = []
+        self._unmeasured: list[dict[str, str]] = []
         benchmark.extra_info["rows"] = self._rows
+        benchmark.extra_info["unmeasured"] = self._unmeasured
 
     def count(self, full: int, *, at_least: int = 3) -> int:
         """Return how many of something to do."""
@@ -39,9 +41,19 @@ class Report:
         peer: Peer | None = None,
         bar: Bar | None = None,
         is_void: bool = False,
+        terms: Sequence[Term] = (),
     ) -> None:
-        """Report a figure; `is_void` when its control says that the machine was too restless."""
-        self._rows.append(row(name, value, unit, peer=peer, bar=bar, is_void=is_void))
+        """Report a figure; `is_void` when its control says that the machine was too restless.
+
+        One that was computed from others names them as its `terms`.
+        """
+        one = row(name, value, unit, peer=peer, bar=bar, is_void=is_void, terms=terms)
+        self._rows.append(one)
+
+    def leave_out(self, names: Sequence[str], reason: str) -> None:
+        """Say which rows cannot be measured here, and why; nothing else may be measured then."""
+        self._unmeasured += [{"name": name, "reason": reason} for name in names]
+        self.once(lambda: None)  # what measures nothing at all is not written down
 
     def repeat(self, function: Callable[[], object], rounds: int) -> None:
         """Run `rounds` rounds of a function that keeps its own samples, after one to warm up."""

@@ -2,7 +2,7 @@
 
 A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
 be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
-has exactly these keys:
+has exactly these keys, and one that was not measured but computed has `terms` besides:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number
@@ -10,6 +10,7 @@ has exactly these keys:
     peer    {"name", "value", "unit"}: the peer's own figure in the same run; null without one
     bar     {"at_most": x}, {"at_least": x}, or both; null without one
     ok      whether the value meets the bar; null without a bar, and null for a row that is void
+    terms   what the value was computed from, in order: {"name", "value", "unit"} each
 
 A ratio `name` travels with its A/A control `aa_name`, the subject over itself. When the control is
 out of its bar, the machine was not quiet enough and the ratio is void. `ok` null beside a bar
@@ -27,6 +28,7 @@ _UNMEASURED: Final = "unmeasured"
 _UNMEASURED_KEYS: Final = {"name", "reason"}
 _ROW_KEYS: Final = {"name", "value", "unit", "peer", "bar", "ok"}
 _PEER_KEYS: Final = {"name", "value", "unit"}
+_TERMS: Final = "terms"  # each with the keys of a peer
 _DIRECTIONS: Final = ("at_least", "at_most")
 
 
@@ -58,6 +60,18 @@ class Peer:
         return {"name": self.name, "value": rounded(self.value), "unit": self.unit}
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of a figure that was computed."""
+
+    name: str
+    value: float
+    unit: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "value": rounded(self.value), "unit": self.unit}
+
+
 # What an A/A control may say before it voids the ratio beside it.
 CONTROL_BAR: Final = Bar(at_least=0.9, at_most=1.1)
 
@@ -75,8 +89,10 @@ def row(
     peer: Peer | None = None,
     bar: Bar | None = None,
     is_void: bool = False,
+    terms: Sequence[Term] = (),
 ) -> dict[str, Any]:
     """Return a row as JSON has it."""
+    computed = {_TERMS: [term.as_json() for term in terms]} if terms else {}
     return {
         "name": name,
         "value": rounded(value),
@@ -85,6 +101,7 @@ def row(
         "bar": None if bar is None else bar.as_json(),
         # What is judged is what is written.
         "ok": None if bar is None or is_void else bar.is_met(rounded(value)),
+        **computed,
     }
 
 
@@ -121,15 +138,15 @@ def _unmeasured_faults(one: Any, names: Sequence[Any]) -> list[str]:
 
 
 def _row_faults(one: Mapping[str, Any]) -> list[str]:
-    if set(one) != _ROW_KEYS:
+    if set(one) - {_TERMS} != _ROW_KEYS:
         return [f"row {one.get('name')} has the keys {sorted(one)}, not {sorted(_ROW_KEYS)}"]
     name, bar, peer = one["name"], one["bar"], one["peer"]
     if not _is_number(one["value"]):
         return [f"{name}: {one['value']} is not a finite number"]
-    wrong = []
+    wrong = [f"{name}: {term} is no term" for term in one.get(_TERMS, []) if not _is_figure(term)]
     if not one["unit"]:
         wrong.append(f"{name} has no unit")
-    if peer is not None and not (set(peer) == _PEER_KEYS and _is_number(peer["value"])):
+    if peer is not None and not _is_figure(peer):
         wrong.append(f"{name}: {peer} is not a peer")
     if bar is None:
         return wrong + [f"{name} is judged without a bar"] * (one["ok"] is not None)
@@ -143,6 +160,10 @@ def _row_faults(one: Mapping[str, Any]) -> list[str]:
     if one["ok"] not in (None, Bar(**bar).is_met(one["value"])):
         wrong.append(f"{name}: ok is {one['ok']}, but the value is {one['value']}")
     return wrong
+
+
+def _is_figure(one: Any) -> bool:
+    return isinstance(one, dict) and set(one) == _PEER_KEYS and _is_number(one["value"])
 
 
 def _is_number(value: Any) -> bool:

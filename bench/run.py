@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -52,7 +53,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def measure(suite: str, *, is_quick: bool) -> list[dict[str, Any]] | None:
-    """Return the rows of a suite, or None when a benchmark failed."""
+    """Return what the benchmarks of a suite have to say, or None when one failed."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "benchmark.json"
         command = [
@@ -65,7 +66,7 @@ def measure(suite: str, *, is_quick: bool) -> list[dict[str, Any]] | None:
         if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode != 0:
             return None
         benchmarks = json.loads(raw.read_text(encoding="utf-8"))["benchmarks"]
-    return [row for benchmark in benchmarks for row in benchmark["extra_info"]["rows"]]
+    return [benchmark["extra_info"] for benchmark in benchmarks]
 
 
 def table_of(document: dict[str, Any]) -> Table:
@@ -93,18 +94,26 @@ def judged(ok: bool | None) -> str:
     return "" if ok is None else "[green]yes[/]" if ok else "[red]no[/]"
 
 
-def main(arguments: list[str]) -> int:
-    options = parse(arguments)
-    rows = measure(options.suite, is_quick=options.quick)
-    if rows is None:
-        print(f"bench: suite '{options.suite}' failed, nothing was written", file=sys.stderr)
-        return EXIT_FAILED
+def document_from(suite: str, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the document of what the benchmarks said."""
     document = {
         "machine": machine_card(),
         "commit": commit(),
-        "suite": options.suite,
-        "rows": rows,
+        "suite": suite,
+        "rows": [row for one in said for row in one["rows"]],
     }
+    if unmeasured := [missing for one in said for missing in one["unmeasured"]]:
+        document["unmeasured"] = unmeasured
+    return document
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    said = measure(options.suite, is_quick=options.quick)
+    if said is None:
+        print(f"bench: suite '{options.suite}' failed, nothing was written", file=sys.stderr)
+        return EXIT_FAILED
+    document = document_from(options.suite, said)
     if wrong := faults(document):
         print(f"bench: {wrong[0]}, nothing was written", file=sys.stderr)
         return EXIT_FAILED
@@ -112,7 +121,9 @@ def main(arguments: list[str]) -> int:
     # A log has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     console.print(table_of(document))
-    is_missed = any(row["ok"] is False for row in rows)
+    for missing in document.get("unmeasured", []):
+        console.print(f"{missing['name']} is unmeasured: {missing['reason']}")
+    is_missed = any(row["ok"] is False for row in document["rows"])
     return EXIT_FAILED if options.strict and is_missed else 0
 
 

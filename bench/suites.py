@@ -9,7 +9,7 @@ _FURTHER: Final = {
     "compute": ("gate", "latency", "harvest"),
     "executor": ("arms",),
     "memory": ("admission", "blocks", "scrub", "tenants", "weights"),
-    "transfer": ("codec",),
+    "transfer": ("codec", "crossing", "update"),
 }
 
 

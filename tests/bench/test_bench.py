@@ -4,13 +4,15 @@ import json
 import statistics
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.paired import PairedRatio, Pairs, paired_ratio, quantile
-from bench.rows import CONTROL_BAR, Bar, Peer, faults, row, void_reason
+from bench.rows import CONTROL_BAR, Bar, Peer, Term, faults, row, void_reason
+from bench.run import document_from
 from bench.suites import files_of
 
 
@@ -53,8 +55,8 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "suite",
     [
-        *("memory", "compute", "latency", "executor", "transfer", "codec", "scheduler", "circle"),
-        "scrub",
+        *("memory", "compute", "latency", "executor", "scheduler", "circle", "scrub"),
+        *("transfer", "codec", "crossing", "update"),
     ],
 )
 def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
@@ -64,7 +66,9 @@ def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
 
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:
-    assert files_of("transfer") == ["bench/bench_transfer.py", "bench/bench_codec.py"]
+    assert files_of("transfer") == [
+        f"bench/bench_{name}.py" for name in ("transfer", "codec", "crossing", "update")
+    ]
     assert files_of("memory") == [
         "bench/bench_memory.py",
         *(
@@ -191,6 +195,9 @@ SOUND = row("x", 1.0, "us", peer=Peer("y", 2.0, "us"), bar=Bar(at_most=2.0))
         {"bar": None},
         {"ok": False},
         {"note": "more"},
+        {"terms": [{"name": "y"}]},
+        {"terms": [{"name": "y", "value": float("nan"), "unit": "s"}]},
+        {"terms": ["y"]},
     ],
 )
 def test_a_faulty_row_is_found(wrong: dict[str, Any]) -> None:
@@ -225,6 +232,38 @@ def test_a_document_says_what_is_unmeasured_and_why() -> None:
 )
 def test_an_unmeasured_row_without_a_reason_is_found(wrong: Any) -> None:
     assert len(faults(document_of(SOUND) | {"unmeasured": [wrong]})) == 1
+
+
+def test_a_computed_row_says_from_what() -> None:
+    computed = row("x", 2.0, "s", terms=[Term("packing", 1.5, "s"), Term("wire", 0.5, "s")])
+    assert computed["terms"][1] == {"name": "wire", "value": 0.5, "unit": "s"}
+    assert faults(document_of(computed)) == []
+    assert "terms" not in SOUND
+
+
+def test_what_cannot_be_measured_here_is_written_with_its_reason(tmp_path: Path) -> None:
+    program = """
+    def test_some(report):
+        report.add("x", 1.0, "s")
+        report.once(lambda: None)
+
+    def test_none(report):
+        report.leave_out(["y", "z"], "there is no wire")
+    """
+    suite = tmp_path / "bench_some.py"
+    suite.write_text(textwrap.dedent(program))
+    raw = tmp_path / "raw.json"
+    command = [sys.executable, "-m", "pytest", str(suite), "-p", "bench.conftest", "-q"]
+    command += ["-p", "no:cacheprovider", f"--benchmark-json={raw}", "-c", "/dev/null"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [one["extra_info"] for one in json.loads(raw.read_text())["benchmarks"]]
+    document = document_from("some", said)
+    assert [one["name"] for one in document["rows"]] == ["x"]
+    reason = "there is no wire"
+    assert document["unmeasured"] == [{"name": name, "reason": reason} for name in "yz"]
+    assert faults(document) == []
 
 
 def test_no_rows_and_nothing_unmeasured_is_a_fault() -> None:

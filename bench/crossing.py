@@ -1,0 +1,287 @@
+"""Eight receivers in four layouts behind one relay: what crosses from the trainer to them.
+
+The trainer's four ranks are behind a server of their own, and the relay comes to it over TCP; the
+receivers follow the relay. All are in this process, and what crosses is counted where it comes in.
+"""
+
+import queue
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from rose.transfer.follower import Follower
+from rose.transfer.relay import Relay
+from rose.transfer.store import MemoryStore
+
+from bench.shardings import (
+    Bits,
+    Memory,
+    by_rows,
+    decoder,
+    pipelined,
+    shard_map,
+    tensor_parallel,
+)
+from bench.versions import two_versions
+from rose.errors import CorruptData, DeadlineExceeded, InternalError, check
+from rose.transfer import (
+    Commit,
+    CommitState,
+    InProcessSource,
+    Manifest,
+    Publisher,
+    Receiver,
+    Row,
+    Source,
+    Tiles,
+    Version,
+    VersionLog,
+)
+from rose.transfer.contributor import Contributor
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.plan import Plan, Replica, make_plan
+from rose.transfer.plan import Relay as Landing
+from rose.transfer.plan import Source as Trainer
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import serve
+from rose.transfer.source import Frame
+from rose.transfer.subscription import Subscription
+from rose.transfer.views import ShardViews
+
+_CLUSTER: Final = "serving"
+_DENSITY: Final = 0.01
+_DEADLINE_S: Final = 60.0
+LAYOUTS: Final = {
+    "whole": (1, tensor_parallel(1)),
+    "tensor parallel": (2, tensor_parallel(2)),
+    "pipelined": (2, pipelined(2)),
+    "by rows": (3, by_rows(3)),
+}
+
+
+class CountedSource:
+    """A source that notes the bytes of every frame that comes through it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.nbytes = 0
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        return self._source.wait_manifests(after_n, timeout_s)
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        return self._source.seed(n, tiles)
+
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        for tile, frame in self._source.chunks(key, wanted):
+            self.nbytes += len(frame or b"")
+            yield tile, frame
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
+        self._source.report(receiver, n, is_match, digest)
+
+
+@dataclass(slots=True)
+class Rank:
+    """One receiver: its memory, its tiles in it, and what brings versions there."""
+
+    memory: Memory
+    views: ShardViews
+    subscription: Subscription
+    known: TileDigests | None
+    receiver: Receiver | None = None
+
+    def commit(self) -> int:
+        """Commit what lies ready; returns the number of the version."""
+        if self.receiver is None:
+            raise InternalError("a rank commits before it follows anybody")
+        staged = self.receiver.take_staged()
+        if staged is None:
+            raise InternalError("what is announced lies ready")
+        commit = Commit(
+            staged,
+            self.views,
+            self.receiver.digest,
+            digests=self.known,
+            subscribed=self.subscription.wanted,
+        )
+        while commit.step():
+            pass
+        check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
+        self.known = commit.digests
+        self.receiver.report(commit.outcome)
+        return staged.manifest.version.n
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """Bytes of one update, of frames.
+
+    Args:
+        crossing: from the trainer to the relay.
+        bound: each changed tile that anybody has, once.
+        flat: of the same change in a flat row, which nobody had to cut.
+        relayed: from the relay to the receivers.
+        received: by all receivers together.
+    """
+
+    crossing: int
+    bound: int
+    flat: int
+    relayed: int
+    received: int
+
+
+class Crossing:
+    """Everything between the trainer and its eight receivers."""
+
+    def __init__(self, parts: ExitStack) -> None:
+        self._tensors = decoder()
+        counts = {name: int(np.prod(spec.shape)) for name, spec in self._tensors.items()}
+        versions = two_versions(sum(counts.values()), density=_DENSITY)
+        self._old, self._new = versions.old, versions.new
+        canonical = self._named(self._old)
+        trainer = shard_map(self._tensors, by_rows(4))
+        self.plan: Plan = make_plan(
+            Trainer("training", trainer),
+            [
+                Replica(name, _CLUSTER, shard_map(self._tensors, cut))
+                for name, (_, cut) in LAYOUTS.items()
+            ],
+            [Landing("relay", _CLUSTER)],
+        )
+        plan = self.plan
+        self._tiles = Tiles(plan.counts, plan.widths, plan.layout_id)
+        self._shapes = {tile.index: tile.region.shape for tile in plan.tiles}
+        self._trainer = trainer
+        log = VersionLog(versions_max=4)
+        contributors = [
+            Contributor(views, self._tiles, plan.contributes(rank))
+            for rank, views in zip(trainer.ranks, self._sent(canonical), strict=True)
+        ]
+        opening = Version("bench", 1, 1)
+        self._publisher = Publisher(contributors, self._tiles, opening, log)
+        self._log = log
+        self._flat = _Flat(self._old)
+        self._staged: queue.Queue[int] = queue.Queue()
+        self.ranks = [
+            self._rank(name, rank, canonical)
+            for name, (ranks, _) in LAYOUTS.items()
+            for rank in range(ranks)
+        ]
+        self._follow(parts)
+
+    def update(self, *, is_new: bool) -> Crossed:
+        """Publish a version, have every rank commit it, and see that all are right."""
+        row = self._new if is_new else self._old
+        canonical = self._named(row)
+        before, relayed, received = self._counted(), self._relayed(), self._received()
+        manifest = self._publisher.publish(*self._sent(canonical))
+        self._commit_all(manifest.version.n)
+        for number, rank in enumerate(self.ranks):
+            if not rank.memory.equals(canonical):
+                raise CorruptData(f"receiver {number} has other weights than the trainer")
+        held = {holder for rank in self.ranks for holder in rank.subscription.wanted}
+        return Crossed(
+            crossing=self._counted() - before,
+            bound=sum(chunk.nbytes for chunk in manifest.chunks if chunk.tile in held),
+            flat=self._flat.nbytes_of(row),
+            relayed=self._relayed() - relayed,
+            received=self._received() - received,
+        )
+
+    def _named(self, row: Bits) -> dict[str, Bits]:
+        named: dict[str, Bits] = {}
+        first = 0
+        for name, spec in self._tensors.items():
+            last = first + int(np.prod(spec.shape))
+            named[name] = row[first:last].reshape(spec.shape)
+            first = last
+        return named
+
+    def _sent(self, canonical: Mapping[str, Bits]) -> list[ShardViews]:
+        """Return what each of the trainer's ranks sends, in memory of its own."""
+        found = []
+        for rank in self._trainer.ranks:
+            memory = Memory.of(self._trainer, rank, canonical)
+            views = {tile: (view,) for tile, view in self.plan.sent_from(rank).items()}
+            found.append(ShardViews(memory.places(views, self._shapes)))
+        return found
+
+    def _rank(self, replica: str, rank: int, canonical: Mapping[str, Bits]) -> Rank:
+        shards = shard_map(self._tensors, LAYOUTS[replica][1])
+        memory = Memory.of(shards, rank, canonical)
+        views = ShardViews(memory.places(self.plan.places(replica, rank), self._shapes))
+        wanted = self.plan.tiles_for(replica, rank)
+        return Rank(memory, views, Subscription(self._tiles, wanted), views.digests())
+
+    def _follow(self, parts: ExitStack) -> None:
+        server = serve(self._log)
+        parts.callback(server.close)
+        # One for the relay's own thread, and one for what receivers ask for before it is there.
+        sources = [RemoteSource(server.address, server.token) for _ in range(2)]
+        for source in sources:
+            parts.callback(source.close)
+        self._counts = [CountedSource(source) for source in sources]
+        self._relay = Relay(self._counts[0], store=MemoryStore(), reader=self._counts[1])
+        parts.enter_context(Follower(self._relay))
+        for number, rank in enumerate(self.ranks):
+            digests = rank.views.digests()
+            rank.receiver = Receiver(
+                InProcessSource(self._relay),
+                f"receiver-{number}",
+                Version("", 0, 0),
+                digests.total,
+                rank.subscription,
+                lambda number=number: self._staged.put(number),
+                digests=digests,
+            )
+            parts.callback(rank.receiver.close)
+        self._commit_all(self._publisher.version.n)
+
+    def _commit_all(self, n: int) -> None:
+        behind = set(range(len(self.ranks)))
+        while behind:
+            try:
+                number = self._staged.get(timeout=_DEADLINE_S)
+            except queue.Empty as error:
+                failures = [rank.receiver and rank.receiver.failure for rank in self.ranks]
+                raise DeadlineExceeded(f"ranks {behind} do not come: {failures}") from error
+            if self.ranks[number].commit() == n:
+                behind.discard(number)
+
+    def _counted(self) -> int:
+        return sum(one.nbytes for one in self._counts)
+
+    def _relayed(self) -> int:
+        return self._relay.statistics().sent_bytes
+
+    def _received(self) -> int:
+        return sum(rank.receiver.stats.received_bytes for rank in self.ranks if rank.receiver)
+
+
+class _Flat:
+    """The same versions in a flat row, published to nobody."""
+
+    def __init__(self, old: Bits) -> None:
+        self._tiles = Tiles.of(len(old))
+        shadow = Row(old.copy(), self._tiles)
+        contributor = Contributor(shadow, self._tiles)
+        log = VersionLog(versions_max=2)
+        self._publisher = Publisher([contributor], self._tiles, Version("flat", 1, 1), log)
+
+    def nbytes_of(self, row: Bits) -> int:
+        """Return the bytes of the frames of a step to `row`."""
+        return self._publisher.publish(Row(row, self._tiles)).nbytes
+
+
+@contextmanager
+def crossing() -> Iterator[Crossing]:
+    """Start everything, and end it with the body."""
+    with ExitStack() as parts:
+        yield Crossing(parts)

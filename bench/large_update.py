@@ -1,0 +1,164 @@
+"""A trainer and one engine of a large model, in two processes of one machine.
+
+The weights repeat a pattern, so both ends make them without a file, and the trainer has its fresh
+weights and its shadow and nothing else.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+import numpy as np
+
+from bench.refit_peers import Bits
+from bench.refit_ranks import Rank
+from bench.versions import PATTERN, two_versions
+from rose.errors import CorruptData, InvalidArgument, check
+from rose.transfer import (
+    Commit,
+    CommitState,
+    Receiver,
+    Row,
+    RowPublisher,
+    Tiles,
+    Version,
+    VersionLog,
+)
+from rose.transfer.digests import TileDigests
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import serve
+from rose.transfer.subscription import Subscription
+
+_DENSITY: Final = 0.01
+_COMMIT: Final = "commit"
+_BARE: Final = "bare"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an update took.
+
+    Args:
+        e2e_ms: from fresh weights to the engine's running on.
+        pause_ms: of the engine.
+        nbytes: of frames.
+        changed: elements.
+    """
+
+    e2e_ms: float
+    pause_ms: float
+    nbytes: int
+    changed: int
+
+
+class LargeTrainer:
+    """Brings an engine to and fro between two versions."""
+
+    def __init__(self, elements: int) -> None:
+        versions = two_versions(PATTERN, density=_DENSITY)
+        self._patch = versions.old ^ versions.new
+        self._live: Bits = np.resize(versions.old, elements)
+        # The engine has what was published first, and the log need not have it whole.
+        self._log = VersionLog(versions_max=2)
+        self._publisher = RowPublisher(self._live, "bench", 1, 1, self._log)
+        self._server = serve(self._log)
+        address, token = self._server.address, self._server.token
+        self._engine = Rank("", serve_large, elements, address, token)
+        self._hear_commit()
+
+    def update(self) -> Update:
+        """Publish the other version, and wait until the engine runs on it."""
+        flip(self._live, self._patch)
+        began_ns = time.perf_counter_ns()
+        manifest = self._publisher.publish(self._live)
+        digest, pause_ns = self._hear_commit()
+        took_ns = time.perf_counter_ns() - began_ns
+        if digest != manifest.digest:
+            raise CorruptData("the engine has other weights than the trainer's")
+        return Update(took_ns / 1e6, pause_ns / 1e6, manifest.nbytes, manifest.changed)
+
+    def bare_ms(self) -> float:
+        """Return how long the engine takes for a bare read-modify-write and digest read."""
+        self._engine.say(_BARE)
+        return float(self._engine.hear()) / 1e6
+
+    def _hear_commit(self) -> tuple[tuple[int, int], int]:
+        self._engine.say(_COMMIT)
+        digest, pause_ns = self._engine.hear()
+        return digest, pause_ns
+
+    def close(self) -> None:
+        self._engine.end()
+        self._server.close()
+
+
+@contextmanager
+def large_trainer(elements: int) -> Iterator[LargeTrainer]:
+    """Start both ends, at the same version, and end them with the body.
+
+    Args:
+        elements: a multiple of `PATTERN`; each end holds them once or twice.
+    """
+    if elements % PATTERN:
+        raise InvalidArgument(f"{elements} elements are not whole patterns of {PATTERN}")
+    with ExitStack() as parts:
+        trainer = LargeTrainer(elements)
+        parts.callback(trainer.close)
+        yield trainer
+
+
+def flip(bits: Bits, patch: Bits) -> None:
+    """Make the other version of one, in place."""
+    patterns = bits.reshape(-1, PATTERN)
+    np.bitwise_xor(patterns, patch, out=patterns)
+
+
+def serve_large(line: Connection, elements: int, address: str, token: str) -> None:
+    """Be the engine, until killed: commit the next version, or do the bare work, as told."""
+    versions = two_versions(PATTERN, density=_DENSITY)
+    patch = versions.old ^ versions.new
+    bits: Bits = np.resize(versions.old, elements)
+    tiles = Tiles.of(elements)
+    row = Row(bits, tiles)
+    digests = row.digests()
+    known: TileDigests | None = digests
+    is_staged = threading.Event()
+    source = RemoteSource(address, token)
+    held = Version("", 0, 0)
+    all_tiles = Subscription(tiles)
+    with Receiver(
+        source, "engine", held, digests.total, all_tiles, is_staged.set, digests=digests.copy()
+    ) as receiver:
+        while True:
+            if line.recv() == _BARE:
+                line.send(_bare_ns(row, tiles, patch))
+                flip(bits, patch)  # as it was
+                continue
+            is_staged.wait()
+            is_staged.clear()
+            staged = receiver.take_staged()
+            check(staged is not None, "what is announced lies ready")
+            began_ns = time.perf_counter_ns()
+            commit = Commit(staged, row, receiver.digest, digests=known)  # type: ignore[arg-type]
+            while commit.step():
+                pass
+            pause_ns = time.perf_counter_ns() - began_ns
+            check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
+            known = commit.digests
+            receiver.report(commit.outcome)
+            line.send((receiver.digest, pause_ns))
+
+
+def _bare_ns(row: Row, tiles: Tiles, patch: Bits) -> int:
+    """Change every tile, all of which an update touches, by a dense patch, and read its digest."""
+    began_ns = time.perf_counter_ns()
+    for tile in tiles:
+        bits = row.bits(tile.index)
+        first = tile.first % PATTERN
+        np.bitwise_xor(bits, patch[first : first + tile.count], out=bits)
+        row.digest(tile.index)
+    return time.perf_counter_ns() - began_ns

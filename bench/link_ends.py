@@ -1,0 +1,166 @@
+"""Two ends of a link: what rose's data plane gets through it, and what a bare TCP sender gets."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+import numpy as np
+
+from bench.delay_proxy import Settings, delay_proxy, room_for
+from bench.netns import Link, inside, shaped_link
+from bench.refit_ranks import Rank
+from rose.errors import Unavailable, check
+from rose.transfer import Manifest, RowPublisher, VersionLog
+from rose.transfer.remote import RemoteSource
+from rose.transfer.server import serve
+
+_HERE: Final = "127.0.0.1"  # where the proxy listens at the far end
+_PIECE_BYTES: Final = 1 << 20
+_DEADLINE_S: Final = 60.0
+_AGAIN_S: Final = 0.1
+_ATTEMPTS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A link with its delay.
+
+    Args:
+        bits_per_s: of each direction.
+        delay_ms: of each direction.
+    """
+
+    bits_per_s: float
+    delay_ms: float
+
+    @property
+    def name(self) -> str:
+        """Return how rows call it."""
+        return f"{self.bits_per_s / 1e9:g}gbit_{self.delay_ms:g}ms"
+
+
+def random_log(nbytes: int) -> VersionLog:
+    """Return a log whose newest version has so many bytes of frames, which nothing compresses."""
+    rng = np.random.default_rng(41)
+    old, new = (np.frombuffer(rng.bytes(nbytes), np.uint16) for _ in range(2))
+    log = VersionLog()
+    RowPublisher(old, "bench", 1, 1, log).publish(new)
+    return log
+
+
+class LinkEnds:
+    """Both ends, ready to move the same number of bytes in either way; seconds are the far end's.
+
+    From the question to the last byte, at the end where the bytes arrive.
+    """
+
+    def __init__(self, far: Rank, nbytes: int) -> None:
+        self._far = far
+        self.nbytes = nbytes
+
+    def by_rose(self) -> float:
+        """Return the bits per second of a version's frames."""
+        return self._rate("rose")
+
+    def by_tcp(self) -> float:
+        """Return the bits per second of a bare sender."""
+        return self._rate("tcp")
+
+    def _rate(self, how: str) -> float:
+        self._far.say(how)
+        nbytes, seconds = self._far.hear()
+        check(nbytes >= self.nbytes, f"{how} brought {nbytes} bytes of {self.nbytes}")
+        return float(8 * nbytes / seconds)
+
+
+@contextmanager
+def link_ends(wire: Wire, nbytes: int) -> Iterator[LinkEnds]:
+    """Make a wire with a server and a bare sender at its near end, and a process at the far one.
+
+    Args:
+        wire: what is between them.
+        nbytes: that are moved each time.
+
+    Raises:
+        Unavailable: there can be no link here.
+    """
+    with ExitStack() as parts:
+        link = parts.enter_context(shaped_link(wire.bits_per_s))
+        with inside(link.near.namespace):
+            server = serve(random_log(nbytes), f"{link.near.address}:0")
+            parts.callback(server.close)
+            sender = parts.enter_context(_bare_sender(link, nbytes))
+        port = int(server.address.rpartition(":")[2])
+        room = room_for(wire.bits_per_s, wire.delay_ms)
+        ports = link.near.listening_ports()  # of control, of chunks, and of the bare sender
+        settings = Settings(_HERE, link.near.address, ports, wire.delay_ms, room)
+        parts.enter_context(delay_proxy(settings, within=link.far.command()))
+        far = Rank(
+            link.far.namespace, _receive, f"{_HERE}:{port}", server.token, (_HERE, sender), nbytes
+        )
+        parts.callback(far.end)
+        yield LinkEnds(far, nbytes)
+
+
+@contextmanager
+def _bare_sender(link: Link, nbytes: int) -> Iterator[int]:
+    """Send `nbytes` to whoever connects and asks; yields the port."""
+    listener = socket.create_server((link.near.address, 0))
+    content = memoryview(bytes(_PIECE_BYTES))
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # the listener is closed
+            with connection:
+                while connection.recv(1):
+                    left = nbytes
+                    while left > 0:
+                        left -= connection.send(content[: min(left, _PIECE_BYTES)])
+
+    thread = threading.Thread(target=run, name="bare-sender")
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def _receive(
+    line: Connection, address: str, token: str, sender: tuple[str, int], nbytes: int
+) -> None:
+    """Do as told, until killed: pull the newest version, or as many bytes from the bare sender."""
+    source = RemoteSource(address, token)
+    manifest = _newest(source)
+    bare = socket.create_connection(sender, _DEADLINE_S)
+    room = memoryview(bytearray(_PIECE_BYTES))
+    while True:
+        how = line.recv()
+        began_ns = time.perf_counter_ns()
+        got = 0
+        if how == "rose":
+            for _, frame in source.chunks(manifest.key, manifest.chunks):
+                got += len(frame or b"")
+        else:
+            bare.sendall(b"?")
+            while got < nbytes:
+                got += bare.recv_into(room)
+        line.send((got, (time.perf_counter_ns() - began_ns) / 1e9))
+
+
+def _newest(source: RemoteSource) -> Manifest:
+    """Return the newest version. A connection that is slow to come up is tried again, as ever."""
+    for _ in range(_ATTEMPTS):
+        with suppress(Unavailable):
+            return source.wait_manifests(-1, _DEADLINE_S)[-1]
+        time.sleep(_AGAIN_S)
+    raise Unavailable("the server at the near end of the wire cannot be reached")

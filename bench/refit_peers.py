@@ -1,0 +1,222 @@
+"""How others bring a trainer's step to the ranks of an engine, from their published descriptions.
+
+Each packs a tensor at a time, on as many threads as there are cores, and sends the canonical tensor
+to every rank, which takes its own part of it. What a payload must show before it is applied is a
+checksum, where the original has one.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.codecs import compress, decompress, gap_encode, read_gaps
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer import digest
+
+Bits = npt.NDArray[np.uint16]
+Frame = bytes | memoryview
+
+_SUM_BYTES: Final = 16
+_HIDDEN: Final = 1024
+_FFN: Final = 2816
+_KEYS: Final = 256
+# Of a layer: q, k, v, o, gate, up, down, and two norms.
+_LAYER: Final = (
+    *(_HIDDEN * _HIDDEN, _HIDDEN * _KEYS, _HIDDEN * _KEYS, _HIDDEN * _HIDDEN),
+    *(3 * (_HIDDEN * _FFN,)),
+    *(2 * (_HIDDEN,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Tensors that lie one after the other in the trainer's row, each cut evenly among ranks.
+
+    Args:
+        counts: elements of each tensor; a multiple of `ranks`.
+        ranks: of the engine. A rank's own row has its part of each tensor, in the same order.
+    """
+
+    counts: tuple[int, ...]
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if any(count % self.ranks for count in self.counts):
+            raise InvalidArgument(f"a tensor cannot be cut into {self.ranks} even parts")
+
+    @classmethod
+    def like_a_transformer(cls, elements: int, *, ranks: int) -> "Layout":
+        """Return layers of the usual tensors, of at least so many elements together."""
+        layers = -(-elements // sum(_LAYER))
+        return cls(_LAYER * layers, ranks)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def tensor(self, index: int) -> slice:
+        """Return where a tensor is in the trainer's row."""
+        first = sum(self.counts[:index])
+        return slice(first, first + self.counts[index])
+
+    def part(self, index: int, rank: int) -> slice:
+        """Return which elements of a tensor a rank holds."""
+        size = self.counts[index] // self.ranks
+        return slice(rank * size, (rank + 1) * size)
+
+    def held(self, index: int) -> slice:
+        """Return where any rank's part of a tensor is in its own row."""
+        where = self.tensor(index)
+        return slice(where.start // self.ranks, where.stop // self.ranks)
+
+    def row_of(self, rank: int, canonical: Bits) -> Bits:
+        """Return what a rank holds of a trainer's row."""
+        tensors = (canonical[self.tensor(index)] for index in range(len(self.counts)))
+        parts = (tensor[self.part(index, rank)] for index, tensor in enumerate(tensors))
+        return np.concatenate(list(parts))
+
+
+class RefitPeer(Protocol):
+    """A way to refit one tensor. Any thread may call it; it keeps nothing between calls.
+
+    Args:
+        name: as rows have it.
+        title: what it does, for the row's peer.
+    """
+
+    name: str
+    title: str
+
+    def pack(self, new: Bits, shadow: Bits) -> Frame:
+        """Return what is sent of a tensor, and let the shadow be what receivers then hold."""
+        ...
+
+    def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
+        """Bring a rank's part of a tensor of `count` elements to the trainer's step.
+
+        Raises:
+            CorruptData: the frame, or what became of it, is not what was packed.
+        """
+        ...
+
+
+class DenseBroadcast:
+    """All bf16 bytes of every tensor to every rank, as frameworks do by default. No shadow."""
+
+    name = "dense_broadcast"
+    title = "every bf16 byte to every rank"
+
+    def pack(self, new: Bits, shadow: Bits) -> Frame:
+        return new.data.cast("B")
+
+    def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
+        held[:] = np.frombuffer(frame, np.uint16, count)[part]
+
+
+class NemoLike:
+    """NeMo-RL's remote sparse refit: u16 gaps and XOR, zstd-1, BLAKE2b, every entry to every rank.
+
+    There is no plan of who needs what: a rank scatters the canonical entries into a tensor of the
+    checkpoint's shape, of which it takes its part.
+    """
+
+    name = "nemo_like"
+    title = "u16 gaps, XOR, zstd-1, BLAKE2b, dense scatter (as NeMo-RL)"
+
+    def pack(self, new: Bits, shadow: Bits) -> Frame:
+        payload = gap_encode(new, shadow)
+        shadow[:] = new
+        return _sum(payload) + payload
+
+    def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
+        payload = bytes(frame[_SUM_BYTES:])
+        if bytes(frame[:_SUM_BYTES]) != _sum(payload):
+            raise CorruptData("a payload is not the one that was packed")
+        positions, patches = read_gaps(payload)
+        dense = np.zeros(count, np.uint16)
+        dense[positions] = patches
+        held ^= dense[part]
+
+
+class VerlLike:
+    """verl's sharded delta: int32 positions and bf16 values, broadcast; NaN where nothing changes.
+
+    Ranks make a tensor of the checkpoint's shape, NaN but where there is an entry, and copy what is
+    no NaN.
+    """
+
+    name = "verl_like"
+    title = "int32 positions, bf16 values, a dense tensor of NaN (as verl)"
+
+    def pack(self, new: Bits, shadow: Bits) -> Frame:
+        torch = _torch()
+        fresh = torch.from_numpy(new.view(np.int16))
+        known = torch.from_numpy(shadow.view(np.int16))
+        positions = torch.ne(fresh, known).nonzero().view(-1)
+        values = fresh[positions]
+        known[positions] = values
+        return bytes(positions.to(torch.int32).numpy().tobytes() + values.numpy().tobytes())
+
+    def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
+        torch = _torch()
+        changed = len(frame) // 6
+        positions = np.frombuffer(frame, np.int32, changed)
+        values = np.frombuffer(frame, np.int16, changed, 4 * changed)
+        dense = torch.full((count,), torch.nan, dtype=torch.bfloat16)
+        # Copies, because torch wants memory that it may write.
+        where, become = torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(+values)
+        dense[where] = become.view(torch.bfloat16)
+        mine = torch.from_numpy(held.view(np.int16)).view(torch.bfloat16)
+        patch = dense[part]
+        mine.copy_(torch.where(patch.isnan(), mine, patch))
+
+
+class SlimeLike:
+    """slime's delta: the XOR of all elements, zstd-1, and a hash for every tensor.
+
+    The hash is rose's own digest, which is about as fast as the original's xxh3; it is taken of the
+    XOR, which is as long as the tensor and which a rank has whole.
+    """
+
+    name = "slime_like"
+    title = "dense XOR, zstd-1, a hash of each tensor (as slime)"
+
+    def pack(self, new: Bits, shadow: Bits) -> Frame:
+        patch = np.bitwise_xor(new, shadow)
+        shadow[:] = new
+        return _digest(patch) + compress(patch.data)
+
+    def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
+        patch = np.frombuffer(decompress(frame[_SUM_BYTES:]), np.uint16, count)
+        if bytes(frame[:_SUM_BYTES]) != _digest(patch):
+            raise CorruptData("a patch is not the one that was packed")
+        held ^= patch[part]
+
+
+REFIT_PEERS: Final[tuple[RefitPeer, ...]] = (
+    DenseBroadcast(),
+    NemoLike(),
+    VerlLike(),
+    SlimeLike(),
+)
+
+
+def _sum(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_SUM_BYTES).digest()
+
+
+def _digest(bits: Bits) -> bytes:
+    return b"".join(half.to_bytes(8, "little") for half in digest(bits))
+
+
+@cache
+def _torch() -> Any:
+    """Return torch, which costs a second to import where nobody asks for it."""
+    import torch
+
+    torch.set_num_threads(1)  # the threads are those of whoever calls
+    return torch

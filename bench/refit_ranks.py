@@ -1,0 +1,253 @@
+"""A trainer and the ranks of an engine, each rank a process at the far end of a link.
+
+What a peer sends crosses the link once, to the first rank, and goes on from rank to rank: as a ring
+of NCCL or a tree of relays has it. Packing, sending, passing on and applying overlap.
+"""
+
+import multiprocessing
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.netns import Link, enter, inside
+from bench.refit_peers import Bits, Frame, Layout, RefitPeer
+from rose.errors import CorruptData, DeadlineExceeded, Unavailable
+from rose.transfer import digest
+
+_CONTEXT: Final = multiprocessing.get_context("spawn")
+_HEAD: Final = struct.Struct("<IQ")  # tensor, bytes that follow
+_DEADLINE_S: Final = 300.0  # bounds hangs
+_AHEAD: Final = 64  # frames on their way from one rank to the next
+
+
+class Rank:
+    """A process of its own in a namespace, and the line on which it says how it goes."""
+
+    def __init__(self, namespace: str, work: Callable[..., None], *arguments: Any) -> None:
+        self._line, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(
+            target=_begin, args=(namespace, theirs, work, arguments), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def say(self, message: Any) -> None:
+        """Tell the process."""
+        self._line.send(message)
+
+    def hear(self) -> Any:
+        """Return what the process says next.
+
+        Raises:
+            DeadlineExceeded: it says nothing.
+            Unavailable: it has died.
+        """
+        try:
+            if not self._line.poll(_DEADLINE_S):
+                raise DeadlineExceeded(f"a rank says nothing for {_DEADLINE_S:g} s")
+            return self._line.recv()
+        except EOFError as error:
+            raise Unavailable("a rank has died") from error
+
+    def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self._process.kill()
+        self._process.join()
+        self._line.close()
+
+
+def _begin(
+    namespace: str, line: Connection, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    if namespace:
+        enter(namespace)
+    work(line, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who a rank is.
+
+    Args:
+        rank: its number.
+        layout: of the model.
+        folder: has `old.npy`, the canonical row that all begin with.
+        address: where ranks listen.
+    """
+
+    rank: int
+    layout: Layout
+    folder: Path
+    address: str
+
+    def row(self) -> Bits:
+        """Return the rank's own row as it is at first."""
+        return self.layout.row_of(self.rank, np.load(self.folder / "old.npy", mmap_mode="r"))
+
+
+def serve_peer(line: Connection, place: Place, peer: RefitPeer) -> None:
+    """Be a rank that a peer refits, until killed.
+
+    It says the port that it listens on, and hears that of the next rank, or None. After each update
+    it says how many bytes came; told to, it says the digest of its row.
+    """
+    held = place.row()
+    listener = socket.create_server((place.address, 0))
+    line.send(listener.getsockname()[1])
+    next_port = line.recv()
+    following = None
+    if next_port is not None:
+        following = socket.create_connection((place.address, next_port), _DEADLINE_S)
+    connection, _ = listener.accept()
+    threading.Thread(target=_answer, args=(line, held), daemon=True).start()
+    with _pool() as pool, _passing_on(following) as pass_on:
+        while True:
+            came = 0
+            work: list[Future[None]] = []
+            for index, frame in _frames(connection, len(place.layout.counts)):
+                came += len(frame)
+                pass_on(index, frame)
+                part, where = place.layout.part(index, place.rank), place.layout.held(index)
+                count = place.layout.counts[index]
+                work.append(pool.submit(peer.apply, frame, count, part, held[where]))
+            for one in work:
+                one.result()
+            line.send(came)
+
+
+def _answer(line: Connection, held: Bits) -> None:
+    while True:
+        line.recv()
+        line.send(digest(held))
+
+
+def _frames(connection: socket.socket, count: int) -> Iterator[tuple[int, memoryview]]:
+    for _ in range(count):
+        index, nbytes = _HEAD.unpack(_receive(connection, _HEAD.size))
+        yield index, _receive(connection, nbytes)
+
+
+def _receive(connection: socket.socket, nbytes: int) -> memoryview:
+    content = memoryview(bytearray(nbytes))
+    room = content
+    while room:
+        got = connection.recv_into(room)
+        if got == 0:
+            raise Unavailable("the trainer has gone")
+        room = room[got:]
+    return content
+
+
+@contextmanager
+def _passing_on(following: socket.socket | None) -> Iterator[Callable[[int, Frame], None]]:
+    """Yield what sends frames to the next rank, from a thread of its own."""
+    if following is None:
+        yield lambda _index, _frame: None
+        return
+    on_its_way: queue.Queue[tuple[int, Frame]] = queue.Queue(_AHEAD)
+
+    def run() -> None:
+        while True:
+            send_frame(following, *on_its_way.get())
+
+    threading.Thread(target=run, name="pass-on", daemon=True).start()
+    yield lambda index, frame: on_its_way.put((index, frame))
+
+
+def send_frame(connection: socket.socket, index: int, frame: Frame) -> None:
+    """Send one tensor's frame."""
+    connection.sendall(_HEAD.pack(index, len(frame)))
+    connection.sendall(frame)
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+class PeerTrainer:
+    """The near end of a peer: packs and sends versions, and waits until every rank has them."""
+
+    def __init__(
+        self,
+        peer: RefitPeer,
+        layout: Layout,
+        old: Bits,
+        connection: socket.socket,
+        ranks: Sequence[Rank],
+    ) -> None:
+        self._peer = peer
+        self._layout = layout
+        self._shadow = old.copy()
+        self._connection = connection
+        self._ranks = ranks
+        self._pool = _pool()
+
+    def update(self, new: Bits) -> int:
+        """Bring every rank to `new`; returns how many bytes of payload crossed the link."""
+
+        def pack(index: int) -> Frame:
+            where = self._layout.tensor(index)
+            return self._peer.pack(new[where], self._shadow[where])
+
+        for index, frame in enumerate(self._pool.map(pack, range(len(self._layout.counts)))):
+            send_frame(self._connection, index, frame)
+        came = [int(rank.hear()) for rank in self._ranks]
+        return came[0]  # only what the first rank got has crossed
+
+    def check_ranks(self, new: Bits) -> None:
+        """See that every rank holds its part of `new`, bit for bit.
+
+        Raises:
+            CorruptData: one does not.
+        """
+        for number, rank in enumerate(self._ranks):
+            rank.say(None)
+            if rank.hear() != digest(self._layout.row_of(number, new)):
+                raise CorruptData(f"{self._peer.name} leaves rank {number} with other weights")
+
+    def close(self) -> None:
+        for rank in self._ranks:  # first: they would take a closed connection for a fault
+            rank.end()
+        self._pool.shutdown()
+        self._connection.close()
+
+
+@contextmanager
+def peer_trainer(
+    peer: RefitPeer, layout: Layout, old: Bits, folder: Path, link: Link
+) -> Iterator[PeerTrainer]:
+    """Start the ranks of a peer at the far end, connect to them, and end them with the body.
+
+    Args:
+        peer: how weights are brought there.
+        layout: of the model.
+        old: the canonical row that all begin with; also in `folder` as `old.npy`.
+        folder: see there.
+        link: between the trainer and the ranks.
+    """
+    with ExitStack() as parts:
+        address = link.far.address
+        places = [Place(number, layout, folder, address) for number in range(layout.ranks)]
+        ranks = [Rank(link.far.namespace, serve_peer, place, peer) for place in places]
+        for rank in ranks:
+            parts.callback(rank.end)
+        ports = [rank.hear() for rank in ranks]
+        for rank, following in zip(ranks, [*ports[1:], None], strict=True):
+            rank.say(following)
+        with inside(link.near.namespace):
+            connection = socket.create_connection((link.far.address, ports[0]), _DEADLINE_S)
+        connection.settimeout(_DEADLINE_S)
+        trainer = PeerTrainer(peer, layout, old, connection, ranks)
+        parts.callback(trainer.close)
+        yield trainer

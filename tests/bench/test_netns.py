@@ -1,0 +1,120 @@
+"""A shaped link: bytes cross it, it counts them, it keeps its rate, and nothing of it stays."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bench import netns
+from bench.netns import Link, check_able, inside, leftovers, shaped_link
+from rose.errors import Unavailable
+
+WAIT_S = 60.0
+MBIT = 1e6
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[Link]:
+    try:
+        check_able()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with shaped_link(200 * MBIT) as made:
+        yield made
+
+
+def send_across(link: Link, nbytes: int) -> None:
+    """Send from the near end to the far one, and return when all has arrived."""
+    with inside(link.near.namespace):
+        listener = socket.create_server((link.near.address, 0))
+    with inside(link.far.namespace):
+        reader = socket.create_connection((link.near.address, listener.getsockname()[1]), WAIT_S)
+    with listener, reader:
+        writer, _ = listener.accept()
+        thread = threading.Thread(target=writer.sendall, args=(bytes(nbytes),))
+        thread.start()
+        got = 0
+        while got < nbytes:
+            got += len(reader.recv(1 << 20))
+        thread.join()
+        writer.close()
+
+
+def test_a_link_counts_what_crosses_it(link: Link) -> None:
+    before = link.near.sent_bytes()
+    send_across(link, 1_000_000)
+    crossed = link.near.sent_bytes() - before
+    assert 1_000_000 <= crossed <= 1_100_000  # its headers, and nothing twice
+
+
+def test_a_link_keeps_its_rate(link: Link) -> None:
+    nbytes = 4_000_000
+    began_ns = time.monotonic_ns()
+    send_across(link, nbytes)
+    took_s = (time.monotonic_ns() - began_ns) / 1e9
+    # A lower bound alone: what the bucket holds may go at once, the rest takes its time.
+    assert took_s >= (nbytes - (1 << 20)) * 8 / (200 * MBIT)
+
+
+def test_a_link_knows_who_listens_at_its_ends(link: Link) -> None:
+    assert link.near.listening_ports() == ()
+    with inside(link.near.namespace):
+        listener = socket.create_server((link.near.address, 0))
+    with listener:
+        assert link.near.listening_ports() == (listener.getsockname()[1],)
+        assert link.far.listening_ports() == ()
+
+
+def test_a_program_runs_at_an_end_of_a_link(link: Link) -> None:
+    program = f"import socket; print(socket.create_server(('{link.far.address}', 0)) is not None)"
+    command = link.far.command(sys.executable, "-c", program)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_thread_comes_back_from_a_namespace(link: Link) -> None:
+    def where() -> int:
+        return Path("/proc/thread-self/ns/net").stat().st_ino
+
+    own = where()
+    with suppress(ZeroDivisionError), inside(link.far.namespace):
+        assert where() != own
+        raise ZeroDivisionError
+    assert where() == own
+
+
+def test_nothing_of_a_link_stays_when_its_body_fails(link: Link) -> None:
+    before = set(leftovers())
+    with suppress(ZeroDivisionError), shaped_link(MBIT):
+        assert len(set(leftovers()) - before) == 2
+        raise ZeroDivisionError
+    assert set(leftovers()) == before
+
+
+def test_nothing_stays_of_a_link_that_cannot_be_made(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(leftovers())
+    with pytest.raises(Unavailable, match="tc"), shaped_link(-1):
+        pytest.fail("there is no such rate")
+    assert set(leftovers()) == before
+
+
+def test_without_its_tools_a_link_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(netns.shutil, "which", lambda _: None)
+    with pytest.raises(Unavailable, match="ip and tc"), shaped_link(MBIT):
+        pytest.fail("there is nothing to make it with")
+
+
+def test_who_is_not_root_gets_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Unavailable, match="root"), shaped_link(MBIT):
+        pytest.fail("namespaces are root's")
