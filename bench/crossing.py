@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from rose.transfer.follower import Follower
-from rose.transfer.relay import Relay
-from rose.transfer.store import MemoryStore
 
 from bench.shardings import (
     Bits,
@@ -41,13 +38,16 @@ from rose.transfer import (
 )
 from rose.transfer.contributor import Contributor
 from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.follower import Follower
 from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer
+from rose.transfer.relay import Relay
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
 from rose.transfer.source import Frame
+from rose.transfer.store import MemoryStore
 from rose.transfer.subscription import Subscription
 from rose.transfer.views import ShardViews
 

@@ -45,7 +45,8 @@ class Deployment:
         trainer_ranks: each packs its part.
         trainer_cores: of each, that pack.
         receiver_ranks: of one replica, each with its part; replicas work at the same time.
-        receiver_cores: of each, that stage and commit; a receiver does both on one thread.
+        staging_threads: of each, that look at frames: `Receiver(threads=...)`.
+        receiver_cores: of each, that commit: a commit is one thread.
         device_gb_s: what the memory of a receiver's device gives to a plain kernel.
     """
 
@@ -55,6 +56,7 @@ class Deployment:
     trainer_ranks: int
     trainer_cores: int
     receiver_ranks: int
+    staging_threads: int
     receiver_cores: int
     device_gb_s: float
 
@@ -67,7 +69,8 @@ class Deployment:
             Term("assumed: trainer ranks", self.trainer_ranks, "ranks"),
             Term("assumed: cores of a trainer rank", self.trainer_cores, "cores"),
             Term("assumed: ranks of a replica", self.receiver_ranks, "ranks"),
-            Term("assumed: cores of a receiver rank", self.receiver_cores, "cores"),
+            Term("assumed: threads of a receiver rank that stage", self.staging_threads, "threads"),
+            Term("assumed: cores of a receiver rank that commit", self.receiver_cores, "cores"),
         ]
 
 
@@ -79,6 +82,7 @@ LARGE = Deployment(
     trainer_ranks=128,
     trainer_cores=1,
     receiver_ranks=8,
+    staging_threads=2,
     receiver_cores=1,
     device_gb_s=3500.0,  # three quarters of what an H200's data sheet says
 )
@@ -99,7 +103,7 @@ def published_to_staged_s(parts: Parts, at: Deployment) -> Figure:
     cores = at.trainer_ranks * at.trainer_cores
     pack_s = weights_gb / (cores * parts.pack_gb_s)
     wire_s = wire_gb * 8e9 / (at.link_bits_per_s * parts.wire_efficiency)
-    stage_s = wire_gb / (at.receiver_ranks * at.receiver_cores * parts.stage_gb_s)
+    stage_s = wire_gb / (at.receiver_ranks * at.staging_threads * parts.stage_gb_s)
     return Figure(
         pack_s + max(wire_s, stage_s),
         (
@@ -107,11 +111,11 @@ def published_to_staged_s(parts: Parts, at: Deployment) -> Figure:
             Term("measured: packing, a core", parts.pack_gb_s, "GB/s of weights"),
             Term("measured: bytes of a change", parts.bytes_per_change, "B"),
             Term("measured: share of a link", parts.wire_efficiency, "share"),
-            Term("measured: staging, a core", parts.stage_gb_s, "GB/s of frames"),
+            Term("measured: staging, a thread", parts.stage_gb_s, "GB/s of frames"),
             Term("frames", wire_gb, "GB"),
             Term("pack: weights / (trainer ranks x cores x packing)", pack_s, "s"),
             Term("wire: frames / (link x share)", wire_s, "s"),
-            Term("stage: frames / (receiver ranks x cores x staging)", stage_s, "s"),
+            Term("stage: frames / (receiver ranks x threads x staging)", stage_s, "s"),
             Term("wire and stage at the same time: the longer one", max(wire_s, stage_s), "s"),
         ),
     )

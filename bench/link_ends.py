@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
@@ -14,14 +14,16 @@ import numpy as np
 from bench.delay_proxy import Settings, delay_proxy, room_for
 from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
-from rose.errors import check
-from rose.transfer import RowPublisher, VersionLog
+from rose.errors import Unavailable, check
+from rose.transfer import Manifest, RowPublisher, VersionLog
 from rose.transfer.remote import RemoteSource
 from rose.transfer.server import serve
 
 _HERE: Final = "127.0.0.1"  # where the proxy listens at the far end
 _PIECE_BYTES: Final = 1 << 20
 _DEADLINE_S: Final = 60.0
+_AGAIN_S: Final = 0.1
+_ATTEMPTS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _receive(
 ) -> None:
     """Do as told, until killed: pull the newest version, or as many bytes from the bare sender."""
     source = RemoteSource(address, token)
-    manifest = source.wait_manifests(-1, _DEADLINE_S)[-1]
+    manifest = _newest(source)
     bare = socket.create_connection(sender, _DEADLINE_S)
     room = memoryview(bytearray(_PIECE_BYTES))
     while True:
@@ -153,3 +155,12 @@ def _receive(
             while got < nbytes:
                 got += bare.recv_into(room)
         line.send((got, (time.perf_counter_ns() - began_ns) / 1e9))
+
+
+def _newest(source: RemoteSource) -> Manifest:
+    """Return the newest version. A connection that is slow to come up is tried again, as ever."""
+    for _ in range(_ATTEMPTS):
+        with suppress(Unavailable):
+            return source.wait_manifests(-1, _DEADLINE_S)[-1]
+        time.sleep(_AGAIN_S)
+    raise Unavailable("the server at the near end of the wire cannot be reached")

@@ -1120,6 +1120,7 @@ def delta_apply(
     undo: bool = False,
     first_block: int = 0,
     last_block: int | None = None,
+    is_checked: bool = False,
 ) -> None: ...
 def delta_verify(
     weights: npt.NDArray[Any],

@@ -15,9 +15,11 @@ struct ApplyOptions {
   bool is_undone{false};
   // All by default. Of a part only the part is checked: check_delta() was asked before.
   BlockRange blocks{};
+  // Whether check_delta() found this very delta sound, and nobody could change it since.
+  bool is_checked{false};
 };
 
-// Checks `delta` first: on error nothing was changed. Then works on the changed elements only.
+// Checks `delta` first, unless it was: on error nothing was changed. Then works on the changed elements only.
 // Undoing what was applied gives the same bits back. Nobody else may use the weights or change the
 // delta meanwhile.
 template <ElementBits T>

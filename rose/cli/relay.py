@@ -253,7 +253,7 @@ def _follow(
     newest_n: int,
 ) -> None:
     """Say what came after `newest_n`, and ask now and then who upstream is."""
-    bell, looked = Bell(), 0.0
+    bell, looked, landed = Bell(), 0.0, 0
     while True:
         if introduction.known is None or looked >= _ASK_S:
             try:
@@ -261,10 +261,13 @@ def _follow(
             except (OSError, RoseError) as error:
                 options.events.trouble(str(error))
             looked = 0.0
+        stats = made.statistics()
         if made.newest_n != newest_n:
             newest_n = made.newest_n
-            crossing = made.statistics().crossing_bytes
-            options.events.say("landed", n=newest_n, crossing_bytes=crossing)
+            options.events.say("following", n=newest_n)
+        if stats.landed != landed:
+            landed = stats.landed
+            options.events.say("landed", updates=landed, crossing_bytes=stats.crossing_bytes)
         trouble = follower.failure or made.failure
         options.events.trouble(trouble, about="following")
         bell.wait(_POLL_S)

@@ -3,16 +3,17 @@
 import json
 import math
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
 
 from rose.cli.transfer_plan_record import Planned, planned_record
 from rose.cli.transfer_plan_table import print_planned
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.plan import (
     Coverage,
+    Plan,
     Relay,
     Replica,
     Source,
@@ -20,11 +21,12 @@ from rose.transfer.plan import (
     make_plan,
     traffic,
 )
-from rose.transfer.plan.plan_file import plan_to_json
-from rose.transfer.plan.shard_file import FILE_BYTES_MAX, ShardFile, shards_from_json
 from rose.transfer.plan.ties import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
 from rose.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from rose.transfer.plan.shard_file import ShardFile
 
 _PATH: Final = click.Path(path_type=Path)
 # Of files that name no cluster.
@@ -103,11 +105,26 @@ def plan(
     if out is not None:
         _write(out, f"{json.dumps(planned_record(planned), indent=2)}\n".encode())
     if plan_out is not None:
-        _write(plan_out, plan_to_json(made))
+        _write(plan_out, _content(made))
     print_planned(Console(highlight=False), planned)
 
 
-def _read(path: Path) -> ShardFile:
+def _content(made: Plan) -> bytes:
+    from rose.transfer.plan.plan_file import plan_to_json  # noqa: PLC0415 (see `_read`)
+
+    return plan_to_json(made)
+
+
+def _read(path: Path) -> "ShardFile":
+    try:
+        from rose.transfer.plan.shard_file import (  # noqa: PLC0415
+            FILE_BYTES_MAX,
+            shards_from_json,
+        )
+    except ImportError as error:
+        raise Unavailable(
+            f"shard maps need {error.name}, which is not installed; install rose-rl[wire]"
+        ) from None
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)  # one more, so that too many are noticed
@@ -116,7 +133,7 @@ def _read(path: Path) -> ShardFile:
     return shards_from_json(content, what=str(path))
 
 
-def _members(paths: tuple[Path, ...], files: list[ShardFile]) -> tuple[Replica, ...]:
+def _members(paths: tuple[Path, ...], files: list["ShardFile"]) -> tuple[Replica, ...]:
     return tuple(
         Replica(file.name or path.stem, file.cluster or _SERVING, file.shards, file.converts)
         for path, file in zip(paths, files, strict=True)
@@ -128,7 +145,7 @@ def _relays(members: tuple[Replica, ...], count: int) -> list[Relay]:
     return [Relay(f"{one} relay {place}", one) for one in clusters for place in range(count)]
 
 
-def _covered(path: Path, file: ShardFile, *, is_source: bool = False) -> Coverage:
+def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Coverage:
     try:
         return check_coverage(
             renamed(file.shards, file.ties),

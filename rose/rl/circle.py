@@ -1,8 +1,8 @@
 """The circle: trajectories roll out, a trainer learns from them, fresh weights come back.
 
 Three programs are started and minded: the trainer, a relay that its weights go through, and a
-dedicated worker; a borrowed worker lives in this process, beside serving. Whichever of the programs dies is started again, and the circle goes
-on with what is left until it is back.
+dedicated worker; a borrowed worker lives in this process, beside serving. Whichever of the programs
+dies is started again, and the circle goes on with what is left until it is back.
 """
 
 import secrets

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, TextIO
 
 from rose.errors import RoseError
 from rose.rl.cores import take_cores, yield_to_others
@@ -76,8 +76,9 @@ def _tell(relay: Relay, last: Mapping[str, int]) -> Mapping[str, int]:
     return moved
 
 
-def _say(to: object, message: Mapping[str, object]) -> None:
-    print(json.dumps(message), file=to, flush=True)  # type: ignore[call-overload]
+def _say(to: TextIO, message: Mapping[str, object]) -> None:
+    to.write(json.dumps(message) + "\n")
+    to.flush()
 
 
 def _input_has_ended() -> bool:

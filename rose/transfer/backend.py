@@ -170,7 +170,7 @@ class HostBackend:
                 weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
             )
         if blocks is None:
-            _core.delta_apply(weights, delta, undo=undo)
+            _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
             return
         if not blocks:
             _core.delta_check(delta)

@@ -83,6 +83,8 @@ class Delta:
         base_digest: of the array that it was made from, with index and seed 0.
         digest: of the array once the delta is applied to that.
         rule: of its STRAT blocks; a delta that can be applied needs none.
+        is_checked: whether `delta_check` found it sound, and nobody can change its arrays since.
+            Said by whoever did both; applying it does not look again then.
     """
 
     count: int
@@ -93,6 +95,7 @@ class Delta:
     base_digest: tuple[int, int]
     digest: tuple[int, int]
     rule: ClassRule | None = None
+    is_checked: bool = False
 
     def __post_init__(self) -> None:
         """Keep the arrays from being written through this value.

@@ -2,9 +2,13 @@
 
 import hashlib
 import threading
-from collections.abc import Sequence
-from contextlib import closing
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeAlias
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec import delta_check
@@ -16,6 +20,11 @@ from rose.transfer.tiles import Tile, Tiles
 
 RETRIES: Final = 3
 BACKOFF_S: Final = 0.05
+THREADS_MAX: Final = 64
+# Frames that wait to be looked at, for each thread: as much memory as keeps it busy.
+_AHEAD: Final = 2
+
+_Reading: TypeAlias = Callable[[], Delta]
 
 
 class Puller:
@@ -28,6 +37,7 @@ class Puller:
         source: where chunks come from.
         stop: set by whoever wants the pulling to end soon.
         retries: further attempts for a chunk that is damaged.
+        threads: that look at what came.
         backoff_s: before the first of them; twice as long before each further one.
     """
 
@@ -38,13 +48,17 @@ class Puller:
         *,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
+        threads: int = 1,
     ) -> None:
+        if not 0 < threads <= THREADS_MAX:
+            raise InvalidArgument(f"threads {threads}: choose 1 to {THREADS_MAX}")
         if retries < 0 or backoff_s < 0:
             raise InvalidArgument(f"retries {retries} and backoff_s {backoff_s} must be 0 or more")
         self._source = source
         self._stop = stop
         self._retries = retries
         self._backoff_s = backoff_s
+        self._threads = threads
         self._manifest: Manifest | None = None
         self._pulled: dict[int, Delta] = {}
         self.received_bytes = 0
@@ -86,24 +100,45 @@ class Puller:
         self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles
     ) -> dict[int, str] | None:
         """Return what is wrong with tiles that came damaged, or None when there is no more."""
-        by_tile = {chunk.tile: chunk for chunk in missing}
-        faults: dict[int, str] = {}
         if self._stop.is_set():
             return None
-        with closing(self._source.chunks(manifest.key, missing)) as frames:
-            for tile, frame in frames:
-                if frame is None or self._stop.is_set():
-                    return None
-                self.received_bytes += len(frame)
-                chunk = by_tile.pop(tile, None)
-                if chunk is None:
-                    continue  # nobody asked for it, or it is here already
-                try:
-                    self._pulled[tile] = sound_delta(frame, chunk, tiles[tile])
-                except CorruptData as error:
-                    faults[tile] = str(error)
+        by_tile = {chunk.tile: chunk for chunk in missing}
+        faults: dict[int, str] = {}
+        reading: deque[tuple[int, _Reading]] = deque()
+        is_all = True
+        with self._readers() as read, closing(self._source.chunks(manifest.key, missing)) as frames:
+            try:
+                for tile, frame in frames:
+                    if frame is None or self._stop.is_set():
+                        is_all = False
+                        break
+                    self.received_bytes += len(frame)
+                    chunk = by_tile.pop(tile, None)
+                    if chunk is None:
+                        continue  # nobody asked for it, or it is here already
+                    reading.append((tile, read(frame, chunk, tiles[tile])))
+                    if len(reading) > _AHEAD * self._threads:
+                        self._settle(*reading.popleft(), faults)
+            finally:  # what came before the source broke off is good
+                for one in reading:
+                    self._settle(*one, faults)
         faults.update(dict.fromkeys(by_tile, "it did not come"))
-        return faults
+        return faults if is_all else None
+
+    def _settle(self, tile: int, reading: "_Reading", faults: dict[int, str]) -> None:
+        try:
+            self._pulled[tile] = reading()
+        except CorruptData as error:
+            faults[tile] = str(error)
+
+    @contextmanager
+    def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
+        """Yield what begins to read a frame and returns how to wait for it."""
+        if self._threads == 1:
+            yield lambda *frame: partial(sound_delta, *frame)
+            return
+        with ThreadPoolExecutor(self._threads, "rose-staging") as readers:
+            yield lambda *frame: readers.submit(sound_delta, *frame).result
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
@@ -123,6 +158,7 @@ def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     is_fitting = delta.count == tile.count and delta.width == tile.width
     if not is_fitting or delta.changed != chunk.changed or delta.digest != chunk.digest:
         raise CorruptData(f"the chunk of tile {chunk.tile} is for another tile")
-    if delta.rule is None:
-        delta_check(delta)
-    return delta
+    if delta.rule is not None:
+        return delta
+    delta_check(delta)
+    return replace(delta, is_checked=True)  # its arrays are a copy that nobody else has

@@ -43,6 +43,7 @@ class Receiver:
         signing: what the publisher signs with; unsigned by default, for one process.
         digests: of the tiles as they are, where the caller knows them; nobody else changes them.
             With them, a receiver that joins fetches only tiles that differ.
+        threads: that look at what came; of an engine's cores.
         retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
         backoff_max_s: the longest pause while the publisher cannot be reached.
@@ -61,6 +62,7 @@ class Receiver:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        threads: int = 1,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
@@ -76,7 +78,9 @@ class Receiver:
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(source, self._stop, retries=retries, backoff_s=backoff_s),
+            puller=Puller(
+                source, self._stop, retries=retries, backoff_s=backoff_s, threads=threads
+            ),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
             signing=signing,

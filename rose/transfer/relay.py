@@ -339,6 +339,8 @@ class Relay:
             elif chunk.tile not in found:
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
+            if None in found.values():
+                self._seeds.forget(key)  # upstream has to make it again, or to say that it cannot
             self._seeds.trim()
         elif None in found.values() and not self._shelf.store.tiles(key):
             self._shelf.forget([key])  # upstream has it no more, so nobody can go by it

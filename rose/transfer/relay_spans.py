@@ -39,12 +39,9 @@ def rebuilt(chunks: Iterable[Chunk], parts: Sequence[Manifest], held: Held) -> d
 
 def _merged(frames: Sequence[bytes]) -> bytes | None:
     try:
-        deltas = [Delta.from_bytes(frame) for frame in frames]
-        if any(delta.rule is not None for delta in deltas):
-            return None  # what was coded for a link is read from its base only
-        merged = deltas[0]
-        for delta in deltas[1:]:
+        merged, *others = (Delta.from_bytes(frame) for frame in frames)
+        for delta in others:
             merged = delta_merge(merged, delta)
     except (CorruptData, InvalidArgument):
-        return None  # whatever its publisher signed there, it can be fetched
+        return None  # such as what was coded for a link: only its base can read that
     return merged.to_bytes()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rose.clock import Clock
-from rose.errors import check
+from rose.errors import InternalError, check
 from rose.transfer.commit import Commit, CommitState, Outcome
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
@@ -93,9 +93,10 @@ class ReplicaMember:
 
     Under the lock only the receiver is called, which calls nobody back from there.
 
+    It does nothing before `attach`.
+
     Args:
         machine: of this rank.
-        receiver: of its tiles; its `on_staged` is `look`.
         make_commit: makes transactions over its weights.
         ask_pause: has the engine run a pause at its next step boundary; must not wait. The engine
             of a rank runs no step before the first pause, which comes at once, is over.
@@ -105,14 +106,13 @@ class ReplicaMember:
     def __init__(
         self,
         machine: ReplicaRank,
-        receiver: ReplicaReceiver,
         make_commit: MakeCommit,
         ask_pause: Callable[["ReplicaPause"], None],
         *,
         clock: Clock,
     ) -> None:
         self._machine = machine
-        self._receiver = receiver
+        self._receiver: ReplicaReceiver | None = None
         self._make_commit = make_commit
         self._ask_pause = ask_pause
         self._clock = clock
@@ -121,6 +121,11 @@ class ReplicaMember:
         self._pause: ReplicaPause | None = None
         self._is_engine_gone = False
         self.parts: PauseParts | None = None
+
+    def attach(self, receiver: ReplicaReceiver) -> None:
+        """Begin, with the receiver of the rank's tiles; its `on_staged` is `look`."""
+        self._receiver = receiver
+        self.look()
 
     @property
     def held(self) -> Version:
@@ -163,9 +168,11 @@ class ReplicaMember:
 
     def look(self) -> None:
         """See to deadlines and what is staged, and say where it is; to be called now and then."""
+        if self._receiver is None:
+            return
         with self._news:
             self._machine.tick(self._clock.now_ns())
-            self._refresh()
+            self._refresh(self._receiver)
             asked = None
             is_running = self._pause is None and not self._is_engine_gone
             if is_running and self._machine.todo() is not Todo.RUN:
@@ -175,10 +182,10 @@ class ReplicaMember:
             self._ask_pause(asked)
         self._say()
 
-    def _refresh(self) -> None:
+    def _refresh(self, receiver: ReplicaReceiver) -> None:
         version, is_direct = self._machine.aim
-        self._receiver.aim(version, is_direct=is_direct)
-        self._machine.staged(self._receiver.staged_version, self._receiver.unreachable)
+        receiver.aim(version, is_direct=is_direct)
+        self._machine.staged(receiver.staged_version, receiver.unreachable)
 
     def _say(self) -> None:
         with self._news:
@@ -190,17 +197,23 @@ class ReplicaMember:
 
     def next_commit(self) -> tuple[Todo, Commit | None]:
         """Return what to do, and what to commit if that is it."""
+        receiver = self._attached()
         with self._news:
-            self._refresh()
+            self._refresh(receiver)
             todo = self._machine.todo()
             if todo not in {Todo.TAKE, Todo.TAKE_ALONE}:
                 return todo, None
-            staged = self._receiver.take_staged()
+            staged = receiver.take_staged()
             self._machine.took(None if staged is None else staged.manifest.version)
         self._say()
         if staged is None:
             return Todo.WAIT, None
         return todo, self._make_commit(staged, is_held=todo is Todo.TAKE)
+
+    def _attached(self) -> ReplicaReceiver:
+        if self._receiver is None:
+            raise InternalError("a rank pauses before it has a receiver")
+        return self._receiver
 
     def verdict(self) -> Todo:
         """Return what is said of the commit that is under way."""
@@ -222,11 +235,12 @@ class ReplicaMember:
 
     def ended(self, outcome: Outcome) -> None:
         """Say what came of a commit."""
+        receiver = self._attached()
         with self._news:
-            self._receiver.report(outcome)
+            receiver.report(outcome)
             is_kept = outcome.state is CommitState.COMMITTED
             self._machine.ended(
-                self._receiver.held,
+                receiver.held,
                 is_kept=is_kept,
                 is_fault=not is_kept and not outcome.is_abandoned,
                 is_lost=outcome.state is CommitState.QUARANTINED,

@@ -157,7 +157,7 @@ class ReplicaRank:
             self._aim, self._may_go_alone = None, False
 
     def _begin(self, version: Version | None, now_ns: int) -> None:
-        if self._target_round == self._round or self._phase is not RankPhase.STOPPED:
+        if self._phase is not RankPhase.STOPPED:
             return  # It has begun, and may be through with it.
         self._target_round = self._round
         if version is None or version != self._staged or self._is_taken:

@@ -54,6 +54,11 @@ class SeedBook:
         chunks = {chunk.tile: chunk for seed in seeds for chunk in seed.chunks}
         return replace(seeds[-1], chunks=tuple(chunks[tile] for tile in sorted(chunks)), mac=b"")
 
+    def forget(self, key: UpdateKey) -> None:
+        """Drop the seeds of a version; whole tiles that are here stay."""
+        with self._lock:
+            self._seeds = {name: one for name, one in self._seeds.items() if one.key != key}
+
     def trim(self) -> None:
         """Keep to the limit: the newest version's tiles stay longest."""
         for old in self.store.manifests():

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from rose.errors import CorruptData, InvalidArgument, check
+from rose.errors import CorruptData, InvalidArgument, Unavailable, check
 from rose.transfer.chain import Choice, Held, as_held, next_version
 from rose.transfer.commit import CommitState, Outcome
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Manifest, Signing, StagedVersion
+from rose.transfer.manifest import Manifest, Signing, StagedVersion, UpdateKey
 from rose.transfer.puller import Puller
 from rose.transfer.receiver_state import MOVES, ReceiverState
 from rose.transfer.source import NOTHING_KNOWN, Source
@@ -26,6 +26,8 @@ ReadTile: TypeAlias = Callable[[int], Any]
 UNSIGNED: Final = Signing()
 # Answers that wait for a publisher that cannot be reached; the oldest are dropped.
 REPORTS_MAX: Final = 64
+# Pulls of a version that is told of and lacks a chunk, before it counts as kept no more.
+MISSES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Staging:
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._versions = self._rolled_back = self._seeds = self._repaired = self._given_up = 0
+        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # what did not come, how often
         # The oldest seed that would help; None while deltas do. Set by the thread of `round`, and
         # by a report, while that thread has nothing to do.
         self._seed_from: int | None = None
@@ -440,7 +443,7 @@ class Staging:
         try:
             pulled = self._puller.pull(manifest, self._subscription)
             if pulled is None:
-                self._seed_from = manifest.version.n
+                self._missed(manifest)
             else:
                 staged = self._unlinked(pulled)
         except CorruptData:
@@ -459,6 +462,23 @@ class Staging:
                 self._seeds += 1
                 self._repaired += len(staged.deltas)
             self._on_staged()
+
+    def _missed(self, manifest: Manifest) -> None:
+        """Go on by a seed where a version is kept no more.
+
+        A relay cannot always get a chunk of what it tells of, so while a version is told of it is
+        tried again, some times: whole tiles are more bytes than waiting.
+
+        Raises:
+            Unavailable: it is told of still.
+        """
+        key, times = self._missing
+        self._missing = (manifest.key, times + 1 if key == manifest.key else 1)
+        if not manifest.is_seed and self._missing[1] < MISSES_MAX:
+            told = self._source.wait_manifests(manifest.version.n - 1, 0)
+            if any(one.key == manifest.key for one in told):
+                raise Unavailable(f"{manifest.version} is told of, and a chunk of it does not come")
+        self._seed_from = manifest.version.n
 
     def _unlinked(self, staged: StagedVersion) -> StagedVersion:
         """Make of deltas for a link such that can be applied.

@@ -26,8 +26,8 @@ PARTS = Parts(
 
 
 def test_an_update_is_what_one_works_out_by_hand() -> None:
-    # 240 GB over 128 ranks of 10 GB/s; 3.6 G changes of 1.25 B at 25 Gb/s, or over 8 ranks.
-    pack_s, wire_s, stage_s = 240 / 1280, 4.5 * 8 / (25 * 0.9), 4.5 / 8
+    # 240 GB over 128 ranks of 10 GB/s; 3.6 G changes of 1.25 B at 25 Gb/s, or over 8 ranks of 2 threads.
+    pack_s, wire_s, stage_s = 240 / 1280, 4.5 * 8 / (25 * 0.9), 4.5 / 16
     figure = published_to_staged_s(PARTS, LARGE)
     terms = {term.name.split(":")[0]: term.value for term in figure.terms}
     assert (terms["pack"], terms["wire"], terms["stage"]) == pytest.approx(
@@ -56,7 +56,7 @@ def test_a_faster_part_never_makes_an_update_slower(part: str, times: float) -> 
 
 @given(st.integers(1, 64))
 def test_cores_share_the_work_of_a_rank(cores: int) -> None:
-    at = replace(LARGE, trainer_cores=cores, receiver_cores=cores)
+    at = replace(LARGE, trainer_cores=cores, staging_threads=2 * cores, receiver_cores=cores)
     slow = replace(PARTS, pack_gb_s=10.0 / cores, stage_gb_s=1.0 / cores)
     alone, shared = published_to_staged_s(PARTS, LARGE), published_to_staged_s(slow, at)
     assert shared.value == pytest.approx(alone.value)

@@ -43,6 +43,17 @@ def test_rows_that_need_a_link_are_left_out_with_the_reason_where_there_is_none(
     assert {one["reason"] for one in silent.extra_info["unmeasured"]} == {"only root may"}
 
 
+def test_a_peer_without_its_library_is_left_out(
+    silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_update, "without_links", lambda: None)
+    monkeypatch.setattr(bench_update, "find_spec", lambda _name: None)
+    verl = next(peer for peer in bench_update.REFIT_PEERS if peer.name == "verl_like")
+    bench_update.test_refit(Report(silent, is_quick=True), None, verl, 10)
+    missing = {one["name"]: one["reason"] for one in silent.extra_info["unmeasured"]}
+    assert missing["speedup_vs_verl_like_10gbit"] == "torch is not installed"
+
+
 def test_wires_are_named_by_rate_and_delay() -> None:
     assert [wire.name for wire in bench_update.WIRES] == [
         *("1gbit_0.2ms", "1gbit_20ms", "10gbit_0.2ms", "10gbit_20ms")

@@ -1,6 +1,7 @@
 """`rose transfer plan` as a user meets it: tables, files, sentences and exit statuses."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,15 @@ def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_
         status, out, err = run(capsys, source, source, option, tmp_path / "no" / "x.json")
         assert (status, out) == (2, "")
         assert "cannot write to " in err
+
+
+def test_without_msgspec_it_says_what_to_install(capsys, monkeypatch, write):
+    source = write("a", sharded(MODEL))
+    monkeypatch.delitem(sys.modules, "rose.transfer.plan.shard_file")
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    status, _, err = run(capsys, source, source)
+    assert status == 2
+    assert "shard maps need msgspec, which is not installed; install rose-rl[wire]" in err
 
 
 def test_help_names_the_command(capsys):

@@ -1,21 +1,29 @@
 """What the programs that move weights are made of: their notes, events, options and orders."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.cli.publish import CheckpointPublisher, _Cut
 from rose.cli.publish_state import PublishState, entries, read_state, write_state
 from rose.cli.receive import parse_tiles
 from rose.cli.relay import landing_of, tiles_of
 from rose.cli.weight_events import Events
-from rose.cli.weight_options import _secret
+from rose.cli.weight_options import WeightOptions, _secret
 from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer.manifest import Signing
 from rose.transfer.messages import TensorEntry
+from rose.transfer.security import Security
+from rose.transfer.spans import SpanMaker
+from rose.transfer.timed import TimedLog
+from rose.transfer.timeline import Timeline
+from tests.cli.weight_programs import make_checkpoint
 
-STATE = PublishState("run", 3, 17, "/x/newest", ("/x/a", "/x/b"))
+STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))
 
 
 def test_state_is_what_was_noted(tmp_path: Path) -> None:
@@ -139,3 +147,48 @@ def test_relay_cuts_as_the_publisher_does() -> None:
         tiles_of([TensorEntry("w", "F99", (3,))])
     assert landing_of(None, "", "relay", None) is None
     assert landing_of(None, "", "relay", "1,3") == (1, 3)
+
+
+def test_number_of_a_version_that_may_have_been_published_is_never_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_checkpoint(tmp_path / "v0", 0)
+    fresh = make_checkpoint(tmp_path / "v1", 1, base=base)
+    state = tmp_path / "state"
+    made, log = publisher_of(base, state)
+    assert str(made.version) == "run/1.1"
+    # Killed after the log had the version and before anything more was noted.
+    monkeypatch.setattr(log, "append", killed_after(log.append))
+    with pytest.raises(KeyboardInterrupt):
+        made.publish(fresh)
+    assert log.manifests_after(1)[0].version.n == 2
+    again, _ = publisher_of(base, state)
+    assert str(again.version) == "run/2.3"
+
+
+def killed_after(append: Callable[..., None]) -> Callable[..., None]:
+    def call(*arguments: object) -> None:
+        append(*arguments)
+        raise KeyboardInterrupt
+
+    return call
+
+
+def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, TimedLog]:
+    timeline, log = Timeline("x"), TimedLog()
+    log.timeline = timeline
+    options = WeightOptions(Security(bytes(32)), Signing(), None, None, Events(is_json=True))
+    with SpanMaker(log, options.signing) as spans:
+        made = CheckpointPublisher(
+            checkpoint,
+            state,
+            "run",
+            cut=_Cut(None),
+            log=log,
+            timeline=timeline,
+            options=options,
+            link="gap",
+            threads=1,
+            spans=spans,
+        )
+    return made, log

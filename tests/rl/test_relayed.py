@@ -17,7 +17,9 @@ def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
     assert (moved.crossing_bytes, moved.sent_bytes) == (12, 27)
 
 
-@pytest.mark.parametrize("line", ["", "I1122 grpc says something", "[1]", '{"crossing_bytes": "1"}'])
+@pytest.mark.parametrize(
+    "line", ["", "I1122 grpc says something", "[1]", '{"crossing_bytes": "1"}']
+)
 def test_line_that_is_no_figure_says_nothing(line: str) -> None:
     moved = RelayedBytes()
     moved.hear(line)

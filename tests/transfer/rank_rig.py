@@ -48,32 +48,26 @@ class RankRig:
         self.on_step = on_step
         self._bell = threading.Event()
         self._stop = threading.Event()
-        self._member: ReplicaMember | None = None
+        machine = ReplicaRank(rank, incarnation, NAMELESS, hold_s=hold_s)
+        self.member = ReplicaMember(machine, self._make_commit, self.ask_pause, clock=BootClock())
         self.receiver = Receiver(
             source,
             f"rank-{rank}",
             NAMELESS,
             self.digests.total,
             Subscription(tiles, places),
-            self._on_staged,
+            self.member.look,
             signing=signing or Signing(),
             digests=self.digests.copy(),
             backoff_s=0.01,
             backoff_max_s=0.1,
             wait_s=0.1,
         )
-        machine = ReplicaRank(rank, incarnation, NAMELESS, hold_s=hold_s)
-        self.member = ReplicaMember(
-            machine, self.receiver, self._make_commit, self.ask_pause, clock=BootClock()
-        )
-        self._member = self.member
         self._thread = threading.Thread(target=self._run, name=f"engine-{rank}")
-        self.member.look()  # It asks for the first pause, so no step comes before that.
+        self.member.attach(
+            self.receiver
+        )  # It asks for the first pause, so no step comes before that.
         self._thread.start()
-
-    def _on_staged(self) -> None:
-        if self._member is not None:
-            self._member.look()
 
     def _make_commit(self, staged: StagedVersion, *, is_held: bool) -> Commit:
         if self.commit is not None:

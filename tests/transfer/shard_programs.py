@@ -69,7 +69,9 @@ def relay(address: str, upstream: str, folder: str) -> None:
             pass
 
 
-def rank(upstream: str, replica: str, number: str, ranks: str, start: str, link: str) -> None:
+def rank(  # noqa: PLR0917
+    upstream: str, replica: str, number: str, ranks: str, start: str, link: str
+) -> None:
     """Run a rank from the weights of version `start`; rank 0 coordinates at `link`."""
     whole = plan()
     memory = shard(model(int(start)), int(number), int(ranks))

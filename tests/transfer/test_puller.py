@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData
-from rose.transfer import Delta, delta_pack
+from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk
 from rose.transfer.puller import sound_delta
@@ -83,6 +83,22 @@ def test_delta_that_is_not_well_formed_is_found_before_it_is_staged() -> None:
     chunk, frame = described(wrong, delta.changed)
     with pytest.raises(CorruptData):
         sound_delta(frame, chunk, TILES[3])
+
+
+def test_what_passed_is_not_looked_at_again_and_what_did_not_is() -> None:
+    """A delta that nobody looked at is refused when it is applied; one that passed is not read."""
+    chunk, frame = published(1)
+    sound = sound_delta(frame, chunk, TILES[3])
+    assert sound.is_checked
+    assert not Delta.from_bytes(frame).is_checked
+    payload = sound.payload.copy()
+    payload[-1] ^= np.uint32(1 << 31)  # a bit that is not used
+    wrong = replace(sound, payload=payload, is_checked=False)
+    bits = weights(1)[3 * TILE : 4 * TILE]
+    with pytest.raises(CorruptData):
+        delta_apply(bits.copy(), wrong)
+    delta_apply(bits, replace(wrong, is_checked=True))  # as told
+    assert np.array_equal(bits[:9], weights(1)[3 * TILE : 3 * TILE + 9] + 1)
 
 
 def test_whole_tile_of_changes_fits_a_chunk() -> None:

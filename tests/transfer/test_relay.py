@@ -151,6 +151,20 @@ def test_spans_are_made_of_what_is_here_and_do_not_cross() -> None:
     assert world.relay.statistics().rebuilt > 0
 
 
+def test_spans_that_are_made_after_their_version_are_looked_back_for() -> None:
+    world = World()
+    world.round()
+    late = world.behind()
+    world.publish(8, is_merged=False)
+    while world.chain.spans.step():
+        pass
+    world.round()  # upstream has nothing newer
+    assert UpdateKey(9, 1) in {one.key for one in world.relay.wait_after(-1, 0)}
+    late.follow(9)
+    assert [key.n - key.base_n for key in late.taken] == [8]
+    assert {key.n - key.base_n for key, _ in world.far.crossed} == {1}
+
+
 def test_spans_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
     world = World()
     world.chain = Chain(link="strat")
@@ -320,6 +334,34 @@ def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     assert len(world.far.crossed) == len(set(world.far.crossed))
 
 
+def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
+    disk = PlantedDisk()
+    world = World(disk)
+    world.round()
+    late = world.behind()
+    world.publish(3, is_merged=False)
+    del disk.files["3.2.update"]
+    world.start()
+    world.round()
+    late.source._log = world.relay
+    late.follow(4)
+    assert np.array_equal(late.bits, world.chain.bits)
+    assert late.staging.statistics().seeds == 0
+    assert len(world.far.crossed) == len(set(world.far.crossed)) + len(
+        world.chain.log.frames(single(3)) or {}
+    )
+
+
+def test_a_chunk_that_came_before_its_flight_began_is_not_fetched() -> None:
+    world = World()
+    world.round()
+    world.publish(share=1.0)
+    manifest = world.relay.wait_after(1, 0)[0]
+    frames = world.relay._frames
+    assert frames.begin(manifest.key, manifest.chunks) == ([], {})
+    assert len(frames._flights) == 0
+
+
 def test_after_an_outage_the_cheapest_way_to_the_newest_lands() -> None:
     world = World(PlantedDisk())
     world.round()
@@ -470,6 +512,34 @@ def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None
     world.round()
     world.relay._learn(old.manifests_after(-1))
     assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
+
+
+@pytest.mark.parametrize(("misses", "seeds"), [(3, 0), (1 << 30, 1)])
+def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetched(
+    misses: int, seeds: int
+) -> None:
+    """Over TCP a relay can only say that it has no such chunk; that it tells of it says more."""
+    world = World()
+    world.round()
+
+    class Lacking(InProcessSource):
+        left = misses
+
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for tile, frame in super().chunks(key, wanted):
+                is_lacking = tile == wanted[-1].tile and self.left > 0 and not key.is_whole
+                self.left -= is_lacking
+                yield tile, None if is_lacking else frame
+
+    one = Behind(Lacking(world.relay), world.chain.bits)
+    one.follow(1)
+    world.publish()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not come"):
+            one.round()
+    one.follow(2)
+    assert np.array_equal(one.bits, world.chain.bits)
+    assert one.staging.statistics().seeds == seeds
 
 
 # ---- any order of events

@@ -319,3 +319,25 @@ def test_rank_is_not_in_use_at_what_it_does_not_hold() -> None:
     assert not rank.is_in_use
     rank.ordered(Order(7, 1, OrderKind.USE, version(1)), 0)
     assert rank.is_in_use
+
+
+def test_order_of_a_round_before_says_nothing() -> None:
+    rank = ReplicaRank(0, 1, version(1))
+    rank.met(7)
+    rank.ordered(Order(7, 2, OrderKind.STOP, None), 0)
+    rank.ordered(Order(7, 1, OrderKind.USE, version(1)), 0)
+    assert not rank.is_in_use
+
+
+def test_ranks_that_all_have_only_what_one_could_not_reach_go_there_all_the_same() -> None:
+    replica = ReplicaCommit(2, 7)
+    for rank in range(2):
+        replica.joined(rank, 10 + rank, 0)
+    nameless = version(-1)
+    replica.heard(said(0, held=nameless, staged=version(0)), 0)
+    replica.heard(said(1, held=nameless, staged=version(1)), 0)
+    assert replica.order == Order(7, 4, OrderKind.STOP, version(1))
+    at = {"held": nameless, "round": 4, "sequence": 6}
+    replica.heard(said(0, staged=version(0), unreachable=version(1), **at), 0)
+    replica.heard(said(1, staged=version(1), **at), 0)
+    assert replica.order.version == version(1)

@@ -22,6 +22,7 @@ from rose.transfer.replica_link import (
     FRAME_BYTES_MAX,
     ReplicaLink,
     ReplicaServer,
+    _Connection,
     decode,
     encode,
 )
@@ -286,3 +287,17 @@ def test_stranger_is_closed_and_learns_nothing_and_the_replica_goes_on(
                 assert time.monotonic() < until
     assert (heard == b"") == (TOKEN not in said)
     pair.wait_in_use(pair.trainer.version)
+
+
+def test_frame_that_is_larger_than_any_message_is_not_read() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), LONG_S) as sender,
+    ):
+        accepted, _ = listener.accept()
+        connection = _Connection(accepted)
+        content = encode(WORD)[4:].ljust(FRAME_BYTES_MAX + 1)  # A word with blanks behind it.
+        sender.sendall(len(content).to_bytes(4, "little") + content)
+        with pytest.raises(CorruptData, match="at most"):
+            connection.read_frame()
+        connection.close()

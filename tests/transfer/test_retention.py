@@ -59,6 +59,13 @@ def test_path_is_the_cheapest_way(links: list[Link], start_n: int, end_n: int) -
         assert cost(found) == min(map(cost, every))
 
 
+def test_path_prefers_fewer_bytes_and_then_fewer_links() -> None:
+    slow = [link(0, 4, 9), link(0, 1, 2), link(1, 4, 2)]
+    assert path(slow, 0, 4) == slow[1:]
+    even = [link(0, 1, 2), link(1, 4, 2), link(0, 4, 4)]
+    assert path(even, 0, 4) == [even[2]]
+
+
 @given(some_links(), st.integers(0, 8))
 def test_connected_links_are_those_with_a_way_on(links: list[Link], newest_n: int) -> None:
     expected = [one for one in links if ways(links, one.key.n, newest_n)]

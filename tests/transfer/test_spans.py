@@ -169,6 +169,29 @@ def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     assert np.array_equal(behind.bits, chain.bits)
 
 
+def test_what_waits_for_a_slow_thread_is_bounded() -> None:
+    chain = Chain()
+    chain.spans._waiting_bytes_max = 2500
+    for _ in range(9):
+        chain.publish(1, is_merged=False)
+        assert 0 < chain.spans._noted_bytes <= 2500
+    assert sum(one.nbytes for one in chain.spans._noted) == chain.spans._noted_bytes
+    chain.publish(2)
+    assert chain.spans_there()  # of the last ones
+
+
+def test_what_waits_for_its_other_half_is_bounded() -> None:
+    chain = Chain()
+    chain.publish(1, is_merged=False, share=0.1)
+    limit = chain.spans._waiting_bytes_max = 5 * chain.spans._noted_bytes // 2
+    waited = []
+    for _ in range(16):
+        chain.publish(1, share=0.1)
+        waited.append(sum(one.nbytes for one in chain.spans._halves.values()))
+    assert limit / 2 < max(waited) <= limit  # four halves would have waited, and did not
+    assert chain.spans_there()
+
+
 def test_with_too_much_waiting_the_oldest_are_left_out() -> None:
     chain = Chain()
     chain.spans._waiting_bytes_max = 1

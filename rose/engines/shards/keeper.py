@@ -38,6 +38,11 @@ class Keeper(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             self._made |= {storage_of(one) for one in tensors_in(result)} - given
         return result
 
+    @property
+    def size_bytes(self) -> int:
+        """Return what the host holds for it."""
+        return sum(int(before.nbytes) for _, before in self._kept.values())
+
     def restore(self) -> None:
         """Put everything back, the last write first."""
         for tensor, before in reversed(self._kept.values()):

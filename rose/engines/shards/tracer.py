@@ -99,18 +99,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             return self._write(func, written, names)
         if not names or func.overloadpacket.__name__ in _LIKE:
             return func(*args, **kwargs)
-        if self._is_same(func, args, kwargs):
+        if func in _SAME and kwargs.get("dtype") in {None, args[0].dtype} and _is_meta(args[0]):
             return _ATEN.alias.default(args[0])
         return self._make(func, names, args, kwargs)
-
-    def _is_same(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-        """Whether an operation gives the same elements of a tensor that has none here."""
-        return (
-            func in _SAME
-            and kwargs.get("dtype") in {None, args[0].dtype}
-            and _is_meta(args[0])
-            and storage_of(args[0]) not in self._homes
-        )
 
     # ---- whose elements ----------------------------------------------------------------------
 

@@ -4,11 +4,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from rose.clock import Clock
 from rose.transfer.commit import CommitState
 from rose.units import NS_PER_MS
+
+# What becomes of requests under way when the weights change: they keep their KV, so that a request
+# may be of several versions; their KV is computed again from all of their tokens, under the new
+# weights; or they end as they are, to be asked for again by whoever wants them.
+InFlight: TypeAlias = Literal["keep", "recompute", "abort"]
+IN_FLIGHT: Final = ("keep", "recompute", "abort")
 
 
 class Slices(Protocol):
@@ -47,6 +53,7 @@ class Committed:
 
 
 OnCommitted = Callable[[Committed], None]
+NewVersion: TypeAlias = int | Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,14 @@ class PendingCommit:
 
     Args:
         slices: the transaction.
-        version: what the engine runs when it has gone well.
+        version: what the engine runs when it has gone well; a function where only the transaction
+            will know.
         on_done: told how it ended, in the loop thread.
         called_ns: when it was asked for.
     """
 
     slices: Slices
-    version: int
+    version: NewVersion
     on_done: OnCommitted
     called_ns: int
 
@@ -90,7 +98,7 @@ class CommitQueue:
         """Whether the first commit is over and its weights are in use."""
         return self._pending[0].slices.state is CommitState.COMMITTED
 
-    def add(self, slices: Slices, *, version: int, on_done: OnCommitted) -> None:
+    def add(self, slices: Slices, *, version: NewVersion, on_done: OnCommitted) -> None:
         """Queue a commit."""
         with self._lock:
             self._pending.append(PendingCommit(slices, version, on_done, self._clock.now_ns()))
@@ -118,8 +126,9 @@ class CommitQueue:
         now_ns = self._clock.now_ns()
         began_ns = max(pending.called_ns, self._pause_began_ns)
         self._pause_began_ns = now_ns
+        fresh = pending.version() if callable(pending.version) else pending.version
         return pending, Committed(
-            version=pending.version if is_match else version,
+            version=fresh if is_match else version,
             is_match=is_match,
             is_quarantined=self.is_quarantined,
             pause_ms=(now_ns - began_ns) / NS_PER_MS,

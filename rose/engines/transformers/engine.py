@@ -18,7 +18,13 @@ from rose.clock import BootClock, Clock
 from rose.engines.torch import gate_layers
 from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_geometry
-from rose.engines.transformers.commits import OnCommitted, Slices
+from rose.engines.transformers.commits import (
+    IN_FLIGHT,
+    InFlight,
+    NewVersion,
+    OnCommitted,
+    Slices,
+)
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
@@ -47,6 +53,8 @@ class EngineConfig:
         sampling: choose tokens by each request's `Sampling` and report logprobs; without it every
             token is the likeliest and has no logprob.
         version: of the weights that the model is given with.
+        inflight: what becomes of requests under way when the weights change: "keep" their KV,
+            "recompute" it under the new weights, or "abort": their owners get what there is.
         cores: the CPU cores that are the device; None leaves threads where they are.
         clock: where time comes from.
     """
@@ -58,8 +66,18 @@ class EngineConfig:
     prefix_cache: bool = False
     sampling: bool = False
     version: int = 0
+    inflight: InFlight = "keep"
     cores: frozenset[int] | None = None
     clock: Clock = field(default_factory=BootClock)
+
+    def __post_init__(self) -> None:
+        """Refuse a way with requests that there is not.
+
+        Raises:
+            InvalidArgument: the sentence names it.
+        """
+        if self.inflight not in IN_FLIGHT:
+            raise InvalidArgument(f"inflight '{self.inflight}': choose {', '.join(IN_FLIGHT)}")
 
 
 class Engine:
@@ -138,7 +156,7 @@ class Engine:
         """Let the engine run on with the requests it has."""
         self.manager.background_thread_status.release_pause()
 
-    def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
+    def commit(self, commit: Slices, *, version: NewVersion, on_done: OnCommitted) -> None:
         """Change the weights at the next step boundary; any thread may ask, none waits.
 
         The loop thread runs the slices, and no step until they are over. A borrower runs them in
@@ -147,7 +165,8 @@ class Engine:
 
         Args:
             commit: the transaction over the live weights of this engine's model.
-            version: what the engine runs when it has gone well.
+            version: what the engine runs when it has gone well; a function where only the
+                transaction will know.
             on_done: told how it ended, once, in the loop thread; in `stop`, in that thread.
 
         Raises:
@@ -251,6 +270,7 @@ def _engine(
         clock=config.clock,
         cores=config.cores,
         is_sampling=config.sampling,
+        inflight=config.inflight,
         cache=cache,
         config=manager.model.config.get_text_config(),
         generation_config=manager.generation_config,

@@ -12,13 +12,15 @@ from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
     ContinuousBatchProcessor,
 )
+from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.clock import Clock
 from rose.engines.torch import stream_of
 from rose.engines.transformers.cache import VersionedCache
-from rose.engines.transformers.commits import CommitQueue
+from rose.engines.transformers.commits import CommitQueue, InFlight
 from rose.engines.transformers.outputs import CallbackRouter
 from rose.engines.transformers.sampling import SamplingRunner
+from rose.engines.transformers.scheduler import forget, requeue, youngest_first
 from rose.executor import ServingLane, StepBatch
 
 
@@ -58,6 +60,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         clock: Clock,
         cores: frozenset[int] | None,
         is_sampling: bool = False,
+        inflight: InFlight = "keep",
         stream: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -67,6 +70,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         self.commits = CommitQueue(clock)
         self.listener: LoopListener | None = None
         self.is_sampling = is_sampling
+        self.inflight = inflight
         if is_sampling:
             self.model_runner = SamplingRunner(
                 self.output_router.sampling_of,
@@ -178,15 +182,33 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return True
 
     def _settle_commit(self) -> None:
+        ended: list[RequestState] = []
         if self.commits.has_committed:
             self._renew_cache()
+            ended = self._meet_new_weights()
         pending, committed = self.commits.settle(self.output_router.version)
+        for state in ended:  # Before the version is another: these tokens are of the one before.
+            self.output_router.take_away(state, "the weights are others now")
         self.output_router.version = committed.version
         pending.on_done(committed)
 
     def _renew_cache(self) -> None:
         """Keep what old weights computed from the requests to come."""
         self.cache.renew()
+
+    def _meet_new_weights(self) -> list[RequestState]:
+        """Let requests under way become what they are to be; return those that end here.
+
+        No batch is in flight.
+        """
+        under_way = [] if self.inflight == "keep" else youngest_first(self.scheduler)
+        if self.inflight == "recompute":
+            for state in under_way:
+                requeue(self.scheduler, state, no_cache=True)
+            return []
+        for state in under_way:
+            forget(self.scheduler, state)
+        return under_way[::-1]
 
     def abandon_commits(self) -> None:
         """Bring back what is half done, and end what waits; only when the loop is over."""

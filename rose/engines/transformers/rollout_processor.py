@@ -217,6 +217,10 @@ class RolloutProcessor(DeviceProcessor):
         with self.lock:
             super()._renew_cache()
 
+    def _meet_new_weights(self) -> list[RequestState]:
+        with self.lock:
+            return super()._meet_new_weights()
+
     def deliver_evicted(self) -> None:
         """Tell the owners of requests that lost their memory; in the loop thread."""
         while self._evicted:

@@ -93,27 +93,14 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
             no_cache: free its full blocks too, instead of keeping them as prefix cache.
         """
         self.preempted_tokens += state.current_len()
-        self.cache.free_blocks(state.request_id, no_cache=no_cache)
-        self.active_requests.pop(state.request_id)
-        again = state.create_equivalent_initial_request()
-        # Stock resets these, which would falsify latencies.
-        again.created_time, again._timestamps = state.created_time, state._timestamps
-        # The private field: the property's setter would stamp the end of the lifespan.
-        state._status = RequestStatus.FINISHED
-        self.waiting_requests[again.request_id] = again
-        self.waiting_requests_order.appendleft(again.request_id)
-        if not self.active_requests:
-            self.block_new_requests = False
+        requeue(self, state, no_cache=no_cache)
 
     def evict(self, state: RequestState) -> None:
         """Take the blocks of `state` away and forget it; its owner still has to be told.
 
         Only for a request that is not in the batch in flight.
         """
-        self.cache.free_blocks(state.request_id)
-        self.active_requests.pop(state.request_id)
-        if not self.active_requests:
-            self.block_new_requests = False
+        forget(self, state)
 
     def roll_back(self) -> None:
         """Undo `schedule_batch` after a step that was aborted; its KV will be overwritten."""
@@ -132,3 +119,32 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
                 state._status = RequestStatus.PREFILLING
         self.scheduled = []
         self._requests_to_fork.clear()
+
+
+def requeue(scheduler: FIFOScheduler, state: RequestState, *, no_cache: bool) -> None:
+    """Take the blocks of an active request away, and put it in front with every token it has."""
+    scheduler.cache.free_blocks(state.request_id, no_cache=no_cache)
+    scheduler.active_requests.pop(state.request_id)
+    again = state.create_equivalent_initial_request()
+    # Stock resets these, which would falsify latencies.
+    again.created_time, again._timestamps = state.created_time, state._timestamps
+    # The private field: the property's setter would stamp the end of the lifespan.
+    state._status = RequestStatus.FINISHED
+    scheduler.waiting_requests[again.request_id] = again
+    scheduler.waiting_requests_order.appendleft(again.request_id)
+    if not scheduler.active_requests:
+        scheduler.block_new_requests = False
+
+
+def forget(scheduler: FIFOScheduler, state: RequestState) -> None:
+    """Take the blocks of an active request away; its owner still has to be told."""
+    scheduler.cache.free_blocks(state.request_id)
+    scheduler.active_requests.pop(state.request_id)
+    if not scheduler.active_requests:
+        scheduler.block_new_requests = False
+
+
+def youngest_first(scheduler: FIFOScheduler) -> list[RequestState]:
+    """Return the active requests so that putting each in front leaves them in their order."""
+    active = list(scheduler.active_requests.values())
+    return sorted(active, key=lambda state: float(state.created_time), reverse=True)

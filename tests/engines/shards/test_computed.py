@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from rose.engines.shards.computed import ComputedTensors
+from rose.engines.shards.keeper import Keeper
 from rose.engines.shards.places import views_of
 from rose.engines.shards.trace import trace_loader
 from rose.errors import InvalidArgument
@@ -128,6 +129,17 @@ def test_settled_load_stays(loaded) -> None:
     assert equal(state(model), after)
 
 
+def test_only_the_last_load_is_undone(loaded) -> None:
+    model, _, computed, _ = loaded
+    computed.parameters["host:A_log"].add_(1)
+    computed.load()
+    between = state(model)
+    computed.parameters["host:A_log"].add_(1)
+    computed.load()
+    computed.undo()
+    assert equal(state(model), between)
+
+
 def test_only_what_changed_is_loaded_with_what_ends_in_the_same_place(loaded) -> None:
     model, _, computed, _ = loaded
     computed.load(["q"])
@@ -202,6 +214,19 @@ def test_writes_that_overlap_are_undone_in_the_opposite_order() -> None:
     computed.load()
     computed.undo()
     assert model.p.tolist() == list(range(8))
+
+
+def test_what_a_loader_makes_itself_is_not_kept() -> None:
+    parameter = torch.arange(8.0)
+    with Keeper() as keeper:
+        room = torch.zeros(1000)
+        room.add_(1)
+        parameter[:2].add_(room[:2])
+        parameter[:2].mul_(3)
+    assert keeper.size_bytes == 2 * parameter.element_size()
+    keeper.restore()
+    assert parameter.tolist() == list(range(8))
+    assert keeper.size_bytes == 0
 
 
 def test_copies_are_tiles_that_a_delta_changes(loaded) -> None:

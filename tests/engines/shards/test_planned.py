@@ -1,6 +1,5 @@
 """From a trainer's map to the memory of two engines, through a plan and views alone."""
 
-import pytest
 import torch
 
 from rose.engines.shards import (
@@ -12,11 +11,11 @@ from rose.engines.shards import (
     trace_loader,
     views_of,
 )
-from rose.transfer.plan import ShardMap
+from rose.transfer import delta_pack
+from rose.transfer.plan import Replica, ShardMap, Source, check_coverage, make_plan
+from rose.transfer.views import ShardViews
 from tests.engines.shards.miniature import Miniature, Sizes
 from tests.engines.shards.poured import bytes_of, random_like
-
-plans = pytest.importorskip("rose.transfer.plan.plan", reason="there is no planner")
 
 SPECS = Sizes().checkpoint()
 MESH = (2, 2)
@@ -37,9 +36,7 @@ def trainer() -> tuple[ShardMap, dict[int, dict[str, torch.Tensor]], dict[str, t
     return ShardMap({spec.name: spec for spec in SPECS}, tuple(pieces), {}), memory, whole
 
 
-def test_every_bit_of_two_engines_arrives_in_tiles() -> None:
-    from rose.transfer.plan import Replica, Source, check_coverage, make_plan
-
+def test_every_bit_of_two_engines_arrives_in_tiles_and_can_be_undone() -> None:
     shards, memory, whole = trainer()
     check_coverage(shards, is_source=True)
     engines = {size: [Miniature(rank, size) for rank in range(size)] for size in (1, 2)}
@@ -68,14 +65,17 @@ def test_every_bit_of_two_engines_arrives_in_tiles() -> None:
     for rank, parameters in memory.items():
         views = {tile: (view,) for tile, view in plan.sent_from(rank).items()}
         sent |= {tile: view for tile, (view,) in looked(parameters, views).items()}
+    changes = {tile: delta_pack(new, torch.zeros(new.shape).to(new)) for tile, new in sent.items()}
     for size, models in engines.items():
         for rank, model in enumerate(models):
-            places = looked(parameters_of(model), plan.places(f"tp{size}", rank))
-            for tile, views in places.items():
-                for view in views:
-                    view.copy_(sent[tile])
+            target = ShardViews(looked(parameters_of(model), plan.places(f"tp{size}", rank)))
+            for tile in target.tiles:
+                target.apply(tile, changes[tile], undo=False)
             arrived = bytes_of(model)
             model.load_weights(whole.items())
             loaded = bytes_of(model)
             wrong = [name for name, one in loaded.items() if not torch.equal(one, arrived[name])]
             assert not wrong, (size, rank)
+            for tile in target.tiles:
+                target.apply(tile, changes[tile], undo=True)
+            assert not any(one.any() for one in bytes_of(model).values())

@@ -387,3 +387,41 @@ def test_ranks_together_compute_what_one_computes_and_skip_what_all_skip() -> No
     assert both.excused == {"p0", "table"}
     assert both.storages[1, "p2"] == 4
     assert len(both.storages) == 8
+
+
+def test_address_that_is_used_again_is_no_tensor_of_before() -> None:
+    model = Loads((4,), (4,))
+
+    def load_weights(weights) -> None:
+        for name, loaded in weights:
+            if name == "last":
+                with torch.no_grad():
+                    model.p0.copy_(loaded.exp())
+                    # Many, so that some lie where a tensor lay that is gone.
+                    many = [torch.zeros(4) for _ in range(200)]
+                    for one in many:
+                        model.p1.copy_(one)
+            elif name.startswith("made"):
+                loaded.exp()
+
+    names = [f"{kind}{at}" for kind in ("skipped", "made") for at in range(40)]
+    found = trace_loader(
+        model, load_weights, [TensorSpec(name, (4,), "float32") for name in [*names, "last"]]
+    )
+    assert not found.shards.pieces
+    assert found.skipped == tuple(names[:40])
+    assert {name for name, ends in found.ends.items() if ends} == {"last"}
+
+
+def test_elements_in_memory_of_a_loader_are_not_read_from_it() -> None:
+    model = Loads((4,))
+    room, seen = torch.ones(4), []
+
+    def load(w) -> None:
+        room.copy_(w)
+        seen.append(room.sum().item())
+        model.p0.copy_(room)
+
+    found = trace(model, {"a": (4,)}, a=load)
+    assert found.shards.computed == {"a": "copied into what is no parameter"}
+    assert not seen

@@ -11,6 +11,7 @@ from rose.transfer.contributor import Contributor
 from rose.transfer.manifest import Signing
 from rose.transfer.puller import Puller
 from rose.transfer.staging import Staging
+from rose.transfer.sweep import Sweep
 
 
 def without_digest_check(patch: pytest.MonkeyPatch) -> None:
@@ -88,6 +89,10 @@ def with_half_staged_versions_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Puller, "pull", kept)
 
 
+def without_sweep(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sweep, "_read", lambda sweep, tile: None)
+
+
 MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "digest check": without_digest_check,
     "base check": without_base_check,
@@ -98,4 +103,5 @@ MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "proof of undo": without_proof_of_undo,
     "shadow moves with the log": with_shadow_ahead_of_the_log,
     "drop of half-staged versions": with_half_staged_versions_kept,
+    "sweep": without_sweep,
 }

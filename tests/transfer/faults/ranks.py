@@ -97,6 +97,10 @@ class Rank(Receiver):
     def abandon(self) -> None:
         """Only an engine that ends abandons a pause."""
 
+    def order_of(self, version: Version) -> int:
+        """Say that a rank may go back: to where the others of its replica are, while none runs."""
+        return 0
+
     def _asked(self, pause: ReplicaPause) -> None:
         self.pause = pause
 

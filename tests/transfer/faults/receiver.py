@@ -249,6 +249,10 @@ class Receiver:
 
     # ---- what must be true
 
+    def order_of(self, version: Version) -> int:
+        """Return what never falls within an incarnation."""
+        return version.n
+
     def check(self) -> None:
         """See that weights an engine would use are what they are called."""
         held = self.staging.held.version
@@ -256,9 +260,9 @@ class Receiver:
             return
         if held.run == "" or not self._is_proven:
             return  # it knows that it does not know, or has the word of its caller for it
-        now = (held.incarnation, held.n)
+        now = (held.incarnation, self.order_of(held))
         demand(
-            now >= (self.last.incarnation, self.last.n),
+            now >= (self.last.incarnation, self.order_of(self.last)),
             f"{self.name} went from {self.last} back to {held}",
         )
         self.last = held

@@ -8,6 +8,7 @@ from typing import Final
 
 from rose.transfer import Source
 from rose.transfer.relay_set import RelaySet
+from rose.transfer.standing import BACKOFF_MAX_S
 from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.ranks import Rank, Replica
@@ -240,9 +241,6 @@ class World:
             self.trainer.start(self._rng)
         # Once more, for a receiver that waits for another version than one it could not commit.
         self.trainer.publish(self._rng)
-        for receiver in self.receivers.values():
-            if receiver.is_quarantined:
-                receiver.begin(self._rng)
         for _ in range(QUIET_ROUNDS_MAX):
             if self._is_quiet():
                 break
@@ -263,12 +261,15 @@ class World:
 
     def _go_on(self) -> None:
         """Let everybody do what there is to do, once."""
+        is_left_out = False
         for relay in self.relays:
             relay.round()
         for receiver in self.receivers.values():
+            if receiver.is_quarantined:  # as whoever looks after the programs would
+                receiver.begin(self._rng)
             trouble = receiver.round()
-            # Relays that failed before are left out for a while.
             is_waiting = trouble is not None and bool(self.relays)
+            is_left_out |= is_waiting
             demand(
                 trouble is None or is_waiting,
                 f"{receiver.name} is in trouble when all is well: {trouble}",
@@ -279,7 +280,8 @@ class World:
             for receiver in self.receivers.values():
                 receiver.step(1 << 10)
                 receiver.check()
-        self.sleep(1.0)
+        # A relay that failed or lied before is left out for a while.
+        self.sleep(BACKOFF_MAX_S if is_left_out else 1.0)
 
 
 def _place(receiver: Receiver) -> tuple[object, ...]:

@@ -82,6 +82,7 @@ def test_a_relay_that_leaves_moves_its_tiles_only():
     ]
     assert list(after.rerouted) == moved
     assert not after.origins
+    assert after.plan.sources is before.sources  # no map was looked at again
 
 
 def test_a_relay_that_joins_takes_its_share_and_nothing_else_moves():

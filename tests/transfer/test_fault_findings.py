@@ -1,0 +1,111 @@
+"""What the fault runs found, each as the shortest story that shows it."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from rose.errors import InvalidArgument
+from rose.transfer import ReceiverState, Version
+from rose.transfer.relay import Relay
+from rose.transfer.store import MemoryStore
+from tests.transfer.faults.shards import EVERY, flip
+from tests.transfer.faults.world import World
+
+
+def world_without_relays() -> World:
+    """Return a world in which receivers pull from the publisher, each for itself."""
+    for seed in range(100):
+        world = World(seed)
+        if not world.relays and world.replica is None and world.trainer.disk is None:
+            return world
+    raise AssertionError("every world has a relay, a replica or a disk")
+
+
+def follow(world: World, name: str) -> None:
+    for _ in range(8):
+        world.receivers[name].round()
+        world.receivers[name].step(1 << 10)
+        world.receivers[name].check()
+
+
+def publish(world: World, tiles: set[int]) -> Version:
+    """Publish until a version changes none of some tiles, and return it."""
+    for number in range(1000):
+        world.trainer.publish(Random(number))
+        life = world.trainer.life
+        assert life is not None
+        newest = life.source.wait_manifests(life.publisher.version.n - 1, 0)[-1]
+        if not tiles & {chunk.tile for chunk in newest.chunks}:
+            return newest.version
+        for name in world.receivers:
+            follow(world, name)
+    raise AssertionError("every version changes them")
+
+
+def test_shard_that_is_not_what_it_is_called_is_never_in_use_under_that_name() -> None:
+    world = world_without_relays()
+    left = world.receivers["left"]
+    follow(world, "left")
+    assert left.version == world.trainer.version
+    # The process dies in the middle of a commit, and is told the name that was noted before it.
+    newest = publish(world, {0})
+    held = left.version
+    flip(left.memory.held, 0, 1, 1)
+    left.begin(Random(1), held=held)
+    follow(world, "left")
+    assert left.version == newest
+    world.history.check_bits("left", newest, left.memory.held)
+
+
+def test_receiver_that_found_a_tile_to_be_another_takes_the_version_that_it_could_not() -> None:
+    world = world_without_relays()
+    both = world.receivers["both"]
+    follow(world, "both")
+    # Known digests say that tile 2 is as it was, so a seed of another incarnation leaves it out.
+    both.digests = None
+    both.drift(Random(0))
+    world.trainer.kill()
+    world.trainer.start(Random(3))
+    follow(world, "both")
+    assert both.staging.state is ReceiverState.SYNCED
+    assert both.version == world.trainer.version
+    world.history.check_bits("both", both.version, both.memory.held)
+
+
+def test_newest_version_can_be_told_and_made_though_seeds_leave_no_room_for_it() -> None:
+    world = world_without_relays()
+    life = world.trainer.life
+    assert life is not None
+    world.trainer.publish(Random(1))
+    newest = life.publisher.version
+    life.log._bytes_max = life.log.seed(None, EVERY).nbytes  # one seed, and nothing besides
+    life.log.seed(None, EVERY)
+    assert [one.version for one in life.source.wait_manifests(newest.n - 1, 0)] == [newest]
+    seed = life.source.seed(newest.n, EVERY)
+    assert seed is not None
+    assert seed.version == newest
+
+
+def test_manifest_names_a_layout_that_can_be() -> None:
+    life = world_without_relays().trainer.life
+    assert life is not None
+    manifest = life.source.wait_manifests(-1, 0)[0]
+    for layout in ("", "x" * 64, "AB" * 32, "ab" * 31 + "a ", "ab" * 33):
+        with pytest.raises(InvalidArgument):
+            replace(manifest, layout=layout)
+
+
+def test_relay_asks_again_for_a_seed_whose_tiles_nobody_keeps_any_more() -> None:
+    life = world_without_relays().trainer.life
+    assert life is not None
+    relay = Relay(life.source, store=MemoryStore(), patience_s=0.0)
+    relay.round(0)
+    n = life.publisher.version.n
+    seed = relay.seed(n, EVERY)
+    assert seed is not None
+    life.log._seed.clear()  # a seed of another version took its place
+    assert relay.chunk(seed.key, 3) is None
+    again = relay.seed(n, EVERY)
+    assert again == seed
+    assert relay.chunk(seed.key, 3) is not None
