@@ -1,13 +1,13 @@
 """Chunks between two ends of a loopback: the plane of the core against gRPC, and what TLS costs."""
 
-import hashlib
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,12 +98,11 @@ def put_all(server: ChunkServer, kept: list[bytes]) -> None:
         server.put(KEY, tile, frame)
 
 
-def test_tcp_over_grpc(report: Report) -> None:
+@contextmanager
+def both_planes() -> Iterator[tuple[Pull, Pull]]:
+    """Yield how to pull all by TCP, and by gRPC: warm, in the clear."""
     kept = frames()
-    wanted = [
-        Chunk(tile, len(frame), 1, hashlib.sha256(b"").digest(), (0, 0))
-        for tile, frame in enumerate(kept)
-    ]
+    wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
     options = [
         ("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
@@ -124,9 +123,13 @@ def test_tcp_over_grpc(report: Report) -> None:
             by_grpc = pull_all(GrpcChunks(channel, TOKEN, timeout_s=TIMEOUT_S), wanted)
             by_tcp()
             by_grpc()
-            paired = report.pairs(rate(by_tcp), rate(by_grpc), rounds=ROUNDS)
-            spent = report.pairs(cpu_ms(by_tcp), cpu_ms(by_grpc), rounds=ROUNDS)
+            yield by_tcp, by_grpc
         peer.stop(None).wait()
+
+
+def test_tcp_over_grpc(report: Report) -> None:
+    with both_planes() as (by_tcp, by_grpc):
+        paired = report.pairs(rate(by_tcp), rate(by_grpc), rounds=ROUNDS)
     report.add_ratio(
         "tcp_over_grpc",
         paired,
@@ -134,11 +137,16 @@ def test_tcp_over_grpc(report: Report) -> None:
         bar=Bar(at_least=2.0),
     )
     report.add("chunks_gib_s", paired.subject, "GiB/s")
-    # What a receiver takes from its serving process; it hardly depends on who else is running.
+
+
+def test_tcp_cpu_over_grpc(report: Report) -> None:
+    """What a receiver takes from its serving process: it hardly depends on who else is running."""
+    with both_planes() as (by_tcp, by_grpc):
+        paired = report.pairs(cpu_ms(by_tcp), cpu_ms(by_grpc), rounds=ROUNDS)
     report.add_ratio(
         "tcp_cpu_over_grpc",
-        spent,
-        peer=Peer("gRPC streaming, processor time of both ends", spent.peer, "ms"),
+        paired,
+        peer=Peer("gRPC streaming, processor time of both ends", paired.peer, "ms"),
         bar=Bar(at_most=0.6),
     )
 

@@ -151,14 +151,14 @@ ChunkClientStats ChunkClient::stats() const noexcept {
 // ---- the thread
 
 void ChunkClient::run() noexcept {
-  while (take_orders(clock_->now_ns())) {
+  while (take_orders()) {
     const Nanoseconds now_ns = clock_->now_ns();
     open_streams(now_ns);
     assign(now_ns);
     // Then a window has room, there is more to read, or what was lost must be asked for again.
     const bool is_hurried = serve(now_ns);
     hand_over();
-    const bool tries_again = end_if_hopeless(now_ns);
+    const bool tries_again = end_if_hopeless();
     sleep(is_hurried || tries_again);
   }
   for (ChunkStream& stream : streams_) static_cast<void>(stream.take_back());
@@ -168,7 +168,7 @@ void ChunkClient::run() noexcept {
 }
 
 // False when it is to end.
-bool ChunkClient::take_orders(Nanoseconds now_ns) noexcept {
+bool ChunkClient::take_orders() noexcept {
   bell_.silence();
   const std::scoped_lock lock{mutex_};
   if (is_closed_) return false;
@@ -183,7 +183,6 @@ bool ChunkClient::take_orders(Nanoseconds now_ns) noexcept {
   }
   if (!asked_.empty() && !has_work()) {
     may_open_again_ = true;
-    heard_ns_ = now_ns;
     forgive();
   }
   std::ranges::move(asked_, std::back_inserter(pending_));
@@ -239,10 +238,7 @@ bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
     if (stream.is_resting()) continue;
     const std::uint64_t available = pace_.available(now_ns);
     const bool is_open = available >= kPacedStepBytes;
-    if (!is_open) {
-      stream.excuse(now_ns);
-      heard_ns_ = now_ns;
-    }
+    if (!is_open) stream.excuse(now_ns);
     const bool was_serving = stream.is_serving();
     auto moved = stream.serve(
         now_ns,
@@ -256,10 +252,7 @@ bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
     }
     pace_.take(now_ns, moved.value());
     received_bytes_.fetch_add(moved.value());
-    if (moved.value() > 0) {
-      heard_ns_ = now_ns;
-      is_hurried = true;
-    }
+    is_hurried = is_hurried || moved.value() > 0;
     const auto late_ns = stream.late_ns();
     if (late_ns && now_ns >= *late_ns) {
       lose(i, stream.lateness(), now_ns);
@@ -278,21 +271,9 @@ void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexce
   last_loss_ = std::move(why);
 }
 
-// Streams are there, and none of them has said anything for too long.
-bool ChunkClient::is_silent(Nanoseconds now_ns) const noexcept {
-  return has_work() && now_ns - heard_ns_ >= server_.timeout_ns &&
-         std::ranges::any_of(streams_, [](const ChunkStream& one) { return one.is_connected(); });
-}
-
 // The one place that decides that what is missing will not come. True when it is to be tried again
 // at once.
-bool ChunkClient::end_if_hopeless(Nanoseconds now_ns) noexcept {
-  if (is_silent(now_ns)) {
-    give_up(Status::deadline_exceeded("nothing came from the chunk server at " + server_.host +
-                                      " for " + std::to_string(server_.timeout_ns / 1'000'000) +
-                                      " ms"));
-    return false;
-  }
+bool ChunkClient::end_if_hopeless() noexcept {
   if (!has_work()) last_loss_ = {};
   if (last_loss_.ok()) return false;
   const bool is_alone =
@@ -348,8 +329,6 @@ void ChunkClient::sleep(bool is_hurried) noexcept {
   fds[count++] = {bell_.get(), POLLIN, 0};
   Nanoseconds wait_ns = kLongestSleepNs;
   if (!may_read) wait_ns = pace_.wait_ns(now_ns, kPacedStepBytes);
-  const Nanoseconds silent_ns = heard_ns_ + server_.timeout_ns - now_ns;
-  if (has_work() && silent_ns > 0) wait_ns = std::min(wait_ns, silent_ns);
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if (streams_[i].is_resting()) {
       const Nanoseconds rest_ns = rests_[i].is_over ? 0 : rests_[i].until_ns - now_ns;

@@ -46,7 +46,8 @@ struct ChunkClientStats {
 // 2. A frame arrives whole or not at all; where a connection breaks, the rest is asked for on
 //    another one. When none is left, they are opened once more; then it is an error.
 // 3. After the arrival, the error, or cancel() or close() have returned, a room is not touched.
-// 4. Every wait ends: nothing stays asked for longer than timeout_ns without a byte moving.
+// 4. Every wait ends: a stream with asks on which no byte moves for timeout_ns is lost, its asks go
+//    to the others, and it is opened again only once something came.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; connects when something is asked for.
@@ -76,15 +77,14 @@ class ChunkClient {
               std::shared_ptr<const Clock> clock, EventFd bell) noexcept;
 
   void run() noexcept;
-  bool take_orders(Nanoseconds now_ns) noexcept;
+  bool take_orders() noexcept;
   void open_streams(Nanoseconds now_ns) noexcept;
   void open(std::size_t index, Nanoseconds now_ns) noexcept;
   void assign(Nanoseconds now_ns) noexcept;
   bool serve(Nanoseconds now_ns) noexcept;
   void lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept;
-  bool end_if_hopeless(Nanoseconds now_ns) noexcept;
+  bool end_if_hopeless() noexcept;
   bool may_open(std::size_t index, Nanoseconds now_ns) const noexcept;
-  bool is_silent(Nanoseconds now_ns) const noexcept;
   void forgive() noexcept;
   void hand_over() noexcept;
   void give_up(Status why) noexcept;
@@ -107,7 +107,6 @@ class ChunkClient {
   };
   std::vector<Rest> rests_;
   std::uint64_t arrivals_count_{0};
-  Nanoseconds heard_ns_{0};        // the last byte of any stream, or when there was work again
   std::deque<Want> pending_;       // asked for on no stream
   std::vector<Arrival> arrivals_;  // of this turn
   ChunkPace pace_;

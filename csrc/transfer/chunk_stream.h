@@ -56,7 +56,6 @@ class ChunkStream {
       : server_{server}, index_{index} {}
 
   bool is_resting() const noexcept { return state_ == State::kResting; }
-  bool is_connected() const noexcept { return state_ > State::kConnecting; }
   bool is_serving() const noexcept { return state_ == State::kServing; }
   bool has_asks() const noexcept { return !rooms_.empty(); }
   // Whether another ask fits into the window: enough that a long line is full, and bounded.

@@ -178,17 +178,23 @@ TEST(a_server_that_always_breaks_off_is_tried_once_more_and_then_an_error) {
 }
 
 TEST(a_stream_that_is_silent_is_left_for_the_others) {
-  ScriptedServer server{served_well_from(
-      1,
-      [](int, Wire& wire) {
-        if (ScriptedServer::greet(wire)) wire.receive(1 << 20);  // and never answers
-      },
-      300)};
-  // More than one stream's window, so that both have something to bring.
+  std::atomic<bool> is_asked{false};
+  ScriptedServer server{[&](int number, Wire& wire) {
+    if (number > 0) {
+      ScriptedServer::serve_well(wire, [&](const ChunkKey& key) {
+        while (!is_asked.load()) std::this_thread::yield();
+        return of_key(key, 300);
+      });
+    } else if (ScriptedServer::greet(wire) && ScriptedServer::next_ask(wire)) {
+      is_asked.store(true);
+      wire.receive(1 << 20);  // and never answers
+    }
+  }};
   Rig rig{server.port(), 2, 2000 * kMs};
+  // More than one stream's window, so that both have something to bring.
   CHECK(rig.fetch(tiles(600), 300).ok());
   check_all(rig, tiles(600), 300);
-  CHECK_EQ(rig.client->stats().losses, 1);
+  CHECK(rig.client->stats().losses >= 1);
   rig.client->close();
 }
 
