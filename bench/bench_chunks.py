@@ -18,10 +18,10 @@ from bench.conftest import Report
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
 from rose.errors import check
-from rose.transfer import grpc_chunks
-from rose.transfer.chunk_plane import ChunkClient, ChunkServer
-from rose.transfer.grpc_chunks import GrpcChunks
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
+from rose.transfer.wire import grpc_chunks
+from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer
+from rose.transfer.wire.grpc_chunks import GrpcChunks
 
 KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB

@@ -27,7 +27,6 @@ from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
     Delta,
-    class_rule,
     delta_apply,
     delta_merge,
     delta_pack,
@@ -37,6 +36,7 @@ from rose.transfer import (
     strat_unpack,
     topk_unpack,
 )
+from rose.transfer.codec import class_rule
 
 Bits = npt.NDArray[np.uint16]
 

@@ -31,12 +31,12 @@ from rose.transfer import (
     digest,
     topk_unpack,
 )
-from rose.transfer.chain import Held
-from rose.transfer.puller import Puller
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.staging import Staging
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 ELEMENTS = 1 << 24
 DENSITY = 0.01

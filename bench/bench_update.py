@@ -47,8 +47,8 @@ from rose.transfer import (
     StagedVersion,
     VersionLog,
 )
-from rose.transfer.puller import Puller, sound_delta
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.puller import Puller, sound_delta
+from rose.transfer.receiving.subscription import Subscription
 from rose.units import MIB
 
 GBIT: Final = 1e9

@@ -36,20 +36,20 @@ from rose.transfer import (
     Version,
     VersionLog,
 )
-from rose.transfer.contributor import Contributor
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.follower import Follower
 from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer
-from rose.transfer.relay import Relay
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.source import Frame
-from rose.transfer.store import MemoryStore
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.source import Frame
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
 from rose.transfer.views import ShardViews
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 _CLUSTER: Final = "serving"
 _DENSITY: Final = 0.01

@@ -29,9 +29,9 @@ from rose.transfer import (
     VersionLog,
 )
 from rose.transfer.digests import TileDigests
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 _DENSITY: Final = 0.01
 _COMMIT: Final = "commit"

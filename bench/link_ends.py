@@ -16,8 +16,8 @@ from bench.netns import Link, inside, shaped_link
 from bench.refit_ranks import Rank
 from rose.errors import Unavailable, check
 from rose.transfer import Manifest, RowPublisher, VersionLog
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 _HERE: Final = "127.0.0.1"  # where the proxy listens at the far end
 _PIECE_BYTES: Final = 1 << 20

@@ -16,22 +16,14 @@ from bench.netns import Link, inside
 from bench.refit_peers import Bits, Layout
 from bench.refit_ranks import Place, Rank
 from rose.errors import CorruptData, check
-from rose.transfer import (
-    Commit,
-    CommitState,
-    Publisher,
-    Receiver,
-    Tiles,
-    Version,
-    VersionLog,
-)
-from rose.transfer.contributor import Contributor
+from rose.transfer import Commit, CommitState, Publisher, Receiver, Tiles, Version, VersionLog
 from rose.transfer.digests import TileDigests, digest_sum
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import TILE_ELEMENTS
 from rose.transfer.views import ShardViews
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 _WIDTH: Final = 16
 

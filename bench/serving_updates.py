@@ -19,9 +19,9 @@ from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from rose.errors import Unavailable, check
 from rose.transfer import Commit, CommitState, Receiver, RowPublisher, Version, VersionLog
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 MODEL: Final = "tiny-qwen2"
 SEED: Final = 1

@@ -35,9 +35,9 @@ from rose.rl.trajectory import Trajectory
 from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished, WorkerJoined
 from rose.scheduler.worker import WorkerKind
-from rose.transfer.log import VersionLog
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.source import InProcessSource
 
 GROUP = 8
 TASKS = 2

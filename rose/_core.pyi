@@ -1260,7 +1260,7 @@ def digest(
     threads: int = 1,
 ) -> tuple[int, int]: ...
 
-# Weights of one byte; see `rose.transfer.quantise`.
+# Weights of one byte; see `rose.transfer.codec.quantise`.
 def quantise(
     weights: npt.NDArray[np.uint16],
     *,

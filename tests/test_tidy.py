@@ -79,7 +79,7 @@ FLOORS: Final = {
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
 FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "rl"})
 # The tensor edge of transfer looks at tensors of torch, and imports it when it is given one.
-TENSOR_EDGE: Final = PurePosixPath("rose/transfer/tensor.py")
+TENSOR_EDGE: Final = PurePosixPath("rose/transfer/codec/tensor.py")
 
 
 def room_of(path: PurePosixPath) -> str:
@@ -513,9 +513,19 @@ PLANTED: Final = [
     ("frameworks_stay_in_engines", "rose/executor/x.py", "import os\nimport torch.cuda", 2),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "def f():\n    from torch import nn", 2),
     ("frameworks_stay_in_engines", "rose/clock.py", "import transformers", 1),
-    ("frameworks_stay_in_engines", "rose/transfer/tensor.py", "import torch", 1),
-    ("frameworks_stay_in_engines", "rose/transfer/tensor.py", "def f():\n    import triton", 2),
-    ("frameworks_stay_in_engines", "rose/transfer/codec.py", "def f():\n    import torch", 2),
+    ("frameworks_stay_in_engines", "rose/transfer/codec/tensor.py", "import torch", 1),
+    (
+        "frameworks_stay_in_engines",
+        "rose/transfer/codec/tensor.py",
+        "def f():\n    import triton",
+        2,
+    ),
+    (
+        "frameworks_stay_in_engines",
+        "rose/transfer/codec/operations.py",
+        "def f():\n    import torch",
+        2,
+    ),
     ("includes_go_down", "csrc/base/x.h", '#include "memory/pool.h"', 1),
     ("includes_go_down", "csrc/memory/x.cpp", '#include <map>\n#include "slo/model.h"', 2),
     ("includes_go_down", "csrc/memory/x.cpp", '#include "bind/module.h"', 1),
@@ -588,7 +598,7 @@ CLEAN: Final = [
     ("imports_go_down", "rose/cli/demo.py", "def f():\n    from rose.engines import transformers"),
     ("imports_go_down", "rose/cli/demo.py", "from rose.traces import azure"),
     ("frameworks_stay_in_engines", "rose/engines/x.py", "import torch"),
-    ("frameworks_stay_in_engines", "rose/transfer/tensor.py", "def f():\n    import torch"),
+    ("frameworks_stay_in_engines", "rose/transfer/codec/tensor.py", "def f():\n    import torch"),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "from rose.engines import torch"),
     ("includes_go_down", "csrc/slo/x.cpp", '#include <map>\n#include "base/status.h"'),
     ("includes_go_down", "csrc/slo/x.cpp", '#include "slo/model.h"'),

@@ -17,7 +17,7 @@ from rose.checkpoints.safetensors_file import Units, is_safetensors
 from rose.checkpoints.safetensors_header import LENGTH_BYTES
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec import delta_apply, digest
+from rose.transfer.codec.operations import delta_apply, digest
 
 COPIED_BYTES_MAX: Final = 64 << 20
 """A file beside the tensors that is larger is hardly a configuration."""

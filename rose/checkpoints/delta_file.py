@@ -16,8 +16,8 @@ from rose.checkpoints.delta_index import field, read_layout, read_tensors, units
 from rose.checkpoints.make import BODY_AT, CRC, HEADER, MAGIC
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec import delta_check
-from rose.transfer.delta import Delta
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_check
 
 _INDEX_BYTES_MAX: Final = 1 << 28
 

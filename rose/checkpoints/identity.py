@@ -8,7 +8,7 @@ from rose.checkpoints.checkpoint import THREADS, Checkpoint, CheckpointTensor, c
 from rose.checkpoints.contents import Advance, Presence, TensorDelta
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.delta_index import units_of
-from rose.transfer.codec import digest
+from rose.transfer.codec.operations import digest
 
 
 class Standing(Enum):

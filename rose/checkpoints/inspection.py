@@ -13,10 +13,10 @@ from rose.checkpoints.other_codecs import coordinate_bytes, gap_xor_bytes, zstan
 from rose.checkpoints.safetensors_file import Units
 from rose.checkpoints.tensor_kinds import kind_of, layer_of
 from rose.errors import InvalidArgument
-from rose.transfer.class_rule import class_rule
-from rose.transfer.codec import delta_pack
-from rose.transfer.delta import Delta
-from rose.transfer.strat import strat_pack
+from rose.transfer.codec.class_rule import class_rule
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_pack
+from rose.transfer.codec.strat import strat_pack
 
 DENSE: Final = "dense"
 COORDINATES: Final = "coordinates"

@@ -22,7 +22,7 @@ from rose.checkpoints.contents import (
 )
 from rose.checkpoints.safetensors_file import Units
 from rose.errors import InvalidArgument
-from rose.transfer.codec import delta_pack
+from rose.transfer.codec.operations import delta_pack
 from rose.transfer.digests import Digest
 
 MAGIC: Final = b"ROSECKD1"

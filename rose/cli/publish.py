@@ -17,13 +17,13 @@ from rose.cli.publish_state import PublishState, entries, read_state, write_stat
 from rose.cli.weight_events import Events
 from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.contributor import LINKS, Link
+from rose.transfer.observing.timed import TimedContributor, TimedLog
+from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.publisher import Publisher
-from rose.transfer.retention import BYTES_MAX, VERSIONS_MAX
-from rose.transfer.spans import SpanMaker
-from rose.transfer.timed import TimedContributor, TimedLog
-from rose.transfer.timeline import Timeline
+from rose.transfer.publishing.contributor import LINKS, Link
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
+from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.version import Version
 from rose.units import GIB
 
@@ -267,9 +267,9 @@ def _served(
 ) -> Iterator[None]:
     """Serve what is published, and say where."""
     # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
-    from rose.transfer.messages import TensorEntry  # noqa: PLC0415
-    from rose.transfer.peers import Peers  # noqa: PLC0415
-    from rose.transfer.server import serve  # noqa: PLC0415
+    from rose.transfer.wire.messages import TensorEntry  # noqa: PLC0415
+    from rose.transfer.wire.peers import Peers  # noqa: PLC0415
+    from rose.transfer.wire.server import serve  # noqa: PLC0415
 
     tensors = [
         TensorEntry(one.stored.name, one.stored.dtype, one.stored.shape)

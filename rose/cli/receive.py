@@ -18,18 +18,18 @@ from rose.cli.weight_events import Events
 from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
 from rose.cli.weight_sources import open_addresses
 from rose.errors import InvalidArgument
-from rose.transfer.commit import Commit, CommitState, Outcome
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.messages import HelloReply
+from rose.transfer.observing.timed import TimedSource
+from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.receiver import Receiver
-from rose.transfer.source import Source
-from rose.transfer.subscription import Subscription
-from rose.transfer.timed import TimedSource
-from rose.transfer.timeline import Timeline
+from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
+from rose.transfer.wire.messages import HelloReply
 from rose.units import NS_PER_S
 
 _POLL_S: Final = 0.2

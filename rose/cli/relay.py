@@ -15,25 +15,25 @@ from rose.cli.receive import parse_tiles
 from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
 from rose.cli.weight_sources import Addresses, open_addresses
 from rose.errors import CorruptData, InvalidArgument, RoseError
-from rose.transfer.disk import HostDisk
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.follower import Follower
-from rose.transfer.messages import HelloReply, RelayPlace, TensorEntry, decode, encode
-from rose.transfer.peers import Peers
+from rose.transfer.observing.timed import TimedSource
+from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.planned import Landing
-from rose.transfer.relay import Relay
-from rose.transfer.retention import BYTES_MAX, VERSIONS_MAX, Limits
-from rose.transfer.store import MemoryStore, Store
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.disk import HostDisk
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX, Limits
+from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
-from rose.transfer.timed import TimedSource
-from rose.transfer.timeline import Timeline
+from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry, decode, encode
+from rose.transfer.wire.peers import Peers
 from rose.units import GIB
 from rose.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from rose.transfer.server import WeightServer
+    from rose.transfer.wire.server import WeightServer
 
 _POLL_S: Final = 0.5
 _ASK_S: Final = 5.0
@@ -235,7 +235,7 @@ def _served(
     made: Relay, listen: str, peers: Peers, options: WeightOptions
 ) -> "Iterator[WeightServer]":
     # Here, because gRPC is told before its import to be quiet.
-    from rose.transfer.server import serve  # noqa: PLC0415
+    from rose.transfer.wire.server import serve  # noqa: PLC0415
 
     tls, token = options.security.tls, options.security.token.hex()
     with serve(made, listen, token=token, tls=tls, peers=peers) as server:

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from rose.errors import InvalidArgument
-from rose.transfer.timeline import FILE_BYTES_MAX, merged
+from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
 from rose.whole_file import write_whole
 
 _PATH: Final = click.Path(path_type=Path)

@@ -15,8 +15,8 @@ from rose.cli.weight_events import Events
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import Signing
-from rose.transfer.security import Security, TlsFiles
-from rose.transfer.timeline import Timeline
+from rose.transfer.observing.timeline import Timeline
+from rose.transfer.wire.security import Security, TlsFiles
 from rose.whole_file import write_whole
 
 PATH: Final = click.Path(path_type=Path)
@@ -122,7 +122,7 @@ def observed(
             yield _ignore
             return
         # Here, because it needs the extra `metrics`.
-        from rose.transfer.metrics import Metrics, MetricsServer  # noqa: PLC0415
+        from rose.transfer.observing.metrics import Metrics, MetricsServer  # noqa: PLC0415
 
         metrics = Metrics(role, read)
         with MetricsServer(metrics, options.metrics, options.security) as server:

@@ -9,13 +9,13 @@ from rose.cli.weight_events import Events
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
-from rose.transfer.messages import HelloReply
-from rose.transfer.relay_set import RelaySet
-from rose.transfer.security import Security
-from rose.transfer.source import NOTHING_KNOWN, Source
+from rose.transfer.receiving.source import NOTHING_KNOWN, Source
+from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.wire.messages import HelloReply
+from rose.transfer.wire.security import Security
 
 if TYPE_CHECKING:
-    from rose.transfer.remote import RemoteSource
+    from rose.transfer.wire.remote import RemoteSource
 
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
@@ -126,7 +126,7 @@ def open_addresses(
         InvalidArgument: an address may not be.
     """
     # Here, because gRPC is told before its import to be quiet.
-    from rose.transfer.remote import RemoteSource  # noqa: PLC0415
+    from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
 
     token = security.token.hex()
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from rose.node.options import WorkerOptions
 from rose.node.speed import measure
 from rose.rl.feed import receive
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from rose.transfer.remote import RemoteSource
+from rose.transfer.wire.remote import RemoteSource
 from rose.units import ceil_div
 
 

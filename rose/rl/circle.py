@@ -33,9 +33,9 @@ from rose.scheduler.events import WorkerJoined
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
-from rose.transfer.receiver import Receiver
-from rose.transfer.receiver_state import ReceiverState
-from rose.transfer.remote import RemoteSource
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.wire.remote import RemoteSource
 
 BORROWED: Final = 0
 _TRAINER: Final = "trainer"

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
-from rose.transfer.commit import Commit
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.receiver import Receiver
-from rose.transfer.source import Source
-from rose.transfer.subscription import Subscription
-from rose.transfer.sweep import Sweep
+from rose.transfer.receiving.commit import Commit
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.version import Version
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Generator, Sequence
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.source import Frame, Source
+from rose.transfer.receiving.source import Frame, Source
 
 
 class NotedSource:
-    """A `rose.transfer.source.Source` around another.
+    """A `rose.transfer.receiving.source.Source` around another.
 
     Args:
         source: the other.

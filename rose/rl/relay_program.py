@@ -21,12 +21,12 @@ from typing import Final, TextIO
 
 from rose.errors import RoseError
 from rose.rl.cores import take_cores, yield_to_others
-from rose.transfer.follower import Follower
-from rose.transfer.reader_source import ReaderSource
-from rose.transfer.relay import Relay
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import serve
-from rose.transfer.store import MemoryStore
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.reader_source import ReaderSource
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 
 _LOOK_S: Final = 0.5
 # The trainer comes back within seconds, and its versions seconds apart.

@@ -2,10 +2,10 @@
 
 from rose.rl.masters import Bits
 from rose.rl.training import Traffic
-from rose.transfer.log import VersionLog
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.version import Version
+from rose.transfer.wire.server import serve
 
 
 class PublishedWeights:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from rose.errors import InvalidArgument
-from rose.transfer.delta import Delta
+from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
 from rose.transfer.tiles import is_layout
 from rose.transfer.version import Version

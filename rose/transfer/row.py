@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
-from rose.transfer.codec import delta_apply, digest
-from rose.transfer.delta import Delta
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.tiles import Tiles
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
-from rose.transfer.delta import WIDTHS
+from rose.transfer.codec.delta import WIDTHS
 from rose.units import MIB, ceil_div
 
 # The frame of a tile this large is at most half of `CHUNK_BYTES_MAX`, however much of it changes.

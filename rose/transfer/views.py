@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rose.errors import InvalidArgument
-from rose.transfer.codec import delta_apply, digest
-from rose.transfer.delta import Delta
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
 
 

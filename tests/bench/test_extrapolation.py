@@ -26,7 +26,8 @@ PARTS = Parts(
 
 
 def test_an_update_is_what_one_works_out_by_hand() -> None:
-    # 240 GB over 128 ranks of 10 GB/s; 3.6 G changes of 1.25 B at 25 Gb/s, or over 8 ranks of 2 threads.
+    # 240 GB over 128 ranks of 10 GB/s; 3.6 G changes of 1.25 B at 25 Gb/s, or over 8 ranks of two
+    # threads.
     pack_s, wire_s, stage_s = 240 / 1280, 4.5 * 8 / (25 * 0.9), 4.5 / 16
     figure = published_to_staged_s(PARTS, LARGE)
     terms = {term.name.split(":")[0]: term.value for term in figure.terms}

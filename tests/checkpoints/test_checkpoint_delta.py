@@ -596,7 +596,7 @@ def test_frame_of_other_elements_is_refused(pair: tuple[Path, Path, Path]) -> No
 PROGRAM = """
 import sys
 from pathlib import Path
-from rose.transfer import Delta, delta_pack
+from rose.transfer import (Delta, delta_pack)
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.apply import apply_beside
 from rose.checkpoints.identity import identify

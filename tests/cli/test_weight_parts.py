@@ -16,11 +16,11 @@ from rose.cli.weight_events import Events
 from rose.cli.weight_options import WeightOptions, _secret
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
-from rose.transfer.messages import TensorEntry
-from rose.transfer.security import Security
-from rose.transfer.spans import SpanMaker
-from rose.transfer.timed import TimedLog
-from rose.transfer.timeline import Timeline
+from rose.transfer.observing.timed import TimedLog
+from rose.transfer.observing.timeline import Timeline
+from rose.transfer.publishing.spans import SpanMaker
+from rose.transfer.wire.messages import TensorEntry
+from rose.transfer.wire.security import Security
 from tests.cli.weight_programs import make_checkpoint
 
 STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))

@@ -15,7 +15,7 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from rose.transfer import delta_pack
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.pair import Client
 
 TILE = 16_384

@@ -10,7 +10,7 @@ from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, Model, Sampling
 from rose.errors import StepAborted
 from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import TileCommit, copy_of, engine_of, later, say_alone

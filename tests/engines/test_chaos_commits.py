@@ -12,7 +12,7 @@ import torch
 from rose.engines.transformers import Committed, Model
 from rose.engines.transformers.sampling import _signed, gumbel_noise, row_key
 from rose.scheduler.worker import TurnEnd, TurnOutput
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import TIE, Client
 from tests.engines.policies import TileCommit, copy_of, later

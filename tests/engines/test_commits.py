@@ -10,10 +10,10 @@ import pytest
 from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
 from rose.errors import Unavailable
 from rose.transfer import Delta
-from rose.transfer.commit import Commit, CommitState
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import Commit, CommitState
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,

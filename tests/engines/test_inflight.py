@@ -16,9 +16,9 @@ from rose.engines.transformers import (
 )
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import TurnEnd, WorkerKind
-from rose.transfer.commit import CommitState
 from rose.transfer.digests import TileDigests
-from rose.transfer.sweep import Sweep
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.sweep import Sweep
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (

@@ -8,17 +8,17 @@ import pytest
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import WorkerKind
-from rose.transfer.commit import Commit
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.receiver import Receiver
-from rose.transfer.replica_host import ReplicaHost
-from rose.transfer.replica_member import ReplicaMember
-from rose.transfer.replica_messages import RankPhase
-from rose.transfer.replica_rank import ReplicaRank
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import Commit
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.replicas.host import ReplicaHost
+from rose.transfer.replicas.member import ReplicaMember
+from rose.transfer.replicas.messages import RankPhase
+from rose.transfer.replicas.rank import ReplicaRank
 from rose.transfer.version import Version
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import TILE, engine_of, later, policy, true_logprobs

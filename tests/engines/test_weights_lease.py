@@ -10,7 +10,7 @@ from rose.engines.transformers import LeasedWeights, LiveWeights, Model, Samplin
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import Reason, Refusal, WeightsState
 from rose.scheduler.worker import TurnEnd
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from rose.units import MIB
 from tests.engines.borrowed import LEASED_POOL_BYTES, Borrowed
 from tests.engines.pair import WAIT_S, Client, Pair

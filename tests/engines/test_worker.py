@@ -15,7 +15,7 @@ from rose.engines.transformers import (
 )
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.worker import TurnEnd, VersionCommitted, Worker, WorkerKind, WorkerLost
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import (
     TILE,

@@ -11,24 +11,16 @@ from contextlib import suppress
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import (
-    Chunk,
-    Manifest,
-    Subscription,
-    Tiles,
-    UpdateKey,
-    Version,
-    manifest_bytes,
-    messages,
-    replica_link,
-)
-from rose.transfer.chain import Held
+from rose.transfer import Chunk, Manifest, Subscription, Tiles, UpdateKey, Version, manifest_bytes
 from rose.transfer.digests import Digest
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.puller import Puller
-from rose.transfer.replica_messages import Order, Word
-from rose.transfer.source import Frame
-from rose.transfer.staging import Staging
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import Frame
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.replicas import link as replica_link
+from rose.transfer.replicas.messages import Order, Word
+from rose.transfer.wire import messages
 from tests.transfer.faults.disks import VirtualDisk
 
 REFUSED: Final = (CorruptData, InvalidArgument)

@@ -11,17 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer import (
-    RowPublisher,
-    Signing,
-    Version,
-    VersionLog,
-    manifest_bytes,
-    messages,
-    replica_link,
-)
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.replica_messages import Order, OrderKind, RankPhase, Word
+from rose.transfer import RowPublisher, Signing, Version, VersionLog, manifest_bytes
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.replicas import link as replica_link
+from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
+from rose.transfer.wire import messages
 from tests.fuzz import fuzz_parsers
 from tests.fuzz.fuzz_parsers import KINDS, PARSERS
 from tests.transfer.faults.disks import VirtualDisk

@@ -24,8 +24,8 @@ def packed_and_applied(new: Any, old: Any) -> dict[str, Any]:
     import torch
 
     from rose.kernels.triton_codec import TritonCodec
-    from rose.transfer.backend import HostBackend
-    from rose.transfer.gpu import GpuBackend
+    from rose.transfer.codec.backend import HostBackend
+    from rose.transfer.codec.gpu import GpuBackend
 
     def tensor_of(bits: Any) -> Any:
         return torch.from_numpy(bits.view(f"i{bits.itemsize}"))
@@ -73,8 +73,8 @@ def packed_by_age(new: Any, old: Any, ages: Any) -> list[Any]:
     import torch
 
     from rose.kernels.triton_codec import TritonCodec
-    from rose.transfer.backend import HostBackend
-    from rose.transfer.gpu import GpuBackend
+    from rose.transfer.codec.backend import HostBackend
+    from rose.transfer.codec.gpu import GpuBackend
 
     found = []
     for backend in (GpuBackend(TritonCodec()), HostBackend(isa=None)):

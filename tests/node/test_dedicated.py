@@ -14,9 +14,9 @@ from tests.node.rig import LONG_S, Scheduler, request, wait_for
 pytest.importorskip("rose.engines.transformers.worker", reason="needs transformers")
 from rose.engines.transformers import load_model
 from rose.engines.transformers.live_weights import LiveWeights
-from rose.transfer.log import VersionLog
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.wire.server import serve
 
 # Half a minute; `tests/rl/test_circle.py` starts the same program.
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from rose.rl.client import TrainerClient
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.training import Traffic
 from rose.rl.weights import PublishedWeights
-from rose.transfer.remote import RemoteSource
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.wire.remote import RemoteSource
 from tests.rl.micro import micro_model, trajectory
 from tests.rl.trainer_process import TrainerProcess
 from tests.transfer.worker import Worker

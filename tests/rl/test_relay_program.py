@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rose.transfer.log import VersionLog
-from rose.transfer.remote import RemoteSource
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 from tests.transfer.worker import TILE, Worker, changed, weights
 
 TOKEN = "17" * 32

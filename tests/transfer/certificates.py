@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.transfer.security import TlsFiles
+from rose.transfer.wire.security import TlsFiles
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="certificates are made with the program openssl"

@@ -2,18 +2,18 @@
 
 import threading
 
-from rose.transfer.chain import Held
-from rose.transfer.commit import Commit, CommitState
-from rose.transfer.contributor import Link
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Signing, UpdateKey
-from rose.transfer.puller import Puller
+from rose.transfer.publishing.contributor import Link
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.spans import Spans
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import Source
-from rose.transfer.spans import Spans
-from rose.transfer.staging import Staging
-from rose.transfer.subscription import Subscription
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)

@@ -6,9 +6,9 @@ It prints its address, and after each line on its standard input publishes a ver
 
 import sys
 
-from rose.transfer.log import VersionLog
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.wire.server import serve
 from tests.transfer.worker import TILE, changed, weights
 
 

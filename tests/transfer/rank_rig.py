@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing_extensions import Self
 
 from rose.clock import BootClock
-from rose.transfer.commit import Commit, CommitState
 from rose.transfer.manifest import Signing, StagedVersion
-from rose.transfer.receiver import Receiver
-from rose.transfer.replica_member import ReplicaMember, ReplicaPause
-from rose.transfer.replica_rank import ReplicaRank
-from rose.transfer.source import Source
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.replicas.member import ReplicaMember, ReplicaPause
+from rose.transfer.replicas.rank import ReplicaRank
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews

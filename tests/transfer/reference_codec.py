@@ -1,7 +1,7 @@
 """The codec of a GPU as a plain stand-in: tensors of the CPU, and the bits of the reference.
 
 What is tested with it is the way from a tensor and a `Delta` to a kernel and back, in
-`rose/transfer/gpu.py`; the kernels have tests of their own.
+`rose/transfer/codec/gpu.py`; the kernels have tests of their own.
 """
 
 from typing import Any

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
-from rose.transfer.replica import ReplicaCommit
-from rose.transfer.replica_messages import Order, Word
-from rose.transfer.replica_rank import ReplicaRank, Todo
+from rose.transfer.replicas.messages import Order, Word
+from rose.transfer.replicas.rank import ReplicaRank, Todo
+from rose.transfer.replicas.replica import ReplicaCommit
 from rose.transfer.version import Version
 from rose.units import NS_PER_S
 

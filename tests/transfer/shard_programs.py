@@ -11,22 +11,22 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from rose.transfer.contributor import Contributor
-from rose.transfer.disk import HostDisk
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.follower import Follower
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Signing
-from rose.transfer.publisher import Publisher
-from rose.transfer.reader_source import ReaderSource
-from rose.transfer.relay import Relay
-from rose.transfer.remote import RemoteSource
-from rose.transfer.replica_host import ReplicaHost
-from rose.transfer.replica_link import ReplicaLink, ReplicaServer
-from rose.transfer.replica_messages import RankPhase
-from rose.transfer.server import serve
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.disk import HostDisk
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.receiving.reader_source import ReaderSource
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
+from rose.transfer.replicas.host import ReplicaHost
+from rose.transfer.replicas.link import ReplicaLink, ReplicaServer
+from rose.transfer.replicas.messages import RankPhase
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import serve
 from tests.transfer.rank_rig import RankRig
 from tests.transfer.shards import model, places, plan, shard, source_places
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rose.transfer.commit import CommitState
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.receiver_state import ReceiverState
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.version import Version
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer import Application, Delta, delta_apply, delta_pack
-from rose.transfer import application as subject
-from rose.transfer.backend import HostBackend
+from rose.transfer.codec import application as subject
+from rose.transfer.codec.backend import HostBackend
 from tests.reference import delta as reference
 from tests.vectors.delta_v2 import changed
 
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 def test_slices_on_a_gpu_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from rose.transfer.gpu import GpuBackend
+    from rose.transfer.codec.gpu import GpuBackend
     from tests.transfer.reference_codec import ReferenceCodec
 
     class Signed:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer.chain import Choice, Held, next_version
 from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
 from rose.transfer.manifest import Chunk, Manifest
-from rose.transfer.subscription import Subscription
+from rose.transfer.receiving.chain import Choice, Held, next_version
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 

@@ -19,10 +19,10 @@ import pytest
 
 from rose import _core
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer import chunk_plane
-from rose.transfer.chunk_plane import ChunkClient, ChunkServer, Pace
-from rose.transfer.chunk_server import ChunkServer as LogServer
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
+from rose.transfer.wire import chunk_plane
+from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer, Pace
+from rose.transfer.wire.chunk_server import ChunkServer as LogServer
 from tests.transfer import chunk_wire
 from tests.transfer.worker import LONG_S
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rose.transfer import Delta, delta_pack
-from rose.transfer.class_rule import SAMPLED_BLOCKS, class_rule, rules_at, sample
-from rose.transfer.strat import strat_pack
-from rose.transfer.tensor import bits_of
+from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule, rules_at, sample
+from rose.transfer.codec.strat import strat_pack
+from rose.transfer.codec.tensor import bits_of
 from tests.transfer.lr_law import bits_of_floats, versions
 
 COUNT = 3 * 65_536 + 1_021

@@ -22,7 +22,7 @@ from rose.transfer import (
     topk_pack,
     topk_unpack,
 )
-from rose.transfer.backend import HostBackend
+from rose.transfer.codec.backend import HostBackend
 from tests.reference import delta as reference
 from tests.transfer.twins import (
     DENSE,

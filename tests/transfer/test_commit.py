@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InternalError
 from rose.transfer import Delta
-from rose.transfer.commit import Commit, CommitState
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import StagedVersion
-from rose.transfer.puller import sound_delta
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.puller import sound_delta
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
 from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, row_digest, weights
 
 OLD = weights(1)

@@ -7,8 +7,8 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.transfer import ReceiverState, Version
-from rose.transfer.relay import Relay
-from rose.transfer.store import MemoryStore
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.shards import EVERY, flip
 from tests.transfer.faults.world import World
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.tensor import bits_of
+from rose.transfer.codec.tensor import bits_of
 
 CPU, CUDA, METAL = 1, 2, 8
 

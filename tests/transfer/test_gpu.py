@@ -9,7 +9,7 @@ import pytest
 
 from rose.errors import CorruptData, InternalError, InvalidArgument
 from rose.transfer import Delta
-from rose.transfer.backend import Backend, HostBackend
+from rose.transfer.codec.backend import Backend, HostBackend
 from tests.reference import delta as reference
 from tests.transfer.twins import same
 from tests.vectors.delta_v2 import changed, weights
@@ -29,7 +29,7 @@ def codec() -> Any:
 
 @pytest.fixture
 def gpu(codec: Any) -> Backend:
-    from rose.transfer.gpu import GpuBackend
+    from rose.transfer.codec.gpu import GpuBackend
 
     return GpuBackend(codec)
 

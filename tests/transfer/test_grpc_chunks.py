@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
-from rose.transfer import grpc_chunks
-from rose.transfer.grpc_chunks import METHOD, GrpcChunks
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
-from rose.transfer.messages import TOKEN_KEY
-from rose.transfer.remote import RemoteSource
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import WeightServer, serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.wire import grpc_chunks
+from rose.transfer.wire.grpc_chunks import METHOD, GrpcChunks
+from rose.transfer.wire.messages import TOKEN_KEY
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
 

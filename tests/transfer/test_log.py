@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.codec import delta_apply, delta_pack
-from rose.transfer.delta import Delta
-from rose.transfer.log import RECEIVERS_MAX, VersionLog
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, delta_pack
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
@@ -390,7 +390,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
         delta_pack(new, shadow, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rose.transfer.contributor.delta_pack", interrupted)
+    monkeypatch.setattr("rose.transfer.publishing.contributor.delta_pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(weights(2))
     monkeypatch.undo()

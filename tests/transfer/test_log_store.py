@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
 from tests.transfer.planted_disk import PlantedDisk
 from tests.transfer.worker import TILE, Bits, changed, row_digest, weights
 

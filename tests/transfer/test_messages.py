@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import messages
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest
-from rose.transfer.messages import (
+from rose.transfer.version import Version
+from rose.transfer.wire import messages
+from rose.transfer.wire.messages import (
     HelloReply,
     HelloRequest,
     ManifestsReply,
@@ -26,8 +27,7 @@ from rose.transfer.messages import (
     decode,
     encode,
 )
-from rose.transfer.proto import weights_pb2 as pb
-from rose.transfer.version import Version
+from rose.transfer.wire.proto import weights_pb2 as pb
 
 U64 = st.integers(0, 2**64 - 1)
 N = st.integers(0, 2**63 - 1)

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
-from rose.transfer.metrics import COUNTERS, GAUGES, Metrics, MetricsServer
-from rose.transfer.security import Security
+from rose.transfer.observing.metrics import COUNTERS, GAUGES, Metrics, MetricsServer
+from rose.transfer.wire.security import Security
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 
 OPEN = Security(bytes(32))

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.log import VersionLog
-from rose.transfer.messages import RelayPlace, SubscribeRequest, TensorEntry
-from rose.transfer.peers import SUBSCRIBERS_MAX, Peers
-from rose.transfer.remote import RemoteSource
-from rose.transfer.server import WeightServer, serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.wire.messages import RelayPlace, SubscribeRequest, TensorEntry
+from rose.transfer.wire.peers import SUBSCRIBERS_MAX, Peers
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import WeightServer, serve
 
 LAYOUT = "ab" * 32
 

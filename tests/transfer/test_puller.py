@@ -8,10 +8,10 @@ import pytest
 
 from rose.errors import CorruptData
 from rose.transfer import Delta, delta_apply, delta_pack
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk
-from rose.transfer.puller import sound_delta
-from rose.transfer.row_publisher import RowPublisher
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.puller import sound_delta
 from tests.transfer.worker import TILE, TILES, weights
 
 

@@ -111,7 +111,7 @@ def test_an_interrupt_leaves_codes_and_scales_of_one_version(
             raise KeyboardInterrupt
         return delta_pack(*arguments, **named)
 
-    monkeypatch.setattr(import_module("rose.transfer.quantise"), "delta_pack", interrupted)
+    monkeypatch.setattr(import_module("rose.transfer.codec.quantise"), "delta_pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quantise_pack(new, shadow)
     assert held(shadow) == before

@@ -5,7 +5,7 @@ import pytest
 from rose.errors import Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.reader_source import ReaderSource
+from rose.transfer.receiving.reader_source import ReaderSource
 
 CHUNK = Chunk(0, 1, 1, bytes(32), (0, 0))
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from rose.errors import InternalError, Unavailable
-from rose.transfer.chain import Held
-from rose.transfer.commit import CommitState, Outcome
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.puller import Puller
-from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import CommitState, Outcome
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.source import Frame, InProcessSource
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import Frame, InProcessSource
-from rose.transfer.staging import Staging
-from rose.transfer.subscription import Subscription
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing

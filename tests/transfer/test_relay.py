@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError, Unavailable
-from rose.transfer.commit import Commit
 from rose.transfer.digests import Digest
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.follower import Follower
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.relay import Relay
-from rose.transfer.retention import Limits
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import Frame, InProcessSource
-from rose.transfer.store import MemoryStore
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.retention import Limits
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.commit import Commit
+from rose.transfer.receiving.source import Frame, InProcessSource
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk

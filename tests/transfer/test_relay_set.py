@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
-from rose.transfer.delta import Delta
+from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.relay import Relay
-from rose.transfer.relay_set import RelaySet
-from rose.transfer.source import Frame, InProcessSource
-from rose.transfer.store import MemoryStore
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.source import Frame, InProcessSource
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay_set import RelaySet
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import TILES, weights
 

@@ -17,15 +17,15 @@ import pytest
 from typing_extensions import Self
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer import messages
-from rose.transfer.log import VersionLog
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
-from rose.transfer.proto import weights_pb2 as pb
-from rose.transfer.remote import RemoteSource
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.server import WeightServer, serve
-from rose.transfer.source import Frame
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.source import Frame
 from rose.transfer.version import Version
+from rose.transfer.wire import messages
+from rose.transfer.wire.proto import weights_pb2 as pb
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire as wire
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 

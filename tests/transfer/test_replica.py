@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer.replica import ReplicaCommit, ReplicaState
-from rose.transfer.replica_messages import Order, OrderKind, RankPhase, Word
-from rose.transfer.replica_rank import ReplicaRank
+from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
+from rose.transfer.replicas.rank import ReplicaRank
+from rose.transfer.replicas.replica import ReplicaCommit, ReplicaState
 from tests.transfer.replica_world import APPLY_S, HOLD_S, ReplicaWorld, version
 
 EVENTS = (

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from rose.transfer import Delta
-from rose.transfer.commit import CommitState
-from rose.transfer.contributor import Contributor
-from rose.transfer.log import VersionLog
-from rose.transfer.publisher import Publisher
-from rose.transfer.replica import ReplicaState
-from rose.transfer.replica_host import ReplicaHost
-from rose.transfer.replica_link import (
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.replicas.host import ReplicaHost
+from rose.transfer.replicas.link import (
     FRAME_BYTES_MAX,
     ReplicaLink,
     ReplicaServer,
@@ -26,8 +26,8 @@ from rose.transfer.replica_link import (
     decode,
     encode,
 )
-from rose.transfer.replica_messages import Order, OrderKind, RankPhase, Word
-from rose.transfer.source import InProcessSource
+from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
+from rose.transfer.replicas.replica import ReplicaState
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
 from tests.transfer.rank_rig import RankRig

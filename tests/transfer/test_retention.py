@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.retention import Limits, Link, connected, path, to_forget
+from rose.transfer.publishing.retention import Limits, Link, connected, path, to_forget
 
 
 def link(base_n: int, n: int, nbytes: int = 1) -> Link:

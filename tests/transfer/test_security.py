@@ -15,13 +15,13 @@ import pytest
 
 from rose.addresses import reachable
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer import messages
-from rose.transfer.credentials import add_port
-from rose.transfer.log import VersionLog
-from rose.transfer.remote import RemoteSource
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.security import REJECTIONS_MAX, Rejections, Security, TlsFiles, check_files
-from rose.transfer.server import WeightServer, serve
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.wire import messages
+from rose.transfer.wire.credentials import add_port
+from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.security import REJECTIONS_MAX, Rejections, Security, TlsFiles, check_files
+from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire as wire
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights

@@ -7,11 +7,11 @@ import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer import Delta, Selection, ShardViews, delta_apply, topk_pack
-from rose.transfer.contributor import Contributor
-from rose.transfer.log import VersionLog
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.selection import drift_of
-from rose.transfer.source import InProcessSource
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.selection import drift_of
+from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.tiles import Tiles
 from tests.transfer.lr_law import bits_of_floats
 from tests.transfer.worker import TILE, TILES, Bits, Worker

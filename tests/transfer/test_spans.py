@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable
-from rose.transfer.chain import Held
-from rose.transfer.codec import delta_pack
-from rose.transfer.commit import Commit, CommitState
-from rose.transfer.log import VersionLog
+from rose.transfer.codec.operations import delta_pack
 from rose.transfer.manifest import Manifest, Signing, UpdateKey
-from rose.transfer.puller import Puller
-from rose.transfer.retention import path
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
-from rose.transfer.spans import SpanMaker, Update, merged_update
-from rose.transfer.staging import Staging
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.retention import path
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.spans import SpanMaker, Update, merged_update
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import LONG_S, NAMELESS, TILE, TILES, changed, row_digest, weights
 

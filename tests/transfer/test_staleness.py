@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer.staleness import CROSSINGS_MAX, Crossing, Lag, Staleness
+from rose.transfer.receiving.staleness import CROSSINGS_MAX, Crossing, Lag, Staleness
 from rose.transfer.version import Version
 
 

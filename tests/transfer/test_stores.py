@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rose.errors import CorruptData, OutOfMemory, Unavailable
-from rose.transfer.disk import HostDisk
-from rose.transfer.disk_store import DiskStore
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.store import MemoryStore, Store
+from rose.transfer.publishing.disk import HostDisk
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.store import MemoryStore, Store
 from rose.transfer.version import Version
 from tests.transfer.planted_disk import PlantedDisk
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import ClassRule, Delta, delta_apply, delta_pack, digest
-from rose.transfer.strat import has_strat, link_pack, strat_pack, strat_unpack
+from rose.transfer.codec.strat import has_strat, link_pack, strat_pack, strat_unpack
 from tests.reference import delta as reference
 from tests.reference import strat as strat_reference
 from tests.transfer.lr_law import versions

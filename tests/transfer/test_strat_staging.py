@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
-from rose.transfer.commit import CommitState
-from rose.transfer.delta import Delta
-from rose.transfer.log import VersionLog
+from rose.transfer.codec.delta import Delta
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import Frame, InProcessSource
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.lr_law import bits_of_floats

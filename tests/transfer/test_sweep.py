@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer.commit import CommitState
-from rose.transfer.log import VersionLog
-from rose.transfer.receiver_state import ReceiverState
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.row import Row
-from rose.transfer.row_publisher import RowPublisher
-from rose.transfer.source import InProcessSource
-from rose.transfer.sweep import Sweep
 from rose.units import NS_PER_MS
 from tests.transfer.worker import COUNT, TILE, TILES, Worker, changed, weights
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack, distinct
-from rose.transfer.box import Box
+from rose.transfer.codec.box import Box
 
 SHARES = "share memory and are not the same tensor"
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from rose.cli.main import main
 from rose.errors import InvalidArgument
-from rose.transfer.commit import Commit
-from rose.transfer.contributor import Contributor
-from rose.transfer.publisher import Publisher
-from rose.transfer.receiver import Receiver
+from rose.transfer.observing.timed import TimedContributor, TimedLog, TimedSource
+from rose.transfer.observing.timeline import Timeline, merged
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.receiving.commit import Commit
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
-from rose.transfer.source import InProcessSource
-from rose.transfer.subscription import Subscription
-from rose.transfer.timed import TimedContributor, TimedLog, TimedSource
-from rose.transfer.timeline import Timeline, merged
 from rose.transfer.version import Version
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, changed, weights
 

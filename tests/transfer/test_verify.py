@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack, delta_undo, topk_pack
-from rose.transfer.backend import HostBackend
+from rose.transfer.codec.backend import HostBackend
 from tests.reference import delta as reference
 from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, as_model, elements
 from tests.vectors.delta_v2 import changed

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.transfer import Delta
-from rose.transfer.backend import HostBackend
+from rose.transfer.codec.backend import HostBackend
 from tests.reference import delta as reference
 
 Bits = npt.NDArray[Any]

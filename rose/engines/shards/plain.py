@@ -7,9 +7,9 @@ import torch
 from rose.engines.shards.look import Look
 from rose.engines.shards.storages import dtype_of, look_of, storage_of
 from rose.errors import InvalidArgument
+from rose.transfer.codec.tensor import bits_of
+from rose.transfer.codec.tied import distinct
 from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec
-from rose.transfer.tensor import bits_of
-from rose.transfer.tied import distinct
 
 
 def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMap:

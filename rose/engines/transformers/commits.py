@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 from rose.clock import Clock
-from rose.transfer.commit import CommitState
+from rose.transfer.receiving.commit import CommitState
 from rose.units import NS_PER_MS
 
 # What becomes of requests under way when the weights change: they keep their KV, so that a request
@@ -18,7 +18,7 @@ IN_FLIGHT: Final = ("keep", "recompute", "abort")
 
 
 class Slices(Protocol):
-    """A commit as an engine sees it; `rose.transfer.commit.Commit` is one."""
+    """A commit as an engine sees it; `rose.transfer.receiving.commit.Commit` is one."""
 
     def step(self) -> bool:
         """Do one slice; False when it is over."""

@@ -58,7 +58,7 @@ class LiveWeights:
 
     With a `mirror` steps read that instead: a change goes to the buffer first, then to the mirror.
 
-    It is a `rose.transfer.commit.Target`; one thread, between two steps, changes it.
+    It is a `rose.transfer.receiving.commit.Target`; one thread, between two steps, changes it.
 
     Args:
         model: float32, all on one device; its weights are rounded to bf16.

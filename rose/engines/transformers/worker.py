@@ -24,7 +24,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from rose.transfer.sweep import Sweep
+from rose.transfer.receiving.sweep import Sweep
 from rose.units import NS_PER_MS
 
 SWEEP_MS: Final = 0.5

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument
-from rose.transfer.box import Box
+from rose.transfer.codec.box import Box
 from rose.transfer.plan.regions import described
 from rose.transfer.plan.spec import Piece, ShardMap
 

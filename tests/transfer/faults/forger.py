@@ -20,8 +20,8 @@ from rose.transfer import (
     delta_pack,
     digest,
 )
-from rose.transfer.contributor import chunk_of
 from rose.transfer.manifest import UpdateKey
+from rose.transfer.publishing.contributor import chunk_of
 from tests.transfer.faults.history import History
 from tests.transfer.faults.shards import EVERY, TILES, Bits, changed
 

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import pytest
 
-from rose.transfer import chain, puller
-from rose.transfer.commit import Commit
-from rose.transfer.contributor import Contributor
 from rose.transfer.manifest import Signing
-from rose.transfer.puller import Puller
-from rose.transfer.staging import Staging
-from rose.transfer.sweep import Sweep
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.receiving import chain, puller
+from rose.transfer.receiving.commit import Commit
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.sweep import Sweep
 
 
 def without_digest_check(patch: pytest.MonkeyPatch) -> None:

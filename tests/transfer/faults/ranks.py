@@ -4,12 +4,12 @@ from collections import deque
 from random import Random
 
 from rose.transfer import Commit, CommitState, StagedVersion
-from rose.transfer.commit import Outcome
 from rose.transfer.digests import TileDigests
-from rose.transfer.replica import ReplicaCommit
-from rose.transfer.replica_member import ReplicaMember, ReplicaPause
-from rose.transfer.replica_messages import Order, RankPhase, Word
-from rose.transfer.replica_rank import ReplicaRank, Todo
+from rose.transfer.receiving.commit import Outcome
+from rose.transfer.replicas.member import ReplicaMember, ReplicaPause
+from rose.transfer.replicas.messages import Order, RankPhase, Word
+from rose.transfer.replicas.rank import ReplicaRank, Todo
+from rose.transfer.replicas.replica import ReplicaCommit
 from rose.transfer.version import Version
 from tests.transfer.faults.history import demand
 from tests.transfer.faults.receiver import NAMELESS, Receiver

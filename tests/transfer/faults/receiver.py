@@ -16,12 +16,12 @@ from rose.transfer import (
     Subscription,
     Version,
 )
-from rose.transfer.chain import Held
 from rose.transfer.digests import TileDigests
-from rose.transfer.puller import Puller
-from rose.transfer.source import Source
-from rose.transfer.staging import Staging
-from rose.transfer.sweep import Sweep
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.sweep import Sweep
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     SHARES,

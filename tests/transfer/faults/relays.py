@@ -7,12 +7,12 @@ from typing import Final
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer import Chunk, InProcessSource, Manifest, Source, UpdateKey
 from rose.transfer.digests import Digest
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.relay import Relay
-from rose.transfer.retention import Limits
-from rose.transfer.source import Frame
-from rose.transfer.store import MemoryStore, Store
-from rose.transfer.subscription import Subscription
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.retention import Limits
+from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.receiving.source import Frame
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.shards import EVERY, TILES, Killed
 

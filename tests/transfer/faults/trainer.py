@@ -7,12 +7,12 @@ from typing import Final
 
 from rose.errors import OutOfMemory, Unavailable
 from rose.transfer import Contributor, InProcessSource, Publisher, Signing, Version, VersionLog
-from rose.transfer.contributor import Link
-from rose.transfer.disk_store import DiskStore
-from rose.transfer.log import Chunks
 from rose.transfer.manifest import Manifest
-from rose.transfer.spans import Spans
-from rose.transfer.store import MemoryStore, Store
+from rose.transfer.publishing.contributor import Link
+from rose.transfer.publishing.disk_store import DiskStore
+from rose.transfer.publishing.log import Chunks
+from rose.transfer.publishing.spans import Spans
+from rose.transfer.publishing.store import MemoryStore, Store
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (

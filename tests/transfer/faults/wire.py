@@ -7,8 +7,8 @@ from typing import Final
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.transfer import Chunk, Manifest, Source, UpdateKey
 from rose.transfer.digests import Digest
-from rose.transfer.messages import ManifestsReply, decode, encode
-from rose.transfer.source import Frame
+from rose.transfer.receiving.source import Frame
+from rose.transfer.wire.messages import ManifestsReply, decode, encode
 from tests.transfer.faults.forger import (
     Frames,
     forged_frame,

@@ -7,8 +7,8 @@ from random import Random
 from typing import Final
 
 from rose.transfer import Source
-from rose.transfer.relay_set import RelaySet
-from rose.transfer.standing import BACKOFF_MAX_S
+from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.relaying.standing import BACKOFF_MAX_S
 from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.ranks import Rank, Replica

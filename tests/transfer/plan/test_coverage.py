@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer.box import Box
+from rose.transfer.codec.box import Box
 from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec, check_coverage
 from tests.reference.plan import addresses, elements_of, storage_holders
 from tests.transfer.plan.models import Model, flattened, sharded

@@ -1,0 +1,256 @@
+"""The codec on tensors of a GPU. A `Delta` is host memory: where one is returned, its stream ends.
+
+Deltas are merged on the host, where they are.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rose import _core
+from rose.errors import CorruptData, InvalidArgument, check
+from rose.kernels.blocks import BlockCodec, PackedBlocks
+from rose.kernels.gpu import ages_of, codec_of, on_gpu_of
+from rose.kernels.streams import on_stream
+from rose.transfer.codec.box import Box
+from rose.transfer.codec.delta import Delta
+
+_MASK64 = (1 << 64) - 1
+
+
+class GpuBackend:
+    """The embedded CUDA kernels, or the Triton twins where there are none.
+
+    Everything is queued on one stream, and nothing waits for the device. What returns a value of
+    the host waits for the stream; so does a slice of an apply, lest slices pile up. An arena of the
+    size of the weights is taken while a delta is packed.
+    """
+
+    def __init__(self, codec: BlockCodec, stream: Any = None) -> None:
+        """Compute by `codec` on `stream`, by default torch's current one; see `stream_on`."""
+        self._codec = codec
+        self._stream = stream
+
+    def delta_pack(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+        base_digest: tuple[int, int] | None = None,
+    ) -> Delta:
+        """Pack on the device, and fetch the result."""
+        _check_apart(new, shadow)
+        with on_stream(self._stream, new.device):
+            base = None if base_digest else self._digest(shadow)
+            packed = self._codec.delta_pack(
+                new,
+                shadow,
+                block_elements=block_elements,
+                threshold=_least(threshold, new),
+                ages=ages_of(ages),
+                age_limit=age_limit,
+            )
+            entries, payload = _fetched(packed)
+            width = 8 * new.element_size()
+            return Delta(
+                new.numel(),
+                block_elements,
+                width,
+                entries,
+                payload,
+                base_digest or _pair(base),
+                _pair(packed.digest),
+            )
+
+    def measure(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: int,
+        ages: Any = None,
+        age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> int:
+        """Pack into an arena without room, which moves no shadow and says what it asked for."""
+        _check_apart(new, shadow)
+        with on_stream(self._stream, new.device):
+            packed = self._codec.delta_pack(
+                new,
+                shadow,
+                block_elements=block_elements,
+                threshold=_least(threshold, new),
+                ages=None if ages is None else ages_of(ages).clone(),
+                age_limit=age_limit,
+                arena_words=0,
+            )
+            return int(packed.words)
+
+    def delta_apply(
+        self,
+        weights: Any,
+        delta: Delta,
+        *,
+        undo: bool,
+        blocks: range | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Check all of the delta on the host, then queue the change of the weights.
+
+        A whole delta is queued and not waited for, unless the weights are to be verified first.
+        Blocks are waited for; whoever goes by them has begun with none, which checks all.
+        """
+        _check(delta, weights, is_whole=not blocks)
+        if verify:
+            self._verify(weights, delta, undo=undo)
+        if blocks is not None and not blocks:
+            return
+        with on_stream(self._stream, weights.device):
+            bad_block = self._codec.delta_apply(
+                weights,
+                *_sent(delta, weights, blocks),
+                block_elements=delta.block_elements,
+                undo=undo,
+                blocks=blocks,
+            )
+            if blocks is not None:
+                _check_accepted(bad_block)
+
+    def topk_threshold(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        budget: int,
+        ages: Any = None,
+        age_limit: int = 255,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> int:
+        """Count on the device."""
+        with on_stream(self._stream, new.device):
+            least = self._codec.topk_threshold(
+                new, shadow, budget=budget, ages=ages_of(ages), age_limit=age_limit
+            )
+            return int(least)
+
+    def topk_unpack(
+        self, base: Any, delta: Delta
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Check all of the delta on the host, then list what it changes."""
+        _check(delta, base)
+        with on_stream(self._stream, base.device):
+            listed = self._codec.topk_unpack(
+                base,
+                *_sent(delta, base),
+                block_elements=delta.block_elements,
+                capacity=delta.changed,
+            )
+            _check_accepted(listed.errors)
+            positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
+            return positions, listed.values.cpu().numpy().view(f"u{delta.width // 8}")
+
+    def digest(
+        self,
+        bits: Any,
+        *,
+        first_index: int,
+        seed: int,
+        threads: int = 1,  # noqa: ARG002 - the device has its own
+    ) -> tuple[int, int]:
+        """Add up on the device."""
+        with on_stream(self._stream, bits.device):
+            return _pair(self._digest(bits, first_index=first_index, seed=seed))
+
+    def _digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
+        return self._codec.digest(bits, first_index=first_index, seed=seed)
+
+    def _verify(self, weights: Any, delta: Delta, *, undo: bool) -> None:
+        """Refuse weights that are not those the delta was made from, or made when it is undone."""
+        held = self.digest(weights, first_index=0, seed=0)
+        if held != (delta.digest if undo else delta.base_digest):
+            what = "what the delta makes" if undo else "what the delta was made from"
+            raise CorruptData(f"the weights are not {what}: their digest is another")
+
+
+def gpu_backend(tensor: Any, stream: Any = None) -> GpuBackend:
+    """Return the back end for the GPU that `tensor` is on."""
+    return GpuBackend(codec_of(tensor.device.index), stream)
+
+
+def _check_apart(new: Any, shadow: Any) -> None:
+    if Box.of(new).meets(Box.of(shadow)):
+        raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
+
+
+def _check(delta: Delta, tensor: Any, *, is_whole: bool = True) -> None:
+    """Refuse a delta that is not for such elements, or, as a whole, not sound."""
+    if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
+        raise InvalidArgument(
+            f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
+            f"{tensor.numel()} of {8 * tensor.element_size()}"
+        )
+    if is_whole:
+        _core.delta_check(delta)
+
+
+def _check_accepted(bad_block: Any) -> None:
+    """Wait for the stream; a block that the host found sound must be sound on the device."""
+    refused = int(bad_block)
+    check(refused == -1, f"the device refuses block {refused} of a sound delta")
+
+
+def _least(threshold: int, like: Any) -> Any:
+    """Return a threshold as the device takes it; None for 0, with which everything is sent."""
+    if threshold == 0:
+        return None
+    return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
+
+
+def _pair(sums: Any) -> tuple[int, int]:
+    """Fetch a digest."""
+    first, second = sums.tolist()
+    return first & _MASK64, second & _MASK64
+
+
+def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
+    """Return the words of each block."""
+    sizes: npt.NDArray[np.int64] = (delta.entries >> np.uint64(44)).astype(np.int64)
+    return sizes
+
+
+def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Return the table, and the payload in its order."""
+    words = int(packed.words)
+    check(words <= packed.arena.numel(), "a block was deferred although the arena fits any delta")
+    entries = packed.entries.cpu().numpy().view(np.uint64)
+    offsets = packed.offsets.cpu().numpy()
+    arena = packed.arena[:words].cpu().numpy().view(np.uint32)
+    sizes = (entries >> np.uint64(44)).astype(np.int64)
+    payload = np.empty(words, np.uint32)
+    at = 0
+    for size, offset in zip(sizes.tolist(), offsets.tolist(), strict=True):
+        payload[at : at + size] = arena[offset : offset + size]
+        at += size
+    return entries, payload
+
+
+def _sent(delta: Delta, like: Any, blocks: range | None = None) -> tuple[Any, Any, Any]:
+    """Return table, offsets and payload on the device of `like`; of blocks only their payload."""
+    sizes = _sizes(delta)
+    ends = np.cumsum(sizes)
+    offsets, payload = ends - sizes, delta.payload
+    if blocks:
+        payload = payload[offsets[blocks.start] : ends[blocks.stop - 1]]
+        offsets = offsets - offsets[blocks.start]  # of the others they are never looked at
+    return (
+        on_gpu_of(delta.entries, like, np.int64),
+        on_gpu_of(offsets, like, np.int64),
+        on_gpu_of(payload, like, np.int32),
+    )

@@ -1,0 +1,192 @@
+"""The tensor edge of transfer: arrays of any library become boxes of 8, 16 or 32-bit numbers.
+
+Nothing is copied or converted: what is passed on is the memory that was given, with its strides.
+torch is touched only where it is given a tensor of torch, or memory that NumPy cannot look at.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.codec.box import Box
+from rose.transfer.codec.foreign import is_foreign, taken
+
+CPU: Final = "cpu"
+BFLOAT16: Final = "bfloat16"
+# Bits without a meaning: they go with any dtype of their width. Their width is in their name.
+_RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
+# The width of a float, and its exponent: the lowest bit, and how many.
+_FLOATS: Final = {
+    "float8_e4m3fn": (8, (3, 4)),
+    "float8_e5m2": (8, (2, 5)),
+    BFLOAT16: (16, (7, 8)),
+    "float16": (16, (10, 5)),
+    "float32": (32, (23, 8)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBits:
+    """The elements of a tensor as a box of numbers that shares its memory.
+
+    Args:
+        name: of the argument, for sentences.
+        bits: a NumPy array of uint8, uint16 or uint32 on the CPU, a torch tensor of int8, int16 or
+            int32 elsewhere. One row where the elements lie one behind the other; otherwise with the
+            strides of the tensor, all of them 0 or more. Row-major order is that of the elements.
+        shape: of the tensor.
+        dtype: what the elements are.
+        device: "cpu", or as torch names it.
+        width: bits of an element.
+        exponent: of a float its lowest bit and how many bits; None for other elements.
+    """
+
+    name: str
+    bits: Any
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    width: int
+    exponent: tuple[int, int] | None
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether its dtype says nothing but how wide the elements are."""
+        return self.dtype in _RAW_WIDTHS
+
+
+def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = None) -> TensorBits:
+    """Look at a tensor as bits.
+
+    Args:
+        name: of the argument.
+        tensor: an array of NumPy, a tensor of torch, or what offers its memory by DLPack or
+            `__cuda_array_interface__`; of integers or floats of 8, 16 or 32 bits, or of the bf16
+            and fp8 of ml_dtypes; with any strides but negative ones. One that requires grad is
+            detached.
+        is_written: whether the elements will be changed in place.
+        stream: that will read it, for arrays of other libraries on a GPU.
+
+    Raises:
+        InvalidArgument: it is something else, or cannot be written to.
+        Unavailable: it is on a GPU, and torch has none.
+    """
+    torch = sys.modules.get("torch")  # where it was never imported there are no tensors of it
+    if not isinstance(tensor, np.ndarray) and not (torch and isinstance(tensor, torch.Tensor)):
+        if not is_foreign(tensor):
+            raise InvalidArgument(
+                f"{name} is a {type(tensor).__name__}: pass an array of NumPy, a tensor of torch "
+                "or what speaks DLPack"
+            )
+        source = partial(_torch_for, name)
+        tensor = taken(name, tensor, is_written=is_written, stream=stream, torch_with=source)
+    look = _bits_of_numpy if isinstance(tensor, np.ndarray) else _bits_of_torch
+    seen = look(name, tensor)
+    if is_written:
+        _check_written(seen)
+    return seen
+
+
+def _torch_for(name: str, needs_gpu: bool) -> Any:  # noqa: FBT001
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise Unavailable(f"{name} can only be read through torch: install torch") from error
+    if needs_gpu and not torch.cuda.is_available():
+        raise Unavailable(f"{name} is on a GPU, and torch {torch.__version__} finds none here")
+    return torch
+
+
+def _bits_of_numpy(name: str, array: Any) -> TensorBits:
+    dtype = str(array.dtype)
+    width, exponent = _meaning(name, dtype)
+    if not array.flags.aligned:
+        raise InvalidArgument(f"{name} is not aligned to its elements: pass a copy of it")
+    box = array.squeeze()  # where there is one index only, its stride says nothing
+    if box.size and min(box.strides, default=0) < 0:
+        raise InvalidArgument(f"{name} runs backwards, with a stride below 0: pass a copy of it")
+    bits = box.view(f"u{width // 8}")
+    row = bits.reshape(-1) if bits.flags.c_contiguous else bits
+    return TensorBits(name, row, array.shape, dtype, CPU, width, exponent)
+
+
+def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
+    import torch  # noqa: PLC0415
+
+    if hasattr(tensor, "to_local"):
+        raise InvalidArgument(f"{name} is spread over ranks: pass {name}.to_local()")
+    if tensor.layout != torch.strided or tensor.is_neg():
+        raise InvalidArgument(f"{name} does not lie in memory as it is: pass a dense copy of it")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    width, exponent = _meaning(name, dtype)
+    # Integers have no gradient: this detaches too.
+    box = tensor.view(getattr(torch, f"int{width}")).squeeze()
+    row = box.view(-1) if box.is_contiguous() else box
+    is_here = tensor.device.type == CPU
+    return TensorBits(
+        name,
+        row.numpy().view(f"u{width // 8}") if is_here else row,
+        tuple(tensor.shape),
+        dtype,
+        CPU if is_here else str(tensor.device),
+        width,
+        exponent,
+    )
+
+
+def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
+    """Return the width of a dtype, and where its exponent is."""
+    if dtype in _FLOATS:
+        return _FLOATS[dtype]
+    if dtype not in _RAW_WIDTHS:
+        raise InvalidArgument(
+            f"{name} is of {dtype}: choose integers of 8, 16 or 32 bits, {', '.join(_FLOATS)}"
+        )
+    return _RAW_WIDTHS[dtype], None
+
+
+def _check_written(tensor: TensorBits) -> None:
+    if tensor.device == CPU and not tensor.bits.flags.writeable:
+        raise InvalidArgument(f"{tensor.name} is read-only: pass an array that can be written to")
+    if Box.of(tensor.bits).may_repeat:
+        raise InvalidArgument(
+            f"{tensor.name} has elements that may share memory, as an expanded tensor has: "
+            "pass a copy of it"
+        )
+
+
+def check_pair(one: TensorBits, other: TensorBits) -> None:
+    """Refuse two tensors that cannot be versions of each other.
+
+    Raises:
+        InvalidArgument: shape, dtype or device differ.
+    """
+    if one.shape != other.shape:
+        raise InvalidArgument(
+            f"{one.name} has the shape {one.shape} and {other.name} {other.shape}: make them equal"
+        )
+    is_of_one_kind = one.dtype == other.dtype or one.is_raw or other.is_raw
+    if one.width != other.width or not is_of_one_kind:
+        raise InvalidArgument(
+            f"{one.name} is of {one.dtype} and {other.name} of {other.dtype}: make them equal"
+        )
+    if one.device != other.device:
+        raise InvalidArgument(
+            f"{one.name} is on {one.device} and {other.name} on {other.device}: move one of them"
+        )
+
+
+def check_bfloat16(tensor: TensorBits) -> None:
+    """Refuse what is known to be no bf16.
+
+    Raises:
+        InvalidArgument: its dtype is another float, or of another width.
+    """
+    if tensor.dtype != BFLOAT16 and not (tensor.is_raw and tensor.width == 16):
+        raise InvalidArgument(
+            f"{tensor.name} is of {tensor.dtype}: top-k is for bfloat16, or its bits as uint16"
+        )

@@ -1,0 +1,1 @@
+"""What operators see of it: metrics, and timelines of updates."""

@@ -1,0 +1,1 @@
+"""The trainer's side: contributors pack, the publisher signs, the log keeps."""

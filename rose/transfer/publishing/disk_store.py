@@ -1,0 +1,232 @@
+"""A store on a disk: one file an update, whole or not there, and the newest in memory besides."""
+
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from rose.errors import CorruptData, OutOfMemory, Unavailable
+from rose.transfer import manifest_bytes
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest, UpdateKey
+from rose.transfer.publishing.disk import Disk
+from rose.transfer.publishing.store import MemoryStore, check_sizes
+from rose.units import GIB
+
+MEMORY_BYTES_MAX: Final = GIB
+
+_MAGIC: Final = b"ROSEUPD1"
+# magic, bytes of the manifest, its CRC
+_HEADER: Final = struct.Struct("<8sII")
+# tile, bytes of the frame, its CRC; the frame follows
+_RECORD: Final = struct.Struct("<III")
+_SUFFIX: Final = ".update"
+
+
+@dataclass(slots=True)
+class _File:
+    """What of a file is sound: its manifest, where each frame lies, and where it ends."""
+
+    manifest: Manifest
+    end: int
+    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # first, bytes, CRC
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes, _ in self.places.values())
+
+
+class DiskStore:
+    """Keeps each update in a file of a folder; the folder is the index.
+
+    The first frames of an update come with its manifest, and are there after a crash, all or none.
+    Frames that are put later are appended; a crash may take those. What is torn, or was changed
+    at rest, is dropped when the folder is opened, or when it is read.
+
+    Any thread may call. The lock guards what is known of the files, and is held over no call to the
+    disk; another one lets one thread at a time change them.
+
+    Args:
+        disk: the folder; closed with the store.
+        bytes_max: of all frames.
+        memory_bytes_max: of the frames of the newest updates that memory has too, so that a slow
+            disk keeps nobody waiting who follows closely.
+
+    Raises:
+        Unavailable: the disk cannot be read.
+    """
+
+    def __init__(
+        self, disk: Disk, *, bytes_max: int, memory_bytes_max: int = MEMORY_BYTES_MAX
+    ) -> None:
+        self._disk = disk
+        self._bytes_max = bytes_max
+        self._memory_bytes_max = memory_bytes_max
+        self._memory = MemoryStore()
+        self._changing = threading.Lock()
+        self._lock = threading.Lock()
+        self._files: dict[UpdateKey, _File] = {}
+        self._unwanted: set[str] = set()  # files that could not be removed yet
+        for name in disk.names():
+            self._open(name)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all frames."""
+        with self._lock:
+            return sum(one.nbytes for one in self._files.values())
+
+    def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
+        """Write them, and wait for the disk."""
+        check_sizes(manifest, frames)
+        with self._changing:
+            with self._lock:
+                known = self._files.get(manifest.key)
+            fresh = {
+                tile: frame
+                for tile, frame in frames.items()
+                if known is None or tile not in known.places
+            }
+            size = sum(map(len, fresh.values()))
+            if self.nbytes + size > self._bytes_max:
+                raise OutOfMemory(
+                    f"{size} bytes of {manifest.version}: the folder keeps {self._bytes_max}"
+                )
+            file = self._create(manifest, fresh) if known is None else self._extend(known, fresh)
+            with self._lock:
+                self._files[manifest.key] = file
+            self._remember(manifest, fresh)
+
+    def get(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Look in memory, then on the disk; a frame that changed there is not kept any more."""
+        if (frame := self._memory.get(key, tile)) is not None:
+            return frame
+        with self._lock:
+            file = self._files.get(key)
+            place = None if file is None else file.places.get(tile)
+        if file is None or place is None:
+            return None
+        first, nbytes, crc = place
+        try:
+            frame = self._disk.read(_name(key), first, nbytes)
+        except Unavailable:
+            with self._lock:
+                if self._files.get(key) is not file:
+                    return None  # it was forgotten meanwhile
+            raise
+        if len(frame) != nbytes or zlib.crc32(frame) != crc:
+            with self._lock:
+                file.places.pop(tile, None)
+            return None
+        return frame
+
+    def forget(self, key: UpdateKey) -> None:
+        """Remove the file; one that cannot be removed now is as good as gone, and tried later."""
+        self._memory.forget(key)
+        with self._changing:
+            with self._lock:
+                if self._files.pop(key, None) is not None:
+                    self._unwanted.add(_name(key))
+            for name in sorted(self._unwanted):
+                with suppress(Unavailable, OutOfMemory):
+                    self._disk.remove(name)
+                    self._unwanted.discard(name)
+
+    def manifests(self) -> list[Manifest]:
+        """Return what there is, ascending by key."""
+        with self._lock:
+            return [self._files[key].manifest for key in sorted(self._files)]
+
+    def tiles(self, key: UpdateKey) -> frozenset[int]:
+        """Return the tiles of which an update has frames here."""
+        with self._lock:
+            file = self._files.get(key)
+            return frozenset(() if file is None else file.places)
+
+    def nbytes_of(self, key: UpdateKey) -> int:
+        """Add them up."""
+        with self._lock:
+            file = self._files.get(key)
+            return 0 if file is None else file.nbytes
+
+    def close(self) -> None:
+        """Wait for the disk."""
+        self._disk.close()
+
+    def _create(self, manifest: Manifest, frames: Mapping[int, bytes]) -> _File:
+        said = manifest_bytes.to_bytes(manifest)
+        header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
+        file = _File(manifest, len(header))
+        parts = [header, *_records(file, frames)]
+        self._disk.write(_name(manifest.key), parts)
+        self._unwanted.discard(_name(manifest.key))
+        return file
+
+    def _extend(self, known: _File, frames: Mapping[int, bytes]) -> _File:
+        file = _File(known.manifest, known.end, dict(known.places))
+        if frames:
+            self._disk.extend(_name(known.manifest.key), known.end, list(_records(file, frames)))
+        return file
+
+    def _remember(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
+        self._memory.put(manifest, frames)
+        for old in self._memory.manifests():  # the newest is the last
+            if self._memory.nbytes <= self._memory_bytes_max:
+                return
+            self._memory.forget(old.key)
+
+    def _open(self, name: str) -> None:
+        """Learn what a file has; one that is not sound from its first byte on is removed."""
+        if not name.endswith(_SUFFIX):
+            return
+        content = self._disk.read(name)
+        with suppress(CorruptData):
+            file = _read(content)
+            if _name(file.manifest.key) == name:
+                self._files[file.manifest.key] = file
+                return
+        with suppress(Unavailable, OutOfMemory):
+            self._disk.remove(name)
+
+
+def _name(key: UpdateKey) -> str:
+    return f"{key.n}.{key.base_n}{_SUFFIX}"
+
+
+def _records(file: _File, frames: Mapping[int, bytes]) -> Iterator[bytes]:
+    """Yield the bytes that are to be written behind the end of a file, and note them there."""
+    for tile, frame in frames.items():
+        crc = zlib.crc32(frame)
+        yield _RECORD.pack(tile, len(frame), crc)
+        yield frame
+        file.places[tile] = (file.end + _RECORD.size, len(frame), crc)
+        file.end += _RECORD.size + len(frame)
+
+
+def _read(content: bytes) -> _File:
+    """Read the manifest, and records up to the first that is not whole.
+
+    Raises:
+        CorruptData: there is no manifest.
+    """
+    view = memoryview(content)
+    if len(view) < _HEADER.size:
+        raise CorruptData("the file is cut off in its header")
+    magic, nbytes, crc = _HEADER.unpack_from(view)
+    said = view[_HEADER.size : _HEADER.size + nbytes]
+    if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
+        raise CorruptData("the file does not begin with an update")
+    file = _File(manifest_bytes.from_bytes(bytes(said)), _HEADER.size + nbytes)
+    sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
+    while len(view) - file.end >= _RECORD.size:
+        tile, nbytes, crc = _RECORD.unpack_from(view, file.end)
+        first = file.end + _RECORD.size
+        frame = view[first : first + nbytes]
+        is_its = nbytes <= CHUNK_BYTES_MAX and sizes.get(tile) == nbytes == len(frame)
+        if not is_its or zlib.crc32(frame) != crc:
+            break
+        file.places[tile] = (first, nbytes, crc)
+        file.end = first + nbytes
+    return file

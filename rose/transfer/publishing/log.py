@@ -1,0 +1,349 @@
+"""The log of versions: what publishers hand in and receivers pull, for as long as it is kept."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from rose.errors import InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest, UpdateKey
+from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
+from rose.transfer.publishing.shelf import NO_VERSION, Shelf
+from rose.transfer.publishing.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
+from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.whole_tiles import WholeTiles
+from rose.transfer.version import Version
+
+# Counts are small and outlive the chunks, but not without end.
+COUNTS_MAX: Final = 4096
+RECEIVERS_MAX: Final = 1024
+NAME_MAX: Final = 256
+
+Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
+# Makes a version, None for the newest, with these tiles whole; None where it cannot any more.
+SeedMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What a receiver said last.
+
+    Args:
+        n: the version it tried.
+        is_match: whether its weights have the digest of the trainer.
+        digest: of its weights.
+    """
+
+    n: int
+    is_match: bool
+    digest: Digest
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted for one version; `is_opening`: it is what the log began with."""
+
+    manifest: Manifest
+    is_opening: bool
+    sent_bytes: int = 0
+    answers: dict[str, bool] = field(default_factory=dict)
+
+    def statistics(self) -> VersionStatistics:
+        manifest = self.manifest
+        return VersionStatistics(
+            n=manifest.version.n,
+            count=manifest.count,
+            changed=manifest.changed,
+            packed_bytes=manifest.nbytes,
+            sent_bytes=self.sent_bytes,
+            receivers=len(self.answers),
+            matched=sum(self.answers.values()),
+        )
+
+
+class VersionLog:
+    """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
+
+    Single versions are kept for the last `versions_max`; of spans, which lead over several versions
+    at once, those among them and `spans_max` of each length before. The opening stays always.
+
+    Any thread may call. The lock guards the counts and whole tiles, and is held over nothing that
+    takes long; one thread at a time appends.
+
+    Args:
+        versions_max: versions kept, at least 1.
+        bytes_max: of all chunks kept, the seed's included.
+        spans_max: as said above.
+        store: of the chunks; in memory by default. What it has of an earlier process is served
+            until there is a publisher.
+    """
+
+    def __init__(
+        self,
+        *,
+        versions_max: int = VERSIONS_MAX,
+        bytes_max: int = BYTES_MAX,
+        spans_max: int = SPANS_MAX,
+        store: Store | None = None,
+    ) -> None:
+        self._limits = Limits(versions_max, spans_max, bytes_max)
+        self._bytes_max = bytes_max
+        self._shelf = Shelf(MemoryStore() if store is None else store)
+        self._shelf.forget(self._cut_short())
+        self._appending = threading.Lock()
+        self._lock = threading.Lock()
+        self._counts: dict[int, _Counts] = {}  # by n, ascending
+        self._seed = WholeTiles()
+        self._make_seed: SeedMaker | None = None
+        self._receivers: dict[str, Acknowledgement] = {}
+        self._totals = TransferStatistics()
+        self._is_closed = False
+
+    # ---- the publisher's side
+
+    @property
+    def newest_n(self) -> int:
+        """Return the number of the newest version, -1 where there is none.
+
+        A publisher that is started again names its opening above it.
+        """
+        return self._shelf.newest_n
+
+    def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
+        """Begin with an announcement of what the publisher has, and how to make a seed of it.
+
+        What an earlier process left is forgotten: no receiver goes by links that are dead.
+
+        Raises:
+            InvalidArgument: the log has an opening already, or this is none.
+            OutOfMemory: the store has no room.
+            Unavailable: the store cannot be written to.
+        """
+        if not manifest.is_announcement or manifest.chunks:
+            raise InvalidArgument(f"{manifest.version} is no announcement")
+        with self._appending:
+            if self._make_seed is not None:
+                raise InvalidArgument("this log has a publisher: make a log for each")
+            self._check_newer(manifest)
+            self._shelf.put(manifest, {})
+            self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
+            self._make_seed = make_seed
+            self._count(manifest, is_opening=True)
+
+    def append(self, manifest: Manifest, chunks: Chunks) -> None:
+        """Keep a version; on an error the log is as before.
+
+        Raises:
+            InvalidArgument: its number is not above all before, or chunks and manifest differ.
+            OutOfMemory: it alone is more than the log may keep, or the store has no room.
+            Unavailable: the log is closed, or the store cannot be written to.
+        """
+        _check_chunks(manifest, chunks)
+        with self._appending:
+            self._check_newer(manifest)
+            self._check_room(manifest)
+            self._count(manifest, is_opening=False)  # before anybody can answer for it
+            is_kept = False
+            try:
+                self._shelf.put(manifest, chunks)
+                is_kept = True
+            finally:
+                with self._lock:
+                    if not is_kept:
+                        del self._counts[manifest.version.n]
+                    self._totals = replace(self._totals, versions=self._totals.versions + is_kept)
+            self._trim()
+
+    def append_span(self, manifest: Manifest, chunks: Chunks) -> bool:
+        """Keep an update that leads over versions which are here; no version is new by it.
+
+        Returns:
+            Whether it is kept: its versions are still here, and there is room.
+
+        Raises:
+            InvalidArgument: chunks and manifest differ.
+            OutOfMemory: the store has no room.
+            Unavailable: the log is closed, or the store cannot be written to.
+        """
+        _check_chunks(manifest, chunks)
+        with self._appending:
+            if self._is_closed:
+                raise Unavailable("the log of versions is closed")
+            if self._version_named(manifest.key.n) != manifest.version:
+                return False
+            self._shelf.put(manifest, chunks)
+            self._trim()
+            return self._shelf.manifest(manifest.key) is not None
+
+    def _version_named(self, n: int) -> Version | None:
+        found = (one.version for one in self._shelf.manifests_after(n - 1))
+        return next((one for one in found if one.n == n), None)
+
+    def _check_newer(self, manifest: Manifest) -> None:
+        if self._is_closed:
+            raise Unavailable("the log of versions is closed")
+        if manifest.version.n <= (newest := self._shelf.newest_n):
+            raise InvalidArgument(f"version {manifest.version} is not above {newest}")
+
+    def _check_room(self, manifest: Manifest) -> None:
+        if manifest.nbytes > self._bytes_max:
+            raise OutOfMemory(
+                f"version {manifest.version} has {manifest.nbytes} bytes, and the log keeps "
+                f"{self._bytes_max}"
+            )
+
+    def _count(self, manifest: Manifest, *, is_opening: bool) -> None:
+        with self._lock:
+            self._counts[manifest.version.n] = _Counts(manifest, is_opening)
+            if len(self._counts) > COUNTS_MAX:
+                del self._counts[next(iter(self._counts))]
+
+    def _trim(self) -> None:
+        """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
+        with self._lock:
+            if self._seed.nbytes + self._shelf.nbytes > self._bytes_max:
+                self._seed.clear()
+        self._shelf.trim(replace(self._limits, bytes_max=self._bytes_max))
+
+    def _cut_short(self) -> list[UpdateKey]:
+        """Return updates of an earlier process that a damaged disk has only parts of."""
+        return [
+            one.key
+            for one in self._shelf.manifests_after(NO_VERSION)
+            if len(self._shelf.store.tiles(one.key)) < len(one.chunks)
+        ]
+
+    def close(self) -> None:
+        """Take no more versions; what is kept can be pulled on."""
+        with self._appending:
+            self._is_closed = True
+
+    # ---- the receivers' side
+
+    def manifests_after(self, n: int) -> list[Manifest]:
+        """Return what is kept that leads above version `n`, ascending."""
+        return self._shelf.manifests_after(n)
+
+    def wait_after(
+        self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+    ) -> list[Manifest]:
+        """Wait for a version above `n`; see `Shelf.wait_after`."""
+        return self._shelf.wait_after(n, timeout_s, is_over=is_over)
+
+    def wake(self) -> None:
+        """Let whoever waits look whether the wait is over."""
+        self._shelf.wake()
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Return a seed with these tiles; its frames are kept until there is no room.
+
+        The thread that asks makes it, so no publisher waits for a receiver to want one.
+
+        Args:
+            n: the version; None for the newest.
+            tiles: ascending, each once.
+
+        Returns:
+            None where that version cannot be made any more.
+
+        Raises:
+            OutOfMemory: the seed is more than the log may keep.
+            Unavailable: the log has no publisher yet.
+        """
+        if (make := self._make_seed) is None:
+            raise Unavailable("no version was published yet")
+        made = make(n, tiles)
+        if made is None:
+            return None
+        self._keep_seed(*made)
+        return made[0]
+
+    def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
+        _check_chunks(manifest, chunks)
+        if manifest.nbytes > self._bytes_max:
+            raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
+        if not chunks:
+            return
+        with self._lock:
+            self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
+            self._seed.keep(manifest.key, chunks, bytes_max=self._bytes_max - self._shelf.nbytes)
+            left = self._bytes_max - self._seed.nbytes
+        with self._appending:  # this one was asked for now, so versions make room
+            self._shelf.trim(replace(self._limits, bytes_max=max(left, 1)))
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return the frame of a tile, or None when it is not kept; it counts as sent.
+
+        Raises:
+            Unavailable: the store cannot be read.
+        """
+        if key.is_whole:
+            with self._lock:
+                frame = self._seed.get(key, tile)
+        else:
+            frame = self._shelf.store.get(key, tile)
+        if frame is not None:
+            with self._lock:
+                self._count_sent(key.n, len(frame))
+        return frame
+
+    def frames(self, key: UpdateKey) -> Chunks | None:
+        """Return all frames of an update, for its publisher; None when they are not kept."""
+        if (manifest := self._shelf.manifest(key)) is None:
+            return None
+        frames = {one.tile: self._shelf.store.get(key, one.tile) for one in manifest.chunks}
+        kept = {tile: frame for tile, frame in frames.items() if frame is not None}
+        return kept if len(kept) == len(frames) else None
+
+    def _count_sent(self, n: int, nbytes: int) -> None:
+        self._totals = replace(self._totals, sent_bytes=self._totals.sent_bytes + nbytes)
+        if (counts := self._counts.get(n)) is not None:
+            counts.sent_bytes += nbytes
+
+    def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
+        """Take a receiver's answer; one for a version that is unknown says nothing."""
+        if len(receiver) > NAME_MAX:
+            raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
+        with self._lock:
+            counts = self._counts.get(n)
+            if counts is None:
+                return
+            if receiver not in self._receivers and len(self._receivers) >= RECEIVERS_MAX:
+                raise InvalidArgument(f"there are {RECEIVERS_MAX} receivers already")
+            self._receivers[receiver] = Acknowledgement(n, is_match, digest)
+            is_first = receiver not in counts.answers
+            was_match = counts.answers.get(receiver, False)
+            counts.answers[receiver] = is_match
+            if not counts.is_opening:
+                totals = self._totals
+                dense = ELEMENT_BYTES * counts.manifest.count
+                self._totals = replace(
+                    totals,
+                    answers=totals.answers + is_first,
+                    dense_bytes=totals.dense_bytes + dense * is_first,
+                    matched=totals.matched + is_match - was_match,
+                )
+
+    # ---- what it counted
+
+    def receivers(self) -> dict[str, Acknowledgement]:
+        """Return what each receiver said last."""
+        with self._lock:
+            return dict(self._receivers)
+
+    def versions(self) -> list[VersionStatistics]:
+        """Return the figures of the latest versions, the oldest first; the opening is none."""
+        with self._lock:
+            return [one.statistics() for one in self._counts.values() if not one.is_opening]
+
+    def statistics(self) -> TransferStatistics:
+        """Return the sums over all versions there were."""
+        with self._lock:
+            return self._totals
+
+
+def _check_chunks(manifest: Manifest, chunks: Chunks) -> None:
+    sizes = {tile: len(frame) for tile, frame in chunks.items()}
+    if sizes != {chunk.tile: chunk.nbytes for chunk in manifest.chunks}:
+        raise InvalidArgument(f"the chunks of {manifest.version} are not those of its manifest")

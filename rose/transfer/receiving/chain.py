@@ -1,0 +1,116 @@
+"""Which version a receiver takes next: a pure choice from what it holds and what there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a receiver's weights are.
+
+    Args:
+        version: their name; one that no publisher gave until the first commit.
+        digest: of their bits.
+    """
+
+    version: Version
+    digest: Digest
+
+
+class Choice(Enum):
+    """What to do when there is no version to take."""
+
+    WAIT = "nothing is newer"
+    SEED = "what there is cannot be reached by deltas"
+
+
+NextVersion: TypeAlias = Manifest | Choice
+
+
+def next_version(
+    held: Held, offered: Sequence[Manifest], subscription: Subscription
+) -> NextVersion:
+    """Choose what to stage next.
+
+    In the chain of its own incarnation a receiver goes from link to link, by the longest that
+    starts at what it holds. It enters the chain of another one by its digest: it may hold the bits
+    of a version already, or of the base of one.
+
+    Args:
+        held: what the receiver has.
+        offered: versions in any order, some perhaps twice, of dead incarnations, or of other
+            weights.
+        subscription: of the receiver.
+    """
+    known = fitting(held, offered, subscription)
+    if not known:
+        return Choice.WAIT
+    newest = known[-1].version
+    if _is_same_chain(held.version, newest):
+        return _next_link(held, known, subscription)
+    return _entrance(held, known, subscription)
+
+
+def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription) -> list[Manifest]:
+    """Return the versions of these weights and of the latest incarnation, ascending, each once.
+
+    A run that is not the receiver's is another chain like another incarnation; but within the run,
+    an incarnation before the one that is held is dead and says nothing.
+    """
+    alive = [
+        one
+        for one in offered
+        if one.layout == subscription.tiles.layout
+        and not (
+            one.version.run == held.version.run
+            and one.version.incarnation < held.version.incarnation
+        )
+    ]
+    if not alive:
+        return []
+    latest = max(one.version.incarnation for one in alive)
+    known = {one.key: one for one in alive if one.version.incarnation == latest}
+    return [known[key] for key in sorted(known)]
+
+
+def _is_same_chain(one: Version, other: Version) -> bool:
+    return (one.run, one.incarnation) == (other.run, other.incarnation)
+
+
+def _next_link(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
+    newer = [one for one in known if one.version.n > held.version.n]
+    if not newer:
+        return Choice.WAIT
+    for one in reversed(newer):
+        is_here = subscription.base_digest_of(one) in (None, held.digest)
+        if one.base == held.version and is_here:
+            return one
+    return Choice.SEED
+
+
+def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
+    for one in reversed(known):
+        if subscription.digest_of(one) == held.digest:
+            return as_held(one, held)
+        if not one.is_seed and subscription.base_digest_of(one) == held.digest:
+            return one
+    return Choice.SEED
+
+
+def as_held(manifest: Manifest, held: Held) -> Manifest:
+    """Return a version whose bits are there already as one that changes nothing but the name."""
+    return replace(
+        manifest,
+        base=held.version,
+        digest=held.digest,
+        base_digest=held.digest,
+        chunks=(),
+        tile_digests=(),
+    )

@@ -1,0 +1,181 @@
+"""The receiver: a thread that stages versions while an engine generates."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Self
+
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Signing, StagedVersion
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import Outcome
+from rose.transfer.receiving.puller import BACKOFF_S, RETRIES, Puller
+from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.source import Source
+from rose.transfer.receiving.staging import UNSIGNED, ReadTile, ReceiverStatistics, Staging
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.version import Version
+
+BACKOFF_MAX_S: Final = 2.0
+WAIT_S: Final = 0.5
+# What the world does to a receiver; it tries again. Anything else is a bug and ends the thread.
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+
+
+class Receiver:
+    """Brings the versions of a publisher to one set of weights.
+
+    The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
+    network. The receiver's own thread, which starts at once, does everything else until `close`.
+
+    Args:
+        source: the publisher.
+        name: tells its receivers apart.
+        held: what the weights are called; any name will do for weights of no publisher yet.
+        digest: of the weights.
+        subscription: the tiles that they have; `Subscription(tiles)` for all.
+        on_staged: called by the receiver's thread when a version lies ready; it must not wait.
+        base: reads a tile of the weights, from the receiver's thread, while no commit runs. With it
+            deltas for a link are unpacked while the engine generates, and not in its pause.
+        signing: what the publisher signs with; unsigned by default, for one process.
+        digests: of the tiles as they are, where the caller knows them; nobody else changes them.
+            With them, a receiver that joins fetches only tiles that differ.
+        threads: that look at what came; of an engine's cores.
+        retries: further attempts for a damaged chunk.
+        backoff_s: before the first further attempt; doubles each time.
+        backoff_max_s: the longest pause while the publisher cannot be reached.
+        wait_s: how long to wait for a version before looking around; bounds `close`.
+    """
+
+    def __init__(  # noqa: PLR0917  (what it is made of is plain in this order)
+        self,
+        source: Source,
+        name: str,
+        held: Version,
+        digest: Digest,
+        subscription: Subscription,
+        on_staged: Callable[[], None] | None = None,
+        *,
+        base: ReadTile | None = None,
+        signing: Signing = UNSIGNED,
+        digests: TileDigests | None = None,
+        threads: int = 1,
+        retries: int = RETRIES,
+        backoff_s: float = BACKOFF_S,
+        backoff_max_s: float = BACKOFF_MAX_S,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._backoff_s, self._backoff_max_s, self._wait_s = backoff_s, backoff_max_s, wait_s
+        self._failure: str | None = None
+        self._stop = threading.Event()
+        # Rung when the engine has taken or reported, or the receiver is closed.
+        self._bell = threading.Event()
+        self._staging = Staging(
+            source,
+            name,
+            Held(held, digest),
+            subscription,
+            puller=Puller(
+                source, self._stop, retries=retries, backoff_s=backoff_s, threads=threads
+            ),
+            on_staged=on_staged if on_staged is not None else _nothing,
+            base=base,
+            signing=signing,
+            digests=digests,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> Version:
+        """Return the version that the weights are."""
+        return self._staging.held.version
+
+    @property
+    def digest(self) -> Digest:
+        """Return the digest of the weights."""
+        return self._staging.held.digest
+
+    @property
+    def state(self) -> ReceiverState:
+        """Return where it is."""
+        return self._staging.state
+
+    @property
+    def stats(self) -> ReceiverStatistics:
+        """Return the figures so far."""
+        return self._staging.statistics()
+
+    @property
+    def failure(self) -> str | None:
+        """Return what is in the way, one sentence; None while all is well."""
+        return self._failure
+
+    def take_staged(self) -> StagedVersion | None:
+        """Return the next version when it lies ready; `report` must follow."""
+        return self._staging.take_staged()
+
+    def report(self, outcome: Outcome) -> None:
+        """Take what came of the version that was taken."""
+        self._staging.report(outcome)
+        self._bell.set()
+
+    @property
+    def staged_version(self) -> Version | None:
+        """Return what lies ready; None when nothing does."""
+        return self._staging.staged_version
+
+    @property
+    def unreachable(self) -> Version | None:
+        """Return the version that it is to stop at, if the publisher can make it no more."""
+        return self._staging.unreachable
+
+    def aim(self, version: Version | None, *, is_direct: bool = False) -> None:
+        """Stage nothing beyond a version; None for the newest. See `Staging.aim`."""
+        self._staging.aim(version, is_direct=is_direct)
+        self._bell.set()
+
+    def drifted(self, digests: TileDigests) -> None:
+        """Repair weights that are not what they are held to be; their tiles have these digests."""
+        self._staging.drifted(digests)
+        self._bell.set()
+
+    def close(self) -> None:
+        """Stop and join the thread; what is staged is dropped."""
+        self._stop.set()
+        self._bell.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        pause_s = self._backoff_s
+        while not self._stop.is_set():
+            self._bell.clear()
+            try:
+                self._staging.round(self._wait_s)
+            except _WORLD as error:
+                self._failure = str(error)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, self._backoff_max_s)
+                continue
+            self._failure, pause_s = None, self._backoff_s
+            if self._staging.is_idle and not self._stop.is_set():
+                self._bell.wait(self._wait_s)
+
+
+def _nothing() -> None:
+    pass

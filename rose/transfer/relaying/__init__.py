@@ -1,0 +1,1 @@
+"""Between the two: relays, each of which keeps versions for a cluster."""

@@ -1,0 +1,180 @@
+"""The frames of a relay: what came, what is on its way, and what is fetched because it is asked.
+
+A frame that is not what its manifest says is never kept and never handed on: a relay must not
+spread damage. Who made the manifest a relay cannot tell; its receivers can.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, closing
+
+from rose.errors import CorruptData, OutOfMemory, RoseError, Unavailable
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.publishing.store import Store
+from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.relaying.flights import Flight, Flights, Place
+
+
+class RelayFrames:
+    """Chunks that cross once each, and the store that they go to.
+
+    Any thread may call. The lock guards the counts and what has arrived, and is held over no call.
+
+    Args:
+        store: where frames go.
+        memory_bytes_max: of frames that the store does not take, because it is full or slow.
+        retries: further attempts for a chunk that came damaged.
+    """
+
+    def __init__(self, store: Store, *, memory_bytes_max: int, retries: int) -> None:
+        self._store = store
+        self._memory_bytes_max = memory_bytes_max
+        self._retries = retries
+        self._flights = Flights()
+        self._lock = threading.Lock()
+        self._arrived: dict[Place, bytes] = {}  # and are not in the store, perhaps not yet
+        self._arrived_bytes = 0
+        self.crossing_bytes = 0
+        self.rejected = 0
+        self.shared = 0
+        self.failure: str | None = None
+
+    def held(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return a frame that is here."""
+        with self._lock:
+            frame = self._arrived.get((key, tile))
+        if frame is not None:
+            return frame
+        try:
+            return self._store.get(key, tile)
+        except Unavailable as error:  # as if it were not here: it can cross once more
+            self.failure = str(error)
+            return None
+
+    def begin(
+        self, key: UpdateKey, chunks: Iterable[Chunk]
+    ) -> tuple[list[Chunk], dict[int, Flight]]:
+        """Return the chunks that the caller is to fetch, by `fetch`, and flights of others."""
+        by_tile = {chunk.tile: chunk for chunk in chunks}
+        mine, others = self._flights.begin((key, tile) for tile in by_tile)
+        fetched: list[Chunk] = []
+        for place in mine:
+            # It may have landed between the caller's look and the flight that begins here.
+            if (frame := self.held(*place)) is not None:
+                self._flights.land(place, frame)
+            else:
+                fetched.append(by_tile[place[1]])
+        with self._lock:
+            self.shared += len(others)
+        return fetched, {tile: flight for (_, tile), flight in others.items()}
+
+    def fetch(
+        self,
+        source: Source,
+        manifest: Manifest,
+        chunks: Sequence[Chunk],
+        *,
+        turn: AbstractContextManager[None],
+    ) -> dict[int, bytes | None]:
+        """Fetch chunks that were begun, and keep them; returns them by tile, None where forgotten.
+
+        Args:
+            source: of one thread at a time.
+            manifest: of the chunks.
+            chunks: as `begin` returned them.
+            turn: entered while the source is called.
+
+        Raises:
+            RoseError: as the turn raises.
+            Unavailable: the source broke off; what came is kept.
+            DeadlineExceeded: nothing came for too long; what came is kept.
+            CorruptData: one came damaged, each time.
+        """
+        pending = {chunk.tile: chunk for chunk in chunks}
+        came: dict[int, bytes | None] = {}
+        error: RoseError = Unavailable("the fetch was interrupted")
+        try:
+            with turn:
+                for _ in range(self._retries + 1):
+                    if pending:
+                        self._attempt(source, manifest, pending, came)
+            if pending:
+                error = CorruptData(
+                    f"tile {min(pending)} of {manifest.version} came damaged "
+                    f"{self._retries + 1} times"
+                )
+                raise error
+        except RoseError as met:
+            error = met
+            raise
+        finally:
+            self._flights.fail([(manifest.key, tile) for tile in pending], error)
+            self._keep(manifest, came)
+        return came
+
+    def _attempt(
+        self,
+        source: Source,
+        manifest: Manifest,
+        pending: dict[int, Chunk],
+        came: dict[int, bytes | None],
+    ) -> None:
+        with closing(source.chunks(manifest.key, list(pending.values()))) as frames:
+            for tile, frame in frames:
+                if (chunk := pending.get(tile)) is None:
+                    continue  # nobody asked for it, or it is here already
+                sound = None if frame is None else self._sound(frame, chunk)
+                if frame is not None and sound is None:
+                    continue
+                place = (manifest.key, tile)
+                if sound is not None:
+                    with self._lock:
+                        self._arrived[place] = sound
+                        self._arrived_bytes += len(sound)
+                came[tile] = sound
+                del pending[tile]
+                self._flights.land(place, sound)
+
+    def _sound(self, frame: Frame, chunk: Chunk) -> bytes | None:
+        is_sound = len(frame) == chunk.nbytes and hashlib.sha256(frame).digest() == chunk.sha256
+        with self._lock:
+            self.crossing_bytes += len(frame)
+            self.rejected += not is_sound
+        return bytes(frame) if is_sound else None
+
+    def _keep(self, manifest: Manifest, came: dict[int, bytes | None]) -> None:
+        """Hand what came to the store; what it does not take stays in memory, as far as it may."""
+        frames = {tile: frame for tile, frame in came.items() if frame is not None}
+        if not frames:
+            return
+        try:
+            self._store.put(manifest, frames)
+        except (OutOfMemory, Unavailable) as error:
+            self.failure = str(error)
+            self._drop_beyond(self._memory_bytes_max)
+        else:
+            self.drop((manifest.key, tile) for tile in frames)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Drop what memory has."""
+        with self._lock:
+            for place in places:
+                self._arrived_bytes -= len(self._arrived.pop(place, b""))
+
+    def forget_below(self, n: int) -> None:
+        """Drop what memory has of versions before one."""
+        with self._lock:
+            old = [place for place in self._arrived if place[0].n < n]
+        self.drop(old)
+
+    def _drop_beyond(self, bytes_max: int) -> None:
+        with self._lock:
+            order = sorted(self._arrived)  # the oldest first
+            kept, going = self._arrived_bytes, []
+            for place in order:
+                if kept <= bytes_max:
+                    break
+                kept -= len(self._arrived[place])
+                going.append(place)
+        self.drop(going)

@@ -1,0 +1,247 @@
+"""Several relays of a cluster as one source: each chunk is asked of the relay where it lands."""
+
+import hashlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from rose.clock import Clock
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.relaying.standing import BACKOFF_MAX_S, BACKOFF_S, Standing, Told
+
+T = TypeVar("T")
+
+# What a relay that is gone, slow or broken does; another one is asked.
+_AWAY: Final = (Unavailable, DeadlineExceeded)
+_Frames = Generator[tuple[int, Frame | None], None, None]
+
+
+class RelaySet:
+    """A source that goes on as long as one relay answers and is honest.
+
+    Manifests come from any relay. A chunk is asked of the relay where its tile lands, all of them
+    in turns, and of another one where that fails: it reads through. A relay that fails is left out
+    for a while. So is one that lies: whose frames are not what a signed manifest says, or whose
+    manifests nobody signed; what it said is dropped.
+
+    One thread calls it.
+
+    Args:
+        relays: of the cluster.
+        landing: by tile, the relay where it lands; a tile that is not there is asked of any.
+        signing: the publisher's.
+        clock: of the pauses for which a relay is left out.
+        on_liar: called with a relay and what it did, the first time that it lies.
+        backoff_s: for which a relay is left out at first; doubles each time.
+        backoff_max_s: the longest such pause; one that lied gets it at once.
+    """
+
+    def __init__(
+        self,
+        relays: Sequence[Source],
+        landing: Mapping[int, int],
+        *,
+        signing: Signing,
+        clock: Clock,
+        on_liar: Told,
+        backoff_s: float = BACKOFF_S,
+        backoff_max_s: float = BACKOFF_MAX_S,
+    ) -> None:
+        if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
+            raise InvalidArgument("a landing is a relay of the set, and there is at least one")
+        self._relays = relays
+        self._landing = landing
+        self._signing = signing
+        self._standing = Standing(
+            len(relays), clock, on_liar, backoff_s=backoff_s, backoff_max_s=backoff_max_s
+        )
+        self._first = 0  # whom to ask first for what any relay has
+        self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, and who gave it
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        """Wait on one relay; on another one the next time, if that had nothing.
+
+        So a relay that stands still, or tells of old versions only, keeps nobody.
+        """
+
+        def ask(relay: int) -> list[Manifest]:
+            signed = self._signed(relay, self._relays[relay].wait_manifests(after_n, timeout_s))
+            return [one for one in signed if one.version.n > after_n]
+
+        manifests = self._first_of(ask)
+        if not manifests:
+            self._first = (self._first + 1) % len(self._relays)
+        return manifests
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Ask one relay after the other; what it gives is signed, and what was asked for."""
+        gave: dict[int, Manifest] = {}
+
+        def ask(relay: int) -> Manifest | None:
+            seed = self._relays[relay].seed(n, tiles)
+            if seed is not None:
+                self._check_seed(relay, seed, n, tiles)
+                gave[relay] = seed
+            return seed
+
+        seed = self._first_of(ask, is_enough=lambda one: one is not None)
+        if seed is not None:
+            self._seeds = {seed.key: (next(at for at, one in gave.items() if one is seed), seed)}
+        return seed
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> _Frames:
+        """Yield frames that are what the manifest says; of several relays, in turns."""
+        left = {chunk.tile: chunk for chunk in wanted}
+        tried: dict[int, set[int]] = {tile: set() for tile in left}
+        forgotten: dict[int, int] = dict.fromkeys(left, 0)
+        while left:
+            groups = self._groups(key, left, tried)
+            if not groups:
+                break
+            yield from self._of_groups(key, groups, left, forgotten)
+        for tile, relays in tried.items():
+            if tile in left and forgotten[tile] == len(relays) > 0:
+                yield tile, None  # whoever was asked keeps it no more
+                del left[tile]
+        if left:
+            raise Unavailable(f"no relay gives tile {min(left)} of version {key.n} now")
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
+        """Tell one relay, which passes it on."""
+        self._first_of(lambda relay: self._relays[relay].report(receiver, n, is_match, digest))
+
+    # ---- who is asked
+
+    def _first_of(
+        self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool] = lambda _: True
+    ) -> T:
+        """Return what the first relay says that does not fail, or the last that says too little.
+
+        Raises:
+            Unavailable: all failed, or none is left that may be asked now.
+        """
+        there = self._standing.present()
+        order = sorted(
+            there,
+            key=lambda at: (self._standing.is_liar(at), (at - self._first) % len(self._relays)),
+        )
+        said: list[T] = []
+        for relay in order:
+            try:
+                said.append(ask(relay))
+            except _AWAY:
+                self._standing.failed(relay)
+                continue
+            except CorruptData as error:
+                self._standing.lied(relay, str(error))
+                continue
+            self._standing.answered(relay)
+            if is_enough(said[-1]):
+                return said[-1]
+        if not said:
+            raise Unavailable(f"of {len(self._relays)} relays none answers now")
+        return said[-1]
+
+    def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Return what the publisher signed.
+
+        Raises:
+            CorruptData: the relay has nothing that is.
+        """
+        signed = [one for one in manifests if self._signing.is_signed(one)]
+        if len(signed) < len(manifests):
+            forged = next(one for one in manifests if one not in signed)
+            what = f"relay {relay} says {forged.version}, which the publisher did not sign"
+            if not signed:
+                raise CorruptData(what)
+            self._standing.lied(relay, what)
+        return signed
+
+    def _check_seed(self, relay: int, seed: Manifest, n: int | None, tiles: Sequence[int]) -> None:
+        self._signed(relay, [seed])
+        is_asked = seed.is_seed and n in (None, seed.version.n)
+        if not is_asked or [chunk.tile for chunk in seed.chunks] != list(tiles):
+            raise CorruptData(f"relay {relay} gave another seed than it was asked for")
+
+    # ---- chunks
+
+    def _groups(
+        self, key: UpdateKey, left: Mapping[int, Chunk], tried: Mapping[int, set[int]]
+    ) -> dict[int, list[Chunk]]:
+        """Choose a relay for each chunk: where it lands, else one that was not asked for it yet."""
+        there = self._standing.present()
+        groups: dict[int, list[Chunk]] = {}
+        for tile, chunk in left.items():
+            left_over = [at for at in there if at not in tried[tile]]
+            if not left_over:
+                continue
+            wish = self._seeds[key][0] if key in self._seeds else self._landing.get(tile)
+            honest = [at for at in left_over if not self._standing.is_liar(at)] or left_over
+            relay = wish if wish in left_over else honest[tile % len(honest)]
+            groups.setdefault(relay, []).append(chunk)
+            tried[tile].add(relay)
+        return groups
+
+    def _of_groups(
+        self,
+        key: UpdateKey,
+        groups: Mapping[int, list[Chunk]],
+        left: dict[int, Chunk],
+        forgotten: dict[int, int],
+    ) -> _Frames:
+        """Yield what comes from several relays in turns, so that all of them work at once."""
+        running: dict[int, _Frames] = {}
+        try:
+            for relay, chunks in groups.items():
+                if self._is_introduced(relay, key):
+                    running[relay] = self._relays[relay].chunks(key, chunks)
+            while running:
+                for relay in list(running):
+                    came = self._next_of(relay, running)
+                    if came is None:
+                        continue
+                    tile, frame = came
+                    chunk = left.get(tile)
+                    if chunk is None:
+                        continue
+                    if frame is None:
+                        forgotten[tile] += 1
+                    elif self._is_sound(relay, chunk, frame):
+                        del left[tile]
+                        yield tile, frame
+                    else:
+                        running.pop(relay).close()
+        finally:
+            for frames in running.values():
+                frames.close()
+
+    def _next_of(self, relay: int, running: dict[int, _Frames]) -> tuple[int, Frame | None] | None:
+        """Return the next frame of a relay; one that ends or fails runs no more."""
+        try:
+            return next(running[relay])
+        except StopIteration:
+            self._standing.answered(relay)
+        except _AWAY:
+            self._standing.failed(relay)
+        except CorruptData as error:
+            self._standing.lied(relay, str(error))
+        del running[relay]
+        return None
+
+    def _is_sound(self, relay: int, chunk: Chunk, frame: Frame) -> bool:
+        if len(frame) == chunk.nbytes and hashlib.sha256(frame).digest() == chunk.sha256:
+            return True
+        self._standing.lied(relay, f"relay {relay} gave another chunk of tile {chunk.tile}")
+        return False
+
+    def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
+        """Whether a relay knows the chunks of a seed; one that did not give it is asked for it."""
+        if key not in self._seeds or self._seeds[key][0] == relay:
+            return True
+        seed = self._seeds[key][1]
+        with suppress(*_AWAY, CorruptData, OutOfMemory):
+            return self._relays[relay].seed(key.n, [one.tile for one in seed.chunks]) == seed
+        return False

@@ -1,0 +1,47 @@
+"""Spans at a relay: merged from what is here, and believed only if they are what was signed."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_merge
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+
+Held: TypeAlias = Callable[[UpdateKey, int], bytes | None]
+
+
+def rebuilt(chunks: Iterable[Chunk], parts: Sequence[Manifest], held: Held) -> dict[int, bytes]:
+    """Return the frames of a span that can be made of shorter updates, by tile.
+
+    A merge gives the bytes that the publisher's merge gave, so the SHA-256 of a chunk says whether
+    it is that chunk. Those that are not, or whose parts are not all here or coded for a link, are
+    left out.
+
+    Args:
+        chunks: of the span.
+        parts: updates that lead where it leads, in order.
+        held: gives their frames.
+    """
+    made: dict[int, bytes] = {}
+    tiles_of = [(part.key, {chunk.tile for chunk in part.chunks}) for part in parts]
+    for chunk in chunks:
+        frames = [held(key, chunk.tile) for key, tiles in tiles_of if chunk.tile in tiles]
+        whole = [frame for frame in frames if frame is not None]
+        if not whole or len(whole) < len(frames):
+            continue
+        frame = whole[0] if len(whole) == 1 else _merged(whole)
+        if frame is not None and hashlib.sha256(frame).digest() == chunk.sha256:
+            made[chunk.tile] = frame
+    return made
+
+
+def _merged(frames: Sequence[bytes]) -> bytes | None:
+    try:
+        merged, *others = (Delta.from_bytes(frame) for frame in frames)
+        for delta in others:
+            merged = delta_merge(merged, delta)
+    except (CorruptData, InvalidArgument):
+        return None  # such as what was coded for a link: only its base can read that
+    return merged.to_bytes()

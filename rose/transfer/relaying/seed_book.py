@@ -1,0 +1,67 @@
+"""The seeds that a relay forwarded, so that their chunks can be asked for, and given again."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from rose.transfer.manifest import Manifest, UpdateKey
+from rose.transfer.publishing.store import MemoryStore
+
+SEEDS_MAX: Final = 16
+
+
+class SeedBook:
+    """Manifests of the latest seeds, and a store for whole tiles.
+
+    Any thread may call; the lock guards the manifests.
+
+    Args:
+        bytes_max: of whole tiles.
+    """
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self.store = MemoryStore()
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._seeds: dict[tuple[int, tuple[int, ...]], Manifest] = {}  # the oldest first
+
+    def note(self, seed: Manifest) -> None:
+        """Take a seed that was forwarded."""
+        name = (seed.version.n, tuple(chunk.tile for chunk in seed.chunks))
+        with self._lock:
+            self._seeds.pop(name, None)
+            self._seeds[name] = seed
+            if len(self._seeds) > SEEDS_MAX:
+                del self._seeds[next(iter(self._seeds))]
+
+    def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Return a seed of a version with just these tiles; of the latest one where n is None."""
+        with self._lock:
+            found = [
+                seed
+                for (its_n, its_tiles), seed in self._seeds.items()
+                if its_tiles == tuple(tiles) and n in (None, its_n)
+            ]
+        return max(found, key=lambda one: one.version.n) if found else None
+
+    def chunks(self, key: UpdateKey) -> Manifest | None:
+        """Return a manifest with the chunks of all seeds of a version; nobody signed it."""
+        with self._lock:
+            seeds = [seed for seed in self._seeds.values() if seed.key == key]
+        if not seeds:
+            return None
+        chunks = {chunk.tile: chunk for seed in seeds for chunk in seed.chunks}
+        return replace(seeds[-1], chunks=tuple(chunks[tile] for tile in sorted(chunks)), mac=b"")
+
+    def forget(self, key: UpdateKey) -> None:
+        """Drop the seeds of a version; whole tiles that are here stay."""
+        with self._lock:
+            self._seeds = {name: one for name, one in self._seeds.items() if one.key != key}
+
+    def trim(self) -> None:
+        """Keep to the limit: the newest version's tiles stay longest."""
+        for old in self.store.manifests():
+            if self.store.nbytes <= self._bytes_max:
+                return
+            self.store.forget(old.key)

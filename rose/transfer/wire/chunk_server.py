@@ -1,0 +1,87 @@
+"""The chunk plane of a weight server: what receivers ask for and the plane has not, it looks up."""
+
+import threading
+from typing import Final, Protocol
+
+from rose.errors import RoseError
+from rose.transfer.manifest import UpdateKey
+from rose.transfer.wire import chunk_plane
+from rose.transfer.wire.chunk_plane import AS_FAST_AS_IT_GOES, CONNECTIONS_MAX, Pace, TlsPaths
+
+# How long an ask waits for whoever has the chunk: a relay may have to fetch it. Less than a client
+# waits for a byte.
+PARK_S: Final = 8.0
+# As many asks as can be looked up at once: one that takes long delays no other.
+ANSWERERS: Final = 4
+_LOOK_S: Final = 60.0
+
+
+class Served(Protocol):
+    """Who has the chunks: a `VersionLog`, or what a relay keeps."""
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return a frame, or None when it is not kept; it counts as sent. Any thread calls it."""
+        ...
+
+
+class ChunkServer:
+    """Answers for chunks of a log until it is closed.
+
+    Bytes are moved by a thread of the core; a thread of Python only says which frame it is.
+
+    Args:
+        served: has the chunks.
+        token: that every peer must present first.
+        host: an address of this machine; the port is any that is free.
+        tls: certificates that both sides show; None: loopback only.
+        pace: of all receivers together.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        token: bytes,
+        host: str,
+        *,
+        tls: TlsPaths | None = None,
+        pace: Pace = AS_FAST_AS_IT_GOES,
+    ) -> None:
+        self._served = served
+        self._is_closing = threading.Event()
+        self._plane = chunk_plane.ChunkServer(
+            token, host, tls=tls, pace=pace, connections_max=CONNECTIONS_MAX, park_s=PARK_S
+        )
+        self.port: int = self._plane.port
+        self._threads = [
+            threading.Thread(target=self._answer, name=f"rose-chunks-{i}", daemon=True)
+            for i in range(ANSWERERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Break off all connections and join all threads."""
+        self._is_closing.set()
+        self._plane.close()
+        for thread in self._threads:
+            thread.join()
+
+    def set_pace(self, pace: Pace) -> None:
+        """Change the pace while it runs."""
+        self._plane.set_pace(pace)
+
+    def _answer(self) -> None:
+        while not self._is_closing.is_set():
+            for key, tile in self._plane.take_misses(_LOOK_S, most=1):
+                self._look_up(key, tile)
+
+    def _look_up(self, key: UpdateKey, tile: int) -> None:
+        try:
+            frame = self._served.chunk(key, tile)
+            asked = 0 if frame is None else self._plane.give(key, tile, frame)
+        except RoseError:  # whoever has it cannot get it now: the receiver asks again
+            frame, asked = None, 0
+        if frame is None:
+            self._plane.refuse(key, tile)
+        for _ in range(1, asked):
+            self._served.chunk(key, tile)  # what several wait for is looked up once, sent to each

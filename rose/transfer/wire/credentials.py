@@ -1,0 +1,72 @@
+"""Security as gRPC takes it: ports and channels, with certificates of both sides or on loopback."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from rose.addresses import spelled
+from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.wire.security import Security, TlsFiles
+
+# What the handshake says when one side does not like the other's certificate.
+_REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "erification", "SSL_ERROR_SSL")
+
+
+def add_port(server: Any, host: str, port: int, security: Security) -> int:
+    """Let a gRPC server listen; return the port.
+
+    Raises:
+        Unavailable: it is taken.
+        InvalidArgument: a certificate cannot be read.
+    """
+    where = spelled(host, port)
+    try:
+        if security.tls is None:
+            return int(server.add_insecure_port(where))
+        key, certificate, authority = _contents(security.tls)
+        return int(
+            server.add_secure_port(
+                where,
+                grpc.ssl_server_credentials(
+                    [(key, certificate)], root_certificates=authority, require_client_auth=True
+                ),
+            )
+        )
+    except RuntimeError as error:
+        raise Unavailable(f"port {port} of {host} cannot be listened on: {error}") from error
+
+
+def open_channel(
+    host: str, port: int, security: Security, options: Sequence[tuple[str, Any]]
+) -> Any:
+    """Return a channel to a server; it connects when it is used.
+
+    Raises:
+        InvalidArgument: a certificate cannot be read.
+    """
+    where = spelled(host, port)
+    if security.tls is None:
+        return grpc.insecure_channel(where, options=options)
+    key, certificate, authority = _contents(security.tls)
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    return grpc.secure_channel(where, credentials, options=options)
+
+
+def is_refusal(error: Any) -> bool:
+    """Whether a call failed since one side refused the certificate of the other."""
+    details = error.details() or ""
+    is_down = error.code() is grpc.StatusCode.UNAVAILABLE
+    return is_down and any(one in details for one in _REFUSED)
+
+
+def _contents(tls: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    return _read(tls.key), _read(tls.certificate), _read(tls.authority)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error

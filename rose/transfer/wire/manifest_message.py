@@ -1,0 +1,132 @@
+"""Manifests as protobuf: tiles in columns, so that very many of them are read in one go."""
+
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+from rose.errors import InvalidArgument
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import SHA256_BYTES, Chunk, Manifest
+from rose.transfer.version import Version
+from rose.transfer.wire.proto import weights_pb2 as pb
+
+RUN_MAX: Final = 256
+MAC_BYTES_MAX: Final = 64
+TILES_MAX: Final = 1 << 20
+_LAYOUT_BYTES: Final = 32
+_DIGEST: Final = struct.Struct("<2Q")
+
+
+def manifest_to(one: Manifest) -> Any:
+    """Return a manifest as its message.
+
+    Raises:
+        ValueError: a field does not fit.
+    """
+    chunks = one.chunks
+    return pb.Manifest(
+        format=one.format,
+        version=_version_to(one.version),
+        base=None if one.base is None else _version_to(one.base),
+        digest=digest_bytes(one.digest),
+        base_digest=digest_bytes(one.base_digest),
+        layout=bytes.fromhex(one.layout),
+        tile_count=one.tile_count,
+        count=one.count,
+        mac=one.mac,
+        tile_digests=_column(one.tile_digests),
+        chunk_tile=[chunk.tile for chunk in chunks],
+        chunk_nbytes=[chunk.nbytes for chunk in chunks],
+        chunk_changed=[chunk.changed for chunk in chunks],
+        chunk_sha256=b"".join(chunk.sha256 for chunk in chunks),
+        chunk_digest=_column([chunk.digest for chunk in chunks]),
+    )
+
+
+def manifest_of(message: Any) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        InvalidArgument: the sentence says what no manifest has.
+    """
+    chunks = len(message.chunk_tile)
+    if max(chunks, len(message.tile_digests) // _DIGEST.size) > TILES_MAX:
+        raise InvalidArgument(f"a manifest has more than {TILES_MAX} tiles")
+    if not message.HasField("version") or len(message.layout) != _LAYOUT_BYTES:
+        raise InvalidArgument("a manifest has no version, or no layout")
+    if len(message.mac) > MAC_BYTES_MAX:
+        raise InvalidArgument(f"a MAC of {len(message.mac)} bytes")
+    return Manifest(
+        version=_version_of(message.version),
+        base=_version_of(message.base) if message.HasField("base") else None,
+        digest=as_digest(message.digest),
+        base_digest=as_digest(message.base_digest),
+        layout=message.layout.hex(),
+        tile_count=message.tile_count,
+        count=message.count,
+        chunks=_chunks(message, chunks),
+        tile_digests=tuple(_digests(message.tile_digests)),
+        mac=message.mac,
+        format=message.format,
+    )
+
+
+def _chunks(message: Any, count: int) -> tuple[Chunk, ...]:
+    sha256, digests = message.chunk_sha256, _digests(message.chunk_digest)
+    lengths = {len(message.chunk_nbytes), len(message.chunk_changed), len(digests)}
+    if lengths != {count} or len(sha256) != SHA256_BYTES * count:
+        raise InvalidArgument("the columns of a manifest's chunks differ in length")
+    columns = zip(
+        message.chunk_tile,
+        message.chunk_nbytes,
+        message.chunk_changed,
+        (sha256[at : at + SHA256_BYTES] for at in range(0, len(sha256), SHA256_BYTES)),
+        digests,
+        strict=True,
+    )
+    return tuple(Chunk(*row) for row in columns)
+
+
+def digest_bytes(digest: Digest) -> bytes:
+    """Return a digest as 16 bytes.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    return _column([digest])
+
+
+def as_digest(content: bytes) -> Digest:
+    """Read 16 bytes as a digest.
+
+    Raises:
+        InvalidArgument: they are not as many.
+    """
+    if len(content) != _DIGEST.size:
+        raise InvalidArgument(f"a digest of {len(content)} bytes")
+    first, second = _DIGEST.unpack(content)
+    return first, second
+
+
+def _column(digests: Sequence[Digest]) -> bytes:
+    try:
+        return struct.pack(f"<{2 * len(digests)}Q", *chain.from_iterable(digests))
+    except struct.error as error:
+        raise InvalidArgument(f"what is sent as digests are none: {error}") from error
+
+
+def _digests(content: bytes) -> list[Digest]:
+    if len(content) % _DIGEST.size:
+        raise InvalidArgument(f"digests of {len(content)} bytes")
+    return list(_DIGEST.iter_unpack(content))
+
+
+def _version_to(version: Version) -> Any:
+    return pb.Version(run=version.run, incarnation=version.incarnation, n=version.n)
+
+
+def _version_of(message: Any) -> Version:
+    if len(message.run) > RUN_MAX:
+        raise InvalidArgument(f"a run's name has {len(message.run)} characters: at most {RUN_MAX}")
+    return Version(message.run, message.incarnation, message.n)

@@ -1,0 +1,316 @@
+"""What receivers, relays and publishers say to each other, and its bytes: protobuf, checked.
+
+The values are dataclasses; `rose/transfer/wire/proto/weights.proto` says what crosses. Whatever
+comes is either such a value or refused: nothing of protobuf is seen outside of this module.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest
+from rose.transfer.wire.manifest_message import as_digest, digest_bytes, manifest_of, manifest_to
+from rose.transfer.wire.proto import weights_pb2 as pb
+
+FORMAT: Final = 3
+SERVICE: Final = "rose.transfer.Weights"
+TOKEN_KEY: Final = "rose-token"  # of the call's metadata
+REQUEST_BYTES_MAX: Final = 1 << 20  # a seed of some 200,000 tiles
+REPLY_BYTES_MAX: Final = 64 << 20  # manifests of a million tiles together
+
+NAME_MAX: Final = 256
+RELAYS_MAX: Final = 1024
+TENSORS_MAX: Final = 1 << 18
+MANIFESTS_MAX: Final = 1 << 13
+_DIMENSIONS_MAX: Final = 16
+_N_MAX: Final = (1 << 63) - 1
+_LAYOUT_BYTES: Final = 32
+ROLES: Final = ("publisher", "relay")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRequest:
+    """Ask who serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPlace:
+    """A relay, and the tiles that land there, ascending."""
+
+    address: str
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor of a checkpoint, with its dtype as the header of a safetensors file names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReply:
+    """Who serves, and what receiving from it takes.
+
+    Args:
+        name: of who serves.
+        role: one of `ROLES`.
+        up_ms: how long it has served.
+        layout: how the weights are cut, 64 hexadecimal digits; "" while that is not known.
+        chunk_port: of the same host.
+        relays: that tiles land at.
+        tensors: of the checkpoint that the weights are, in its order; () where they are none.
+    """
+
+    name: str
+    role: str
+    up_ms: int
+    layout: str = ""
+    chunk_port: int = 0
+    relays: tuple[RelayPlace, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRequest:
+    """Ask for versions above a number, and wait for one."""
+
+    after_n: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRequest:
+    """Ask for a version, the newest where n is None, with some tiles whole."""
+
+    n: int | None
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestsReply:
+    """Answer both: what there is, and the port of this host that gives the chunks.
+
+    To a `SeedRequest` it is the seed, or nothing where it cannot be made.
+    """
+
+    manifests: tuple[Manifest, ...]
+    chunk_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRequest:
+    """Say who receives what.
+
+    Args:
+        receiver: tells receivers apart.
+        replica: of the engine that it is a rank of.
+        rank: in the replica.
+        tiles: ascending; None for all.
+    """
+
+    receiver: str
+    replica: str
+    rank: int
+    tiles: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeReply:
+    """Say that it was heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """Say what came of a version."""
+
+    receiver: str
+    n: int
+    is_match: bool
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """Say that it was heard."""
+
+
+def encode(message: object) -> bytes:
+    """Return a message as bytes.
+
+    Raises:
+        InvalidArgument: a field does not fit, such as a name that is no text.
+    """
+    kind, to, _ = _KINDS[type(message)]
+    try:
+        return bytes(kind(format=FORMAT, **to(message)).SerializeToString())
+    except (ValueError, TypeError, DecodeError) as error:
+        raise InvalidArgument(f"{type(message).__name__} cannot be sent: {error}") from error
+
+
+def decode(kind: type[T], content: bytes) -> T:
+    """Read a message.
+
+    Raises:
+        CorruptData: the bytes are no such message.
+        InvalidArgument: it is of another version.
+    """
+    its, _, of = _KINDS[kind]
+    try:
+        message = its.FromString(content)
+    except DecodeError as error:
+        raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
+    if message.format != FORMAT:
+        raise InvalidArgument(
+            f"the {kind.__name__} has version {message.format}; this rose reads version {FORMAT}"
+        )
+    try:
+        value: T = of(message)
+    except InvalidArgument as error:
+        raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
+    return value
+
+
+def _hello_to(one: HelloReply) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "role": one.role,
+        "up_ms": one.up_ms,
+        "layout": bytes.fromhex(one.layout),
+        "chunk_port": one.chunk_port,
+        "relays": [pb.Relay(address=relay.address, tiles=relay.tiles) for relay in one.relays],
+        "tensors": [
+            pb.Tensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
+            for tensor in one.tensors
+        ],
+    }
+
+
+def _hello_of(message: Any) -> HelloReply:
+    _check_most(message.relays, RELAYS_MAX, "relays")
+    _check_most(message.tensors, TENSORS_MAX, "tensors")
+    if message.role not in ROLES:
+        raise InvalidArgument(f"role '{message.role:.32}' is none")
+    if len(message.layout) not in (0, _LAYOUT_BYTES):
+        raise InvalidArgument(f"a layout of {len(message.layout)} bytes")
+    return HelloReply(
+        name=_name(message.name),
+        role=message.role,
+        up_ms=_number(message.up_ms),
+        layout=message.layout.hex(),
+        chunk_port=_port(message.chunk_port),
+        relays=tuple(RelayPlace(_name(one.address), _tiles(one.tiles)) for one in message.relays),
+        tensors=tuple(_tensor(one) for one in message.tensors),
+    )
+
+
+def _tensor(message: Any) -> TensorEntry:
+    _check_most(message.shape, _DIMENSIONS_MAX, "dimensions")
+    if len(message.name) > 16 * NAME_MAX:
+        raise InvalidArgument(f"a tensor's name has {len(message.name)} characters")
+    return TensorEntry(message.name, _name(message.dtype), tuple(map(_number, message.shape)))
+
+
+def _wait_of(message: Any) -> WaitRequest:
+    return WaitRequest(message.after_n, message.timeout_ms)
+
+
+def _seed_to(one: SeedRequest) -> dict[str, Any]:
+    return {"tiles": one.tiles} if one.n is None else {"n": one.n, "tiles": one.tiles}
+
+
+def _seed_of(message: Any) -> SeedRequest:
+    n = _number(message.n) if message.HasField("n") else None
+    return SeedRequest(n, _tiles(message.tiles))
+
+
+def _manifests_to(one: ManifestsReply) -> dict[str, Any]:
+    return {"chunk_port": one.chunk_port, "manifests": [manifest_to(m) for m in one.manifests]}
+
+
+def _manifests_of(message: Any) -> ManifestsReply:
+    _check_most(message.manifests, MANIFESTS_MAX, "manifests")
+    return ManifestsReply(tuple(map(manifest_of, message.manifests)), _port(message.chunk_port))
+
+
+def _subscribe_to(one: SubscribeRequest) -> dict[str, Any]:
+    tiles = () if one.tiles is None else one.tiles
+    who = {"receiver": one.receiver, "replica": one.replica, "rank": one.rank}
+    return {**who, "is_all": one.tiles is None, "tiles": tiles}
+
+
+def _subscribe_of(message: Any) -> SubscribeRequest:
+    tiles = None if message.is_all else _tiles(message.tiles)
+    if message.is_all and message.tiles:
+        raise InvalidArgument("a subscription to all tiles names some")
+    return SubscribeRequest(_name(message.receiver), _name(message.replica), message.rank, tiles)
+
+
+def _report_to(one: ReportRequest) -> dict[str, Any]:
+    who = {"receiver": one.receiver, "n": one.n, "is_match": one.is_match}
+    return {**who, "digest": digest_bytes(one.digest)}
+
+
+def _report_of(message: Any) -> ReportRequest:
+    digest = as_digest(message.digest)
+    return ReportRequest(_name(message.receiver), _number(message.n), message.is_match, digest)
+
+
+def _tiles(column: Sequence[int]) -> tuple[int, ...]:
+    tiles = tuple(column)
+    if any(one >= other for one, other in pairwise(tiles)):
+        raise InvalidArgument("the tiles are not in order, each once")
+    return tiles
+
+
+def _name(text: str) -> str:
+    if len(text) > NAME_MAX:
+        raise InvalidArgument(f"a name has {len(text)} characters: at most {NAME_MAX}")
+    return text
+
+
+def _number(value: int) -> int:
+    if value > _N_MAX:
+        raise InvalidArgument(f"{value} is more than any number here")
+    return value
+
+
+def _port(value: int) -> int:
+    if value >= 1 << 16:
+        raise InvalidArgument(f"{value} is no port")
+    return value
+
+
+def _check_most(column: Sequence[object], most: int, what: str) -> None:
+    if len(column) > most:
+        raise InvalidArgument(f"{len(column)} {what}: at most {most}")
+
+
+def _nothing(_one: object) -> dict[str, Any]:
+    return {}
+
+
+def _wait_to(one: WaitRequest) -> dict[str, Any]:
+    return {"after_n": one.after_n, "timeout_ms": one.timeout_ms}
+
+
+_KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], dict[str, Any]], Any]]] = {
+    HelloRequest: (pb.HelloRequest, _nothing, lambda _: HelloRequest()),
+    HelloReply: (pb.HelloReply, _hello_to, _hello_of),
+    WaitRequest: (pb.WaitRequest, _wait_to, _wait_of),
+    SeedRequest: (pb.SeedRequest, _seed_to, _seed_of),
+    ManifestsReply: (pb.ManifestsReply, _manifests_to, _manifests_of),
+    SubscribeRequest: (pb.SubscribeRequest, _subscribe_to, _subscribe_of),
+    SubscribeReply: (pb.SubscribeReply, _nothing, lambda _: SubscribeReply()),
+    ReportRequest: (pb.ReportRequest, _report_to, _report_of),
+    ReportReply: (pb.ReportReply, _nothing, lambda _: ReportReply()),
+}

@@ -1,0 +1,216 @@
+"""A publisher or a relay in another process, of another machine where there are certificates."""
+
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import Any, Final
+
+import grpc
+
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer.digests import Digest
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.receiving.source import Frame
+from rose.transfer.wire import messages
+from rose.transfer.wire.chunk_plane import ChunkClient
+from rose.transfer.wire.credentials import is_refusal, open_channel
+from rose.transfer.wire.grpc_chunks import GrpcChunks
+from rose.transfer.wire.security import Security, TlsFiles, token_bytes
+
+CALL_S: Final = 10.0
+_MARGIN_S: Final = 5.0
+_SEED_S: Final = 60.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", messages.REPLY_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),  # loopback
+    ("grpc.use_local_subchannel_pool", 1),  # a server that is gone leaves no back-off to its heir
+)
+
+
+class RemoteSource:
+    """A weight server as a source.
+
+    One thread pulls; any thread may call `follow` and `close`. A failed call changes nothing: the
+    next one connects again.
+
+    Args:
+        address: of the server.
+        token: of the server.
+        tls: certificates that both sides show; without them the server is on this machine.
+        timeout_s: for an answer; a wait for versions takes its own time besides.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = CALL_S,
+    ) -> None:
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()  # guards what follows; held over no call that waits
+        self._channel: Any = None
+        self._chunks: ChunkClient | None = None
+        self._chunk_port = 0
+        self._is_blocked = False  # of the thread that pulls: the port cannot be reached
+        self._is_closed = False
+        self.follow(address, token)
+
+    def follow(self, address: str, token: str) -> None:
+        """Go to another server from the next call on; one that is under way breaks off.
+
+        Raises:
+            InvalidArgument: the address is not on loopback and there are no certificates, or the
+                token is none.
+        """
+        if not token:
+            raise InvalidArgument(f"{address} has no token: it is that of the weight server")
+        security = Security(token_bytes(token), self._tls)
+        host, port = security.place(address)
+        if port == 0:
+            raise InvalidArgument(f"{address} and its token are not those of a weight server")
+        channel = open_channel(host, port, security, _OPTIONS)
+        with self._lock:
+            before, self._channel = self._channel, channel
+            self._host, self._token = host, security.token
+            self._address = address
+            self._chunk_port = 0
+        if before is not None:
+            before.close()
+        self._hang_up()
+
+    def close(self) -> None:
+        """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
+        with self._lock:
+            self._is_closed = True
+            channel = self._channel
+        channel.close()
+        self._hang_up()
+
+    def hello(self) -> messages.HelloReply:
+        """Ask who serves.
+
+        Raises:
+            Unavailable: nobody answers.
+            CorruptData: what came is no answer.
+        """
+        content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
+        return messages.decode(messages.HelloReply, content)
+
+    def subscribe(
+        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
+    ) -> None:
+        """Say who receives which tiles, ascending; None for all.
+
+        Raises:
+            Unavailable: the server cannot be reached.
+        """
+        wanted = None if tiles is None else tuple(tiles)
+        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        """Ask the server to wait."""
+        request = messages.WaitRequest(after_n, int(timeout_s * 1000))
+        return self._manifests("Wait", request, timeout_s + self._timeout_s)
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Ask the server for one; it may have to make it."""
+        manifests = self._manifests("Seed", messages.SeedRequest(n, tuple(tiles)), _SEED_S)
+        if len(manifests) > 1:
+            raise CorruptData("the weight server gave several seeds for one")
+        return manifests[0] if manifests else None
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
+        """Tell the server."""
+        request = messages.ReportRequest(receiver, n, is_match, digest)
+        messages.decode(messages.ReportReply, self._call("Report", request, self._timeout_s))
+
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Ask on the chunk connections; over gRPC where their port cannot be reached."""
+        client = self._chunk_client()
+        has_come = False
+        try:
+            if not self._is_blocked:
+                with closing(client.chunks(key, wanted)) as coming:
+                    for one in coming:
+                        has_come = True
+                        yield one
+                return
+        except Unavailable:
+            if has_come or client.was_reached:
+                raise
+        with self._lock:
+            channel, token = self._channel, self._token
+        fallback = GrpcChunks(channel, token, timeout_s=self._timeout_s)
+        with closing(fallback.chunks(key, wanted)) as coming:
+            for one in coming:
+                self._is_blocked = True  # until the server says another port
+                yield one
+
+    def _chunk_client(self) -> ChunkClient:
+        with self._lock:
+            if self._chunks is not None:
+                return self._chunks
+            if self._chunk_port == 0 or self._is_closed:
+                raise Unavailable("the weight server did not say where its chunks are")
+            self._chunks = ChunkClient(
+                self._host,
+                self._chunk_port,
+                self._token,
+                tls=self._tls,
+                timeout_s=self._timeout_s,
+            )
+            return self._chunks
+
+    def _hang_up(self) -> None:
+        """Close the chunk connections; who pulls on them breaks off."""
+        with self._lock:
+            chunks, self._chunks = self._chunks, None
+        if chunks is not None:
+            chunks.close()
+
+    def _manifests(self, method: str, request: object, timeout_s: float) -> list[Manifest]:
+        reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
+        with self._lock:
+            has_moved, self._chunk_port = self._chunk_port != reply.chunk_port, reply.chunk_port
+        if has_moved:
+            self._is_blocked = False
+            self._hang_up()
+        return list(reply.manifests)
+
+    def _call(self, method: str, request: object, timeout_s: float) -> bytes:
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("this source is closed")
+            channel, token, address = self._channel, self._token.hex(), self._address
+        said = messages.encode(request)
+        try:
+            content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
+                said,
+                timeout=timeout_s,
+                metadata=((messages.TOKEN_KEY, token),),
+            )
+        except grpc.RpcError as error:
+            raise _unavailable(address, method, error) from error
+        except ValueError as error:  # the channel was closed meanwhile
+            raise Unavailable(f"the source was closed or moved: {error}") from error
+        return content
+
+
+def _unavailable(address: str, method: str, error: Any) -> Unavailable:
+    code, details = error.code(), error.details()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return Unavailable("the weight server wants another token")
+    if is_refusal(error):
+        return Unavailable(
+            f"{address} and this process do not take each other's certificates: {details}"
+        )
+    return Unavailable(f"the weight server did not answer {method}: {code.name} {details}".strip())
