@@ -47,7 +47,8 @@ def test_whatever_fails_in_ten_thousand_runs(first: int) -> None:
 @pytest.mark.parametrize("guard", MUTANTS)
 def test_a_guard_that_is_taken_out_is_missed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[guard](monkeypatch)
-    assert any(failure_of(seed, script_of(seed)) for seed in range(MUTANT_SEEDS))
+    seeds = range(MUTANT_SEEDS)
+    assert any(failure_of(seed, script_of(seed), is_plain=seed % 4 > 0) for seed in seeds)
 
 
 def test_a_seed_is_one_run() -> None:

@@ -7,10 +7,9 @@ import pytest
 
 from rose.transfer.manifest import Signing
 from rose.transfer.publishing.contributor import Contributor
-from rose.transfer.receiving import chain, puller
+from rose.transfer.receiving import puller
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.sweep import Sweep
 
 
@@ -46,18 +45,6 @@ def without_sha_check(patch: pytest.MonkeyPatch) -> None:
 
 def without_mac_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Signing, "is_signed", lambda signing, manifest: True)
-
-
-def without_incarnation_rule(patch: pytest.MonkeyPatch) -> None:
-    """Dead incarnations are listened to, whether they offer links or seeds."""
-
-    def fitting(held: Any, offered: Any, subscription: Any) -> Any:
-        forgetful = type(held)(type(held.version)("none", 0, held.version.n), held.digest)
-        return true_fitting(forgetful, offered, subscription)
-
-    true_fitting = chain.fitting
-    patch.setattr(chain, "fitting", fitting)
-    patch.setattr(Staging, "_is_dead", lambda staging, version: False)
 
 
 def without_undo(patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +85,6 @@ MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "base check": without_base_check,
     "SHA check": without_sha_check,
     "MAC check": without_mac_check,
-    "incarnation rule": without_incarnation_rule,
     "undo": without_undo,
     "proof of undo": without_proof_of_undo,
     "shadow moves with the log": with_shadow_ahead_of_the_log,

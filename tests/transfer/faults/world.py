@@ -29,9 +29,10 @@ class World:
 
     Args:
         seed: draws what is there to begin with.
+        is_plain: without relays and replicas, which are further guards.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_plain: bool = False) -> None:
         rng = Random(seed ^ 0x5EED)
         self._rng = rng
         self.now_s = 0.0
@@ -43,7 +44,7 @@ class World:
         self.trainer = Trainer(self.history, rng)
         self.relays: list[RelayProcess] = []
         self.uplinks: list[Wire] = []
-        for at in range(rng.choice((0, 1, 2, 2))):
+        for at in range(0 if is_plain else rng.choice((0, 1, 2, 2))):
             wire = self._wire(self._publisher, lambda at=at: self.relays[at].life, RelayKilled)
             wire.is_honest = True
             self.uplinks.append(wire)
@@ -53,7 +54,7 @@ class World:
         for name in SHARES:
             self._connect(name, Receiver, rng)
         self.replica: Replica | None = None
-        if rng.random() < 0.6:
+        if not is_plain and rng.random() < 0.6:
             for name in REPLICA:
                 self._connect(name, Rank, rng)
             self.replica = Replica([self.receivers[name] for name in REPLICA])
@@ -312,13 +313,13 @@ _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
 }
 
 
-def failure_of(seed: int, events: Sequence[Event]) -> str | None:
+def failure_of(seed: int, events: Sequence[Event], *, is_plain: bool = False) -> str | None:
     """Return what goes wrong when a world of a seed does what a script says; None if nothing does.
 
     Numbers of tiles and versions are left out, so that a shorter script fails in the same way.
     """
     try:
-        World(seed).run(events)
+        World(seed, is_plain=is_plain).run(events)
     except Exception as error:  # noqa: BLE001  (whatever it is, it is what was looked for)
         return f"{type(error).__name__}: {re.sub(r'[0-9]+', '#', str(error))}"
     return None
