@@ -36,7 +36,7 @@ from rose.transfer import (
     strat_unpack,
     topk_unpack,
 )
-from rose.transfer.codec import class_rule
+from rose.transfer.codec.class_rule import class_rule
 
 Bits = npt.NDArray[np.uint16]
 
