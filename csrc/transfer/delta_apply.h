@@ -19,9 +19,9 @@ struct ApplyOptions {
   bool is_checked{false};
 };
 
-// Checks `delta` first, unless it was: on error nothing was changed. Then works on the changed elements only.
-// Undoing what was applied gives the same bits back. Nobody else may use the weights or change the
-// delta meanwhile.
+// Checks `delta` first, unless it was: on error nothing was changed. Then works on the changed
+// elements only. Undoing what was applied gives the same bits back. Nobody else may use the weights
+// or change the delta meanwhile.
 template <ElementBits T>
 Status delta_apply(const Box<T>& weights, const DeltaView& delta,
                    const ApplyOptions& options) noexcept;
