@@ -288,9 +288,10 @@ class Staging:
         if self._seed_from is not None:
             self._join(self._seed_from, timeout_s)
             return
-        chosen = self._choose(timeout_s)
+        held = self.held
+        chosen = self._choose(held, timeout_s)
         if isinstance(chosen, Manifest):
-            self._stage(chosen)
+            self._stage(chosen, held)
         elif chosen is Choice.SEED:
             self._seed_from = self.held.version.n if self._versions else NOTHING_KNOWN
 
@@ -304,8 +305,7 @@ class Staging:
             with self._lock:
                 self._reports.popleft()
 
-    def _choose(self, timeout_s: float) -> Manifest | Choice:
-        held = self.held
+    def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
         chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
@@ -315,17 +315,17 @@ class Staging:
 
     def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
         chosen = next_version(held, offered, self._subscription)
-        if isinstance(chosen, Manifest) and not self._is_base_of(chosen):
+        if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SEED
         return chosen
 
-    def _is_base_of(self, link: Manifest) -> bool:
+    def _is_base_of(self, link: Manifest, held: Held) -> bool:
         """Whether the weights are what a link starts at, and not only called so.
 
         A link says the digest of all tiles of its base. Who holds some of them goes by the name of
         what it holds; until a commit has shown that to be true, it asks what that version is.
         """
-        held, subscription = self.held, self._subscription
+        subscription = self._subscription
         if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
             return True
         survey = self._seed(held.version.n, ())
@@ -352,7 +352,7 @@ class Staging:
             links = [one for one in links if one.version == aim]
         chosen = self._next(held, links) if self._seed_from is None else None
         if isinstance(chosen, Manifest):
-            self._stage(chosen)
+            self._stage(chosen, held)
         elif newest_n < aim.n:
             self._source.wait_manifests(newest_n, timeout_s)  # it has not come here yet
         elif not self._stage_seed(aim.n, named=aim):
@@ -383,12 +383,12 @@ class Staging:
         held = self.held
         if self._subscription.digest_of(survey) == held.digest:
             if not is_repair:
-                self._stage(as_held(survey, held))
+                self._stage(as_held(survey, held), held)
             return not is_repair
         seed = self._seed(survey.version.n, self._differing(survey))
         if seed is None or seed.version != survey.version:
             return False  # it moved on meanwhile
-        self._stage(seed)
+        self._stage(seed, held)
         return True
 
     def _is_dead(self, version: Version) -> bool:
@@ -435,10 +435,15 @@ class Staging:
                 raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
 
-    def _stage(self, manifest: Manifest) -> None:
+    def _stage(self, manifest: Manifest, held: Held) -> None:
+        """Bring a version here that was chosen for `held`; nothing, if the weights are others now.
+
+        Who holds some tiles only cannot tell by a link itself that it is for another base.
+        """
         with self._lock:
+            if self._held is not held:
+                return
             self._move(ReceiverState.STAGING)
-            held = self._held
         staged: StagedVersion | None = None
         try:
             pulled = self._puller.pull(manifest, self._subscription)

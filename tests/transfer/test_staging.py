@@ -1,0 +1,106 @@
+"""What a receiver of some tiles stages is for what it holds, whatever comes between."""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from rose.clock import BootClock
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Manifest
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import InProcessSource, Source
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.row import Row
+from tests.transfer.chain_world import KEY, Chain
+from tests.transfer.worker import NAMELESS, TILE, TILES, Bits
+
+HALF = range(8)
+
+
+class Part:
+    """Some tiles of the weights, and what stages their versions, in this thread."""
+
+    def __init__(self, source: Source, bits: Bits, tiles: range = HALF) -> None:
+        self.bits = bits.copy()
+        self.row = Row(self.bits, TILES)
+        self.tiles = list(tiles)
+        self.digests = TileDigests({tile: self.row.digest(tile) for tile in tiles})
+        self.staging = Staging(
+            source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
+            puller=Puller(source, threading.Event(), backoff_s=0), on_staged=lambda: None,
+            signing=KEY, digests=self.digests.copy(),
+        )  # fmt: skip
+
+    def commit(self) -> Outcome | None:
+        """Commit what lies ready, and report."""
+        if (staged := self.staging.take_staged()) is None:
+            return None
+        held = self.staging.held.digest
+        commit = Commit(staged, self.row, held, digests=self.digests, subscribed=self.tiles)
+        while commit.step():
+            pass
+        assert commit.digests is not None
+        self.digests = commit.digests
+        self.staging.report(commit.outcome)
+        return commit.outcome
+
+    def round(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.staging.round(0)
+            self.commit()
+
+    def drift(self, tile: int) -> None:
+        """Flip a bit, and let a sweep find it."""
+        self.bits[tile * TILE + 3] ^= 0x4000
+        sweep = Sweep(self.row, self.digests, clock=BootClock())
+        while sweep.step(0):
+            pass
+        self.staging.drifted(sweep.digests)
+
+    def is_like(self, bits: Bits) -> bool:
+        end = len(self.tiles) * TILE
+        return np.array_equal(self.bits[:end], bits[:end])
+
+
+def step_in(chain: Chain, tile: int) -> None:
+    """Publish a version in which one tile is another."""
+    chain.bits = chain.bits.copy()
+    chain.bits[tile * TILE] += 1
+    chain.publisher.publish(chain.bits)
+
+
+class Interrupted(InProcessSource):
+    """Lets something happen while the receiver waits for manifests."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().wait_manifests(after_n, timeout_s)
+
+
+def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+    chain = Chain()
+    source = Interrupted(chain.log)
+    part = Part(source, chain.bits)
+    part.round()
+    step_in(chain, 1)
+    part.round()
+    assert part.staging.held.version == chain.publisher.version
+
+    def meanwhile() -> None:
+        part.drift(5)
+        step_in(chain, 1)  # which says nothing of the tile that drifted
+
+    source.meanwhile = meanwhile
+    part.round(4)
+    assert part.staging.held.version == chain.publisher.version
+    assert part.is_like(chain.bits)
+    assert part.staging.statistics().repaired == 1
