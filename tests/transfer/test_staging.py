@@ -104,3 +104,22 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
     assert part.staging.held.version == chain.publisher.version
     assert part.is_like(chain.bits)
     assert part.staging.statistics().repaired == 1
+
+
+def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits, range(len(TILES)))
+    part.round()
+    step_in(chain, 1)
+    part.round()
+    step_in(chain, 5)
+    part.bits[5 * TILE + 1] ^= 0x4000  # and no sweep came by
+    part.staging.round(0)
+    outcome = part.commit()
+    assert outcome is not None
+    assert outcome.state is CommitState.ROLLED_BACK
+    assert outcome.digest == part.row.digests().total
+    part.round(3)
+    assert part.staging.held.version == chain.publisher.version
+    assert np.array_equal(part.bits, chain.bits)
+    assert part.staging.statistics().repaired == 1

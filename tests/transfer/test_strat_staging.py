@@ -124,17 +124,20 @@ def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
         assert (stats.given_up, stats.seeds, stats.rolled_back) == (1, 1, 0)
 
 
-def test_drift_that_only_the_commit_can_find_ends_in_quarantine() -> None:
+def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
     trainer = Trainer()
     with late(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
         worker.bits[TILE + 3] ^= 1
         drifted = worker.bits.copy()
-        trainer.publish()
-        # The weights are no known version, neither before nor after: nobody may use them.
-        assert worker.commit() is CommitState.QUARANTINED
+        version = trainer.publish()
+        assert worker.commit() is CommitState.ROLLED_BACK
         assert "base" in str(worker.outcomes[-1].reason)
-        assert np.array_equal(worker.bits[TILE:], drifted[TILE:])
+        assert np.array_equal(worker.bits, drifted)
+        assert worker.outcomes[-1].digest == Row(drifted, TILES).digests().total
+        worker.follow(version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
 
 
 def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(
