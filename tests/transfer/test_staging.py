@@ -1,11 +1,13 @@
 """What a receiver of some tiles stages is for what it holds, whatever comes between."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 
 from rose.clock import BootClock
+from rose.errors import Unavailable
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.chain import Held
@@ -123,3 +125,22 @@ def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> No
     assert part.staging.held.version == chain.publisher.version
     assert np.array_equal(part.bits, chain.bits)
     assert part.staging.statistics().repaired == 1
+
+
+def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() -> None:
+    chain = Chain()
+    chain.publish(3)
+    old = chain.log.seed(2, ())
+
+    class Behindhand(InProcessSource):
+        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+            return old if n is None else None
+
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round(2)
+    assert part.staging.held.version == chain.publisher.version
+    part.staging._source = Behindhand(chain.log)
+    part.drift(3)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="none comes whole"):
+            part.round()

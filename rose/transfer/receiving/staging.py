@@ -268,7 +268,8 @@ class Staging:
         can still make that version; otherwise the newest comes whole, as far as it differs.
 
         Raises:
-            Unavailable: the publisher cannot be reached; call again later.
+            Unavailable: the publisher cannot be reached, or lacks what it tells of; call again
+                later.
             OutOfMemory: it has no room for a seed.
             CorruptData: what it says makes no sense, or a seed came damaged.
             InvalidArgument: its weights are another row than the receiver's.
@@ -361,10 +362,15 @@ class Staging:
             self._on_staged()
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
-        """Stage the newest version whole, as far as it differs; wait until it is new enough."""
+        """Stage the newest version whole, as far as it differs; wait until it is new enough.
+
+        Raises:
+            Unavailable: one that is new enough is told of, and does not come.
+        """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
-        self._stage_seed(None, at_least_n=at_least_n)
+        if not self._stage_seed(None, at_least_n=at_least_n):
+            raise Unavailable(f"version {at_least_n} or a newer one is told of, and none comes whole")
 
     def _stage_seed(
         self,
