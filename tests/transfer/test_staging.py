@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from rose.clock import BootClock
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Manifest
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
@@ -19,7 +21,7 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.row import Row
 from tests.transfer.chain_world import KEY, Chain
-from tests.transfer.worker import NAMELESS, TILE, TILES, Bits
+from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 
 HALF = range(8)
 
@@ -27,7 +29,9 @@ HALF = range(8)
 class Part:
     """Some tiles of the weights, and what stages their versions, in this thread."""
 
-    def __init__(self, source: Source, bits: Bits, tiles: range = HALF) -> None:
+    def __init__(
+        self, source: Source, bits: Bits, tiles: range = HALF, *, runs_may_change: bool = False
+    ) -> None:
         self.bits = bits.copy()
         self.row = Row(self.bits, TILES)
         self.tiles = list(tiles)
@@ -35,7 +39,7 @@ class Part:
         self.staging = Staging(
             source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
             puller=Puller(source, threading.Event(), backoff_s=0), on_staged=lambda: None,
-            signing=KEY, digests=self.digests.copy(),
+            signing=KEY, digests=self.digests.copy(), runs_may_change=runs_may_change,
         )  # fmt: skip
 
     def commit(self) -> Outcome | None:
@@ -144,3 +148,63 @@ def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() 
     for _ in range(3):
         with pytest.raises(Unavailable, match="none comes whole"):
             part.round()
+
+
+@pytest.fixture
+def older_run() -> VersionLog:
+    """Return what another run of the same key and layout signed once, to higher numbers."""
+    log, bits = VersionLog(), weights(7)
+    publisher = RowPublisher(bits, "older", 1, 1, log, tile_elements=TILE, signing=KEY)
+    for seed in range(9):
+        bits = changed(bits, seed)
+        publisher.publish(bits)
+    return log
+
+
+def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog) -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round()
+    chain.publish(1)
+    part.round()
+    held = part.staging.held
+    assert held.version == chain.publisher.version
+    part.staging._source = InProcessSource(older_run)
+    for drift in (False, True):
+        if drift:
+            part.drift(2)
+        with pytest.raises(InvalidArgument, match="another run"):
+            part.round()
+        assert part.staging.staged_version is None
+    part.staging._source = InProcessSource(chain.log)
+    part.round(2)
+    assert part.staging.held.version == held.version
+    assert part.is_like(chain.bits)
+
+
+def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
+    older_run: VersionLog,
+) -> None:
+    chain = Chain()
+
+    class Mixed(InProcessSource):
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            own = super().wait_manifests(after_n, timeout_s)
+            return [*own, *older_run.manifests_after(after_n)]
+
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round()
+    part.staging._source = Mixed(chain.log)
+    chain.publish(2, is_merged=False)
+    part.round(2)
+    assert part.staging.held.version == chain.publisher.version
+    assert part.is_like(chain.bits)
+
+
+def test_receiver_that_was_told_so_goes_on_with_another_run(older_run: VersionLog) -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits, runs_may_change=True)
+    part.round()
+    part.staging._source = part.staging._puller._source = InProcessSource(older_run)
+    part.round(3)
+    assert part.staging.held.version == older_run.manifests_after(-1)[-1].version

@@ -43,6 +43,7 @@ class Receiver:
         signing: what the publisher signs with; unsigned by default, for one process.
         digests: of the tiles as they are, where the caller knows them; nobody else changes them.
             With them, a receiver that joins fetches only tiles that differ.
+        runs_may_change: go on with another run than the one that was committed from.
         threads: that look at what came; of an engine's cores.
         retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
@@ -62,6 +63,7 @@ class Receiver:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        runs_may_change: bool = False,
         threads: int = 1,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
@@ -85,6 +87,7 @@ class Receiver:
             base=base,
             signing=signing,
             digests=digests,
+            runs_may_change=runs_may_change,
         )
         self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
         self._thread.start()

@@ -71,6 +71,8 @@ class Staging:
             still generates. Without it, the commit does that.
         signing: what manifests must be signed with.
         digests: of the tiles as they are, where the caller knows them.
+        runs_may_change: go on with another run than the one that was committed from. Without it,
+            what an older run of the same key once signed leads nowhere, whoever says it again.
     """
 
     def __init__(
@@ -85,7 +87,10 @@ class Staging:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        runs_may_change: bool = False,
     ) -> None:
+        self._runs_may_change = runs_may_change
+        self._run: str | None = None  # that was committed from
         self._source = source
         self._name = name
         self._subscription = subscription
@@ -241,6 +246,7 @@ class Staging:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
+        self._run = outcome.version.run
         self._seed_from = self._repair_at = None
 
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
@@ -421,14 +427,16 @@ class Staging:
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
+        Nor has one of another run come, unless runs may change.
+
         Raises:
             CorruptData: it signed none of them, or one cannot be what it says.
-            InvalidArgument: they are of other weights.
+            InvalidArgument: they are of another run, or of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if manifests and not signed:
             raise CorruptData(f"{manifests[-1].version} is not signed by the publisher")
-        manifests, tiles = signed, self._subscription.tiles
+        manifests, tiles = self._of_run(signed), self._subscription.tiles
         if manifests and all(one.layout != tiles.layout for one in manifests):
             other = manifests[-1]
             raise InvalidArgument(
@@ -440,6 +448,18 @@ class Staging:
             if one.layout == tiles.layout and (one.tile_count, one.count) != size:
                 raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
+
+    def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
+        run = self._run
+        if self._runs_may_change or run is None:
+            return manifests
+        same = [one for one in manifests if one.version.run == run]
+        if manifests and not same:
+            other = manifests[-1].version
+            raise InvalidArgument(
+                f"{other} is of another run than {run}: begin another receiver, or let runs change"
+            )
+        return same
 
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Bring a version here that was chosen for `held`; nothing, if the weights are others now.
