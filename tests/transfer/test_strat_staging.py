@@ -101,6 +101,31 @@ def test_what_lies_staged_is_no_link_any_more() -> None:
         assert [delta.rule for _, delta in staged.deltas] == [None] * len(TILES)
 
 
+@pytest.mark.parametrize("fault", [OutOfMemory, InvalidArgument, MemoryError])
+def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> None:
+    trainer = Trainer()
+    left = 3
+
+    def base(tile: int) -> Bits:
+        nonlocal left
+        if tile == 1 and left > 0:
+            left -= 1
+            raise fault("planted")
+        return row.bits(tile)
+
+    bits = trainer.bits
+    row = Row(bits.copy(), TILES)
+    with Worker(
+        InProcessSource(trainer.log), bits, tiles=TILES, wrap=lambda _: row, base=base
+    ) as worker:
+        worker.follow(trainer.publish())
+        assert left == 0
+        assert np.array_equal(np.concatenate([row.bits(i) for i in range(3)]), trainer.bits)
+        sent = trainer.log.statistics().sent_bytes
+        [last] = trainer.log.manifests_after(worker.receiver.held.n - 1)
+        assert sent == sum(chunk.nbytes for chunk in last.chunks)
+
+
 def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     sent = {}
     for link in ("gap", "strat"):

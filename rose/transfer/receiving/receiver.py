@@ -1,5 +1,6 @@
 """The receiver: a thread that stages versions while an engine generates."""
 
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -7,7 +8,7 @@ from typing import Final
 
 from typing_extensions import Self
 
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
@@ -22,7 +23,7 @@ from rose.transfer.version import Version
 BACKOFF_MAX_S: Final = 2.0
 WAIT_S: Final = 0.5
 # What the world does to a receiver; it tries again. Anything else is a bug and ends the thread.
-_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
 class Receiver:
@@ -166,18 +167,22 @@ class Receiver:
 
     def _run(self) -> None:
         pause_s = self._backoff_s
-        while not self._stop.is_set():
-            self._bell.clear()
-            try:
-                self._staging.round(self._wait_s)
-            except _WORLD as error:
-                self._failure = str(error)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, self._backoff_max_s)
-                continue
-            self._failure, pause_s = None, self._backoff_s
-            if self._staging.is_idle and not self._stop.is_set():
-                self._bell.wait(self._wait_s)
+        try:
+            while not self._stop.is_set():
+                self._bell.clear()
+                try:
+                    self._staging.round(self._wait_s)
+                except _WORLD as error:
+                    self._failure = sentence(error)
+                    self._stop.wait(pause_s)
+                    pause_s = min(2 * pause_s, self._backoff_max_s)
+                    continue
+                self._failure, pause_s = None, self._backoff_s
+                if self._staging.is_idle and not self._stop.is_set():
+                    self._bell.wait(self._wait_s)
+        finally:
+            if (bug := sys.exc_info()[1]) is not None:
+                self._failure = f"the receiver has ended: {sentence(bug)}"
 
 
 def _nothing() -> None:

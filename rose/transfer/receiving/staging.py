@@ -376,7 +376,9 @@ class Staging:
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
         if not self._stage_seed(None, at_least_n=at_least_n):
-            raise Unavailable(f"version {at_least_n} or a newer one is told of, and none comes whole")
+            raise Unavailable(
+                f"version {at_least_n} or a newer one is told of, and none comes whole"
+            )
 
     def _stage_seed(
         self,
@@ -477,6 +479,7 @@ class Staging:
                 self._missed(manifest)
             else:
                 staged = self._unlinked(pulled)
+                self._puller.forget()
         except CorruptData:
             self._given_up += 1
             if manifest.is_seed:
