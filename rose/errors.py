@@ -36,6 +36,11 @@ class StepAborted(RoseError):
     """A borrower's step was told to stop at its gate; the engine rolls it back."""
 
 
+def sentence(error: BaseException) -> str:
+    """Return what an error says, or its kind where it says nothing, as Python's MemoryError."""
+    return str(error) or type(error).__name__
+
+
 def check(condition: object, message: str) -> None:
     """Raise `InternalError` when an invariant of rose does not hold; stays under `python -O`."""
     if not condition:

@@ -190,13 +190,42 @@ def test_wrong_base_is_refused_before_anything_changes() -> None:
     assert row.calls["apply"] == 0
 
 
-def test_tile_that_drifted_behind_known_digests_is_never_taken_for_a_version() -> None:
+@pytest.mark.parametrize("where", [0, 5 * TILE + 1, COUNT - 1])
+def test_tile_that_drifted_behind_known_digests_goes_back_under_its_own_digest(where: int) -> None:
     bits = OLD.copy()
     digests = Row(bits, TILES).digests()
-    bits[0] ^= 1
-    assert run(Commit(DELTA, Row(bits, TILES), row_digest(OLD), digests=digests)) is (
-        CommitState.QUARANTINED
-    )
+    bits[where] ^= 1
+    drifted = bits.copy()
+    commit = Commit(DELTA, Row(bits, TILES), row_digest(OLD), digests=digests)
+    assert run(commit) is CommitState.ROLLED_BACK
+    assert np.array_equal(bits, drifted)
+    assert commit.outcome.digest == row_digest(drifted)
+    assert commit.digests is not None
+    assert commit.digests[where // TILE] == Row(drifted, TILES).digest(where // TILE)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_tile_that_changes_while_it_goes_back_ends_in_quarantine(at: int) -> None:
+    """At the digest after the undo, after the delta is applied again, or after that is undone."""
+    new = OLD.copy()
+    new[5] ^= 1
+
+    class Flipping(Failing):
+        def digest(self, tile: int) -> tuple[int, int]:
+            if self.calls["digest"] + 1 == self.at:
+                self.row.bits(tile)[9] ^= 1
+            self.calls["digest"] += 1
+            return self.row.digest(tile)
+
+    bits = OLD.copy()
+    digests = Row(bits, TILES).digests()
+    bits[7] ^= 1
+    commit = Commit(
+        staged_of(OLD, new), Flipping(Row(bits, TILES), method="", at=at), row_digest(OLD),
+        digests=digests,
+    )  # fmt: skip
+    assert run(commit) is CommitState.QUARANTINED
+    assert commit.digests is None
 
 
 def test_digest_that_is_not_the_trainers_goes_back() -> None:

@@ -101,6 +101,31 @@ def test_what_lies_staged_is_no_link_any_more() -> None:
         assert [delta.rule for _, delta in staged.deltas] == [None] * len(TILES)
 
 
+@pytest.mark.parametrize("fault", [OutOfMemory, InvalidArgument, MemoryError])
+def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> None:
+    trainer = Trainer()
+    left = 3
+
+    def base(tile: int) -> Bits:
+        nonlocal left
+        if tile == 1 and left > 0:
+            left -= 1
+            raise fault("planted")
+        return row.bits(tile)
+
+    bits = trainer.bits
+    row = Row(bits.copy(), TILES)
+    with Worker(
+        InProcessSource(trainer.log), bits, tiles=TILES, wrap=lambda _: row, base=base
+    ) as worker:
+        worker.follow(trainer.publish())
+        assert left == 0
+        assert np.array_equal(np.concatenate([row.bits(i) for i in range(3)]), trainer.bits)
+        sent = trainer.log.statistics().sent_bytes
+        [last] = trainer.log.manifests_after(worker.receiver.held.n - 1)
+        assert sent == sum(chunk.nbytes for chunk in last.chunks)
+
+
 def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     sent = {}
     for link in ("gap", "strat"):
@@ -124,17 +149,20 @@ def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
         assert (stats.given_up, stats.seeds, stats.rolled_back) == (1, 1, 0)
 
 
-def test_drift_that_only_the_commit_can_find_ends_in_quarantine() -> None:
+def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
     trainer = Trainer()
     with late(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
         worker.bits[TILE + 3] ^= 1
         drifted = worker.bits.copy()
-        trainer.publish()
-        # The weights are no known version, neither before nor after: nobody may use them.
-        assert worker.commit() is CommitState.QUARANTINED
+        version = trainer.publish()
+        assert worker.commit() is CommitState.ROLLED_BACK
         assert "base" in str(worker.outcomes[-1].reason)
-        assert np.array_equal(worker.bits[TILE:], drifted[TILE:])
+        assert np.array_equal(worker.bits, drifted)
+        assert worker.outcomes[-1].digest == Row(drifted, TILES).digests().total
+        worker.follow(version)
+        assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.seeds == 1
 
 
 def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(

@@ -4,8 +4,8 @@ CHECKING -> APPLYING -> MATCHED, with the digest of the trainer, -> COMMITTED, f
 goes back. A commit that is held stays MATCHED until it is told to keep what there is or to go back:
 so the ranks of one replica commit together. A base that is another one goes CHECKING ->
 ROLLED_BACK, and nothing was touched. Any fault after that goes APPLYING -> UNDOING -> ROLLED_BACK,
-where the base is there again, bit for bit; or, when even that fails, to QUARANTINED: nobody may use
-such bits.
+where what was there is there again, bit for bit, and is called by its digests, also where it was
+not what it was held to be; or, when even that fails, to QUARANTINED: nobody may use such bits.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from rose.errors import InternalError, RoseError, check
+from rose.errors import CorruptData, InternalError, RoseError, check
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
 from rose.transfer.codec.strat import host_row, strat_unpack
@@ -131,7 +131,7 @@ class Commit:
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
-        # What an undo has to look at: the delta to take back, or None where nothing was changed.
+        # What an undo has to look at: the delta to take back, or None where a target failed.
         self._touched: list[tuple[int, Delta | None]] = []
         self._is_restored = True
         self._is_abandoned = False
@@ -259,14 +259,20 @@ class Commit:
     def _apply(self, tile: int, delta: Delta) -> None:
         if self._is_seed:
             delta = _from_base(delta, self._target.bits(tile))
-        # Noted first: a target that fails is not believed to have changed nothing, nor one that is
-        # another base than the delta's to be what it was held to be.
-        self._touched.append((tile, None))
         if delta.rule is not None:  # its receiver had no base to unpack it with
-            delta = strat_unpack(delta, self._target.bits(tile))
+            delta = self._unpacked(tile, delta)
+        # Noted first: a target that fails is not believed to have changed nothing.
+        self._touched.append((tile, None))
         self._target.apply(tile, delta, undo=False)
         self._touched[-1] = (tile, delta)
         self._fresh[tile] = self._target.digest(tile)
+
+    def _unpacked(self, tile: int, delta: Delta) -> Delta:
+        try:
+            return strat_unpack(delta, self._target.bits(tile))
+        except CorruptData:  # nothing was changed: what is there is another base
+            self._book().update({tile: self._target.digest(tile)})
+            raise
 
     def _compare(self) -> None:
         if not self._is_target():
@@ -307,9 +313,25 @@ class Commit:
         try:
             if delta is not None:
                 self._target.apply(tile, delta, undo=True)
-            return self._target.digest(tile) == self._book()[tile]
+            found = self._target.digest(tile)
+            if found == self._book()[tile]:
+                return True
+            if delta is None or not self._is_there_and_back(tile, delta, found):
+                return False
         except RoseError:
             return False
+        self._book().update({tile: found})
+        return True
+
+    def _is_there_and_back(self, tile: int, delta: Delta, found: Digest) -> bool:
+        """Whether a tile that is not what it was held to be is what it was before the commit.
+
+        Memory that changed meanwhile shows: what came of the tile then does not come again.
+        """
+        self._target.apply(tile, delta, undo=False)
+        is_as_then = self._target.digest(tile) == self._fresh.get(tile)
+        self._target.apply(tile, delta, undo=True)
+        return is_as_then and self._target.digest(tile) == found
 
     def _book(self) -> TileDigests:
         if self._digests is None:

@@ -30,8 +30,9 @@ _Reading: TypeAlias = Callable[[], Delta]
 class Puller:
     """Pulls one version at a time. One thread uses it.
 
-    What was pulled of a version stays when the source breaks off, and is dropped with the first
-    chunk of another version: a dead incarnation leaves nothing behind.
+    What was pulled of a version stays when the source breaks off, and until `forget`, so that it
+    does not cross again where what is made of it fails. It is dropped with the first chunk of
+    another version: a dead incarnation leaves nothing behind.
 
     Args:
         source: where chunks come from.
@@ -92,9 +93,13 @@ class Puller:
                 f"tile {fault[0]} of {manifest.version} came damaged {self._retries + 1} times: "
                 f"{fault[1]}"
             )
-        deltas = tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in wanted)
+        return StagedVersion(
+            manifest, tuple((chunk.tile, self._pulled[chunk.tile]) for chunk in wanted)
+        )
+
+    def forget(self) -> None:
+        """Drop what was pulled: it lies ready elsewhere."""
         self._manifest, self._pulled = None, {}
-        return StagedVersion(manifest, deltas)
 
     def _pull_missing(
         self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles

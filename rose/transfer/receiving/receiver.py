@@ -1,5 +1,6 @@
 """The receiver: a thread that stages versions while an engine generates."""
 
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -7,7 +8,7 @@ from typing import Final
 
 from typing_extensions import Self
 
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
@@ -22,7 +23,7 @@ from rose.transfer.version import Version
 BACKOFF_MAX_S: Final = 2.0
 WAIT_S: Final = 0.5
 # What the world does to a receiver; it tries again. Anything else is a bug and ends the thread.
-_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
 class Receiver:
@@ -43,6 +44,7 @@ class Receiver:
         signing: what the publisher signs with; unsigned by default, for one process.
         digests: of the tiles as they are, where the caller knows them; nobody else changes them.
             With them, a receiver that joins fetches only tiles that differ.
+        runs_may_change: go on with another run than the one that was committed from.
         threads: that look at what came; of an engine's cores.
         retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
@@ -62,6 +64,7 @@ class Receiver:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        runs_may_change: bool = False,
         threads: int = 1,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
@@ -85,6 +88,7 @@ class Receiver:
             base=base,
             signing=signing,
             digests=digests,
+            runs_may_change=runs_may_change,
         )
         self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
         self._thread.start()
@@ -163,18 +167,22 @@ class Receiver:
 
     def _run(self) -> None:
         pause_s = self._backoff_s
-        while not self._stop.is_set():
-            self._bell.clear()
-            try:
-                self._staging.round(self._wait_s)
-            except _WORLD as error:
-                self._failure = str(error)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, self._backoff_max_s)
-                continue
-            self._failure, pause_s = None, self._backoff_s
-            if self._staging.is_idle and not self._stop.is_set():
-                self._bell.wait(self._wait_s)
+        try:
+            while not self._stop.is_set():
+                self._bell.clear()
+                try:
+                    self._staging.round(self._wait_s)
+                except _WORLD as error:
+                    self._failure = sentence(error)
+                    self._stop.wait(pause_s)
+                    pause_s = min(2 * pause_s, self._backoff_max_s)
+                    continue
+                self._failure, pause_s = None, self._backoff_s
+                if self._staging.is_idle and not self._stop.is_set():
+                    self._bell.wait(self._wait_s)
+        finally:
+            if (bug := sys.exc_info()[1]) is not None:
+                self._failure = f"the receiver has ended: {sentence(bug)}"
 
 
 def _nothing() -> None:

@@ -71,6 +71,8 @@ class Staging:
             still generates. Without it, the commit does that.
         signing: what manifests must be signed with.
         digests: of the tiles as they are, where the caller knows them.
+        runs_may_change: go on with another run than the one that was committed from. Without it,
+            what an older run of the same key once signed leads nowhere, whoever says it again.
     """
 
     def __init__(
@@ -85,7 +87,10 @@ class Staging:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        runs_may_change: bool = False,
     ) -> None:
+        self._runs_may_change = runs_may_change
+        self._run: str | None = None  # that was committed from
         self._source = source
         self._name = name
         self._subscription = subscription
@@ -241,6 +246,7 @@ class Staging:
         self._move(ReceiverState.SYNCED)
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
+        self._run = outcome.version.run
         self._seed_from = self._repair_at = None
 
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
@@ -268,7 +274,8 @@ class Staging:
         can still make that version; otherwise the newest comes whole, as far as it differs.
 
         Raises:
-            Unavailable: the publisher cannot be reached; call again later.
+            Unavailable: the publisher cannot be reached, or lacks what it tells of; call again
+                later.
             OutOfMemory: it has no room for a seed.
             CorruptData: what it says makes no sense, or a seed came damaged.
             InvalidArgument: its weights are another row than the receiver's.
@@ -288,9 +295,10 @@ class Staging:
         if self._seed_from is not None:
             self._join(self._seed_from, timeout_s)
             return
-        chosen = self._choose(timeout_s)
+        held = self.held
+        chosen = self._choose(held, timeout_s)
         if isinstance(chosen, Manifest):
-            self._stage(chosen)
+            self._stage(chosen, held)
         elif chosen is Choice.SEED:
             self._seed_from = self.held.version.n if self._versions else NOTHING_KNOWN
 
@@ -304,8 +312,7 @@ class Staging:
             with self._lock:
                 self._reports.popleft()
 
-    def _choose(self, timeout_s: float) -> Manifest | Choice:
-        held = self.held
+    def _choose(self, held: Held, timeout_s: float) -> Manifest | Choice:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
         chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
@@ -315,17 +322,17 @@ class Staging:
 
     def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
         chosen = next_version(held, offered, self._subscription)
-        if isinstance(chosen, Manifest) and not self._is_base_of(chosen):
+        if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
             return Choice.SEED
         return chosen
 
-    def _is_base_of(self, link: Manifest) -> bool:
+    def _is_base_of(self, link: Manifest, held: Held) -> bool:
         """Whether the weights are what a link starts at, and not only called so.
 
         A link says the digest of all tiles of its base. Who holds some of them goes by the name of
         what it holds; until a commit has shown that to be true, it asks what that version is.
         """
-        held, subscription = self.held, self._subscription
+        subscription = self._subscription
         if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
             return True
         survey = self._seed(held.version.n, ())
@@ -352,7 +359,7 @@ class Staging:
             links = [one for one in links if one.version == aim]
         chosen = self._next(held, links) if self._seed_from is None else None
         if isinstance(chosen, Manifest):
-            self._stage(chosen)
+            self._stage(chosen, held)
         elif newest_n < aim.n:
             self._source.wait_manifests(newest_n, timeout_s)  # it has not come here yet
         elif not self._stage_seed(aim.n, named=aim):
@@ -361,10 +368,17 @@ class Staging:
             self._on_staged()
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
-        """Stage the newest version whole, as far as it differs; wait until it is new enough."""
+        """Stage the newest version whole, as far as it differs; wait until it is new enough.
+
+        Raises:
+            Unavailable: one that is new enough is told of, and does not come.
+        """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
-        self._stage_seed(None, at_least_n=at_least_n)
+        if not self._stage_seed(None, at_least_n=at_least_n):
+            raise Unavailable(
+                f"version {at_least_n} or a newer one is told of, and none comes whole"
+            )
 
     def _stage_seed(
         self,
@@ -383,12 +397,12 @@ class Staging:
         held = self.held
         if self._subscription.digest_of(survey) == held.digest:
             if not is_repair:
-                self._stage(as_held(survey, held))
+                self._stage(as_held(survey, held), held)
             return not is_repair
         seed = self._seed(survey.version.n, self._differing(survey))
         if seed is None or seed.version != survey.version:
             return False  # it moved on meanwhile
-        self._stage(seed)
+        self._stage(seed, held)
         return True
 
     def _is_dead(self, version: Version) -> bool:
@@ -415,14 +429,16 @@ class Staging:
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
+        Nor has one of another run come, unless runs may change.
+
         Raises:
             CorruptData: it signed none of them, or one cannot be what it says.
-            InvalidArgument: they are of other weights.
+            InvalidArgument: they are of another run, or of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if manifests and not signed:
             raise CorruptData(f"{manifests[-1].version} is not signed by the publisher")
-        manifests, tiles = signed, self._subscription.tiles
+        manifests, tiles = self._of_run(signed), self._subscription.tiles
         if manifests and all(one.layout != tiles.layout for one in manifests):
             other = manifests[-1]
             raise InvalidArgument(
@@ -435,10 +451,27 @@ class Staging:
                 raise CorruptData(f"{one.version} says other sizes than its layout has")
         return manifests
 
-    def _stage(self, manifest: Manifest) -> None:
+    def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
+        run = self._run
+        if self._runs_may_change or run is None:
+            return manifests
+        same = [one for one in manifests if one.version.run == run]
+        if manifests and not same:
+            other = manifests[-1].version
+            raise InvalidArgument(
+                f"{other} is of another run than {run}: begin another receiver, or let runs change"
+            )
+        return same
+
+    def _stage(self, manifest: Manifest, held: Held) -> None:
+        """Bring a version here that was chosen for `held`; nothing, if the weights are others now.
+
+        Who holds some tiles only cannot tell by a link itself that it is for another base.
+        """
         with self._lock:
+            if self._held is not held:
+                return
             self._move(ReceiverState.STAGING)
-            held = self._held
         staged: StagedVersion | None = None
         try:
             pulled = self._puller.pull(manifest, self._subscription)
@@ -446,6 +479,7 @@ class Staging:
                 self._missed(manifest)
             else:
                 staged = self._unlinked(pulled)
+                self._puller.forget()
         except CorruptData:
             self._given_up += 1
             if manifest.is_seed:

@@ -1,19 +1,20 @@
 """A relay with a thread, so that it follows its upstream from the first line of a `with` on."""
 
+import sys
 import threading
 from types import TracebackType
 from typing import Final
 
 from typing_extensions import Self
 
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.relaying.relay import Relay
 
 BACKOFF_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 WAIT_S: Final = 0.5
 # What the world does to a relay; it tries again. Anything else is a bug and ends the thread.
-_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
 class Follower:
@@ -64,12 +65,16 @@ class Follower:
 
     def _run(self) -> None:
         pause_s = self._backoff_s
-        while not self._stop.is_set():
-            try:
-                self._relay.round(self._wait_s)
-            except _WORLD as error:
-                self._failure = str(error)
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, self._backoff_max_s)
-                continue
-            self._failure, pause_s = None, self._backoff_s
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._relay.round(self._wait_s)
+                except _WORLD as error:
+                    self._failure = sentence(error)
+                    self._stop.wait(pause_s)
+                    pause_s = min(2 * pause_s, self._backoff_max_s)
+                    continue
+                self._failure, pause_s = None, self._backoff_s
+        finally:
+            if (bug := sys.exc_info()[1]) is not None:
+                self._failure = f"the relay has ended: {sentence(bug)}"

@@ -60,9 +60,8 @@ class Rank(Receiver):
         super().begin(rng, bits, held)
         self.pause = None
         self.machine = ReplicaRank(self.number, self.life, self.staging.held.version)
-        self.member = ReplicaMember(
-            self.machine, _Feed(self), self._made, self._asked, clock=self.clock
-        )
+        self.member = ReplicaMember(self.machine, self._made, self._asked, clock=self.clock)
+        self.member.attach(_Feed(self))
 
     @property
     def number(self) -> int:

@@ -1,0 +1,80 @@
+"""The threads of a relay and of a receiver outlive the world, and say so when a bug ends them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rose.clock import BootClock
+from rose.errors import InternalError
+from rose.transfer.manifest import Manifest
+from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.relaying.follower import Follower
+from rose.transfer.relaying.relay import Relay
+from rose.units import NS_PER_S
+from tests.transfer.chain_world import KEY, Chain
+from tests.transfer.worker import LONG_S, NAMELESS, TILES, row_digest
+
+
+class Failing(InProcessSource):
+    """Raises at each wait, as long as it is told to."""
+
+    error: type[BaseException] | None = None
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        if self.error is not None:
+            raise self.error
+        return super().wait_manifests(after_n, timeout_s)
+
+
+@contextmanager
+def relay(source: Failing, _: Chain) -> Iterator[Follower]:
+    made = Relay(source, store=MemoryStore())
+    with Follower(made, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
+        yield follower
+
+
+@contextmanager
+def receiver(source: Failing, chain: Chain) -> Iterator[Receiver]:
+    with Receiver(
+        source, "receiver", NAMELESS, row_digest(chain.bits), Subscription(TILES),
+        signing=KEY, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05,
+    ) as made:  # fmt: skip
+        yield made
+
+
+BOTH = pytest.mark.parametrize("make", [relay, receiver])
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    clock = BootClock()
+    until_ns = clock.now_ns() + int(LONG_S * NS_PER_S)
+    while not is_so():
+        assert clock.now_ns() < until_ns
+        clock.sleep(0.001)
+
+
+@BOTH
+def test_thread_goes_on_when_there_is_memory_again(make: Callable) -> None:
+    chain = Chain()
+    source = Failing(chain.log)
+    source.error = MemoryError
+    with make(source, chain) as running:
+        eventually(lambda: running.failure == "MemoryError")
+        source.error = None
+        eventually(lambda: running.failure is None)
+        assert running._thread.is_alive()
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_thread_that_a_bug_ends_says_so_before(make: Callable) -> None:
+    chain = Chain()
+    source = Failing(chain.log)
+    source.error = InternalError
+    with make(source, chain) as running:
+        running._thread.join(LONG_S)
+        assert "has ended: InternalError" in running.failure

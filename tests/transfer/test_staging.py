@@ -1,0 +1,210 @@
+"""What a receiver of some tiles stages is for what it holds, whatever comes between."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from rose.clock import BootClock
+from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Manifest
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.source import InProcessSource, Source
+from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.row import Row
+from tests.transfer.chain_world import KEY, Chain
+from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
+
+HALF = range(8)
+
+
+class Part:
+    """Some tiles of the weights, and what stages their versions, in this thread."""
+
+    def __init__(
+        self, source: Source, bits: Bits, tiles: range = HALF, *, runs_may_change: bool = False
+    ) -> None:
+        self.bits = bits.copy()
+        self.row = Row(self.bits, TILES)
+        self.tiles = list(tiles)
+        self.digests = TileDigests({tile: self.row.digest(tile) for tile in tiles})
+        self.staging = Staging(
+            source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
+            puller=Puller(source, threading.Event(), backoff_s=0), on_staged=lambda: None,
+            signing=KEY, digests=self.digests.copy(), runs_may_change=runs_may_change,
+        )  # fmt: skip
+
+    def commit(self) -> Outcome | None:
+        """Commit what lies ready, and report."""
+        if (staged := self.staging.take_staged()) is None:
+            return None
+        held = self.staging.held.digest
+        commit = Commit(staged, self.row, held, digests=self.digests, subscribed=self.tiles)
+        while commit.step():
+            pass
+        assert commit.digests is not None
+        self.digests = commit.digests
+        self.staging.report(commit.outcome)
+        return commit.outcome
+
+    def round(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.staging.round(0)
+            self.commit()
+
+    def drift(self, tile: int) -> None:
+        """Flip a bit, and let a sweep find it."""
+        self.bits[tile * TILE + 3] ^= 0x4000
+        sweep = Sweep(self.row, self.digests, clock=BootClock())
+        while sweep.step(0):
+            pass
+        self.staging.drifted(sweep.digests)
+
+    def is_like(self, bits: Bits) -> bool:
+        end = len(self.tiles) * TILE
+        return np.array_equal(self.bits[:end], bits[:end])
+
+
+def step_in(chain: Chain, tile: int) -> None:
+    """Publish a version in which one tile is another."""
+    chain.bits = chain.bits.copy()
+    chain.bits[tile * TILE] += 1
+    chain.publisher.publish(chain.bits)
+
+
+class Interrupted(InProcessSource):
+    """Lets something happen while the receiver waits for manifests."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().wait_manifests(after_n, timeout_s)
+
+
+def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+    chain = Chain()
+    source = Interrupted(chain.log)
+    part = Part(source, chain.bits)
+    part.round()
+    step_in(chain, 1)
+    part.round()
+    assert part.staging.held.version == chain.publisher.version
+
+    def meanwhile() -> None:
+        part.drift(5)
+        step_in(chain, 1)  # which says nothing of the tile that drifted
+
+    source.meanwhile = meanwhile
+    part.round(4)
+    assert part.staging.held.version == chain.publisher.version
+    assert part.is_like(chain.bits)
+    assert part.staging.statistics().repaired == 1
+
+
+def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits, range(len(TILES)))
+    part.round()
+    step_in(chain, 1)
+    part.round()
+    step_in(chain, 5)
+    part.bits[5 * TILE + 1] ^= 0x4000  # and no sweep came by
+    part.staging.round(0)
+    outcome = part.commit()
+    assert outcome is not None
+    assert outcome.state is CommitState.ROLLED_BACK
+    assert outcome.digest == part.row.digests().total
+    part.round(3)
+    assert part.staging.held.version == chain.publisher.version
+    assert np.array_equal(part.bits, chain.bits)
+    assert part.staging.statistics().repaired == 1
+
+
+def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() -> None:
+    chain = Chain()
+    chain.publish(3)
+    old = chain.log.seed(2, ())
+
+    class Behindhand(InProcessSource):
+        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+            return old if n is None else None
+
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round(2)
+    assert part.staging.held.version == chain.publisher.version
+    part.staging._source = Behindhand(chain.log)
+    part.drift(3)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="none comes whole"):
+            part.round()
+
+
+@pytest.fixture
+def older_run() -> VersionLog:
+    """Return what another run of the same key and layout signed once, to higher numbers."""
+    log, bits = VersionLog(), weights(7)
+    publisher = RowPublisher(bits, "older", 1, 1, log, tile_elements=TILE, signing=KEY)
+    for seed in range(9):
+        bits = changed(bits, seed)
+        publisher.publish(bits)
+    return log
+
+
+def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog) -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round()
+    chain.publish(1)
+    part.round()
+    held = part.staging.held
+    assert held.version == chain.publisher.version
+    part.staging._source = InProcessSource(older_run)
+    for drift in (False, True):
+        if drift:
+            part.drift(2)
+        with pytest.raises(InvalidArgument, match="another run"):
+            part.round()
+        assert part.staging.staged_version is None
+    part.staging._source = InProcessSource(chain.log)
+    part.round(2)
+    assert part.staging.held.version == held.version
+    assert part.is_like(chain.bits)
+
+
+def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
+    older_run: VersionLog,
+) -> None:
+    chain = Chain()
+
+    class Mixed(InProcessSource):
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            own = super().wait_manifests(after_n, timeout_s)
+            return [*own, *older_run.manifests_after(after_n)]
+
+    part = Part(InProcessSource(chain.log), chain.bits)
+    part.round()
+    part.staging._source = Mixed(chain.log)
+    chain.publish(2, is_merged=False)
+    part.round(2)
+    assert part.staging.held.version == chain.publisher.version
+    assert part.is_like(chain.bits)
+
+
+def test_receiver_that_was_told_so_goes_on_with_another_run(older_run: VersionLog) -> None:
+    chain = Chain()
+    part = Part(InProcessSource(chain.log), chain.bits, runs_may_change=True)
+    part.round()
+    part.staging._source = part.staging._puller._source = InProcessSource(older_run)
+    part.round(3)
+    assert part.staging.held.version == older_run.manifests_after(-1)[-1].version
