@@ -398,3 +398,22 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
         publisher.publish(weights(2))
     with pytest.raises(Unavailable, match="was interrupted"):
         publisher.seed()
+
+
+def test_an_interrupt_after_a_version_was_shown_ends_publishing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = VersionLog()
+    publisher = publisher_of(log)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "_trim", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(weights(2))
+    monkeypatch.undo()
+    assert log.newest_n == 2  # receivers have it
+    for ask in (publisher.seed, lambda: publisher.publish(weights(3))):
+        with pytest.raises(Unavailable, match="was interrupted"):
+            ask()
