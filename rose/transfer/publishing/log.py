@@ -302,17 +302,23 @@ class VersionLog:
             counts.sent_bytes += nbytes
 
     def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
-        """Take a receiver's answer; one for a version that is unknown says nothing."""
+        """Take a receiver's answer; one for a version that is unknown says nothing.
+
+        Names come and go with processes: of too many, the one not heard of for longest is dropped.
+        """
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._lock:
             counts = self._counts.get(n)
             if counts is None:
                 return
-            if receiver not in self._receivers and len(self._receivers) >= RECEIVERS_MAX:
-                raise InvalidArgument(f"there are {RECEIVERS_MAX} receivers already")
+            self._receivers.pop(receiver, None)
             self._receivers[receiver] = Acknowledgement(n, is_match, digest)
+            if len(self._receivers) > RECEIVERS_MAX:
+                del self._receivers[next(iter(self._receivers))]
             is_first = receiver not in counts.answers
+            if is_first and len(counts.answers) >= RECEIVERS_MAX:
+                return  # a version is counted for so many
             was_match = counts.answers.get(receiver, False)
             counts.answers[receiver] = is_match
             if not counts.is_opening:

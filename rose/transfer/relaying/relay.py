@@ -143,7 +143,7 @@ class Relay:
                 if not self._reports:
                     return
                 report = self._reports[0]
-            with suppress(InvalidArgument):  # one receiver too many for upstream is only that one
+            with suppress(InvalidArgument):  # what upstream does not take is only that one
                 self._upstream.report(*report)
             with self._lock:
                 if self._reports and self._reports[0] == report:
