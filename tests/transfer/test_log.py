@@ -1,5 +1,6 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -350,6 +351,22 @@ def test_statistics_add_up() -> None:
     assert (total.versions, total.answers, total.matched) == (1, 3, 2)
     assert (total.sent_bytes, total.dense_bytes) == (row.sent_bytes, row.dense_bytes)
     assert log.receivers()["b"].is_match is False
+
+
+def test_statistics_hold_no_manifest_of_a_version_that_is_kept_no_more() -> None:
+    log = VersionLog(versions_max=1, spans_max=0)
+    publish(RowPublisher(weights(1), "counted", 1, 1, log, tile_elements=TILE), 3)
+    gc.collect()
+    alive = {
+        one.key.n
+        for one in gc.get_objects()
+        if isinstance(one, Manifest) and one.version.run == "counted"
+    }
+    kept = {one.key.n for one in log.manifests_after(-1)}
+    assert 2 not in kept
+    assert [row.n for row in log.versions()] == [2, 3, 4]
+    assert all(row.changed > 0 < row.packed_bytes and row.count == COUNT for row in log.versions())
+    assert 2 not in alive
 
 
 def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:

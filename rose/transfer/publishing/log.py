@@ -42,20 +42,25 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted for one version; `is_opening`: it is what the log began with."""
+    """What is counted for one version; `is_opening`: it is what the log began with.
 
-    manifest: Manifest
+    It holds no manifest: thousands of those are more than the weights.
+    """
+
+    n: int
+    count: int
+    changed: int
+    packed_bytes: int
     is_opening: bool
     sent_bytes: int = 0
     answers: dict[str, bool] = field(default_factory=dict)
 
     def statistics(self) -> VersionStatistics:
-        manifest = self.manifest
         return VersionStatistics(
-            n=manifest.version.n,
-            count=manifest.count,
-            changed=manifest.changed,
-            packed_bytes=manifest.nbytes,
+            n=self.n,
+            count=self.count,
+            changed=self.changed,
+            packed_bytes=self.packed_bytes,
             sent_bytes=self.sent_bytes,
             receivers=len(self.answers),
             matched=sum(self.answers.values()),
@@ -194,8 +199,10 @@ class VersionLog:
             )
 
     def _count(self, manifest: Manifest, *, is_opening: bool) -> None:
+        n = manifest.version.n
+        counts = _Counts(n, manifest.count, manifest.changed, manifest.nbytes, is_opening)
         with self._lock:
-            self._counts[manifest.version.n] = _Counts(manifest, is_opening)
+            self._counts[n] = counts
             if len(self._counts) > COUNTS_MAX:
                 del self._counts[next(iter(self._counts))]
 
@@ -323,7 +330,7 @@ class VersionLog:
             counts.answers[receiver] = is_match
             if not counts.is_opening:
                 totals = self._totals
-                dense = ELEMENT_BYTES * counts.manifest.count
+                dense = ELEMENT_BYTES * counts.count
                 self._totals = replace(
                     totals,
                     answers=totals.answers + is_first,
