@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -312,6 +312,36 @@ def test_answers_that_wait_are_bounded_and_one_that_is_refused_holds_none_up() -
     world.relay.acknowledge("r1499", 2, is_match=False, digest=(0, 0))
     world.round()
     assert not world.chain.log.receivers()["r1499"].is_match
+
+
+@pytest.mark.parametrize("left", [None, 1], ids=["whole", "broken off"])
+def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
+    left: int | None,
+) -> None:
+    chain = Chain()
+    chain.publish(is_merged=False, share=1.0)
+    store = MemoryStore()
+
+    class Slow(Far):
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for at, one in enumerate(super().chunks(key, wanted)):
+                yield one
+                if at == 0:  # versions come meanwhile
+                    chain.publish(4, is_merged=False)
+                    relay.round(0)
+
+    reader = Slow(chain.log)
+    relay = Relay(
+        InProcessSource(chain.log), reader=reader, store=store,
+        landing=Subscription(TILES, [15]), limits=Limits(versions_max=2, spans_max=0),
+    )  # fmt: skip
+    relay.round(0)
+    assert relay.held(single(2), 0) is None
+    reader.left = left
+    with nullcontext() if left is None else pytest.raises(Unavailable):
+        relay.read(single(2), (0, 1))
+    assert single(2) not in [one.key for one in relay.wait_after(-1, 0)]
+    assert single(2) not in [one.key for one in store.manifests()]
 
 
 def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:

@@ -332,7 +332,11 @@ class Relay:
         mine, flights = frames.begin(key, wanted)
         found: dict[int, bytes | None] = {}
         if mine:
-            found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+            try:
+                found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+            finally:  # what was trimmed while it crossed would stay in the store for good
+                if not key.is_whole and self._shelf.manifest(key) is None:
+                    self._shelf.store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:
                 found[chunk.tile] = flight.frame(self._turns.patience_s)
