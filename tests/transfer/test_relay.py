@@ -344,6 +344,50 @@ def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
     assert single(2) not in [one.key for one in store.manifests()]
 
 
+class Narrow(MemoryStore):
+    """A store whose host runs out of memory at some looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: set[int] = set()
+        self.looks = 0
+
+    def get(self, key: UpdateKey, tile: int) -> bytes | None:
+        self.looks += 1
+        if self.looks in self.failing:
+            raise MemoryError
+        return super().get(key, tile)
+
+
+@pytest.mark.parametrize("at", [4, 5, 6])
+def test_chunk_can_be_asked_for_again_after_a_host_had_no_memory(at: int) -> None:
+    chain = Chain()
+    chain.publish(2, is_merged=False, share=1.0)
+    store = Narrow()
+    landing = Subscription(TILES, [15])
+    relay = Relay(InProcessSource(chain.log), store=store, landing=landing, patience_s=0.01)
+    relay.round(0)
+    store.looks, store.failing = 0, {at}  # three looks of the caller, and then three of its flights
+    with pytest.raises(MemoryError):
+        relay.read(single(3), (0, 1, 2))
+    assert len(relay._frames._flights) == 0
+    assert None not in relay.read(single(3), (0, 1, 2)).values()
+
+
+def test_follower_goes_on_after_a_host_had_no_memory() -> None:
+    chain = Chain()
+    store = Narrow()
+    store.failing = {1}
+    relay = Relay(InProcessSource(chain.log), store=store)
+    chain.publish(2)
+    with Follower(relay, backoff_s=0) as follower:
+        relay.wait_after(2, LONG_S)
+        chain.publish()
+        assert relay.wait_after(3, LONG_S)
+        assert follower._thread.is_alive()
+    assert store.looks > 1
+
+
 def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     disk = PlantedDisk()
     world = World(disk)

@@ -13,7 +13,14 @@ BACKOFF_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 WAIT_S: Final = 0.5
 # What the world does to a relay; it tries again. Anything else is a bug and ends the thread.
-_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
+_WORLD: Final = (
+    CorruptData,
+    DeadlineExceeded,
+    InvalidArgument,
+    MemoryError,
+    OutOfMemory,
+    Unavailable,
+)
 
 
 class Follower:
@@ -68,7 +75,7 @@ class Follower:
             try:
                 self._relay.round(self._wait_s)
             except _WORLD as error:
-                self._failure = str(error)
+                self._failure = str(error) or "there is no memory"
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, self._backoff_max_s)
                 continue
