@@ -25,6 +25,7 @@ from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.seed_book import SEEDS_MAX, SURVEYS_MAX, SeedBook
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
@@ -386,6 +387,45 @@ def test_follower_goes_on_after_a_host_had_no_memory() -> None:
         assert relay.wait_after(3, LONG_S)
         assert follower._thread.is_alive()
     assert store.looks > 1
+
+
+def test_seed_that_is_pulled_outlives_those_of_other_ranks_and_any_number_of_surveys() -> None:
+    chain = Chain()
+    relay = Relay(InProcessSource(chain.log), store=MemoryStore())
+    relay.round(0)
+    seed = relay.seed(None, (0, 1))
+    assert seed is not None
+    for tile in range(2, len(TILES)):  # each rank has tiles of its own
+        relay.seed(None, (tile,))
+        relay.seed(None, (0, tile))
+    for n in range(2, 2 + 2 * SURVEYS_MAX):
+        chain.publish()
+        relay.seed(n, ())
+    assert relay.chunk(seed.key, 1) is not None
+
+
+def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain()
+    seeds = SeedBook(bytes_max=ROOMY)
+
+    def noted(tiles: Sequence[int]) -> None:
+        seed = chain.log.seed(None, tiles)
+        assert seed is not None
+        seeds.note(seed)
+
+    noted(())
+    for first in range(len(TILES)):
+        for last in range(first + 1, len(TILES)):
+            noted((first, last))
+    assert len(seeds._seeds) == SEEDS_MAX + 1
+    assert seeds.find(None, (len(TILES) - 2, len(TILES) - 1)) is not None
+    for _ in range(2 * SURVEYS_MAX):
+        chain.publish()
+        noted(())
+    assert len(seeds._seeds) == SEEDS_MAX + SURVEYS_MAX
+    monkeypatch.setattr("rose.transfer.relaying.seed_book.FIELDS_MAX", 1)
+    noted((0,))
+    assert [tiles for _, tiles in seeds._seeds if tiles] == [(0,)]  # the one that is asked for now
 
 
 def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
