@@ -799,6 +799,22 @@ def test_those_who_wait_are_bounded_in_number_and_time() -> None:
     assert len(world.relay._frames._flights) == 0
 
 
+def test_only_one_waits_for_a_version_that_has_not_come() -> None:
+    world = World(patience_s=LONG_S)
+    world.round()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(world.relay.chunk, UpdateKey(2, 1), 0) for _ in range(8)]
+        eventually(lambda: sum(one.done() for one in asked) == 7)
+        for one in asked:
+            if one.done():
+                with pytest.raises(Unavailable, match="has not come"):
+                    one.result()
+        world.publish(share=1.0)
+        [waited] = [one for one in asked if not one.done() or one.exception() is None]
+        assert waited.result(LONG_S) is not None
+    assert not world.relay._future.locked()
+
+
 def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
