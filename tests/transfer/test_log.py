@@ -1,5 +1,6 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -319,9 +320,13 @@ def test_number_of_receivers_and_their_names_are_bounded() -> None:
         log.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
     for receiver in range(RECEIVERS_MAX):
         log.acknowledge(str(receiver), 1, is_match=True, digest=(0, 0))
-    with pytest.raises(InvalidArgument, match="receivers"):
-        log.acknowledge("one more", 1, is_match=True, digest=(0, 0))
-    log.acknowledge("7", 1, is_match=False, digest=(0, 0))
+    log.acknowledge("0", 1, is_match=False, digest=(0, 0))
+    log.acknowledge("one more", 1, is_match=True, digest=(0, 0))
+    assert len(log.receivers()) == RECEIVERS_MAX
+    assert {"0", "one more"} <= log.receivers().keys()
+    assert "1" not in log.receivers()  # of which nothing was heard for longest
+    [opening] = log._counts.values()
+    assert len(opening.answers) == RECEIVERS_MAX
 
 
 def test_statistics_add_up() -> None:
@@ -346,6 +351,22 @@ def test_statistics_add_up() -> None:
     assert (total.versions, total.answers, total.matched) == (1, 3, 2)
     assert (total.sent_bytes, total.dense_bytes) == (row.sent_bytes, row.dense_bytes)
     assert log.receivers()["b"].is_match is False
+
+
+def test_statistics_hold_no_manifest_of_a_version_that_is_kept_no_more() -> None:
+    log = VersionLog(versions_max=1, spans_max=0)
+    publish(RowPublisher(weights(1), "counted", 1, 1, log, tile_elements=TILE), 3)
+    gc.collect()
+    alive = {
+        one.key.n
+        for one in gc.get_objects()
+        if isinstance(one, Manifest) and one.version.run == "counted"
+    }
+    kept = {one.key.n for one in log.manifests_after(-1)}
+    assert 2 not in kept
+    assert [row.n for row in log.versions()] == [2, 3, 4]
+    assert all(row.changed > 0 < row.packed_bytes and row.count == COUNT for row in log.versions())
+    assert 2 not in alive
 
 
 def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,3 +419,22 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
         publisher.publish(weights(2))
     with pytest.raises(Unavailable, match="was interrupted"):
         publisher.seed()
+
+
+def test_an_interrupt_after_a_version_was_shown_ends_publishing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = VersionLog()
+    publisher = publisher_of(log)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "_trim", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(weights(2))
+    monkeypatch.undo()
+    assert log.newest_n == 2  # receivers have it
+    for ask in (publisher.seed, lambda: publisher.publish(weights(3))):
+        with pytest.raises(Unavailable, match="was interrupted"):
+            ask()

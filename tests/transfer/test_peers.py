@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.wire.messages import RelayPlace, SubscribeRequest, TensorEntry
 from rose.transfer.wire.peers import SUBSCRIBERS_MAX, Peers
@@ -75,7 +75,7 @@ def test_subscriptions_are_known_by_name(server: WeightServer, source: RemoteSou
 def test_subscribers_are_bounded(server: WeightServer, source: RemoteSource) -> None:
     for at in range(SUBSCRIBERS_MAX):
         server.peers.subscribe(SubscribeRequest(str(at), "", 0, None))
-    with pytest.raises(Unavailable, match="subscribers already"):
+    with pytest.raises(InvalidArgument, match="subscribers already"):
         source.subscribe("one too many")
     source.subscribe("7", tiles=())  # who is known may change its mind
     assert server.peers.subscribers["7"].tiles == ()

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.seed_book import SEEDS_MAX, SURVEYS_MAX, SeedBook
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
@@ -312,6 +313,119 @@ def test_answers_that_wait_are_bounded_and_one_that_is_refused_holds_none_up() -
     world.relay.acknowledge("r1499", 2, is_match=False, digest=(0, 0))
     world.round()
     assert not world.chain.log.receivers()["r1499"].is_match
+
+
+@pytest.mark.parametrize("left", [None, 1], ids=["whole", "broken off"])
+def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
+    left: int | None,
+) -> None:
+    chain = Chain()
+    chain.publish(is_merged=False, share=1.0)
+    store = MemoryStore()
+
+    class Slow(Far):
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+            for at, one in enumerate(super().chunks(key, wanted)):
+                yield one
+                if at == 0:  # versions come meanwhile
+                    chain.publish(4, is_merged=False)
+                    relay.round(0)
+
+    reader = Slow(chain.log)
+    relay = Relay(
+        InProcessSource(chain.log), reader=reader, store=store,
+        landing=Subscription(TILES, [15]), limits=Limits(versions_max=2, spans_max=0),
+    )  # fmt: skip
+    relay.round(0)
+    assert relay.held(single(2), 0) is None
+    reader.left = left
+    with nullcontext() if left is None else pytest.raises(Unavailable):
+        relay.read(single(2), (0, 1))
+    assert single(2) not in [one.key for one in relay.wait_after(-1, 0)]
+    assert single(2) not in [one.key for one in store.manifests()]
+
+
+class Narrow(MemoryStore):
+    """A store whose host runs out of memory at some looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: set[int] = set()
+        self.looks = 0
+
+    def get(self, key: UpdateKey, tile: int) -> bytes | None:
+        self.looks += 1
+        if self.looks in self.failing:
+            raise MemoryError
+        return super().get(key, tile)
+
+
+@pytest.mark.parametrize("at", [4, 5, 6])
+def test_chunk_can_be_asked_for_again_after_a_host_had_no_memory(at: int) -> None:
+    chain = Chain()
+    chain.publish(2, is_merged=False, share=1.0)
+    store = Narrow()
+    landing = Subscription(TILES, [15])
+    relay = Relay(InProcessSource(chain.log), store=store, landing=landing, patience_s=0.01)
+    relay.round(0)
+    store.looks, store.failing = 0, {at}  # three looks of the caller, and then three of its flights
+    with pytest.raises(MemoryError):
+        relay.read(single(3), (0, 1, 2))
+    assert len(relay._frames._flights) == 0
+    assert None not in relay.read(single(3), (0, 1, 2)).values()
+
+
+def test_follower_goes_on_after_a_host_had_no_memory() -> None:
+    chain = Chain()
+    store = Narrow()
+    store.failing = {1}
+    relay = Relay(InProcessSource(chain.log), store=store)
+    chain.publish(2)
+    with Follower(relay, backoff_s=0) as follower:
+        relay.wait_after(2, LONG_S)
+        chain.publish()
+        assert relay.wait_after(3, LONG_S)
+        assert follower._thread.is_alive()
+    assert store.looks > 1
+
+
+def test_seed_that_is_pulled_outlives_those_of_other_ranks_and_any_number_of_surveys() -> None:
+    chain = Chain()
+    relay = Relay(InProcessSource(chain.log), store=MemoryStore())
+    relay.round(0)
+    seed = relay.seed(None, (0, 1))
+    assert seed is not None
+    for tile in range(2, len(TILES)):  # each rank has tiles of its own
+        relay.seed(None, (tile,))
+        relay.seed(None, (0, tile))
+    for n in range(2, 2 + 2 * SURVEYS_MAX):
+        chain.publish()
+        relay.seed(n, ())
+    assert relay.chunk(seed.key, 1) is not None
+
+
+def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain()
+    seeds = SeedBook(bytes_max=ROOMY)
+
+    def noted(tiles: Sequence[int]) -> None:
+        seed = chain.log.seed(None, tiles)
+        assert seed is not None
+        seeds.note(seed)
+
+    noted(())
+    for first in range(len(TILES)):
+        for last in range(first + 1, len(TILES)):
+            noted((first, last))
+    assert len(seeds._seeds) == SEEDS_MAX + 1
+    assert seeds.find(None, (len(TILES) - 2, len(TILES) - 1)) is not None
+    for _ in range(2 * SURVEYS_MAX):
+        chain.publish()
+        noted(())
+    assert len(seeds._seeds) == SEEDS_MAX + SURVEYS_MAX
+    monkeypatch.setattr("rose.transfer.relaying.seed_book.FIELDS_MAX", 1)
+    noted((0,))
+    assert [tiles for _, tiles in seeds._seeds if tiles] == [(0,)]  # the one that is asked for now
 
 
 def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
@@ -683,6 +797,22 @@ def test_those_who_wait_are_bounded_in_number_and_time() -> None:
         assert first.result(LONG_S) is not None
     assert world.relay.chunk(single(2), 1) is not None
     assert len(world.relay._frames._flights) == 0
+
+
+def test_only_one_waits_for_a_version_that_has_not_come() -> None:
+    world = World(patience_s=LONG_S)
+    world.round()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(world.relay.chunk, UpdateKey(2, 1), 0) for _ in range(8)]
+        eventually(lambda: sum(one.done() for one in asked) == 7)
+        for one in asked:
+            if one.done():
+                with pytest.raises(Unavailable, match="has not come"):
+                    one.result()
+        world.publish(share=1.0)
+        [waited] = [one for one in asked if not one.done() or one.exception() is None]
+        assert waited.result(LONG_S) is not None
+    assert not world.relay._future.locked()
 
 
 def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
+from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
@@ -405,6 +405,44 @@ def test_in_any_mixture_of_relays_gone_and_lying_receivers_hold_true_versions(se
     for one in receivers:
         brought(cluster, one, cluster.chain.publisher.version.n)
     assert 2 not in {relay for relay, _ in cluster.liars}
+
+
+class Foreign(Near):
+    """A relay of another rose: nothing that it says is understood."""
+
+    def __init__(self, relay: Any, error: RoseError) -> None:
+        super().__init__(relay)
+        self.error = error
+
+    def _look(self, call: str) -> None:
+        super()._look(call)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("planted"), OutOfMemory("planted")])
+def test_of_a_relay_of_another_format_or_without_room_another_one_is_asked(
+    error: RoseError,
+) -> None:
+    cluster = Cluster()
+    cluster.near[1] = Foreign(cluster.relays[1], error)
+    source = cluster.set()
+    for first in range(3):
+        cluster.publish(share=1.0, is_merged=False)
+        cluster.clock.sleep(100)
+        source._first = first
+        [manifest] = source.wait_manifests(first + 1, 0)
+        cluster.clock.sleep(100)
+        assert len(dict(source.chunks(manifest.key, manifest.chunks))) == len(TILES)
+        cluster.clock.sleep(100)
+        assert source.seed(None, (0,)) is not None
+        source.report("behind", first + 2, is_match=True, digest=(0, 0))
+    assert {"wait", "chunks", "seed"} <= set(cluster.near[1].calls)
+    assert cluster.liars == []
+    for near in (cluster.near[0], cluster.near[2]):
+        near.is_gone = True
+    cluster.clock.sleep(100)
+    with pytest.raises(type(error), match="planted"):
+        source.seed(None, ())
 
 
 def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -17,12 +17,16 @@ import pytest
 from typing_extensions import Self
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer.digests import Digest
 from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.source import Frame
+from rose.transfer.relaying.relay import Relay
 from rose.transfer.version import Version
 from rose.transfer.wire import messages
+from rose.transfer.wire.chunk_server import ANSWERERS
 from rose.transfer.wire.proto import weights_pb2 as pb
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
@@ -88,6 +92,52 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
         source.report("far", 2, False, (2**64 - 1, 3))
     said = publisher._publisher._log.receivers()["far"]
     assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Unavailable("planted")])
+def test_who_answers_for_chunks_goes_on_after_a_chunk_that_could_not_be_looked_up(
+    error: Exception,
+) -> None:
+    class Narrow(VersionLog):
+        looks = 0
+
+        def chunk(self, key: UpdateKey, tile: int) -> bytes:
+            self.looks += 1
+            if self.looks <= 2 * ANSWERERS:
+                raise error
+            return b"x" * 10
+
+    with serve(Narrow()) as server, source_of(server) as source:
+        source.wait_manifests(-1, 0)
+        for number in range(4):
+            wanted = [Chunk(tile, 10, 1, bytes(32), (0, 0)) for tile in range(ANSWERERS)]
+            frames = dict(source.chunks(UpdateKey(number + 1, number), wanted)).values()
+            assert all((frame is None) == (number < 2) for frame in frames)
+        assert all(one.is_alive() for one in server._chunks._threads)
+
+
+class Misnamed(RemoteSource):
+    """A source whose reports no server takes."""
+
+    def report(self, _receiver: str, n: int, is_match: bool, digest: Digest) -> None:
+        super().report("x" * 257, n, is_match, digest)
+
+
+def test_report_that_is_refused_stops_neither_a_relay_nor_a_receiver(
+    publisher: RowPublisher, server: WeightServer
+) -> None:
+    with closing(Misnamed(server.address, server.token)) as source:
+        source.wait_manifests(-1, 0)
+        with pytest.raises(InvalidArgument, match="name"):
+            source.report("", 1, is_match=True, digest=(0, 0))
+        relay = Relay(source, store=MemoryStore())
+        relay.acknowledge("r", 1, is_match=True, digest=(0, 0))
+        with Worker(source, weights(1)) as worker:
+            for seed in range(2):
+                publisher.publish(changed(weights(1), seed))
+                worker.follow(publisher.version)
+        relay.round(0)
+    assert relay.newest_n == publisher.version.n
 
 
 def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:

@@ -42,20 +42,25 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted for one version; `is_opening`: it is what the log began with."""
+    """What is counted for one version; `is_opening`: it is what the log began with.
 
-    manifest: Manifest
+    It holds no manifest: thousands of those are more than the weights.
+    """
+
+    n: int
+    count: int
+    changed: int
+    packed_bytes: int
     is_opening: bool
     sent_bytes: int = 0
     answers: dict[str, bool] = field(default_factory=dict)
 
     def statistics(self) -> VersionStatistics:
-        manifest = self.manifest
         return VersionStatistics(
-            n=manifest.version.n,
-            count=manifest.count,
-            changed=manifest.changed,
-            packed_bytes=manifest.nbytes,
+            n=self.n,
+            count=self.count,
+            changed=self.changed,
+            packed_bytes=self.packed_bytes,
             sent_bytes=self.sent_bytes,
             receivers=len(self.answers),
             matched=sum(self.answers.values()),
@@ -194,8 +199,10 @@ class VersionLog:
             )
 
     def _count(self, manifest: Manifest, *, is_opening: bool) -> None:
+        n = manifest.version.n
+        counts = _Counts(n, manifest.count, manifest.changed, manifest.nbytes, is_opening)
         with self._lock:
-            self._counts[manifest.version.n] = _Counts(manifest, is_opening)
+            self._counts[n] = counts
             if len(self._counts) > COUNTS_MAX:
                 del self._counts[next(iter(self._counts))]
 
@@ -302,22 +309,28 @@ class VersionLog:
             counts.sent_bytes += nbytes
 
     def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
-        """Take a receiver's answer; one for a version that is unknown says nothing."""
+        """Take a receiver's answer; one for a version that is unknown says nothing.
+
+        Names come and go with processes: of too many, the one not heard of for longest is dropped.
+        """
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._lock:
             counts = self._counts.get(n)
             if counts is None:
                 return
-            if receiver not in self._receivers and len(self._receivers) >= RECEIVERS_MAX:
-                raise InvalidArgument(f"there are {RECEIVERS_MAX} receivers already")
+            self._receivers.pop(receiver, None)
             self._receivers[receiver] = Acknowledgement(n, is_match, digest)
+            if len(self._receivers) > RECEIVERS_MAX:
+                del self._receivers[next(iter(self._receivers))]
             is_first = receiver not in counts.answers
+            if is_first and len(counts.answers) >= RECEIVERS_MAX:
+                return  # a version is counted for so many
             was_match = counts.answers.get(receiver, False)
             counts.answers[receiver] = is_match
             if not counts.is_opening:
                 totals = self._totals
-                dense = ELEMENT_BYTES * counts.manifest.count
+                dense = ELEMENT_BYTES * counts.count
                 self._totals = replace(
                     totals,
                     answers=totals.answers + is_first,

@@ -124,7 +124,8 @@ class Publisher:
                         one.take_back(part)
                         for one, part in zip(self._contributors, parts, strict=True)
                     ]
-                    self._is_sound = all(back)
+                    # What the log has shown stays shown: nobody gives its number to other weights.
+                    self._is_sound = all(back) and self._log.newest_n <= self._version.n
             if self._on_published is not None:
                 deltas = {tile: delta for part in parts for tile, delta in part.deltas.items()}
                 self._on_published(manifest, deltas)

@@ -6,6 +6,7 @@ Threadless, so that every order of events can be tried; `Receiver` gives it a th
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -308,7 +309,8 @@ class Staging:
                 if not self._reports:
                     return
                 n, is_match, digest = self._reports[0]
-            self._source.report(self._name, n, is_match, digest)
+            with suppress(InvalidArgument):  # what the publisher does not take is only that one
+                self._source.report(self._name, n, is_match, digest)
             with self._lock:
                 self._reports.popleft()
 

@@ -103,6 +103,7 @@ class Relay:
         self._seeds = SeedBook(bytes_max=seed_bytes_max)
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
         self._turns = Turns(asking_max, patience_s)
+        self._future = threading.Lock()  # of the one that waits for a version to come
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._sent_bytes = self._landed = self._read = self._rebuilt = self._forwarded = 0
@@ -143,7 +144,7 @@ class Relay:
                 if not self._reports:
                     return
                 report = self._reports[0]
-            with suppress(InvalidArgument):  # one receiver too many for upstream is only that one
+            with suppress(InvalidArgument):  # what upstream does not take is only that one
                 self._upstream.report(*report)
             with self._lock:
                 if self._reports and self._reports[0] == report:
@@ -332,7 +333,11 @@ class Relay:
         mine, flights = frames.begin(key, wanted)
         found: dict[int, bytes | None] = {}
         if mine:
-            found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+            try:
+                found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+            finally:  # what was trimmed while it crossed would stay in the store for good
+                if not key.is_whole and self._shelf.manifest(key) is None:
+                    self._shelf.store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:
                 found[chunk.tile] = flight.frame(self._turns.patience_s)
@@ -351,16 +356,24 @@ class Relay:
     def _known(self, key: UpdateKey) -> Manifest | None:
         """Return the manifest with the chunks of a key; one from the future is waited for.
 
+        By one caller at a time: whoever asks for versions that never come keeps nobody else.
+
         Raises:
             Unavailable: upstream has not told of that version yet.
         """
         if key.is_whole:
             return self._seeds.chunks(key)
-        if key.n > self._shelf.newest_n and not self._shelf.wait_after(
-            key.n - 1, self._turns.patience_s
-        ):
+        if key.n > self._shelf.newest_n and not self._comes(key.n):
             raise Unavailable(f"version {key.n} has not come here yet")
         return self._shelf.manifest(key)
+
+    def _comes(self, n: int) -> bool:
+        if not self._future.acquire(blocking=False):
+            return False
+        try:
+            return bool(self._shelf.wait_after(n - 1, self._turns.patience_s))
+        finally:
+            self._future.release()
 
     # ---- what it counted
 

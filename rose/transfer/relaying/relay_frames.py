@@ -59,12 +59,20 @@ class RelayFrames:
         by_tile = {chunk.tile: chunk for chunk in chunks}
         mine, others = self._flights.begin((key, tile) for tile in by_tile)
         fetched: list[Chunk] = []
-        for place in mine:
-            # It may have landed between the caller's look and the flight that begins here.
-            if (frame := self.held(*place)) is not None:
-                self._flights.land(place, frame)
-            else:
-                fetched.append(by_tile[place[1]])
+        begun = set(mine)
+        is_known = False
+        try:
+            for place in mine:
+                # It may have landed between the caller's look and the flight that begins here.
+                if (frame := self.held(*place)) is not None:
+                    begun.discard(place)
+                    self._flights.land(place, frame)
+                else:
+                    fetched.append(by_tile[place[1]])
+            is_known = True
+        finally:
+            if not is_known:  # whatever it was: nobody fetches them, so nobody is to wait
+                self._flights.fail(begun, Unavailable("the fetch was interrupted"))
         with self._lock:
             self.shared += len(others)
         return fetched, {tile: flight for (_, tile), flight in others.items()}

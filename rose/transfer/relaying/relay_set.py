@@ -6,7 +6,14 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from rose.clock import Clock
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
+from rose.errors import (
+    CorruptData,
+    DeadlineExceeded,
+    InvalidArgument,
+    OutOfMemory,
+    RoseError,
+    Unavailable,
+)
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.receiving.source import Frame, Source
@@ -16,6 +23,8 @@ T = TypeVar("T")
 
 # What a relay that is gone, slow or broken does; another one is asked.
 _AWAY: Final = (Unavailable, DeadlineExceeded)
+# What one does that has no room, or does not speak as this rose does; so is another one.
+_REFUSED: Final = (InvalidArgument, OutOfMemory)
 _Frames = Generator[tuple[int, Frame | None], None, None]
 
 
@@ -122,6 +131,7 @@ class RelaySet:
 
         Raises:
             Unavailable: all failed, or none is left that may be asked now.
+            InvalidArgument, OutOfMemory: so the last one said, and no other answers.
         """
         there = self._standing.present()
         order = sorted(
@@ -129,11 +139,13 @@ class RelaySet:
             key=lambda at: (self._standing.is_liar(at), (at - self._first) % len(self._relays)),
         )
         said: list[T] = []
+        refused: RoseError | None = None
         for relay in order:
             try:
                 said.append(ask(relay))
-            except _AWAY:
+            except (*_AWAY, *_REFUSED) as error:
                 self._standing.failed(relay)
+                refused = error if isinstance(error, _REFUSED) else refused
                 continue
             except CorruptData as error:
                 self._standing.lied(relay, str(error))
@@ -142,6 +154,8 @@ class RelaySet:
             if is_enough(said[-1]):
                 return said[-1]
         if not said:
+            if refused is not None:
+                raise refused
             raise Unavailable(f"of {len(self._relays)} relays none answers now")
         return said[-1]
 
@@ -224,7 +238,7 @@ class RelaySet:
             return next(running[relay])
         except StopIteration:
             self._standing.answered(relay)
-        except _AWAY:
+        except (*_AWAY, *_REFUSED):
             self._standing.failed(relay)
         except CorruptData as error:
             self._standing.lied(relay, str(error))
@@ -242,6 +256,6 @@ class RelaySet:
         if key not in self._seeds or self._seeds[key][0] == relay:
             return True
         seed = self._seeds[key][1]
-        with suppress(*_AWAY, CorruptData, OutOfMemory):
+        with suppress(*_AWAY, *_REFUSED, CorruptData):
             return self._relays[relay].seed(key.n, [one.tile for one in seed.chunks]) == seed
         return False

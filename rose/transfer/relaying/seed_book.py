@@ -8,7 +8,11 @@ from typing import Final
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 
-SEEDS_MAX: Final = 16
+# One for each rank of a cluster that joins at once; of their fields, as many as 600 MB hold.
+SEEDS_MAX: Final = 64
+FIELDS_MAX: Final = 1 << 22
+# Seeds of no tiles, which only say what a version is.
+SURVEYS_MAX: Final = 16
 
 
 class SeedBook:
@@ -32,8 +36,20 @@ class SeedBook:
         with self._lock:
             self._seeds.pop(name, None)
             self._seeds[name] = seed
-            if len(self._seeds) > SEEDS_MAX:
-                del self._seeds[next(iter(self._seeds))]
+            self._drop_beyond(is_survey=not seed.chunks)
+
+    def _drop_beyond(self, *, is_survey: bool) -> None:
+        """Drop the oldest seeds, or the oldest surveys; the newest one stays.
+
+        A survey drops no seed: it is asked for often, and somebody pulls a seed's chunks.
+        """
+        alike = [name for name, one in self._seeds.items() if is_survey != bool(one.chunks)]
+        left, most = len(alike), SURVEYS_MAX if is_survey else SEEDS_MAX
+        fields = sum(_fields_of(self._seeds[name]) for name in alike)
+        for name in alike[:-1]:
+            if left <= most and fields <= FIELDS_MAX:
+                return
+            left, fields = left - 1, fields - _fields_of(self._seeds.pop(name))
 
     def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a seed of a version with just these tiles; of the latest one where n is None."""
@@ -65,3 +81,7 @@ class SeedBook:
             if self.store.nbytes <= self._bytes_max:
                 return
             self.store.forget(old.key)
+
+
+def _fields_of(seed: Manifest) -> int:
+    return len(seed.chunks) + len(seed.tile_digests)

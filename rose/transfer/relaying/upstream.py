@@ -48,6 +48,6 @@ class Upstream(Protocol):
         """Take what came of a version at a receiver.
 
         Raises:
-            InvalidArgument: the name is too long, or there are too many receivers.
+            InvalidArgument: the name is too long.
         """
         ...

@@ -1,6 +1,7 @@
 """The chunk plane of a weight server: what receivers ask for and the plane has not, it looks up."""
 
 import threading
+from contextlib import suppress
 from typing import Final, Protocol
 
 from rose.errors import RoseError
@@ -14,6 +15,8 @@ PARK_S: Final = 8.0
 # As many asks as can be looked up at once: one that takes long delays no other.
 ANSWERERS: Final = 4
 _LOOK_S: Final = 60.0
+# What the world does to who looks a chunk up: the receiver asks again.
+_WORLD: Final = (RoseError, MemoryError)
 
 
 class Served(Protocol):
@@ -79,9 +82,10 @@ class ChunkServer:
         try:
             frame = self._served.chunk(key, tile)
             asked = 0 if frame is None else self._plane.give(key, tile, frame)
-        except RoseError:  # whoever has it cannot get it now: the receiver asks again
+        except _WORLD:
             frame, asked = None, 0
         if frame is None:
             self._plane.refuse(key, tile)
-        for _ in range(1, asked):
-            self._served.chunk(key, tile)  # what several wait for is looked up once, sent to each
+        with suppress(*_WORLD):
+            for _ in range(1, asked):
+                self._served.chunk(key, tile)  # looked up once for several, and sent to each

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import grpc
 
-from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.receiving.source import Frame
@@ -127,7 +127,12 @@ class RemoteSource:
         return manifests[0] if manifests else None
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Tell the server."""
+        """Tell the server.
+
+        Raises:
+            InvalidArgument: it does not take that.
+            Unavailable: it cannot be reached.
+        """
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.ReportReply, self._call("Report", request, self._timeout_s))
 
@@ -199,16 +204,18 @@ class RemoteSource:
                 metadata=((messages.TOKEN_KEY, token),),
             )
         except grpc.RpcError as error:
-            raise _unavailable(address, method, error) from error
+            raise _failure(address, method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
 
 
-def _unavailable(address: str, method: str, error: Any) -> Unavailable:
+def _failure(address: str, method: str, error: Any) -> RoseError:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unavailable("the weight server wants another token")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:  # to ask again would change nothing
+        return InvalidArgument(f"the weight server does not take {method}: {details}")
     if is_refusal(error):
         return Unavailable(
             f"{address} and this process do not take each other's certificates: {details}"
