@@ -55,7 +55,7 @@ class ChunkPeer {
   void settle(Nanoseconds now_ns) noexcept;
   // When it must be looked at whatever happens.
   Nanoseconds deadline_ns() const noexcept;
-  // Closes it when its time is over.
+  // Closes it when its time is over; what it waits for is `settle`d before.
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }

@@ -151,8 +151,9 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   if (is_rung) {
     shelf_.silence();
     take_pace(now_ns);
-    for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   }
+  // First, so that what is answered now is sent now: who has an answer has no deadline.
+  for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   serve(now_ns);
   for (auto& [fd, peer] : peers_) peer->expire(now_ns);
   drop_closed();

@@ -222,6 +222,23 @@ TEST(asks_for_what_is_not_there_wait_for_it) {
   check_answer(two, {3, 2, 3}, {});
 }
 
+TEST(an_ask_that_waited_long_enough_is_answered_in_the_turn_that_sees_it) {
+  Rig rig{{.limits = {.greeting_ns = kSecond,
+                      .idle_ns = kSecond,
+                      .send_ns = kSecond,
+                      .park_ns = 10 * kSecond}},
+          false};
+  ChunkServer& server = *rig.server;
+  Wire wire = rig.connect();
+  wire.send(bytes_of(pack(Greeting{kToken, 0})));
+  wire.ask({3, 2, 0});
+  while (server.shelf().take_misses(0, 1).empty()) server.turn(kMs);
+  CHECK_EQ(wire.drain(), kHelloBytes);
+  rig.clock->advance(10 * kSecond);
+  server.turn(0);  // there is no other for as long as nobody says anything
+  CHECK_EQ(wire.drain(), kAnswerBytes);
+}
+
 TEST(more_asks_than_may_be_outstanding_wait_in_the_socket) {
   Rig rig;
   constexpr int kAsks = 5000;
