@@ -59,6 +59,7 @@ class ChunkPeer {
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }
+  Nanoseconds greet_by_ns() const noexcept { return greet_by_ns_; }
   // Whether it showed the token.
   bool was_greeted() const noexcept { return was_greeted_; }
   bool has_output() const noexcept { return !output_.empty(); }

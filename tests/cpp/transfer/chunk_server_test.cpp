@@ -142,6 +142,27 @@ TEST(so_many_connections_and_no_more) {
   check_answer(next, {3, 2, 0}, frame_of(5000, 5));
 }
 
+TEST(who_has_not_greeted_makes_room_for_who_comes) {
+  Rig rig{{.connections_max = 4}};
+  rig.put({3, 2, 0}, frame_of(50, 5));
+  Wire known = rig.greet();
+  std::vector<Wire> silent;
+  for (std::uint32_t count = 2; count <= 4; ++count) {
+    rig.clock->advance(kMs);
+    silent.push_back(rig.connect());
+    rig.advance_until(0, [&] { return rig.server->stats().connections == count; });
+  }
+  Wire late = rig.greet();
+  CHECK(silent[0].is_hung_up());
+  CHECK_EQ(rig.server->stats().turned_away, 1);
+  silent[2].send(bytes_of(pack(Greeting{kToken, 0})));
+  CHECK(silent[2].receive(kHelloBytes) == bytes_of(pack_hello()));
+  for (Wire* wire : {&known, &late, &silent[2]}) {
+    wire->ask({3, 2, 0});
+    check_answer(*wire, {3, 2, 0}, frame_of(50, 5));
+  }
+}
+
 TEST(who_takes_nothing_is_dropped_and_delays_nobody) {
   Rig rig{{.limits = {.greeting_ns = kSecond,
                       .idle_ns = 1000 * kSecond,
