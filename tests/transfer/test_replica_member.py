@@ -1,9 +1,12 @@
 """Two ranks with receivers, engines and a connection: what the machine says, done to weights."""
 
+import errno
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -354,6 +357,42 @@ def test_stranger_is_closed_and_learns_nothing_and_the_replica_goes_on(
                 assert time.monotonic() < until
     assert (heard == b"") == (TOKEN not in said)
     pair.wait_in_use(pair.trainer.version)
+
+
+class Exhausted:
+    """A listener that has no descriptor left, once."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.has_failed = threading.Event()
+
+    def accept(self) -> object:
+        if not self.has_failed.is_set():
+            self.has_failed.set()
+            raise OSError(errno.EMFILE, "planted")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._listener, name)
+
+
+def test_ranks_are_let_in_again_when_there_are_descriptors_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Exhausted] = []
+
+    def listen(*args: Any, **knobs: Any) -> Exhausted:
+        made.append(Exhausted(create_server(*args, **knobs)))
+        return made[0]
+
+    create_server = socket.create_server
+    monkeypatch.setattr(socket, "create_server", listen)
+    with ReplicaHost(2, 5) as host, ReplicaServer(host, "127.0.0.1:0", TOKEN) as server:
+        assert made[0].has_failed.wait(LONG_S)
+        name, _, port = server.address.rpartition(":")
+        with socket.create_connection((name, int(port)), LONG_S) as rank:
+            rank.sendall(b"ROSERPL1" + TOKEN + bytes(16))
+            assert rank.recv(8) == b"ROSERPL1"
 
 
 def test_frame_that_is_larger_than_any_message_is_not_read() -> None:
