@@ -46,8 +46,9 @@ struct ChunkClientStats {
 // 2. A frame arrives whole or not at all; where a connection breaks, the rest is asked for on
 //    another one. When none is left, they are opened once more; then it is an error.
 // 3. After the arrival, the error, or cancel() or close() have returned, a room is not touched.
-// 4. Every wait ends: a stream with asks on which no byte moves for timeout_ns is lost, its asks go
-//    to the others, and it is opened again only once something came.
+// 4. Every wait ends: a stream with asks on which no byte moves for timeout_ns, or on which a frame
+//    takes longer than that and its bytes at 16 KiB/s, is lost, its asks go to the others, and it
+//    is opened again only once something came.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; connects when something is asked for.

@@ -202,7 +202,6 @@ Nanoseconds ChunkPeer::deadline_ns() const noexcept {
 }
 
 void ChunkPeer::expire(Nanoseconds now_ns) noexcept {
-  if (!parked_.empty()) settle(now_ns);
   if (now_ns >= over_ns()) state_ = State::kClosed;
 }
 

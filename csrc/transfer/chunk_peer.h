@@ -55,10 +55,11 @@ class ChunkPeer {
   void settle(Nanoseconds now_ns) noexcept;
   // When it must be looked at whatever happens.
   Nanoseconds deadline_ns() const noexcept;
-  // Closes it when its time is over.
+  // Closes it when its time is over; what it waits for is `settle`d before.
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }
+  Nanoseconds greet_by_ns() const noexcept { return greet_by_ns_; }
   // Whether it showed the token.
   bool was_greeted() const noexcept { return was_greeted_; }
   bool has_output() const noexcept { return !output_.empty(); }

@@ -151,8 +151,9 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   if (is_rung) {
     shelf_.silence();
     take_pace(now_ns);
-    for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   }
+  // First, so that what is answered now is sent now: who has an answer has no deadline.
+  for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   serve(now_ns);
   for (auto& [fd, peer] : peers_) peer->expire(now_ns);
   drop_closed();
@@ -228,12 +229,27 @@ void ChunkServer::accept(Nanoseconds now_ns) noexcept {
       if (errno == EMFILE || errno == ENFILE) rest_listener(now_ns);
       return;
     }
-    if (peers_.size() >= connections_max_) {
+    if (peers_.size() >= connections_max_ && !has_made_room()) {
       turned_away_.fetch_add(1);
       continue;
     }
     admit(std::move(socket), now_ns);
   }
+}
+
+// Strangers that only connect must not keep out who knows the token.
+bool ChunkServer::has_made_room() noexcept {
+  auto oldest = peers_.end();
+  for (auto at = peers_.begin(); at != peers_.end(); ++at) {
+    if (at->second->was_greeted()) continue;
+    if (oldest == peers_.end() || at->second->greet_by_ns() < oldest->second->greet_by_ns()) {
+      oldest = at;
+    }
+  }
+  if (oldest == peers_.end()) return false;
+  peers_.erase(oldest);
+  turned_away_.fetch_add(1);
+  return true;
 }
 
 void ChunkServer::rest_listener(Nanoseconds now_ns) noexcept {

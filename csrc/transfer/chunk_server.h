@@ -39,7 +39,7 @@ struct ChunkServerConfig {
 struct ChunkServerStats {
   std::uint64_t wire_bytes{0};   // sent, headers included, TLS's own not
   std::uint64_t greeted{0};      // connections that showed the token
-  std::uint64_t turned_away{0};  // that did not, or came when there was no place
+  std::uint64_t turned_away{0};  // that did not in time, or came when there was no place
   std::uint32_t connections{0};  // now
 };
 
@@ -49,7 +49,8 @@ struct ChunkServerStats {
 // 1. All receivers together get at most rate * time + burst bytes of frames and headers.
 // 2. They are served by turns, so none waits for a slow one.
 // 3. A receiver that takes nothing for send_ns is dropped; whatever it does, others go on.
-// 4. Memory of a connection is bounded, and no size that a peer names is allocated.
+// 4. Who has not shown the token gives way to who comes when there is no place.
+// 5. Memory of a connection is bounded, and no size that a peer names is allocated.
 class ChunkServer {
  public:
   // A smaller burst could not hold one record of TLS.
@@ -81,6 +82,7 @@ class ChunkServer {
   Status watch(int fd, std::uint32_t events) noexcept;
   Nanoseconds longest_wait(Nanoseconds most_ns) noexcept;
   void accept(Nanoseconds now_ns) noexcept;
+  bool has_made_room() noexcept;
   void rest_listener(Nanoseconds now_ns) noexcept;
   void admit(FileDescriptor socket, Nanoseconds now_ns) noexcept;
   void take_pace(Nanoseconds now_ns) noexcept;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace rose::transfer {
@@ -131,10 +132,16 @@ Result<std::size_t> ChunkStream::read(Nanoseconds now_ns, std::size_t allowance,
     const IoResult got = channel_->read(room.first(std::min(room.size(), allowance - received)));
     if (got.state == Io::kClosed) return lost();
     if (got.state != Io::kDone) break;
+    if (begun_bytes_ == 0) {
+      begun_bytes_ = room.size();
+      begun_ns_ = now_ns;
+    }
     received += got.nbytes;
     got_ += got.nbytes;
     moved_ns_ = now_ns;
-    if (got.nbytes == room.size()) ROSE_TRY(advance(arrivals));
+    if (got.nbytes < room.size()) continue;
+    begun_bytes_ = 0;
+    ROSE_TRY(advance(arrivals));
   }
   return received;
 }
@@ -189,13 +196,29 @@ Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
 std::optional<Nanoseconds> ChunkStream::late_ns() const noexcept {
   const bool is_due = !is_resting() && (state_ != State::kServing || has_asks());
   if (!is_due) return std::nullopt;
-  return moved_ns_ + server_.timeout_ns;
+  return std::min(moved_ns_ + server_.timeout_ns, slow_ns());
+}
+
+Nanoseconds ChunkStream::slow_ns() const noexcept {
+  if (begun_bytes_ == 0) return std::numeric_limits<Nanoseconds>::max();
+  const auto nbytes = static_cast<Nanoseconds>(begun_bytes_);
+  return begun_ns_ + server_.timeout_ns + nbytes * 1'000'000'000 / kLeastBytesPerS;
+}
+
+void ChunkStream::excuse(Nanoseconds now_ns) noexcept {
+  moved_ns_ = now_ns;
+  if (begun_bytes_ == 0) return;
+  begun_bytes_ = target().size();
+  begun_ns_ = now_ns;
 }
 
 Status ChunkStream::lateness() const noexcept {
   const std::string after = std::to_string(server_.timeout_ns / 1'000'000) + " ms";
   if (state_ == State::kConnecting) {
     return Status::unavailable(name() + " cannot be reached within " + after);
+  }
+  if (slow_ns() < moved_ns_ + server_.timeout_ns) {
+    return Status::deadline_exceeded("what " + name() + " sends comes too slowly");
   }
   return Status::deadline_exceeded("nothing came from " + name() + " for " + after);
 }
@@ -206,7 +229,7 @@ std::vector<Want> ChunkStream::take_back() noexcept {
   channel_.reset();
   state_ = State::kResting;
   output_.clear();
-  output_at_ = asked_bytes_ = got_ = 0;
+  output_at_ = asked_bytes_ = got_ = begun_bytes_ = 0;
   current_.reset();
   wants_write_ = false;
   return wants;

@@ -44,6 +44,9 @@ struct Arrival {
 // Invariant: a room is written only between ask() and the arrival, or take_back().
 class ChunkStream {
  public:
+  // Of a server that gives a byte now and then nobody would ever get a chunk.
+  static constexpr Nanoseconds kLeastBytesPerS = 16 << 10;
+
   struct Server {
     std::string host;
     std::vector<Address> addresses;
@@ -69,10 +72,11 @@ class ChunkStream {
   // stream's end: Corrupt when the other side speaks something else, else Unavailable.
   Result<std::size_t> serve(Nanoseconds now_ns, std::size_t allowance,
                             std::vector<Arrival>& arrivals) noexcept;
-  // When it is late, unless something moves before; nothing while nothing is due.
+  // When it is late: nothing moved for the timeout, or what began to come takes longer than that
+  // and its bytes at kLeastBytesPerS. Nothing while nothing is due.
   std::optional<Nanoseconds> late_ns() const noexcept;
   // It was not let read: what did not move is not the server's fault.
-  void excuse(Nanoseconds now_ns) noexcept { moved_ns_ = now_ns; }
+  void excuse(Nanoseconds now_ns) noexcept;
   // What being late means at this point.
   Status lateness() const noexcept;
   // Hangs up. Returns what was asked and has not come.
@@ -90,6 +94,7 @@ class ChunkStream {
   std::span<std::byte> target() noexcept;
   Status advance(std::vector<Arrival>& arrivals) noexcept;
   Status take_answer(std::vector<Arrival>& arrivals) noexcept;
+  Nanoseconds slow_ns() const noexcept;
   Status lost() const noexcept;
   std::string name() const;
 
@@ -109,6 +114,9 @@ class ChunkStream {
   std::array<std::byte, kAnswerBytes> header_;
   std::size_t got_{0};               // of the header, or of the frame
   std::optional<ChunkKey> current_;  // whose frame comes
+  // Of the header or frame that has begun: what was to come, and when. No bytes: none has.
+  std::size_t begun_bytes_{0};
+  Nanoseconds begun_ns_{0};
 };
 
 }  // namespace rose::transfer

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
-from rose.transfer.replicas.rank import ReplicaRank
+from rose.transfer.replicas.rank import ReplicaRank, Todo
 from rose.transfer.replicas.replica import ReplicaCommit, ReplicaState
+from rose.transfer.version import Version
 from tests.transfer.replica_world import APPLY_S, HOLD_S, ReplicaWorld, version
 
 EVENTS = (
@@ -310,6 +311,31 @@ def test_rank_begins_once_in_a_round() -> None:
     assert rank.phase is RankPhase.BACK
     rank.ordered(begin, world.now_ns)
     assert rank.phase is RankPhase.BACK
+
+
+def begun_rank() -> ReplicaRank:
+    rank = ReplicaRank(0, 1, version(1))
+    rank.met(7)
+    rank.staged(version(2))
+    rank.ordered(Order(7, 1, OrderKind.BEGIN, version(2)), 0)
+    assert rank.todo() is Todo.TAKE
+    return rank
+
+
+@pytest.mark.parametrize("lies_ready", [None, version(1)])
+def test_rank_leaves_what_is_not_what_it_was_to_begin(lies_ready: Version | None) -> None:
+    rank = begun_rank()
+    rank.staged(lies_ready)
+    assert (rank.phase, rank.todo()) == (RankPhase.BACK, Todo.WAIT)
+
+
+def test_rank_goes_back_from_what_it_took_and_was_not_to_begin() -> None:
+    rank = begun_rank()
+    rank.took(version(1))
+    rank.ordered(Order(7, 1, OrderKind.KEEP, version(2)), 0)
+    assert rank.todo() is Todo.ABANDON
+    rank.ended(version(1), is_kept=False, is_fault=False)
+    assert (rank.phase, rank.todo()) == (RankPhase.BACK, Todo.WAIT)
 
 
 def test_rank_is_not_in_use_at_what_it_does_not_hold() -> None:

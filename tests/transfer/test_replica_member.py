@@ -1,21 +1,27 @@
 """Two ranks with receivers, engines and a connection: what the machine says, done to weights."""
 
+import errno
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from rose.transfer import Delta
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import StagedVersion
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.replicas.host import ReplicaHost
 from rose.transfer.replicas.link import (
@@ -26,7 +32,9 @@ from rose.transfer.replicas.link import (
     decode,
     encode,
 )
+from rose.transfer.replicas.member import ReplicaMember, ReplicaPause
 from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
+from rose.transfer.replicas.rank import ReplicaRank
 from rose.transfer.replicas.replica import ReplicaState
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
@@ -206,7 +214,7 @@ def test_weights_that_drifted_are_repaired_while_no_rank_is_in_use(pair: Pair) -
     pair.wait(lambda: rig.receiver.stats.repaired > 0)
     pair.wait(lambda: pair.is_at(1))
     pair.wait_in_use(pair.trainer.version)
-    assert len(pair.ranks[0].states) > pauses
+    pair.wait(lambda: len(pair.ranks[0].states) > pauses)
     assert rig.receiver.stats.repaired == 1
 
 
@@ -224,6 +232,68 @@ def test_engine_that_stops_while_it_holds_goes_back() -> None:
         rig.wait(lambda: rig.member.phase in {RankPhase.MATCHED, RankPhase.STOPPED})
         rig.close()
         assert np.array_equal(pair.memory[0]["up"], shard(model(0), 0, 2)["up"])
+
+
+class Repairing:
+    """A receiver of rank 0 at version 2, where version 3 gives way to a repair of 2.
+
+    Args:
+        looks: at `staged_version`, while it is still 3.
+    """
+
+    unreachable = None
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.trainer = Trainer()
+        self.held = [self.trainer.publish() for _ in range(3)][1]
+        self.weights = ShardViews(places(PLAN, PAIR, 0, shard(model(2), 0, 2)))
+        self.commits: list[Commit] = []
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def staged_version(self) -> Version:
+        self.looks -= 1
+        return self.trainer.version if self.looks >= 0 else self.held
+
+    def aim(self, version: Version | None, *, is_direct: bool = False) -> None:
+        pass
+
+    def take_staged(self) -> StagedVersion:
+        return StagedVersion(self.trainer.log.manifests_after(1)[0], ())
+
+    def make_commit(self, staged: StagedVersion, *, is_held: bool) -> Commit:
+        subscribed = self.weights.tiles
+        self.commits.append(
+            Commit(staged, self.weights, (0, 0), subscribed=subscribed, is_held=is_held)
+        )
+        return self.commits[-1]
+
+    def report(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def drifted(self, digests: TileDigests) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("looks", "taken"), [(2, 0), (3, 1)])
+def test_repair_that_takes_the_place_of_what_was_to_begin_is_not_held_for_it(
+    looks: int, taken: int
+) -> None:
+    receiver = Repairing(looks)  # It is looked at when it is attached, at BEGIN, in the pause.
+    pauses: list[ReplicaPause] = []
+    rank = ReplicaRank(0, 1, receiver.held)
+    member = ReplicaMember(rank, receiver.make_commit, pauses.append, clock=BootClock())
+    rank.met(7)
+    member.attach(receiver)
+    rank.staged(receiver.trainer.version)
+    member.hear(Order(7, 1, OrderKind.BEGIN, receiver.trainer.version))
+    assert member.phase is RankPhase.APPLYING
+    for _ in range(2 + taken):
+        pauses[0].step()
+    assert member.phase is RankPhase.BACK
+    assert [outcome.is_abandoned for outcome in receiver.outcomes] == [True] * taken
+    assert len(receiver.commits) == taken
 
 
 # ---- the connection -----------------------------------------------------------------------------
@@ -287,6 +357,42 @@ def test_stranger_is_closed_and_learns_nothing_and_the_replica_goes_on(
                 assert time.monotonic() < until
     assert (heard == b"") == (TOKEN not in said)
     pair.wait_in_use(pair.trainer.version)
+
+
+class Exhausted:
+    """A listener that has no descriptor left, once."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.has_failed = threading.Event()
+
+    def accept(self) -> object:
+        if not self.has_failed.is_set():
+            self.has_failed.set()
+            raise OSError(errno.EMFILE, "planted")
+        return self._listener.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._listener, name)
+
+
+def test_ranks_are_let_in_again_when_there_are_descriptors_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Exhausted] = []
+
+    def listen(*args: Any, **knobs: Any) -> Exhausted:
+        made.append(Exhausted(create_server(*args, **knobs)))
+        return made[0]
+
+    create_server = socket.create_server
+    monkeypatch.setattr(socket, "create_server", listen)
+    with ReplicaHost(2, 5) as host, ReplicaServer(host, "127.0.0.1:0", TOKEN) as server:
+        assert made[0].has_failed.wait(LONG_S)
+        name, _, port = server.address.rpartition(":")
+        with socket.create_connection((name, int(port)), LONG_S) as rank:
+            rank.sendall(b"ROSERPL1" + TOKEN + bytes(16))
+            assert rank.recv(8) == b"ROSERPL1"
 
 
 def test_frame_that_is_larger_than_any_message_is_not_read() -> None:

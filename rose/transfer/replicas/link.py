@@ -30,6 +30,7 @@ SILENCE_S: Final = 5.0
 _SEND_S: Final = 1.0
 _BACKOFF_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
+_ACCEPT_BACKOFF_S: Final = 0.1
 
 # magic, token, rank, incarnation
 _GREETING: Final = struct.Struct(f"<8s{TOKEN_BYTES}sQQ")
@@ -190,7 +191,9 @@ class ReplicaServer:
             try:
                 connected, _ = self._listener.accept()
             except OSError:
-                return
+                # It may be that the process has no descriptor left, for a while.
+                self._is_closing.wait(_ACCEPT_BACKOFF_S)
+                continue
             if self._is_closing.is_set() or not self._room.acquire(blocking=False):
                 connected.close()
                 continue

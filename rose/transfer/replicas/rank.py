@@ -182,6 +182,8 @@ class ReplicaRank:
     def staged(self, version: Version | None, unreachable: Version | None = None) -> None:
         """Note what lies ready, and what the aim was when it could not be made any more."""
         self._staged, self._unreachable = version, unreachable
+        if self._phase is RankPhase.APPLYING and not self._is_taken and version != self._target:
+            self._go_back()  # A repair may have taken its place: that is for the next round.
 
     # ---- the engine -----------------------------------------------------------------------------
 
@@ -213,8 +215,9 @@ class ReplicaRank:
         if self._phase is RankPhase.APPLYING and version == self._target:
             self._is_taken = True
         elif self._phase is RankPhase.APPLYING:
-            self._target = None
-            self._phase = RankPhase.BACK
+            # Another may have come between the look at it and this.
+            self._is_taken = version is not None
+            self._go_back()
         elif version is not None:
             self._target, self._target_round = version, _ALONE
             self._phase, self._is_taken = RankPhase.APPLYING, True

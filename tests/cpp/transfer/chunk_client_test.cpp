@@ -1,6 +1,7 @@
 // A chunk client and whatever may be at the other end: frames arrive whole, or there is an error.
 #include "transfer/chunk_client.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -208,6 +209,40 @@ TEST(a_server_that_is_silent_is_an_error_in_time) {
     CHECK(rig.collect().status().code() == Code::kDeadlineExceeded);
     rig.client->close();
   }
+}
+
+TEST(a_server_that_sends_byte_by_byte_is_an_error_in_time) {
+  constexpr std::size_t kBytes = 400;
+  for (const bool is_answered : {false, true}) {
+    // Never silent for as long as the timeout: only the whole of it takes too long.
+    ScriptedServer server{[=](int, Wire& wire) {
+      if (!ScriptedServer::greet(wire)) return;
+      const auto key = ScriptedServer::next_ask(wire);
+      if (!key) return;
+      const Bytes answer = bytes_of(pack(ChunkAnswer{*key, kBytes}));
+      if (is_answered) wire.send(answer);
+      for (const std::byte one : is_answered ? of_key(*key, kBytes) : answer) {
+        if (!wire.send({one})) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds{50});
+      }
+      wire.receive(1 << 20);
+    }};
+    Rig rig{server.port(), 1, 300 * kMs};
+    CHECK(rig.fetch(tiles(1), kBytes).ok());
+    CHECK(rig.collect().status().message().find("comes too slowly") != std::string::npos);
+    rig.client->close();
+  }
+}
+
+TEST(a_frame_may_take_long_where_the_client_is_paced) {
+  constexpr std::size_t kBytes = 20'000;
+  ScriptedServer server{served_well_from(0, {}, kBytes)};
+  // The last of them comes at half of the least rate, when the burst is spent.
+  Rig rig{server.port(), 1, 300 * kMs, kToken, 8'000};
+  CHECK(rig.fetch(tiles(14), kBytes).ok());
+  check_all(rig, tiles(14), kBytes);
+  CHECK_EQ(rig.client->stats().losses, 0);
+  rig.client->close();
 }
 
 TEST(whoever_speaks_something_else_is_an_error) {

@@ -142,6 +142,27 @@ TEST(so_many_connections_and_no_more) {
   check_answer(next, {3, 2, 0}, frame_of(5000, 5));
 }
 
+TEST(who_has_not_greeted_makes_room_for_who_comes) {
+  Rig rig{{.connections_max = 4}};
+  rig.put({3, 2, 0}, frame_of(50, 5));
+  Wire known = rig.greet();
+  std::vector<Wire> silent;
+  for (std::uint32_t count = 2; count <= 4; ++count) {
+    rig.clock->advance(kMs);
+    silent.push_back(rig.connect());
+    rig.advance_until(0, [&] { return rig.server->stats().connections == count; });
+  }
+  Wire late = rig.greet();
+  CHECK(silent[0].is_hung_up());
+  CHECK_EQ(rig.server->stats().turned_away, 1);
+  silent[2].send(bytes_of(pack(Greeting{kToken, 0})));
+  CHECK(silent[2].receive(kHelloBytes) == bytes_of(pack_hello()));
+  for (Wire* wire : {&known, &late, &silent[2]}) {
+    wire->ask({3, 2, 0});
+    check_answer(*wire, {3, 2, 0}, frame_of(50, 5));
+  }
+}
+
 TEST(who_takes_nothing_is_dropped_and_delays_nobody) {
   Rig rig{{.limits = {.greeting_ns = kSecond,
                       .idle_ns = 1000 * kSecond,
@@ -220,6 +241,23 @@ TEST(asks_for_what_is_not_there_wait_for_it) {
   rig.advance_until(kSecond,
                     [&] { return shelf.sent_bytes() > 0 && rig.clock->now_ns() > 11 * kSecond; });
   check_answer(two, {3, 2, 3}, {});
+}
+
+TEST(an_ask_that_waited_long_enough_is_answered_in_the_turn_that_sees_it) {
+  Rig rig{{.limits = {.greeting_ns = kSecond,
+                      .idle_ns = kSecond,
+                      .send_ns = kSecond,
+                      .park_ns = 10 * kSecond}},
+          false};
+  ChunkServer& server = *rig.server;
+  Wire wire = rig.connect();
+  wire.send(bytes_of(pack(Greeting{kToken, 0})));
+  wire.ask({3, 2, 0});
+  while (server.shelf().take_misses(0, 1).empty()) server.turn(kMs);
+  CHECK_EQ(wire.drain(), kHelloBytes);
+  rig.clock->advance(10 * kSecond);
+  server.turn(0);  // there is no other for as long as nobody says anything
+  CHECK_EQ(wire.drain(), kAnswerBytes);
 }
 
 TEST(more_asks_than_may_be_outstanding_wait_in_the_socket) {
