@@ -196,7 +196,7 @@ class _Figures:
             "chunks_retried": stats.rejected,
             "seeds": stats.seeds,
             "version": self._relay.newest_n,
-            "receivers": len(self._peers.subscribers),
+            "receivers": self._peers.subscriber_count,
         }
 
 

@@ -4,8 +4,10 @@ import hashlib
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -16,7 +18,7 @@ from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import grpc_chunks
-from rose.transfer.wire.grpc_chunks import METHOD, GrpcChunks
+from rose.transfer.wire.grpc_chunks import CALL_MAX_S, CALLS_MAX, METHOD, GrpcChunks
 from rose.transfer.wire.messages import TOKEN_KEY
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
@@ -120,6 +122,53 @@ def test_answer_that_is_none_is_refused(message: bytes | None) -> None:
             client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
             with pytest.raises(CorruptData):
                 list(client.chunks(KEY, [chunk_of(1, b"12345")]))
+        server.stop(None).wait()
+
+
+class HandClock:
+    at_ns = 0
+
+    def now_ns(self) -> int:
+        return self.at_ns
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps")
+
+
+def test_calls_that_nobody_reads_are_bounded_in_number_and_make_room_in_time(
+    frames: dict[int, bytes],
+) -> None:
+    clock = HandClock()
+    handler = grpc_chunks.chunks_handler(Kept(frames), clock)
+    options = [("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX)]
+    with ThreadPoolExecutor(CALLS_MAX + 1) as pool:
+        server = grpc.server(pool)
+        service, name = METHOD.strip("/").split("/")
+        generic = grpc.method_handlers_generic_handler(service, {name: handler})
+        server.add_generic_rpc_handlers((generic,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            request = struct.pack("<Qq40I", KEY.n, KEY.base_n, *[3] * 40)
+            unread = [channel.unary_stream(METHOD)(request) for _ in range(CALLS_MAX)]
+            for call in unread:
+                next(call)  # and no more
+            client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
+            wanted = [chunk_of(1, b"x")]
+            for at_s in (0, CALL_MAX_S, CALL_MAX_S + 1):
+                clock.at_ns = int(at_s * 1e9)
+                with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
+                    list(client.chunks(KEY, wanted))
+                if at_s <= CALL_MAX_S:
+                    assert not any(call.done() for call in unread)
+            pause = threading.Event()
+            for _ in range(int(LONG_S / 0.01)):
+                with suppress(Unavailable):
+                    assert dict(client.chunks(KEY, wanted)) == {1: b"x"}
+                    break
+                pause.wait(0.01)
+            else:
+                raise AssertionError("there was never room again")
         server.stop(None).wait()
 
 

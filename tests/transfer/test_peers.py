@@ -1,5 +1,6 @@
 """Who serves says so, and hears who receives what; over the wire as well."""
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -72,10 +73,35 @@ def test_subscriptions_are_known_by_name(server: WeightServer, source: RemoteSou
         source.subscribe("c", rank=-1)
 
 
-def test_subscribers_are_bounded(server: WeightServer, source: RemoteSource) -> None:
+def test_of_too_many_subscribers_those_heard_of_longest_ago_are_dropped(
+    server: WeightServer, source: RemoteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for at in range(SUBSCRIBERS_MAX):
         server.peers.subscribe(SubscribeRequest(str(at), "", 0, None))
-    with pytest.raises(InvalidArgument, match="subscribers already"):
-        source.subscribe("one too many")
-    source.subscribe("7", tiles=())  # who is known may change its mind
-    assert server.peers.subscribers["7"].tiles == ()
+    source.subscribe("0", tiles=())  # who is known may change its mind
+    source.subscribe("one more")
+    known = server.peers.subscribers
+    assert len(known) == server.peers.subscriber_count == SUBSCRIBERS_MAX
+    assert known["0"].tiles == ()
+    assert "one more" in known
+    assert "1" not in known
+    monkeypatch.setattr("rose.transfer.wire.peers.TILES_MAX", 10)
+    for name, tiles in [("a", 6), ("b", 4), ("a", 4), ("c", 3)]:
+        source.subscribe(name, tiles=range(tiles))
+    assert [*server.peers.subscribers] == ["a", "c"]
+    source.subscribe("d", tiles=range(11))  # one has its tiles, however many
+    assert [*server.peers.subscribers] == ["d"]
+
+
+def test_tiles_of_subscribers_are_kept_packed() -> None:
+    peers = Peers()
+    tiles = range(1 << 20, (1 << 20) + 100_000)
+    tracemalloc.start()
+    try:
+        for at in range(4):
+            peers.subscribe(SubscribeRequest(str(at), "", 0, tuple(tiles)))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 100_000 * 8  # a tuple of numbers has 36 bytes for each
+    assert peers.subscribers["3"].tiles == tuple(tiles)

@@ -428,6 +428,46 @@ def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert [tiles for _, tiles in seeds._seeds if tiles] == [(0,)]  # the one that is asked for now
 
 
+def other_run(log: VersionLog, versions: int) -> RowPublisher:
+    publisher = RowPublisher(weights(3), "other", 1, 1, log, tile_elements=TILE, signing=KEY)
+    for seed in range(versions):
+        publisher.publish(weights(seed + 4))
+    return publisher
+
+
+@pytest.mark.parametrize("versions", [2, 5, 7], ids=["below", "as far", "above"])
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
+    versions: int, is_started_again: bool
+) -> None:
+    world = World(PlantedDisk())
+    world.round()
+    world.publish(5)
+    world.round(3)
+    seed = world.relay.seed(3, (0,))
+    assert seed is not None
+    assert world.relay.chunk(seed.key, 0) is not None
+    log = VersionLog()
+    publisher = other_run(log, versions)
+    world.far._log = log
+    if is_started_again:
+        world.start()
+    world.round(3)
+    told = world.relay.wait_after(-1, 0)
+    assert told == log.manifests_after(-1)
+    for manifest in told:
+        for chunk in manifest.chunks:
+            frame = world.relay.chunk(manifest.key, chunk.tile)
+            assert frame == log.chunk(manifest.key, chunk.tile)
+    seed = world.relay.seed(3, (0,))
+    assert seed is not None
+    assert (seed.version.run, seed.version.n) == ("other", 3)
+    assert world.relay.chunk(seed.key, 0) == log.chunk(seed.key, 0)
+    publisher.publish(weights(99))
+    world.round()
+    assert world.relay.newest_n == publisher.version.n
+
+
 def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     disk = PlantedDisk()
     world = World(disk)

@@ -128,8 +128,7 @@ class Relay:
         """
         self._send_reports()
         self._land()
-        after = self._shelf.newest_n if self._has_surveyed else NO_VERSION
-        self._learn(self._upstream.wait_manifests(after, timeout_s))
+        self._learn(self._offered(timeout_s))
         self._has_surveyed = True
         self._land()
         self._look_back()
@@ -137,6 +136,19 @@ class Relay:
         self._merge()
         self._shelf.trim(self._limits)
         self._frames.forget_below(min((one.key.n for one in self._shelf.links()), default=0))
+
+    def _offered(self, timeout_s: float) -> Sequence[Manifest]:
+        """Return what is new at upstream, and all that it has where it began another run."""
+        newest = self._shelf.newest
+        if newest is None or not self._has_surveyed:
+            return self._upstream.wait_manifests(NO_VERSION, timeout_s)
+        n, run = newest.version.n, newest.version.run
+        offered = self._upstream.wait_manifests(n, timeout_s)
+        # Another run has numbers of its own: where nothing is above, is that still what it tells?
+        told = offered or self._upstream.wait_manifests(n - 1, 0)
+        if told and told[-1].version.run == run:
+            return offered
+        return self._upstream.wait_manifests(NO_VERSION, 0)
 
     def _send_reports(self) -> None:
         while True:
@@ -153,13 +165,16 @@ class Relay:
     def _learn(self, offered: Sequence[Manifest]) -> None:
         """Show what is new, and note what of it lands here."""
         before = self._shelf.newest
-        fresh = [one for one in self._alive(offered) if self._shelf.manifest(one.key) is None]
+        fresh = [one for one in self._alive(offered) if not self._is_shown(one)]
         if not fresh:
             return
         newest = max(fresh, key=lambda one: one.key).version
+        if before is not None and before.version.run != newest.run:
+            before = None
+            self._forget_run()
+        self._shelf.forget_others(newest.run, newest.incarnation)
         for one in fresh:
             self._shelf.show(one)
-        self._shelf.forget_others(newest.run, newest.incarnation)
         way = self._way(NO_VERSION if before is None else before.version.n)
         self._to_land += way
         for one in fresh:
@@ -170,6 +185,17 @@ class Relay:
             self._has_spans |= length > 1
             if length == 1:
                 self._awaiting[one.key.n] = SPAN_ROUNDS if self._has_spans else 2
+
+    def _is_shown(self, manifest: Manifest) -> bool:
+        known = self._shelf.manifest(manifest.key)
+        return known is not None and known.version == manifest.version
+
+    def _forget_run(self) -> None:
+        """Drop what is noted by numbers, which mean other weights in another run."""
+        self._to_land, self._to_merge, self._awaiting = [], [], {}
+        self._frames.forget_all()
+        self._whole.forget_all()
+        self._seeds.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
         """Return those of the latest chain, unless that is older than the one that is here."""
@@ -235,7 +261,10 @@ class Relay:
             return
         oldest = min(self._awaiting)
         self._awaiting = {n: left - 1 for n, left in self._awaiting.items() if left > 1}
-        self._learn(self._upstream.wait_manifests(oldest - 1, 0))
+        newest = self._shelf.newest
+        run = "" if newest is None else newest.version.run
+        told = self._upstream.wait_manifests(oldest - 1, 0)
+        self._learn([one for one in told if one.version.run == run])
 
     def _merge(self) -> None:
         """Make spans of what is here, shorter ones first."""
@@ -336,7 +365,7 @@ class Relay:
             try:
                 found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
             finally:  # what was trimmed while it crossed would stay in the store for good
-                if not key.is_whole and self._shelf.manifest(key) is None:
+                if not key.is_whole and not self._is_shown(manifest):
                     self._shelf.store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:

@@ -170,6 +170,12 @@ class RelayFrames:
             for place in places:
                 self._arrived_bytes -= len(self._arrived.pop(place, b""))
 
+    def forget_all(self) -> None:
+        """Drop all that memory has."""
+        with self._lock:
+            places = list(self._arrived)
+        self.drop(places)
+
     def forget_below(self, n: int) -> None:
         """Drop what memory has of versions before one."""
         with self._lock:

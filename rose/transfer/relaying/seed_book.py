@@ -75,6 +75,13 @@ class SeedBook:
         with self._lock:
             self._seeds = {name: one for name, one in self._seeds.items() if one.key != key}
 
+    def clear(self) -> None:
+        """Drop all seeds and all whole tiles."""
+        with self._lock:
+            self._seeds.clear()
+        for old in self.store.manifests():
+            self.store.forget(old.key)
+
     def trim(self) -> None:
         """Keep to the limit: the newest version's tiles stay longest."""
         for old in self.store.manifests():

@@ -6,22 +6,28 @@ port cannot be reached, and what the TCP plane is measured against.
 """
 
 import struct
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
 
+from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, DeadlineExceeded, RoseError, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.receiving.source import Frame
 from rose.transfer.wire.messages import SERVICE, TOKEN_KEY
-from rose.units import MIB
+from rose.units import MIB, NS_PER_S
 
 METHOD: Final = f"/{SERVICE}/Chunks"
 MESSAGE_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
 # What one call asks for: its deadline is for all of it.
 CALL_BYTES: Final = 64 * MIB
 CALL_CHUNKS: Final = 8192
+# Calls that a server answers at a time, of the threads that control has too.
+CALLS_MAX: Final = 8
+# After that a call makes room for others: a client that reads waits no longer for one.
+CALL_MAX_S: Final = 60.0
 
 # n, base_n, then u32 tiles
 _REQUEST: Final = struct.Struct("<Qq")
@@ -40,10 +46,45 @@ class Served(Protocol):
         ...
 
 
-def chunks_handler(served: Served) -> Any:
+class _Calls:
+    """Calls that run: one whose answers nobody reads keeps its thread until it is cancelled.
+
+    Any thread may call; the lock guards the table, and is held over no call.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began_ns: dict[Any, int] = {}  # by context
+
+    def begin(self, context: Any) -> bool:
+        """Return whether there is room for a call; where not, those that took too long go."""
+        now_ns = self._clock.now_ns()
+        with self._lock:
+            has_room = len(self._began_ns) < CALLS_MAX
+            if has_room:
+                self._began_ns[context] = now_ns
+            oldest_ns = now_ns - int(CALL_MAX_S * NS_PER_S)
+            late = [one for one, at_ns in self._began_ns.items() if at_ns < oldest_ns]
+        if not has_room:
+            for one in late:
+                one.cancel()
+        elif not context.add_callback(lambda: self._end(context)):
+            self._end(context)  # it is over already
+        return has_room
+
+    def _end(self, context: Any) -> None:
+        with self._lock:
+            self._began_ns.pop(context, None)
+
+
+def chunks_handler(served: Served, clock: Clock | None = None) -> Any:
     """Return what answers `METHOD` on a gRPC server, for whoever showed the token."""
+    calls = _Calls(BootClock() if clock is None else clock)
 
     def answer(content: bytes, context: Any) -> Iterator[bytes]:
+        if not calls.begin(context):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         try:
             key, tiles = _read_request(content)
             for tile in tiles:

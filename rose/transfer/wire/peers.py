@@ -1,7 +1,9 @@
 """Who serves, and who said that it receives: what a weight server answers beside versions."""
 
 import threading
+from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rose.clock import BootClock, Clock
@@ -16,6 +18,8 @@ from rose.transfer.wire.messages import (
 from rose.units import NS_PER_MS
 
 SUBSCRIBERS_MAX: Final = 1024
+# Of all subscribers together: 256 MiB.
+TILES_MAX: Final = 1 << 26
 
 
 class Peers:
@@ -45,7 +49,9 @@ class Peers:
         self._lock = threading.Lock()  # guards what follows
         self._layout, self._tensors = layout, tuple(tensors)
         self._relays: tuple[RelayPlace, ...] = ()
-        self._subscribers: dict[str, SubscribeRequest] = {}
+        # Who is heard of first is first; their tiles are packed, for there are very many.
+        self._subscribers: dict[str, tuple[SubscribeRequest, array[int]]] = {}
+        self._tiles = 0
 
     def hello(self, chunk_port: int) -> HelloReply:
         """Say who serves."""
@@ -68,17 +74,35 @@ class Peers:
     def subscribe(self, request: SubscribeRequest) -> None:
         """Note who receives what; who says it again means it anew.
 
-        Raises:
-            InvalidArgument: there are too many already.
+        Names come and go with processes: of too many, those not heard of for longest are dropped.
         """
+        tiles = array("I", request.tiles or ())
+        known = replace(request, tiles=None if request.tiles is None else ())
         with self._lock:
-            is_new = request.receiver not in self._subscribers
-            if is_new and len(self._subscribers) >= SUBSCRIBERS_MAX:
-                raise InvalidArgument(f"there are {SUBSCRIBERS_MAX} subscribers already")
-            self._subscribers[request.receiver] = request
+            self._forget(request.receiver)
+            self._subscribers[request.receiver] = known, tiles
+            self._tiles += len(tiles)
+            while len(self._subscribers) > SUBSCRIBERS_MAX or (
+                self._tiles > TILES_MAX and len(self._subscribers) > 1
+            ):
+                self._forget(next(iter(self._subscribers)))
+
+    def _forget(self, receiver: str) -> None:
+        if (gone := self._subscribers.pop(receiver, None)) is not None:
+            self._tiles -= len(gone[1])
+
+    @property
+    def subscriber_count(self) -> int:
+        """Return how many subscribed."""
+        with self._lock:
+            return len(self._subscribers)
 
     @property
     def subscribers(self) -> dict[str, SubscribeRequest]:
         """Return who subscribed, by name."""
         with self._lock:
-            return dict(self._subscribers)
+            known = dict(self._subscribers)
+        return {
+            name: one if one.tiles is None else replace(one, tiles=tuple(tiles))
+            for name, (one, tiles) in known.items()
+        }
