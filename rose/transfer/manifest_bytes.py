@@ -21,6 +21,8 @@ _FIELDS: Final = struct.Struct("<Q2Q2Q32sQQQQQ")
 _CHUNK: Final = struct.Struct(f"<QQQ{SHA256_BYTES}s2Q")
 _DIGEST: Final = struct.Struct("<2Q")
 
+_NO_BASE: Final = Version("", 0, 0)
+
 
 def to_bytes(manifest: Manifest) -> bytes:
     """Return all of a manifest."""
@@ -39,7 +41,7 @@ def to_bytes(manifest: Manifest) -> bytes:
             len(manifest.mac),
         ),
     ]
-    for one in (manifest.version, base or Version("", 0, 0)):
+    for one in (manifest.version, base or _NO_BASE):
         run = one.run.encode()
         parts += (_VERSION.pack(one.incarnation, one.n, len(run)), run)
     parts += (
@@ -73,6 +75,8 @@ def _read(content: memoryview) -> Manifest:
     at += _FIELDS.size
     version, at = _read_version(content, at)
     base, at = _read_version(content, at)
+    if has_base not in {0, 1} or (not has_base and base != _NO_BASE):
+        raise InvalidArgument("they half name a base")
     # Before anything is made of what they say: so many bytes are there, and no more.
     if len(content) - at != chunks * _CHUNK.size + digests * _DIGEST.size + mac_bytes:
         raise InvalidArgument(f"there are {len(content)} of them")

@@ -206,7 +206,7 @@ def test_a_digest_of_a_part_is_that_of_the_host(gpu: Backend) -> None:
 def test_everything_is_queued_on_the_stream_of_the_caller(
     codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rose.transfer import gpu as subject
+    from rose.transfer.codec import gpu as subject
 
     entered: list[Any] = []
     inside: list[bool] = []
