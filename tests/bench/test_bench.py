@@ -67,7 +67,7 @@ def test_every_suite_can_be_collected(repo: Path, suite: str) -> None:
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:
     assert files_of("transfer") == [
-        f"bench/bench_{name}.py" for name in ("transfer", "codec", "crossing", "update")
+        f"bench/bench_{name}.py" for name in ("transfer", "chunks", "codec", "crossing", "update")
     ]
     assert files_of("memory") == [
         "bench/bench_memory.py",
