@@ -55,6 +55,7 @@ def check(function: Check) -> Check:
 # --- which way Python imports go ------------------------------------------------------------------
 
 GROUND: Final = (
+    "closing",
     "errors",
     "units",
     "clock",

@@ -5,23 +5,22 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
-from typing_extensions import Self
 
 from rose.checkpoints.atomic_file import beside
 from rose.checkpoints.checkpoint import Checkpoint, count_units, open_checkpoint
 from rose.checkpoints.in_place import check_links
 from rose.checkpoints.safetensors_file import SafetensorsFile
 from rose.checkpoints.safetensors_header import StoredTensor, written_header
+from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 
 NEW_FILE: Final = "model.safetensors"
 
 
-class LiveCheckpoint:
+class LiveCheckpoint(Closing):
     """The files of a checkpoint, mapped for writing until it is closed.
 
     A machine that stops while a tile is written leaves a tile of neither version, which its digest
@@ -70,17 +69,6 @@ class LiveCheckpoint:
         self.units = {}
         self._maps.clear()
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _mapped(self, path: Path) -> mmap.mmap:
         file = self._stack.enter_context(path.open("r+b"))

@@ -2,12 +2,10 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
-from typing_extensions import Self
-
 from rose._core import Attachment, HostGate, PoolExport
+from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
@@ -25,7 +23,7 @@ _CONNECT_S: Final = 5.0
 _WELCOME_S: Final = 30.0
 
 
-class AttachedDevice:
+class AttachedDevice(Closing):
     """A borrower's end of a device that another process serves on.
 
     Its life: `CoServing.attach` → `rollout` → … → `close`. When serving's process ends, or takes
@@ -142,19 +140,6 @@ class AttachedDevice:
             self._loans.end("this device was closed")
         self._parts.close()
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        """Use the device in a `with` block."""
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _failure: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        """Close the device."""
-        self.close()
 
 
 def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:

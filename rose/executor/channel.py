@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import Self
-
+from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.executor.messages import (
     DESCRIPTORS_MAX,
@@ -24,7 +23,7 @@ _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _PATH_BYTES_MAX: Final = 107  # sun_path, without its zero
 
 
-class Channel:
+class Channel(Closing):
     """Owns one end of a Unix socket that keeps messages apart. One thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -101,14 +100,6 @@ class Channel:
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
-
-    def __enter__(self) -> Self:
-        """Use it in a `with` block."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Hang up."""
-        self.close()
 
 
 def _checked(payload: bytes, flags: int) -> Question | Answer:

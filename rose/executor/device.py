@@ -4,10 +4,7 @@ import atexit
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
-
-from typing_extensions import Self
 
 from rose._core import (
     Arbiter,
@@ -23,6 +20,7 @@ from rose._core import (
     ServingState,
     Watchdog,
 )
+from rose.closing import Closing
 from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.events import Reason
@@ -60,7 +58,7 @@ _REASONS: Final = {
 }
 
 
-class CoServing:
+class CoServing(Closing):
     """Owns the memory, the gate and the certificates of one device.
 
     Its life: `open` → `serving` → `rollout` → … → `close`. Made once per device; the lanes are for
@@ -515,19 +513,6 @@ class CoServing:
         return new_latency_model(
             self._policy, prior_ms=None if cost is None else prior_ms(name, cost)
         )
-
-    def __enter__(self) -> Self:
-        """Use the device in a `with` block."""
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _failure: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        """Close the device."""
-        self.close()
 
 
 def _begin_at_once(notice: Notice) -> None:

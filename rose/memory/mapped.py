@@ -11,15 +11,15 @@ reach, whatever code it runs; what it was lent once, only code that plays by the
 import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 
 from typing_extensions import Self
 
 from rose._core import Arbiter, BlockAllocator, CudaDevice, MappedWindow
+from rose.closing import Closing
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError
 
 
-class LentSlabs:
+class LentSlabs(Closing):
     """Descriptors of single slabs, closed when the `with` block ends.
 
     Args:
@@ -33,17 +33,6 @@ class LentSlabs:
         """Close all descriptors; what they were mapped through stays mapped."""
         while self.fds:
             os.close(self.fds.popitem()[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class MappedLoans:

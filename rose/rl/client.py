@@ -1,14 +1,13 @@
 """How trajectories reach the trainer, and how its parent learns where it is."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, TypeVar
 
 import grpc
 import msgspec
-from typing_extensions import Self
 
 from rose.addresses import loopback
+from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.rl.messages import (
     FORMAT,
@@ -38,7 +37,7 @@ _ERRORS: Final[dict[grpc.StatusCode, type[RoseError]]] = {
 Answer = TypeVar("Answer", Submitted, TrainerStatus)
 
 
-class TrainerClient:
+class TrainerClient(Closing):
     """Talks to one incarnation of a trainer; any thread.
 
     Every call ends within the deadline. After `Unavailable` or `DeadlineExceeded` the caller does
@@ -105,17 +104,6 @@ class TrainerClient:
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _call(
         self,

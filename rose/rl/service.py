@@ -3,14 +3,13 @@
 import hmac
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 import msgspec
-from typing_extensions import Self
 
 from rose.addresses import loopback
+from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 from rose.rl.messages import (
     FORMAT,
@@ -44,7 +43,7 @@ class Ear(Protocol):
         ...
 
 
-class TrainerServer:
+class TrainerServer(Closing):
     """Serves from the moment it is made until `close`, which joins its threads.
 
     Args:
@@ -87,17 +86,6 @@ class TrainerServer:
         """Answer what is being asked, then no more."""
         self._server.stop(_GRACE_S).wait()
         self._pool.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _submit(self, request: bytes, context: Any) -> bytes:
         message = self._read(request, context, Submit)

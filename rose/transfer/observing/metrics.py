@@ -2,15 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from typing_extensions import Self
 
 from rose.addresses import spelled
+from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.transfer.wire.security import Security
 
@@ -80,7 +79,7 @@ class Metrics(Collector):
                     yield family
 
 
-class MetricsServer:
+class MetricsServer(Closing):
     """Answers scrapes by HTTP, or by HTTPS with certificates of both sides, until it is closed.
 
     Args:
@@ -119,14 +118,3 @@ class MetricsServer:
         self._server.server_close()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

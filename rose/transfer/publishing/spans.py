@@ -8,11 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
-from typing_extensions import Self
-
+from rose.closing import Closing
 from rose.errors import CorruptData, OutOfMemory, Unavailable, check
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_merge
@@ -174,7 +172,7 @@ class Spans:
             del self._halves[max(self._halves)]
 
 
-class SpanMaker:
+class SpanMaker(Closing):
     """`Spans` with a thread, from the first line of a `with` to its last.
 
     Args:
@@ -226,17 +224,6 @@ class SpanMaker:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while True:

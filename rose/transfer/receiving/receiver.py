@@ -3,11 +3,9 @@
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
-from typing_extensions import Self
-
+from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Signing, StagedVersion
@@ -26,7 +24,7 @@ WAIT_S: Final = 0.5
 _WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
-class Receiver:
+class Receiver(Closing):
     """Brings the versions of a publisher to one set of weights.
 
     The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
@@ -153,17 +151,6 @@ class Receiver:
         self._bell.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         pause_s = self._backoff_s

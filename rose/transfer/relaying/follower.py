@@ -2,11 +2,9 @@
 
 import sys
 import threading
-from types import TracebackType
 from typing import Final
 
-from typing_extensions import Self
-
+from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.relaying.relay import Relay
 
@@ -17,7 +15,7 @@ WAIT_S: Final = 0.5
 _WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
-class Follower:
+class Follower(Closing):
     """Calls the rounds of a relay until it is closed.
 
     Args:
@@ -51,17 +49,6 @@ class Follower:
         """Stop after the round that is under way, and join the thread; the relay serves on."""
         self._stop.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         pause_s = self._backoff_s

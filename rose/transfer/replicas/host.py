@@ -2,12 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
-from typing_extensions import Self
-
 from rose.clock import BootClock, Clock
+from rose.closing import Closing
 from rose.transfer.replicas.messages import Order, Word
 from rose.transfer.replicas.replica import APPLY_S, ReplicaCommit, ReplicaState
 from rose.transfer.version import Version
@@ -17,7 +15,7 @@ TICK_S: Final = 0.05
 Tell = Callable[[Order], None]
 
 
-class ReplicaHost:
+class ReplicaHost(Closing):
     """Coordinates the ranks of one replica; lives in the process of its rank 0.
 
     Any thread may call; the lock guards the machine and who is there. Ranks are told by its own
@@ -101,17 +99,6 @@ class ReplicaHost:
         self._stop.set()
         self._bell.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():

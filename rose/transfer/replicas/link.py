@@ -12,13 +12,12 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, TypeVar
 
 import msgspec
-from typing_extensions import Self
 
 from rose.addresses import loopback
+from rose.closing import Closing
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.replicas.host import TICK_S, ReplicaHost
 from rose.transfer.replicas.member import ReplicaMember
@@ -125,7 +124,7 @@ class _Connection:
         self._socket.close()
 
 
-class ReplicaServer:
+class ReplicaServer(Closing):
     """Lets ranks in other processes of this machine join a host.
 
     Args:
@@ -174,17 +173,6 @@ class ReplicaServer:
             connection.break_off()
         for thread in threads:
             thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while not self._is_closing.is_set():
@@ -237,7 +225,7 @@ class ReplicaServer:
             self._host.leave(rank, incarnation)
 
 
-class ReplicaLink:
+class ReplicaLink(Closing):
     """Connects a rank to its coordinator, again and again, until it is closed.
 
     Args:
@@ -280,17 +268,6 @@ class ReplicaLink:
             connection.break_off()
         for thread in self._threads:
             thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _look(self) -> None:
         """See to the member's deadlines, also while nobody is there to order anything."""

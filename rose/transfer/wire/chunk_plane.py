@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
-from types import TracebackType
 from typing import Final, Protocol
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer
 
 from rose import _core
+from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.receiving.source import Frame
@@ -74,7 +74,7 @@ class Pace:
 AS_FAST_AS_IT_GOES: Final = Pace()
 
 
-class ChunkServer:
+class ChunkServer(Closing):
     """Keeps frames and gives them to receivers, in a thread of the core, until it is closed.
 
     Any thread may call.
@@ -193,17 +193,6 @@ class ChunkServer:
         """Break off all connections and join the thread; once is enough."""
         self._server.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class _Ahead:
     """What is wanted: which of it is on its way, and when to ask for more."""
@@ -236,7 +225,7 @@ class _Ahead:
         self._nbytes -= self.sizes.pop(tile)
 
 
-class ChunkClient:
+class ChunkClient(Closing):
     """Gets chunks from a chunk server over several connections.
 
     One thread at a time iterates `chunks`; any thread may call `cancel` and `close`.
@@ -333,14 +322,3 @@ class ChunkClient:
     def close(self) -> None:
         """Cancel for good, hang up and join the thread; once is enough."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -4,13 +4,12 @@ import hmac
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Final
 
 import grpc
-from typing_extensions import Self
 
 from rose.addresses import spelled
+from rose.closing import Closing
 from rose.errors import OutOfMemory, RoseError, Unavailable
 from rose.transfer.relaying.upstream import Upstream
 from rose.transfer.wire import grpc_chunks, messages
@@ -33,7 +32,7 @@ _CODES: Final = (
 )
 
 
-class WeightServer:
+class WeightServer(Closing):
     """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
     Made by `serve`. Who does not present the token learns nothing on either.
@@ -80,17 +79,6 @@ class WeightServer:
         self._grpc.stop(None).wait()
         self._pool.shutdown()
         self._chunks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _methods(self) -> dict[str, Any]:
         each: dict[str, Callable[[bytes], object]] = {
