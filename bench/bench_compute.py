@@ -19,7 +19,6 @@ from rose._core import (
     Grant,
     HarvestMode,
     HostGate,
-    LatencyModel,
     MoveLog,
     RecordKind,
     ServingState,
@@ -28,6 +27,7 @@ from rose._core import (
 )
 from rose.errors import check
 from rose.slo import Policy
+from rose.slo.latency_file import new_latency_model
 from rose.slo.verify import verify_log
 
 POLICY = Policy()
@@ -37,17 +37,6 @@ SPINS_MAX = 10_000_000  # a second or so, for what takes microseconds
 CERTIFICATES, EMPTY_CALLS = 150, 1500
 SEGMENTS = 512
 SLABS, BLOCKS_PER_SLAB = 64, 128
-
-
-def latency_model() -> LatencyModel:
-    return LatencyModel(
-        prior_ms=POLICY.latency_prior_ms,
-        epsilon=POLICY.epsilon,
-        forgetting=POLICY.forgetting,
-        adaptation=POLICY.adaptation,
-        cold_margin=POLICY.cold_margin,
-        window=POLICY.residual_window,
-    )
 
 
 def certificate_log(path: Path) -> CertificateLog:
@@ -77,7 +66,7 @@ class Certifier:
         self.gate = HostGate()
         self.log = certificate_log(path)
         self.state = ServingState(self.log, gate=self.gate)
-        self.model = latency_model()
+        self.model = new_latency_model(POLICY)
         self.creditor = Creditor(
             self.gate,
             self.state,
@@ -207,7 +196,7 @@ def steps_of(count: int) -> list[tuple[float, float, float, float]]:
 
 
 def test_latency_model_us(report: Report) -> None:
-    model = latency_model()
+    model = new_latency_model(POLICY)
     steps = steps_of(500)
     forecasts_us: list[float] = []
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rose._core import LatencyModel
 from rose.cli.arms import BenchSettings, engine_configs
 from rose.cli.compare_lane import GovernedLane
 from rose.cli.compare_loops import GovernedRollouts, GovernedServing, LeastOfAll
@@ -28,7 +27,7 @@ from rose.memory import choose_slab_bytes
 from rose.rl.feeder import RolloutFeeder
 from rose.sim.governor import Governor
 from rose.sim.governors import HostWindow, RosePaper, Valve
-from rose.slo import Policy
+from rose.slo.latency_file import new_latency_model
 
 _MODES: Final = {"rose_idle": "idle", "rose_slack": "slack"}
 _GOVERNED: Final = ("host_window", "rose_paper", "valve")
@@ -110,7 +109,7 @@ class CompareBench:
         """Build one pair of engines for all rules: between windows they take turns."""
         lane = GovernedLane(
             clock=self._clock,
-            model=_profile(self._settings.policy),
+            model=new_latency_model(self._settings.policy),
             batch_tokens=self._configs[0].max_batch_tokens,
         )
         serving = stock_engine(
@@ -198,15 +197,3 @@ class CompareBench:
         self._owned.callback(load.stop)
         load.start()
         return load
-
-
-def _profile(policy: Policy) -> LatencyModel:
-    """Return what learns how long steps take; rules that want a profile ask it."""
-    return LatencyModel(
-        prior_ms=policy.latency_prior_ms,
-        epsilon=policy.epsilon,
-        forgetting=policy.forgetting,
-        adaptation=policy.adaptation,
-        cold_margin=policy.cold_margin,
-        window=policy.residual_window,
-    )

@@ -1,13 +1,12 @@
 """A source of weights that tells of every version that passes."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
-from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.manifest import Manifest
+from rose.transfer.receiving.source import Source, SourceAround
 
 
-class NotedSource:
+class NotedSource(SourceAround):
     """A `rose.transfer.receiving.source.Source` around another.
 
     Args:
@@ -16,7 +15,7 @@ class NotedSource:
     """
 
     def __init__(self, source: Source, note: Callable[[Manifest], None]) -> None:
-        self._source = source
+        super().__init__(source)
         self._note = note
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
@@ -29,16 +28,6 @@ class NotedSource:
         if manifest is not None and manifest.chunks:
             self._note(manifest)
         return manifest
-
-    def chunks(
-        self, key: UpdateKey, wanted: Sequence[Chunk]
-    ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Pull chunks."""
-        return self._source.chunks(key, wanted)
-
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Pass the report on."""
-        self._source.report(receiver, n, is_match, digest)
 
     def _noted(self, manifests: list[Manifest]) -> list[Manifest]:
         for manifest in manifests:

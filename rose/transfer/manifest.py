@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -25,8 +26,8 @@ _VERSION: Final = struct.Struct("<QQ")
 # whether there is a base, digests after and before, tiles, elements, chunks, digests of tiles
 _FIELDS: Final = struct.Struct("<Q2Q2QQQQQ")
 # tile, bytes, changes, SHA-256, digest of the tile
-_CHUNK: Final = struct.Struct("<QQQ32s2Q")
-_DIGEST: Final = struct.Struct("<2Q")
+CHUNK_ROW: Final = struct.Struct("<QQQ32s2Q")
+DIGEST_ROW: Final = struct.Struct("<2Q")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -185,12 +186,17 @@ class Manifest:
             )
         )
         sha.update(bytes.fromhex(self.layout))
+        for row in self.packed_tiles():
+            sha.update(row)
+        return sha.digest()
+
+    def packed_tiles(self) -> Iterator[bytes]:
+        """Yield what it says of tiles, chunk by chunk and then digest by digest, packed."""
         for chunk in self.chunks:
             fields = (chunk.tile, chunk.nbytes, chunk.changed, chunk.sha256)
-            sha.update(_CHUNK.pack(*fields, *chunk.digest))
+            yield CHUNK_ROW.pack(*fields, *chunk.digest)
         for digest in self.tile_digests:
-            sha.update(_DIGEST.pack(*digest))
-        return sha.digest()
+            yield DIGEST_ROW.pack(*digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +219,9 @@ class Signing:
 
     def _mac(self, manifest: Manifest) -> bytes:
         return hmac.digest(self.key, manifest.fingerprint(), hashlib.sha256)
+
+
+UNSIGNED: Final = Signing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Manifests as bytes, for disks: every field, in the packing that their fingerprint has.
+"""Manifests as bytes, for disks: every field, those of tiles in the packing of the fingerprint.
 
 Little-endian. Whoever reads them knows by a checksum around them that they are whole; a manifest
 that cannot be is refused all the same.
@@ -9,7 +9,7 @@ from typing import Final
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import SHA256_BYTES, Chunk, Manifest
+from rose.transfer.manifest import CHUNK_ROW, DIGEST_ROW, Chunk, Manifest
 from rose.transfer.version import Version
 
 _MAGIC: Final = b"ROSEMNF2"
@@ -17,9 +17,6 @@ _MAGIC: Final = b"ROSEMNF2"
 _VERSION: Final = struct.Struct("<QQQ")
 # has a base, digests after and before, layout, tiles, elements, chunks, digests of tiles, MAC
 _FIELDS: Final = struct.Struct("<Q2Q2Q32sQQQQQ")
-# tile, bytes, changes, SHA-256, digest of the tile
-_CHUNK: Final = struct.Struct(f"<QQQ{SHA256_BYTES}s2Q")
-_DIGEST: Final = struct.Struct("<2Q")
 
 _NO_BASE: Final = Version("", 0, 0)
 
@@ -44,11 +41,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     for one in (manifest.version, base or _NO_BASE):
         run = one.run.encode()
         parts += (_VERSION.pack(one.incarnation, one.n, len(run)), run)
-    parts += (
-        _CHUNK.pack(one.tile, one.nbytes, one.changed, one.sha256, *one.digest)
-        for one in manifest.chunks
-    )
-    parts += (_DIGEST.pack(*one) for one in manifest.tile_digests)
+    parts += manifest.packed_tiles()
     parts.append(manifest.mac)
     return b"".join(parts)
 
@@ -78,10 +71,10 @@ def _read(content: memoryview) -> Manifest:
     if has_base not in {0, 1} or (not has_base and base != _NO_BASE):
         raise InvalidArgument("they half name a base")
     # Before anything is made of what they say: so many bytes are there, and no more.
-    if len(content) - at != chunks * _CHUNK.size + digests * _DIGEST.size + mac_bytes:
+    if len(content) - at != chunks * CHUNK_ROW.size + digests * DIGEST_ROW.size + mac_bytes:
         raise InvalidArgument(f"there are {len(content)} of them")
-    chunks_end = at + chunks * _CHUNK.size
-    digests_end = chunks_end + digests * _DIGEST.size
+    chunks_end = at + chunks * CHUNK_ROW.size
+    digests_end = chunks_end + digests * DIGEST_ROW.size
     return Manifest(
         version=version,
         base=base if has_base else None,
@@ -92,12 +85,12 @@ def _read(content: memoryview) -> Manifest:
         count=count,
         chunks=tuple(
             Chunk(tile, nbytes, changed, sha256, (first, second))
-            for tile, nbytes, changed, sha256, first, second in _CHUNK.iter_unpack(
+            for tile, nbytes, changed, sha256, first, second in CHUNK_ROW.iter_unpack(
                 content[at:chunks_end]
             )
         ),
         tile_digests=tuple(
-            _digest(pair) for pair in _DIGEST.iter_unpack(content[chunks_end:digests_end])
+            _digest(pair) for pair in DIGEST_ROW.iter_unpack(content[chunks_end:digests_end])
         ),
         mac=bytes(content[digests_end:]),
     )

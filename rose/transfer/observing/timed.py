@@ -9,7 +9,7 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import Chunks, VersionLog
-from rose.transfer.receiving.source import NOTHING_KNOWN, Frame, Source
+from rose.transfer.receiving.source import NOTHING_KNOWN, Frame, Source, SourceAround
 from rose.transfer.receiving.staleness import Staleness
 from rose.transfer.views import TileViews
 
@@ -38,7 +38,7 @@ class TimedLog(VersionLog):
             super().append(manifest, chunks)
 
 
-class TimedSource:
+class TimedSource(SourceAround):
     """A source that notes what crosses and when, and knows how far a receiver is behind.
 
     Args:
@@ -47,7 +47,7 @@ class TimedSource:
     """
 
     def __init__(self, source: Source, timeline: Timeline) -> None:
-        self._source = source
+        super().__init__(source)
         self._timeline = timeline
         # Without a limit: here it only tells how far behind.
         self.staleness = Staleness(
@@ -64,10 +64,6 @@ class TimedSource:
         for one in manifests:
             self.staleness.seen(one.version)
         return manifests
-
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask for one."""
-        return self._source.seed(n, tiles)
 
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]

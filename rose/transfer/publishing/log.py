@@ -175,13 +175,14 @@ class VersionLog:
         with self._appending:
             if self._is_closed:
                 raise Unavailable("the log of versions is closed")
-            if self._version_named(manifest.key.n) != manifest.version:
+            if self.version_named(manifest.key.n) != manifest.version:
                 return False
             self._shelf.put(manifest, chunks)
             self._trim()
             return self._shelf.manifest(manifest.key) is not None
 
-    def _version_named(self, n: int) -> Version | None:
+    def version_named(self, n: int) -> Version | None:
+        """Return the version of this number, if anything that leads there is kept."""
         found = (one.version for one in self._shelf.manifests_after(n - 1))
         return next((one for one in found if one.n == n), None)
 

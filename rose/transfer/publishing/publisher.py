@@ -7,7 +7,7 @@ from typing import TypeAlias
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift, total_drift
@@ -46,7 +46,7 @@ class Publisher:
         opening: Version,
         log: VersionLog,
         *,
-        signing: Signing | None = None,
+        signing: Signing = UNSIGNED,
         on_published: Published | None = None,
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
@@ -62,7 +62,7 @@ class Publisher:
         self._tiles = tiles
         self._is_sound = True  # the shadows are the newest version
         self._log = log
-        self._signing = Signing() if signing is None else signing
+        self._signing = signing
         self._on_published = on_published
         self._lock = threading.Lock()
         self._version = opening
@@ -192,8 +192,7 @@ class Publisher:
     def _named(self, n: int) -> Version | None:
         if n == self._version.n:
             return self._version
-        known = (one.version for one in self._log.manifests_after(n - 1))
-        return next((one for one in known if one.n == n), None)
+        return self._log.version_named(n)
 
     def _past(self, n: int) -> tuple[dict[int, Digest], _Undone] | None:
         """Return what led from a version to the newest: digests before, and deltas, last first."""

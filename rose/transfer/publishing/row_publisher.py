@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import BLOCK_ELEMENTS
-from rose.transfer.manifest import Manifest, Signing
+from rose.transfer.manifest import UNSIGNED, Manifest, Signing
 from rose.transfer.publishing.contributor import Contributor, Link
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Published, Publisher
@@ -47,7 +47,7 @@ class RowPublisher:
         tile_elements: int = TILE_ELEMENTS,
         block_elements: int = BLOCK_ELEMENTS[0],
         link: Link = "gap",
-        signing: Signing | None = None,
+        signing: Signing = UNSIGNED,
         selection: Selection | None = None,
         on_published: Published | None = None,
     ) -> None:

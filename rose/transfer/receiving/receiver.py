@@ -1,30 +1,25 @@
 """The receiver: a thread that stages versions while an engine generates."""
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Final
 
-from rose.closing import Closing
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Signing, StagedVersion
+from rose.transfer.manifest import UNSIGNED, Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
-from rose.transfer.receiving.puller import BACKOFF_S, RETRIES, Puller
+from rose.transfer.receiving.puller import RETRIES, Puller
 from rose.transfer.receiving.receiver_state import ReceiverState
 from rose.transfer.receiving.source import Source
-from rose.transfer.receiving.staging import UNSIGNED, ReadTile, ReceiverStatistics, Staging
+from rose.transfer.receiving.staging import ReadTile, ReceiverStatistics, Staging
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
 from rose.transfer.version import Version
 
-BACKOFF_MAX_S: Final = 2.0
 WAIT_S: Final = 0.5
-# What the world does to a receiver; it tries again. Anything else is a bug and ends the thread.
-_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
-class Receiver(Closing):
+class Receiver(Rounds):
     """Brings the versions of a publisher to one set of weights.
 
     The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
@@ -69,9 +64,17 @@ class Receiver(Closing):
         backoff_max_s: float = BACKOFF_MAX_S,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._backoff_s, self._backoff_max_s, self._wait_s = backoff_s, backoff_max_s, wait_s
-        self._failure: str | None = None
-        self._stop = threading.Event()
+        self._wait_s = wait_s
+        stop = threading.Event()
+        super().__init__(
+            self._round,
+            who="receiver",
+            name=f"rose-receiver-{name}",
+            stop=stop,
+            rest=self._wait_for_work,
+            backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s,
+        )
         # Rung when the engine has taken or reported, or the receiver is closed.
         self._bell = threading.Event()
         self._staging = Staging(
@@ -79,17 +82,14 @@ class Receiver(Closing):
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(
-                source, self._stop, retries=retries, backoff_s=backoff_s, threads=threads
-            ),
+            puller=Puller(source, stop, retries=retries, backoff_s=backoff_s, threads=threads),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
             signing=signing,
             digests=digests,
             runs_may_change=runs_may_change,
         )
-        self._thread = threading.Thread(target=self._run, name=f"rose-receiver-{name}", daemon=True)
-        self._thread.start()
+        self.start()
 
     @property
     def held(self) -> Version:
@@ -110,11 +110,6 @@ class Receiver(Closing):
     def stats(self) -> ReceiverStatistics:
         """Return the figures so far."""
         return self._staging.statistics()
-
-    @property
-    def failure(self) -> str | None:
-        """Return what is in the way, one sentence; None while all is well."""
-        return self._failure
 
     def take_staged(self) -> StagedVersion | None:
         """Return the next version when it lies ready; `report` must follow."""
@@ -149,27 +144,15 @@ class Receiver(Closing):
         """Stop and join the thread; what is staged is dropped."""
         self._stop.set()
         self._bell.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        super().close()
 
-    def _run(self) -> None:
-        pause_s = self._backoff_s
-        try:
-            while not self._stop.is_set():
-                self._bell.clear()
-                try:
-                    self._staging.round(self._wait_s)
-                except _WORLD as error:
-                    self._failure = sentence(error)
-                    self._stop.wait(pause_s)
-                    pause_s = min(2 * pause_s, self._backoff_max_s)
-                    continue
-                self._failure, pause_s = None, self._backoff_s
-                if self._staging.is_idle and not self._stop.is_set():
-                    self._bell.wait(self._wait_s)
-        finally:
-            if (bug := sys.exc_info()[1]) is not None:
-                self._failure = f"the receiver has ended: {sentence(bug)}"
+    def _round(self) -> None:
+        self._bell.clear()
+        self._staging.round(self._wait_s)
+
+    def _wait_for_work(self) -> None:
+        if self._staging.is_idle and not self._stop.is_set():
+            self._bell.wait(self._wait_s)
 
 
 def _nothing() -> None:

@@ -66,6 +66,35 @@ class Source(Protocol):
         ...
 
 
+class SourceAround:
+    """A source that says what another one says; what is to be otherwise is overridden.
+
+    Args:
+        source: the other.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        """Wait for versions."""
+        return self._source.wait_manifests(after_n, timeout_s)
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Ask for a seed."""
+        return self._source.seed(n, tiles)
+
+    def chunks(
+        self, key: UpdateKey, wanted: Sequence[Chunk]
+    ) -> Generator[tuple[int, Frame | None], None, None]:
+        """Pull chunks."""
+        return self._source.chunks(key, wanted)
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
+        """Pass the report on."""
+        self._source.report(receiver, n, is_match, digest)
+
+
 class InProcessSource:
     """The log itself, or a relay, for receivers in the same process."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from rose.errors import CorruptData, InvalidArgument, Unavailable, check
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Manifest, Signing, StagedVersion, UpdateKey
+from rose.transfer.manifest import UNSIGNED, Manifest, Signing, StagedVersion, UpdateKey
 from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
@@ -24,7 +24,6 @@ from rose.transfer.version import Version
 
 ReadTile: TypeAlias = Callable[[int], Any]
 
-UNSIGNED: Final = Signing()
 # Answers that wait for a publisher that cannot be reached; the oldest are dropped.
 REPORTS_MAX: Final = 64
 # Pulls of a version that is told of and lacks a chunk, before it counts as kept no more.

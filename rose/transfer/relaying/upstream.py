@@ -7,7 +7,20 @@ from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey
 
 
-class Upstream(Protocol):
+class Served(Protocol):
+    """Who has chunks. Any thread may call."""
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        """Return the frame of a tile, or None when it is kept no more; it counts as sent.
+
+        Raises:
+            Unavailable: it cannot be read now.
+            DeadlineExceeded: it did not come in time.
+        """
+        ...
+
+
+class Upstream(Served, Protocol):
     """Manifests, chunks and seeds for whoever asks, and answers taken. Any thread may call."""
 
     def wait_after(
@@ -32,15 +45,6 @@ class Upstream(Protocol):
         Raises:
             OutOfMemory: there is no room for it.
             Unavailable: nobody can make it now.
-        """
-        ...
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is kept no more.
-
-        Raises:
-            Unavailable: it cannot be read now.
-            DeadlineExceeded: it did not come in time.
         """
         ...
 

@@ -2,10 +2,11 @@
 
 import threading
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from rose.errors import RoseError
 from rose.transfer.manifest import UpdateKey
+from rose.transfer.relaying.upstream import Served
 from rose.transfer.wire import chunk_plane
 from rose.transfer.wire.chunk_plane import AS_FAST_AS_IT_GOES, CONNECTIONS_MAX, Pace, TlsPaths
 
@@ -17,14 +18,6 @@ ANSWERERS: Final = 4
 _LOOK_S: Final = 60.0
 # What the world does to who looks a chunk up: the receiver asks again.
 _WORLD: Final = (RoseError, MemoryError)
-
-
-class Served(Protocol):
-    """Who has the chunks: a `VersionLog`, or what a relay keeps."""
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame, or None when it is not kept; it counts as sent. Any thread calls it."""
-        ...
 
 
 class ChunkServer:

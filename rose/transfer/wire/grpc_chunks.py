@@ -8,7 +8,7 @@ port cannot be reached, and what the TCP plane is measured against.
 import struct
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -16,6 +16,7 @@ from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, DeadlineExceeded, RoseError, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.receiving.source import Frame
+from rose.transfer.relaying.upstream import Served
 from rose.transfer.wire.messages import SERVICE, TOKEN_KEY
 from rose.units import MIB, NS_PER_S
 
@@ -36,14 +37,6 @@ _TILE_BYTES: Final = 4
 _ANSWER: Final = struct.Struct("<4sIQqII")
 _MAGIC: Final = b"RANS"
 _TIMEOUTS: Final = 4  # of a byte, for a call
-
-
-class Served(Protocol):
-    """Who has the chunks."""
-
-    def chunk(self, key: UpdateKey, tile: int) -> Frame | None:
-        """Return a frame, or None when it is not kept; it counts as sent."""
-        ...
 
 
 class _Calls:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rose.errors import InvalidArgument
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import SHA256_BYTES, Chunk, Manifest
+from rose.transfer.manifest import DIGEST_ROW, SHA256_BYTES, Chunk, Manifest
 from rose.transfer.version import Version
 from rose.transfer.wire.proto import weights_pb2 as pb
 
@@ -15,7 +15,6 @@ RUN_MAX: Final = 256
 MAC_BYTES_MAX: Final = 64
 TILES_MAX: Final = 1 << 20
 _LAYOUT_BYTES: Final = 32
-_DIGEST: Final = struct.Struct("<2Q")
 
 
 def manifest_to(one: Manifest) -> Any:
@@ -51,7 +50,7 @@ def manifest_of(message: Any) -> Manifest:
         InvalidArgument: the sentence says what no manifest has.
     """
     chunks = len(message.chunk_tile)
-    if max(chunks, len(message.tile_digests) // _DIGEST.size) > TILES_MAX:
+    if max(chunks, len(message.tile_digests) // DIGEST_ROW.size) > TILES_MAX:
         raise InvalidArgument(f"a manifest has more than {TILES_MAX} tiles")
     if not message.HasField("version") or len(message.layout) != _LAYOUT_BYTES:
         raise InvalidArgument("a manifest has no version, or no layout")
@@ -103,9 +102,9 @@ def as_digest(content: bytes) -> Digest:
     Raises:
         InvalidArgument: they are not as many.
     """
-    if len(content) != _DIGEST.size:
+    if len(content) != DIGEST_ROW.size:
         raise InvalidArgument(f"a digest of {len(content)} bytes")
-    first, second = _DIGEST.unpack(content)
+    first, second = DIGEST_ROW.unpack(content)
     return first, second
 
 
@@ -117,9 +116,9 @@ def _column(digests: Sequence[Digest]) -> bytes:
 
 
 def _digests(content: bytes) -> list[Digest]:
-    if len(content) % _DIGEST.size:
+    if len(content) % DIGEST_ROW.size:
         raise InvalidArgument(f"digests of {len(content)} bytes")
-    return list(_DIGEST.iter_unpack(content))
+    return list(DIGEST_ROW.iter_unpack(content))
 
 
 def _version_to(version: Version) -> Any:

@@ -1,0 +1,76 @@
+"""Rounds in a thread: whoever follows versions goes on, whatever the world does to it."""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from rose.closing import Closing
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
+
+BACKOFF_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+# What the world does; it is tried again. Anything else is a bug and ends the thread.
+_WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
+
+
+class Rounds(Closing):
+    """Calls rounds from `start` on until it is closed; after one that failed it waits.
+
+    Args:
+        each: one round; must return soon after `stop` is set.
+        who: does it, for sentences.
+        name: of the thread.
+        stop: set by `close`.
+        rest: called after a round that went well; may wait for as long as `each`.
+        backoff_s: before another round after one that failed; doubles each time.
+        backoff_max_s: the longest such pause.
+    """
+
+    def __init__(
+        self,
+        each: Callable[[], None],
+        *,
+        who: str,
+        name: str,
+        stop: threading.Event,
+        rest: Callable[[], None] = lambda: None,
+        backoff_s: float = BACKOFF_S,
+        backoff_max_s: float = BACKOFF_MAX_S,
+    ) -> None:
+        self._each, self._rest, self._who, self._stop = each, rest, who, stop
+        self._backoff_s, self._backoff_max_s = backoff_s, backoff_max_s
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def failure(self) -> str | None:
+        """Return what is in the way, one sentence; None while all is well."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the round that is under way, and join the thread unless it is this one."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = self._backoff_s
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._each()
+                except _WORLD as error:
+                    self._failure = sentence(error)
+                    self._stop.wait(pause_s)
+                    pause_s = min(2 * pause_s, self._backoff_max_s)
+                    continue
+                self._failure, pause_s = None, self._backoff_s
+                self._rest()
+        finally:
+            if (bug := sys.exc_info()[1]) is not None:
+                self._failure = f"the {self._who} has ended: {sentence(bug)}"
