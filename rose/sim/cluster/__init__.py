@@ -1,0 +1,1 @@
+"""A cluster in virtual time: the scheduler's real core, over engines that are models."""
