@@ -42,6 +42,7 @@ class Far(InProcessSource):
         super().__init__(log)
         self.crossed: list[tuple[UpdateKey, int]] = []
         self.is_away = False
+        self.has_moved = False  # chunks are elsewhere, which it says when it tells of versions
         self.left: int | None = None  # chunks until it goes away
         self.spoiled = 0
         self.asked = 0
@@ -52,6 +53,7 @@ class Far(InProcessSource):
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         self._look()
+        self.has_moved = False
         return super().wait_manifests(after_n, timeout_s)
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
@@ -64,6 +66,8 @@ class Far(InProcessSource):
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         self._look()
+        if self.has_moved:
+            raise Unavailable("planted: nobody is at that port any more")
         self.asked += 1
         for tile, frame in super().chunks(key, wanted):
             if self.left is not None:
@@ -128,6 +132,18 @@ def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
     assert said.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
     assert said.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
     assert (said.landed, said.read_through, said.rejected) == (12, 0, 0)
+
+
+def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
+    world = World()
+    world.round()
+    world.chain.publish()
+    world.far.left = 0
+    with pytest.raises(Unavailable):
+        world.round()
+    world.far.is_away, world.far.left, world.far.has_moved = False, None, True
+    world.round()
+    assert world.relay.statistics().landed == 1
 
 
 def test_manifests_pass_as_they_came() -> None:

@@ -127,8 +127,9 @@ class Relay:
             OutOfMemory: the store has no room for a manifest.
         """
         self._send_reports()
-        self._land()
-        self._learn(self._offered(timeout_s))
+        # It asks before it fetches what is left from another round, without waiting then: an
+        # upstream that came back may have its chunks elsewhere, and says where when it tells.
+        self._learn(self._offered(0 if self._to_land else timeout_s))
         self._has_surveyed = True
         self._land()
         self._look_back()
