@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -170,6 +172,18 @@ py::dict stats_of(const Core& core) {
   return out;
 }
 
+py::bytes snapshot_of(Core& core) {
+  const std::vector<std::byte> bytes = core.snapshot();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::unique_ptr<Core> restored(const py::bytes& image) {
+  const std::string_view bytes{image};
+  auto core = Core::restored(std::as_bytes(std::span{bytes}));
+  check(core.status());
+  return core.take();
+}
+
 Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
 
 // rose/scheduler/settings.py has checked the numbers.
@@ -216,7 +230,9 @@ void bind_scheduler(py::module_& module) {
            py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("requeue_ms"),
            py::arg("turn_tokens_prior"), py::arg("turn_window"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
-      .def("stats", &stats_of);
+      .def("stats", &stats_of)
+      .def("snapshot", &snapshot_of)
+      .def_static("restored", &restored, py::arg("image"));
 }
 
 }  // namespace rose::bind

@@ -20,6 +20,11 @@ class AgeSum {
     return static_cast<double>(ages_us) / static_cast<double>(started_) / kUsPerS;
   }
 
+  template <typename Image>
+  void image(Image& image) {
+    image(has_origin_, origin_ns_, started_, started_sum_us_);
+  }
+
  private:
   static constexpr Nanoseconds kNsPerUs = 1000;
   static constexpr double kUsPerS = 1e6;

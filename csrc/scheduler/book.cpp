@@ -218,6 +218,16 @@ double Book::urgency(const Trajectory& trajectory) const noexcept {
   return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
 }
 
+bool Book::is_sound() noexcept {
+  const auto is_queued = [&](const QueueKey& key) {
+    const Trajectory* const trajectory = trajectories.find(key.trajectory);
+    return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
+  };
+  return jobs.is_sound() && workers.is_sound(jobs.size()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) &&
+         std::all_of(turns.begin(), turns.end(), is_queued);
+}
+
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
   AgeSum& ages = jobs[trajectory.job].ages;
   const bool was_waiting = trajectory.state == TrajectoryState::kWaiting;

@@ -33,6 +33,12 @@ struct Job {
     const std::int64_t ahead_max = (max_staleness + 1) * batch_trajectories;
     return admitted - dropped_admitted - consumed < ahead_max;
   }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, batch_trajectories, max_staleness, weight, published, admitted, dropped_admitted,
+          done, dropped, consumed, waiting, ages);
+  }
 };
 
 // Jobs in the order in which they were first heard of. One that was never told of has the values of
@@ -50,6 +56,12 @@ class JobTable {
   std::size_t place_of(JobId number);
   // New values; what was counted stays.
   void join(const JobJoined& event);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs_, places_);
+  }
+  bool is_sound() const noexcept;
 
  private:
   std::int64_t batch_trajectories_;
