@@ -12,24 +12,25 @@ constexpr double kPrefillMaxS = 3600;
 
 }  // namespace
 
-void TurnLength::observe(std::int64_t tokens) noexcept {
-  count_ = std::min(count_ + 1, window_ + 1);
-  mean_ += (static_cast<double>(tokens) - mean_) / static_cast<double>(count_);
-}
-
 Book::Book(const Settings& settings_) noexcept
-    : settings{settings_},
-      workers{settings_.hazard_per_s},
-      turn_length{settings_.turn_tokens_prior, settings_.turn_window} {}
+    : settings{settings_}, workers{settings_.hazard_per_s}, outlook{settings_} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
   actions_ = &actions;
 }
 
+void Book::create(const TrajectoryCreated& event) {
+  Trajectory& trajectory = trajectories.create(event.trajectory);
+  trajectory.group = event.group;
+  outlook.create(trajectory);
+  waiting.push_back(event.trajectory);
+}
+
 void Book::admit(Trajectory& trajectory) {
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = published;
+  outlook.admit(trajectory, now_ns);
   ++counters.admitted;
   act(Admit{trajectory.id});
 }
@@ -41,11 +42,7 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
   trajectory.tries = 0;
   trajectory.attempts = 0;
   trajectory.avoided = {};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kFresh, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kFresh);
 }
 
 void Book::start(Trajectory& trajectory, std::size_t slot) {
@@ -61,7 +58,8 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
   const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
-  workers.hold(slot, trajectory.id, trajectory.need_tokens(), prompt - cached);
+  const std::int64_t reserved = reserve_tokens(trajectory);
+  workers.hold(slot, trajectory.id, reserved, prompt - cached);
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       static_cast<double>(worker.backlog_tokens));
   trajectory.run = {
@@ -72,6 +70,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
       .version = worker.version,
       .prefill_tokens = prompt - cached,
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
+      .reserved_tokens = reserved,
       .is_held = true};
   if (worker.kind == WorkerKind::kBorrowed) {
     stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
@@ -84,6 +83,7 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
                    std::int64_t tokens) {
   act(Deliver{trajectory.id, trajectory.turn, event, skip, tokens});
   trajectory.known_tokens += tokens;
+  trajectory.said_tokens += tokens;
   counters.tokens_delivered += tokens;
   const Run& run = trajectory.run;
   trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
@@ -95,6 +95,20 @@ void Book::note_progress(Trajectory& trajectory) {
   run.stall_at_ns = now_ns + settings.stall_ns;
   if (run.is_held && run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
   run.prefill_tokens = 0;
+}
+
+bool Book::extend(Trajectory& trajectory) {
+  Run& run = trajectory.run;
+  const std::int64_t ahead = settings.reserve_ahead_tokens;
+  const std::int64_t most = trajectory.need_tokens();
+  if (!run.is_held || std::min(trajectory.prompt_tokens() + ahead, most) <= run.reserved_tokens) {
+    return false;
+  }
+  // Twice as far ahead, or the next word would do it again.
+  const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
+  workers.grow(run.slot, reserved - run.reserved_tokens);
+  run.reserved_tokens = reserved;
+  return true;
 }
 
 void Book::recall(Trajectory& trajectory) {
@@ -122,16 +136,12 @@ void Book::requeue(Trajectory& trajectory) {
   release(trajectory);
   const Run& run = trajectory.run;
   trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kResumed, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kResumed);
 }
 
 void Book::finish(Trajectory& trajectory) {
   release(trajectory);
-  turn_length.observe(trajectory.known_tokens);
+  outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
   move(trajectory, TrajectoryState::kEnv);
   act(TurnDone{trajectory.id, trajectory.turn});
@@ -148,6 +158,7 @@ void Book::fail(Trajectory& trajectory) {
 
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
+  outlook.over(trajectory, true);
   move(trajectory, TrajectoryState::kDone);
 }
 
@@ -158,6 +169,7 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
     has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
+  outlook.over(trajectory, false);
   ++counters.dropped;
   counters.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
@@ -201,14 +213,26 @@ std::vector<TrajectoryId> Book::take_overdue() {
   return overdue;
 }
 
-double Book::urgency(const Trajectory& trajectory) const noexcept {
-  const double mean_s = trajectories.mean_age_s(now_ns);
-  const double age_s = static_cast<double>(now_ns - trajectory.started_ns) / kNsPerS;
-  const double span_s = mean_s * (settings.tail_age_ratio - 1);
-  const double by_age = span_s > 0 ? (age_s - mean_s) / span_s : 0;
+double Book::lag(const Trajectory& trajectory) const {
   const double by_version = static_cast<double>(published - trajectory.version_min) /
                             static_cast<double>(settings.max_staleness + 1);
-  return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
+  return std::clamp(std::max(outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
+}
+
+double Book::urgency(const Trajectory& trajectory) const {
+  const double wanted = settings.tail_seats * static_cast<double>(outlook.live());
+  return wanted < static_cast<double>(workers.free_seats()) ? 1 : lag(trajectory);
+}
+
+Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
+  const std::int64_t ahead_max = (settings.max_staleness + 1) * settings.batch_trajectories;
+  const std::int64_t ahead = counters.admitted - counters.dropped_admitted - counters.consumed;
+  const std::int64_t coming = trajectories.count(TrajectoryState::kWaiting);
+  // The trainer cannot fill its next batch without this one: it will wait for it.
+  const bool is_needed = std::min(ahead + coming, ahead_max) <= settings.batch_trajectories;
+  if (is_needed) return Freshness::kSafe;
+  return outlook.freshness(trajectory, trajectory.version_min + settings.max_staleness - published,
+                           now_ns);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
@@ -217,12 +241,21 @@ void Book::move(Trajectory& trajectory, TrajectoryState to) {
   }
 }
 
+void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
+  move(trajectory, TrajectoryState::kQueued);
+  outlook.queue(trajectory, now_ns);
+  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id};
+  trajectory.queued_ns = now_ns;
+  turns.push(trajectory.queue_key, now_ns);
+  has_changed = true;
+}
+
 void Book::release(Trajectory& trajectory) noexcept {
   Run& run = trajectory.run;
   if (!run.is_held) return;
   if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
   run.prefill_tokens = 0;
-  workers.release(run.slot, trajectory.id, trajectory.need_tokens());
+  workers.release(run.slot, trajectory.id, run.reserved_tokens);
   run.is_held = false;
   has_changed = true;
 }

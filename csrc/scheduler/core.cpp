@@ -54,6 +54,7 @@ void Core::admit() {
 Stats Core::stats() const {
   const TrajectoryTable& trajectories = book_.trajectories;
   Stats stats{.counters = book_.counters,
+              .fates = book_.outlook.fates(),
               .waiting = trajectories.count(TrajectoryState::kWaiting),
               .environment = trajectories.count(TrajectoryState::kEnv),
               .queued = trajectories.count(TrajectoryState::kQueued),

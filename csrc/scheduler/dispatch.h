@@ -29,16 +29,20 @@ class Dispatch {
     std::int64_t tokens;
   };
 
-  Query query_of(const Trajectory& trajectory) const;
+  // A turn that has starved may run anywhere, also where its trajectory may get too old.
+  Query query_of(const Trajectory& trajectory, bool has_starved) const;
+  Nanoseconds look_again_ns() const noexcept;
+  bool has_dedicated() const noexcept;
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
   void keep_for(const Query& query);
-  double room_max() const noexcept;
+  double room_max(bool is_dedicated_only) const noexcept;
   void rescue_from(std::size_t slot);
 
   Book& book_;
   Placement placement_;
-  Nanoseconds place_at_ns_{kNever};  // when a worker is no longer avoided
+  Nanoseconds place_at_ns_{kNever};  // when time alone may let a turn start
+  bool has_dedicated_{false};        // one with a live lease
   std::vector<std::size_t> kept_;
   std::vector<Promise> promises_;
 };

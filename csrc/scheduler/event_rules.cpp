@@ -14,12 +14,14 @@ bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCoun
 void EventRules::apply(std::span<const Event> events) {
   place_ = 0;
   shrunk_.clear();
+  outgrown_.clear();
   for (const Event& event : events) {
     std::visit(*this, event);
     ++place_;
   }
   // After all of them: turns that the worker itself gave up may be reported behind its lease.
   for (const std::size_t slot : shrunk_) fit(slot);
+  for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
 
 void EventRules::operator()(const WorkerJoined& event) { book_.workers.join(event); }
@@ -53,6 +55,7 @@ void EventRules::operator()(const WorkerLost& event) {
 
 void EventRules::operator()(const VersionPublished& event) {
   if (event.version > book_.published) {
+    book_.outlook.publish(event.version - book_.published, book_.now_ns);
     book_.published = event.version;
   } else {
     ++book_.counters.stale_events;
@@ -69,10 +72,7 @@ void EventRules::operator()(const VersionCommitted& event) {
   book_.has_changed = true;
 }
 
-void EventRules::operator()(const TrajectoryCreated& event) {
-  book_.trajectories.create(event.trajectory);
-  book_.waiting.push_back(event.trajectory);
-}
+void EventRules::operator()(const TrajectoryCreated& event) { book_.create(event); }
 
 void EventRules::operator()(const TurnReady& event) {
   Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
@@ -126,6 +126,7 @@ void EventRules::operator()(const TrajectoryEnded& event) {
 }
 
 void EventRules::operator()(const Consumed& event) {
+  book_.outlook.consume(event.trajectories, book_.published);
   book_.counters.consumed += event.trajectories;
 }
 
@@ -147,6 +148,7 @@ void EventRules::deliver_news(Trajectory& trajectory, const TurnProgress& event)
   book_.counters.tokens_ignored += event.tokens - news;
   if (!is_news) return;
   book_.deliver(trajectory, place_, known - event.first_token, news);
+  if (book_.extend(trajectory)) outgrown_.push_back(trajectory.run.slot);
   if (event.version_min >= 0) {
     trajectory.version_min = std::min(trajectory.version_min, event.version_min);
   }
@@ -160,26 +162,29 @@ void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {
   }
 }
 
-void EventRules::fit(std::size_t slot) {
+std::int64_t EventRules::fit(std::size_t slot) {
   const Worker& worker = book_.workers[slot];
-  if (!worker.lease.is_live) return;
+  if (!worker.lease.is_live || worker.used_tokens <= worker.lease.kv_tokens) return 0;
   std::int64_t tokens = 0;
-  // urgency, what is lost, id
-  std::vector<std::tuple<double, std::int64_t, TrajectoryId>> victims;
+  // lag, what is lost, the youngest, id
+  std::vector<std::tuple<double, std::int64_t, Nanoseconds, TrajectoryId>> victims;
   for (const TrajectoryId id : worker.held) {
     const Trajectory* const trajectory = book_.trajectories.find(id);
     if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
-    tokens += trajectory->need_tokens();
-    victims.emplace_back(book_.urgency(*trajectory), trajectory->prompt_tokens(), id);
+    tokens += trajectory->run.reserved_tokens;
+    victims.emplace_back(book_.lag(*trajectory), trajectory->prompt_tokens(),
+                         -trajectory->started_ns, id);
   }
-  if (tokens <= worker.lease.kv_tokens) return;
   std::sort(victims.begin(), victims.end());
-  for (const auto& [urgency, lost, id] : victims) {
-    if (tokens <= worker.lease.kv_tokens) return;
+  std::int64_t recalled = 0;
+  for (const auto& [lag, lost, age, id] : victims) {
+    if (tokens <= worker.lease.kv_tokens) break;
     Trajectory* const trajectory = book_.trajectories.find(id);
-    tokens -= trajectory->need_tokens();
+    tokens -= trajectory->run.reserved_tokens;
     book_.recall(*trajectory);
+    ++recalled;
   }
+  return recalled;
 }
 
 }  // namespace rose::scheduler

@@ -11,6 +11,7 @@ namespace rose::scheduler {
 
 using WorkerId = std::int64_t;
 using TrajectoryId = std::int64_t;
+using GroupId = std::int64_t;
 
 inline constexpr WorkerId kNobody = -1;
 // Counts beyond this are mistakes; sums of them and products with small numbers fit 64 bits, and
@@ -55,6 +56,7 @@ struct VersionCommitted {
 
 struct TrajectoryCreated {
   TrajectoryId trajectory;
+  GroupId group;
 };
 
 struct TurnReady {

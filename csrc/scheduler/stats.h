@@ -6,6 +6,7 @@
 #include <map>
 
 #include "scheduler/events.h"
+#include "scheduler/fates.h"
 
 namespace rose::scheduler {
 
@@ -16,7 +17,8 @@ struct Counters {
   std::int64_t dropped{0};           // admitted or not
   std::int64_t dropped_admitted{0};  // of them, those that the trainer would have waited for
   std::int64_t recalls{0};
-  std::int64_t resumed{0};  // starts in the middle of a turn
+  std::int64_t outgrown{0};  // of them, those for a turn that became longer than expected
+  std::int64_t resumed{0};   // starts in the middle of a turn
   std::int64_t stale_events{0};
   std::int64_t tokens_delivered{0};
   std::int64_t tokens_ignored{0};
@@ -26,6 +28,7 @@ struct Counters {
 
 struct Stats {
   Counters counters;
+  Fates fates;
   std::int64_t waiting{0};
   std::int64_t environment{0};
   std::int64_t queued{0};

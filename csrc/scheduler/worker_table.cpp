@@ -115,6 +115,11 @@ void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens) noexcep
   refresh(slot);
 }
 
+void WorkerTable::grow(std::size_t slot, std::int64_t tokens) noexcept {
+  workers_[slot].used_tokens += tokens;
+  refresh(slot);
+}
+
 std::size_t WorkerTable::take_slot() {
   if (!free_slots_.empty()) {
     const std::size_t slot = free_slots_.back();
@@ -124,9 +129,11 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t slot = workers_.size();
   const std::size_t size = slot + 1;
   workers_.resize(size);
+  seats_left_.resize(size);
   columns_.number.resize(size, kNobody);
   columns_.kind.resize(size);
   columns_.room_tokens.resize(size, -1);
+  columns_.lease_tokens.resize(size);
   columns_.turns.resize(size);
   columns_.backlog_tokens.resize(size);
   columns_.version.resize(size);
@@ -143,9 +150,12 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
   const bool has_room = worker.lease.is_live && turns < worker.seats;
   columns_.room_tokens[slot] =
       has_room ? static_cast<double>(worker.lease.kv_tokens - worker.used_tokens) : -1;
+  columns_.lease_tokens[slot] = static_cast<double>(worker.lease.kv_tokens);
   columns_.turns[slot] = static_cast<double>(turns);
   columns_.backlog_tokens[slot] = static_cast<double>(worker.backlog_tokens);
   columns_.version[slot] = static_cast<double>(worker.version);
+  const std::int64_t seats_left = worker.lease.is_live ? worker.seats - turns : 0;
+  free_seats_ += seats_left - std::exchange(seats_left_[slot], seats_left);
 }
 
 }  // namespace rose::scheduler

@@ -39,6 +39,7 @@ struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
   std::vector<double> room_tokens;  // what may still be started; -1 without a lease or a seat
+  std::vector<double> lease_tokens;
   std::vector<double> turns;
   std::vector<double> backlog_tokens;
   std::vector<double> version;
@@ -63,6 +64,8 @@ class WorkerTable {
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
   const WorkerColumns& columns() const noexcept { return columns_; }
+  // Seats of live leases that nobody has.
+  std::int64_t free_seats() const noexcept { return free_seats_; }
   // The earliest deadline of a live lease, or earlier.
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
@@ -81,6 +84,8 @@ class WorkerTable {
             std::int64_t prefill_tokens);
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens) noexcept;
+  // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
+  void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
   // Shows no room in a worker, until show().
   void hide(std::size_t slot) noexcept { columns_.room_tokens[slot] = -1; }
@@ -94,6 +99,8 @@ class WorkerTable {
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;
+  std::vector<std::int64_t> seats_left_;  // by slot, with a live lease
+  std::int64_t free_seats_{0};
   std::unordered_map<WorkerId, std::size_t> slots_;         // looked up, never walked
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};

@@ -20,6 +20,7 @@ from rose.scheduler.events import (
     Stop,
     TrajectoryCreated,
     TrajectoryEnded,
+    TrajectoryFate,
     TurnDone,
     TurnEnded,
     TurnProgress,
@@ -53,7 +54,7 @@ _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     WorkerLost: lambda e: (2, e.worker),
     VersionPublished: lambda e: (3, e.version),
     VersionCommitted: lambda e: (4, e.worker, e.version),
-    TrajectoryCreated: lambda e: (5, e.trajectory),
+    TrajectoryCreated: lambda e: (5, e.trajectory, e.group),
     TurnReady: lambda e: (6, e.trajectory, e.turn, e.context_tokens, e.max_new_tokens),
     TurnProgress: lambda e: (7, *_progress(e)),
     TurnEnded: lambda e: (
@@ -106,7 +107,15 @@ class SchedulerCore:
             WorkerKind.BORROWED: counted.pop("turns_borrowed"),
         }
         used_kv_tokens = counted.pop("used_tokens")
-        return SchedulerStats(turns_by_kind=turns_by_kind, used_kv_tokens=used_kv_tokens, **counted)
+        lengths = {
+            fate: tuple(counted.pop(f"lengths_{fate.value}")) for fate in TrajectoryFate
+        }
+        return SchedulerStats(
+            turns_by_kind=turns_by_kind,
+            used_kv_tokens=used_kv_tokens,
+            lengths_by_fate=lengths,
+            **counted,
+        )
 
 
 def _row_of(event: Event) -> _Row:

@@ -1,0 +1,36 @@
+#include "scheduler/fates.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace rose::scheduler {
+
+void LengthCounts::add(std::int64_t tokens) noexcept {
+  const auto bin = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
+  ++counts_[std::min(bin, kBins - 1)];
+  ++count_;
+  sum_ += static_cast<double>(tokens);
+}
+
+void Fates::end(std::int64_t tokens, std::int64_t version_min) {
+  done_.add(tokens);
+  ended_.push_back({tokens, version_min});
+}
+
+void Fates::consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness) {
+  for (std::int64_t taken = 0; taken < trajectories && !ended_.empty(); ++taken) {
+    const Ended& first = ended_.front();
+    if (published - first.version_min > max_staleness) stale_.add(first.tokens);
+    ended_.pop_front();
+  }
+}
+
+double Fates::length_bias() const noexcept {
+  const auto used = static_cast<double>(done_.count() - stale_.count());
+  const double used_sum = done_.sum() - stale_.sum();
+  const auto lost = static_cast<double>(dropped_.count() + stale_.count());
+  const double lost_sum = dropped_.sum() + stale_.sum();
+  return used_sum > 0 && lost > 0 ? (lost_sum / lost) / (used_sum / used) : 1;
+}
+
+}  // namespace rose::scheduler
