@@ -13,7 +13,7 @@ constexpr double kPrefillMaxS = 3600;
 }  // namespace
 
 Book::Book(const Settings& settings_) noexcept
-    : settings{settings_}, workers{settings_.hazard_per_s}, outlook{settings_} {}
+    : settings{settings_}, jobs{settings_}, workers{settings_.hazard_per_s} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
@@ -21,17 +21,19 @@ void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
 }
 
 void Book::create(const TrajectoryCreated& event) {
-  Trajectory& trajectory = trajectories.create(event.trajectory);
-  trajectory.group = event.group;
-  outlook.create(trajectory);
-  waiting.push_back(event.trajectory);
+  const std::size_t place = jobs.place_of(event.job);
+  Job& job = jobs[place];
+  job.outlook.create(trajectories.create(event.trajectory, event.group, place));
+  job.waiting.push_back(event.trajectory);
 }
 
 void Book::admit(Trajectory& trajectory) {
+  Job& job = jobs[trajectory.job];
   move(trajectory, TrajectoryState::kEnv);
-  trajectory.version_min = published;
-  outlook.admit(trajectory, now_ns);
+  trajectory.version_min = job.published;
+  job.outlook.admit(trajectory, now_ns);
   ++counters.admitted;
+  ++job.admitted;
   act(Admit{trajectory.id});
 }
 
@@ -105,6 +107,7 @@ bool Book::extend(Trajectory& trajectory) {
     return false;
   }
   // Twice as far ahead, or the next word would do it again.
+  const Outlook& outlook = jobs[trajectory.job].outlook;
   const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
   workers.grow(run.slot, reserved - run.reserved_tokens);
   run.reserved_tokens = reserved;
@@ -141,7 +144,7 @@ void Book::requeue(Trajectory& trajectory) {
 
 void Book::finish(Trajectory& trajectory) {
   release(trajectory);
-  outlook.finish(trajectory, now_ns);
+  jobs[trajectory.job].outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
   move(trajectory, TrajectoryState::kEnv);
   act(TurnDone{trajectory.id, trajectory.turn});
@@ -158,7 +161,8 @@ void Book::fail(Trajectory& trajectory) {
 
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
-  outlook.over(trajectory, true);
+  ++jobs[trajectory.job].done;
+  jobs[trajectory.job].outlook.over(trajectory, true);
   move(trajectory, TrajectoryState::kDone);
 }
 
@@ -169,9 +173,11 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
     has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
-  outlook.over(trajectory, false);
   ++counters.dropped;
-  counters.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
+  Job& job = jobs[trajectory.job];
+  job.outlook.over(trajectory, false);
+  ++job.dropped;
+  job.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
   move(trajectory, TrajectoryState::kDropped);
 }
@@ -214,34 +220,34 @@ std::vector<TrajectoryId> Book::take_overdue() {
 }
 
 double Book::lag(const Trajectory& trajectory) const {
-  const double by_version = static_cast<double>(published - trajectory.version_min) /
-                            static_cast<double>(settings.max_staleness + 1);
-  return std::clamp(std::max(outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
+  const Job& job = jobs[trajectory.job];
+  const double by_version = static_cast<double>(job.published - trajectory.version_min) /
+                            static_cast<double>(job.max_staleness + 1);
+  return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
 }
 
 double Book::urgency(const Trajectory& trajectory) const {
-  const double wanted = settings.tail_seats * static_cast<double>(outlook.live());
-  return wanted < static_cast<double>(workers.free_seats()) ? 1 : lag(trajectory);
+  const auto live = static_cast<double>(jobs[trajectory.job].outlook.live());
+  const auto free = static_cast<double>(workers.free_seats(trajectory.job));
+  return settings.tail_seats * live < free ? 1 : lag(trajectory);
 }
 
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
-  const std::int64_t ahead_max = (settings.max_staleness + 1) * settings.batch_trajectories;
-  const std::int64_t ahead = counters.admitted - counters.dropped_admitted - counters.consumed;
-  const std::int64_t coming = trajectories.count(TrajectoryState::kWaiting);
-  // The trainer cannot fill its next batch without this one: it will wait for it.
-  const bool is_needed = std::min(ahead + coming, ahead_max) <= settings.batch_trajectories;
-  if (is_needed) return Freshness::kSafe;
-  return outlook.freshness(trajectory, trajectory.version_min + settings.max_staleness - published,
-                           now_ns);
+  const Job& job = jobs[trajectory.job];
+  // Without this one the trainer cannot fill its next batch: it will wait for it.
+  if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
+  const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
+  return job.outlook.freshness(trajectory, versions_left, now_ns);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
-  if (!trajectories.move(trajectory, to, now_ns)) {
+  if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";
   }
 }
 
 void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
+  Outlook& outlook = jobs[trajectory.job].outlook;
   move(trajectory, TrajectoryState::kQueued);
   outlook.queue(trajectory, now_ns);
   trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id};

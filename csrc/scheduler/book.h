@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "scheduler/actions.h"
-#include "scheduler/outlook.h"
+#include "scheduler/jobs.h"
 #include "scheduler/settings.h"
 #include "scheduler/stats.h"
 #include "scheduler/trajectory_table.h"
@@ -40,7 +40,7 @@ class Book {
   void note_progress(Trajectory& trajectory);
   // What a start of the turn takes of a lease.
   std::int64_t reserve_tokens(const Trajectory& trajectory) const noexcept {
-    return outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
+    return jobs[trajectory.job].outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
   }
   // Keeps what a turn takes of its lease ahead of what it has said, whether there is room or not.
   // True if it takes more than before.
@@ -69,16 +69,16 @@ class Book {
   // 0 in bulk and 1 in the tail: its lag, or 1 for all when seats are left for all.
   double urgency(const Trajectory& trajectory) const;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
-  std::int64_t version_floor() const noexcept { return published - settings.worker_lag_max; }
+  std::int64_t version_floor(std::size_t job) const noexcept {
+    return jobs[job].published - settings.worker_lag_max;
+  }
 
   const Settings settings;
+  JobTable jobs;
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
-  std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
-  Outlook outlook;
   Counters counters;
-  std::int64_t published{0};
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
   bool has_changed{false};

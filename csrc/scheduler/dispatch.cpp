@@ -21,16 +21,17 @@ void Dispatch::place() {
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
-  has_dedicated_ = has_dedicated();
-  // No turn of this size finds room any more: room only shrinks while turns are placed.
-  double too_large = std::numeric_limits<double>::infinity();
-  double too_large_dedicated = too_large;
+  look_for_dedicated();
+  // No turn of a job that is as large finds room: room only shrinks while turns are placed.
+  limits_.assign(book_.jobs.size(), Limits{});
+  std::size_t jobs_left = book_.jobs.size();
   for (auto place = turns.begin(); place != turns.end();) {
     const QueueKey key = *place++;  // start() takes it out of the queue
     Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
-    if (static_cast<double>(book_.reserve_tokens(trajectory)) > too_large) continue;
+    Limits& limits = limits_[trajectory.job];
+    if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) continue;
     const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
-    double& limit = query.is_dedicated_only ? too_large_dedicated : too_large;
+    double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
     if (query.need_tokens > limit) continue;
     if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
       book_.start(trajectory, *slot);
@@ -39,8 +40,9 @@ void Dispatch::place() {
     if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
     if (key.rank == QueueRank::kStarved) keep_for(query);
     if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
-    limit = std::min(limit, room_max(query.is_dedicated_only));
-    if (too_large < 1) break;  // every turn takes at least one token
+    limit = std::min(limit, room_max(query));
+    // Every turn takes at least one token.
+    if (limits.room < 1 && !query.is_dedicated_only && --jobs_left == 0) break;
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
@@ -50,7 +52,7 @@ void Dispatch::rescue() {
   if (book_.now_ns < book_.stall_check_ns) return;
   book_.stall_check_ns = kNever;
   promises_.clear();
-  has_dedicated_ = has_dedicated();
+  look_for_dedicated();
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
@@ -86,13 +88,14 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   Query query;
   query.need_tokens = static_cast<double>(book_.reserve_tokens(trajectory));
   query.most_tokens = static_cast<double>(trajectory.need_tokens());
-  query.is_dedicated_only =
-      !has_starved && has_dedicated_ && book_.freshness(trajectory) == Freshness::kAtRisk;
+  query.is_dedicated_only = !has_starved && has_dedicated_[trajectory.job] &&
+                            book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
   query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
   query.urgency = book_.urgency(trajectory);
-  query.published = static_cast<double>(book_.published);
-  query.version_floor = static_cast<double>(book_.version_floor());
+  query.job = trajectory.job;
+  query.published = static_cast<double>(book_.jobs[trajectory.job].published);
+  query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
   if (query.home) {
@@ -117,8 +120,9 @@ void Dispatch::keep_for(const Query& query) {
   const WorkerColumns& columns = book_.workers.columns();
   std::optional<std::size_t> best;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    const Lease& lease = book_.workers[slot].lease;
-    const bool could = lease.is_live && static_cast<double>(lease.kv_tokens) >= query.most_tokens &&
+    const Worker& worker = book_.workers[slot];
+    const bool could = worker.lease.is_live && worker.job == query.job &&
+                       static_cast<double>(worker.lease.kv_tokens) >= query.most_tokens &&
                        columns.version[slot] >= query.version_floor && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
@@ -136,23 +140,24 @@ Nanoseconds Dispatch::look_again_ns() const noexcept {
   return book_.now_ns + std::max(book_.settings.retry_ns, kLookAgainMinNs);
 }
 
-bool Dispatch::has_dedicated() const noexcept {
+void Dispatch::look_for_dedicated() {
   const WorkerColumns& columns = book_.workers.columns();
+  has_dedicated_.assign(book_.jobs.size(), false);
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
-      return true;
+      has_dedicated_[columns.job[slot]] = true;
     }
   }
-  return false;
 }
 
-double Dispatch::room_max(bool is_dedicated_only) const noexcept {
+double Dispatch::room_max(const Query& query) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
-  const auto floor = static_cast<double>(book_.version_floor());
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    if (is_dedicated_only && columns.kind[slot] == WorkerKind::kBorrowed) continue;
-    if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
+    if (columns.job[slot] != query.job) continue;
+    if (query.is_dedicated_only && columns.kind[slot] == WorkerKind::kBorrowed) continue;
+    if (columns.version[slot] >= query.version_floor)
+      most = std::max(most, columns.room_tokens[slot]);
   }
   return most;
 }

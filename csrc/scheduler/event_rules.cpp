@@ -24,7 +24,9 @@ void EventRules::apply(std::span<const Event> events) {
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
 
-void EventRules::operator()(const WorkerJoined& event) { book_.workers.join(event); }
+void EventRules::operator()(const WorkerJoined& event) {
+  book_.workers.join(event, book_.jobs.place_of(event.job));
+}
 
 void EventRules::operator()(const LeaseChanged& event) {
   WorkerTable& workers = book_.workers;
@@ -54,9 +56,10 @@ void EventRules::operator()(const WorkerLost& event) {
 }
 
 void EventRules::operator()(const VersionPublished& event) {
-  if (event.version > book_.published) {
-    book_.outlook.publish(event.version - book_.published, book_.now_ns);
-    book_.published = event.version;
+  Job& job = book_.jobs[book_.jobs.place_of(event.job)];
+  if (event.version > job.published) {
+    job.outlook.publish(event.version - job.published, book_.now_ns);
+    job.published = event.version;
   } else {
     ++book_.counters.stale_events;
   }
@@ -126,9 +129,13 @@ void EventRules::operator()(const TrajectoryEnded& event) {
 }
 
 void EventRules::operator()(const Consumed& event) {
-  book_.outlook.consume(event.trajectories, book_.published);
+  Job& job = book_.jobs[book_.jobs.place_of(event.job)];
+  job.outlook.consume(event.trajectories, job.published, job.max_staleness);
+  job.consumed += event.trajectories;
   book_.counters.consumed += event.trajectories;
 }
+
+void EventRules::operator()(const JobJoined& event) { book_.jobs.join(event); }
 
 template <typename E>
 Trajectory* EventRules::find_turn(const E& event) noexcept {
@@ -163,24 +170,30 @@ void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {
 }
 
 std::int64_t EventRules::fit(std::size_t slot) {
-  const Worker& worker = book_.workers[slot];
-  if (!worker.lease.is_live || worker.used_tokens <= worker.lease.kv_tokens) return 0;
+  const WorkerTable& workers = book_.workers;
+  const Share share = workers.share(slot);
   std::int64_t tokens = 0;
   // lag, what is lost, the youngest, id
   std::vector<std::tuple<double, std::int64_t, Nanoseconds, TrajectoryId>> victims;
-  for (const TrajectoryId id : worker.held) {
-    const Trajectory* const trajectory = book_.trajectories.find(id);
-    if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
-    tokens += trajectory->run.reserved_tokens;
-    victims.emplace_back(book_.lag(*trajectory), trajectory->prompt_tokens(),
-                         -trajectory->started_ns, id);
+  for (const std::size_t peer : workers[slot].peers) {
+    for (const TrajectoryId id : workers[peer].held) {
+      const Trajectory* const trajectory = book_.trajectories.find(id);
+      if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+      tokens += trajectory->run.reserved_tokens;
+      victims.emplace_back(book_.lag(*trajectory), trajectory->prompt_tokens(),
+                           -trajectory->started_ns, id);
+    }
   }
+  auto turns = static_cast<std::int64_t>(victims.size());
+  const auto fits = [&] { return tokens <= share.kv_tokens && turns <= share.seats; };
+  if (fits()) return 0;
   std::sort(victims.begin(), victims.end());
   std::int64_t recalled = 0;
   for (const auto& [lag, lost, age, id] : victims) {
-    if (tokens <= worker.lease.kv_tokens) break;
+    if (fits()) break;
     Trajectory* const trajectory = book_.trajectories.find(id);
     tokens -= trajectory->run.reserved_tokens;
+    --turns;
     book_.recall(*trajectory);
     ++recalled;
   }

@@ -12,6 +12,18 @@ void LengthCounts::add(std::int64_t tokens) noexcept {
   sum_ += static_cast<double>(tokens);
 }
 
+void LengthCounts::add(const LengthCounts& others) noexcept {
+  for (std::size_t bin = 0; bin < kBins; ++bin) counts_[bin] += others.counts_[bin];
+  count_ += others.count_;
+  sum_ += others.sum_;
+}
+
+void Fates::add(const Fates& others) noexcept {
+  done_.add(others.done_);
+  stale_.add(others.stale_);
+  dropped_.add(others.dropped_);
+}
+
 void Fates::end(std::int64_t tokens, std::int64_t version_min) {
   done_.add(tokens);
   ended_.push_back({tokens, version_min});

@@ -17,6 +17,7 @@ class LengthCounts {
   static constexpr std::size_t kBins = 42;  // lengths up to 2 kCountMax
 
   void add(std::int64_t tokens) noexcept;
+  void add(const LengthCounts& others) noexcept;
   const std::array<std::int64_t, kBins>& counts() const noexcept { return counts_; }
   std::int64_t count() const noexcept { return count_; }
   double sum() const noexcept { return sum_; }
@@ -38,6 +39,9 @@ class Fates {
   // The trainer took `trajectories` in the order in which they ended, with `published` the newest
   // version.
   void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness);
+
+  // Counts those of another job, too.
+  void add(const Fates& others) noexcept;
 
   const LengthCounts& done() const noexcept { return done_; }
   const LengthCounts& stale() const noexcept { return stale_; }

@@ -26,8 +26,8 @@ class Outlook {
   // Done, or dropped: before its state changes.
   void over(const Trajectory& trajectory, bool is_done);
   void publish(std::int64_t versions, Nanoseconds now_ns) { clock_.publish(versions, now_ns); }
-  void consume(std::int64_t trajectories, std::int64_t published) {
-    fates_.consume(trajectories, published, settings_.max_staleness);
+  void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness) {
+    fates_.consume(trajectories, published, max_staleness);
   }
 
   // What the turn should take of a lease: as much as all but a few such turns come to, ahead of

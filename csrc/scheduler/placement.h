@@ -14,6 +14,7 @@ namespace rose::scheduler {
 
 // A turn that wants a worker.
 struct Query : CostQuery {
+  std::size_t job{0};                  // whose workers may run it
   double need_tokens{0};               // it takes of a lease now
   double most_tokens{0};               // it may take at last: a worker must be able to hold it
   bool is_dedicated_only{false};       // a borrowed worker may not run it

@@ -25,12 +25,16 @@ struct Lease {
 struct Worker {
   WorkerId number{kNobody};  // kNobody: the slot is free
   WorkerKind kind{WorkerKind::kDedicated};
+  std::int64_t domain{0};
+  std::size_t job{0};  // its place among the jobs
+  DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
   Lease lease;
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
   std::vector<TrajectoryId> held;  // in the order of their starts
+  std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
 };
 
 // What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
@@ -38,9 +42,10 @@ struct Worker {
 struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
-  std::vector<double> room_tokens;  // what may still be started; -1 without a lease or a seat
-  std::vector<double> lease_tokens;
-  std::vector<double> turns;
+  std::vector<std::size_t> job;
+  std::vector<double> room_tokens;   // what may still be started; -1 without a lease or a seat
+  std::vector<double> lease_tokens;  // of its device
+  std::vector<double> turns;         // on its device
   std::vector<double> backlog_tokens;
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
@@ -49,6 +54,16 @@ struct WorkerColumns {
   std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
+};
+
+// What a device lends to the workers on it. Each says what the device has in all; the least that
+// one with a live lease says holds for all of them.
+struct Share {
+  std::int64_t kv_tokens{0};  // lent; 0 without a live lease
+  std::int64_t seats{0};
+  std::int64_t used_tokens{0};
+  std::int64_t backlog_tokens{0};
+  std::int64_t turns{0};
 };
 
 // Invariants:
@@ -64,13 +79,16 @@ class WorkerTable {
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
   const WorkerColumns& columns() const noexcept { return columns_; }
-  // Seats of live leases that nobody has.
-  std::int64_t free_seats() const noexcept { return free_seats_; }
+  // Seats of a job's live leases that nobody has; on a shared device another job may take them.
+  std::int64_t free_seats(std::size_t job) const noexcept {
+    return job < free_seats_.size() ? free_seats_[job] : 0;
+  }
   // The earliest deadline of a live lease, or earlier.
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
 
-  void join(const WorkerJoined& event);
+  // `job`: its place among the jobs.
+  void join(const WorkerJoined& event, std::size_t job = 0);
   // Nothing may be held of it any more.
   void leave(std::size_t slot) noexcept;
   // A new epoch: nothing may be held of the one before. The same: renew and resize.
@@ -87,21 +105,28 @@ class WorkerTable {
   // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
-  // Shows no room in a worker, until show().
-  void hide(std::size_t slot) noexcept { columns_.room_tokens[slot] = -1; }
+  // Of the worker's device.
+  Share share(std::size_t slot) const noexcept;
+
+  // Shows no room on a worker's device, until show().
+  void hide(std::size_t slot) noexcept;
   void show(std::size_t slot) noexcept { refresh(slot); }
 
  private:
   std::size_t take_slot();
+  void settle(std::size_t slot);
+  void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;
+  // The columns of all workers on the device.
   void refresh(std::size_t slot) noexcept;
 
   double hazard_per_s_;
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;
-  std::vector<std::int64_t> seats_left_;  // by slot, with a live lease
-  std::int64_t free_seats_{0};
-  std::unordered_map<WorkerId, std::size_t> slots_;         // looked up, never walked
+  std::vector<std::int64_t> seats_left_;             // by slot
+  std::vector<std::int64_t> free_seats_;             // by job: the sum over its workers
+  std::unordered_map<WorkerId, std::size_t> slots_;  // looked up, never walked
+  std::unordered_map<DeviceId, std::vector<std::size_t>> devices_;  // shared ones; the same
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};
 };

@@ -240,8 +240,10 @@ TEST(stale_is_what_was_consumed_too_late) {
 
 TEST(the_longest_counts_as_queued_before_the_shortest_and_whoever_waits_overtakes) {
   Outlook outlook{settings()};
-  Trajectory longest{.id = 1, .group = 1};
-  Trajectory shortest{.id = 2, .group = 2};
+  Trajectory longest;
+  Trajectory shortest;
+  longest.group = 1;
+  shortest.group = 2;
   for (Trajectory* each : {&longest, &shortest}) {
     outlook.create(*each);
     outlook.admit(*each, 0);
@@ -254,7 +256,9 @@ TEST(the_longest_counts_as_queued_before_the_shortest_and_whoever_waits_overtake
 
 TEST(reservation_is_ahead_of_what_was_said_and_never_more_than_what_may_be_said) {
   Outlook outlook{settings()};
-  Trajectory trajectory{.context_tokens = 1000, .max_new_tokens = 500};
+  Trajectory trajectory;
+  trajectory.context_tokens = 1000;
+  trajectory.max_new_tokens = 500;
   trajectory.forecast.turn_tokens_high = 80;
   CHECK_EQ(outlook.reserve_tokens(trajectory, 32), 1080);
   trajectory.known_tokens = 70;
