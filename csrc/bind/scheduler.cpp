@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -176,6 +178,18 @@ py::dict stats_of(const Core& core) {
   return out;
 }
 
+py::bytes snapshot_of(Core& core) {
+  const std::vector<std::byte> bytes = core.snapshot();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::unique_ptr<Core> restored(const py::bytes& image) {
+  const std::string_view bytes{image};
+  auto core = Core::restored(std::as_bytes(std::span{bytes}));
+  check(core.status());
+  return core.take();
+}
+
 Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
 
 // rose/scheduler/settings.py has checked the numbers.
@@ -236,7 +250,9 @@ void bind_scheduler(py::module_& module) {
            py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
            py::arg("longest_first"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
-      .def("stats", &stats_of);
+      .def("stats", &stats_of)
+      .def("snapshot", &snapshot_of)
+      .def_static("restored", &restored, py::arg("image"));
 }
 
 }  // namespace rose::bind

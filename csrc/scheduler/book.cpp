@@ -240,6 +240,19 @@ Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   return job.outlook.freshness(trajectory, versions_left, now_ns);
 }
 
+bool Book::is_sound() noexcept {
+  const auto is_queued = [&](const QueueKey& key) {
+    const Trajectory* const trajectory = trajectories.find(key.trajectory);
+    return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
+  };
+  const auto is_known = [&](const Trajectory& trajectory) {
+    return jobs[trajectory.job].outlook.knows(trajectory);
+  };
+  return jobs.is_sound() && workers.is_sound(jobs.size()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all(is_known) &&
+         std::all_of(turns.begin(), turns.end(), is_queued);
+}
+
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";

@@ -87,10 +87,23 @@ class Book {
   // A bug of the scheduler: the step reports it.
   const char* fault{nullptr};
 
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs, trajectories, workers, turns, counters, now_ns, has_changed, stall_check_ns,
+          graces_);
+  }
+  // Whether what refers to something finds it: an image may say anything.
+  bool is_sound() noexcept;
+
  private:
   struct Grace {
-    Nanoseconds until_ns;
-    TrajectoryId trajectory;
+    Nanoseconds until_ns{0};
+    TrajectoryId trajectory{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(until_ns, trajectory);
+    }
   };
 
   void move(Trajectory& trajectory, TrajectoryState to);

@@ -24,6 +24,12 @@ class Dispatch {
   // Recalls turns of borrowed workers that show no progress, if others have room for them now.
   void rescue();
 
+  Policy policy() const noexcept { return placement_.policy(); }
+  template <typename Image>
+  void image(Image& image) {
+    image(place_at_ns_);
+  }
+
  private:
   // What larger turns need not ask for while turns are placed.
   struct Limits {

@@ -14,7 +14,7 @@
 namespace rose::scheduler {
 
 struct Job {
-  explicit Job(const Settings& settings) noexcept : outlook{settings} {}
+  explicit Job(const Settings& settings = {}) noexcept : outlook{settings} {}
 
   JobId number{0};
   std::int64_t batch_trajectories{1};
@@ -40,6 +40,12 @@ struct Job {
     const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
     return all < ahead_max() ? all : ahead_max();
   }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, batch_trajectories, max_staleness, weight, published, admitted, dropped_admitted,
+          done, dropped, consumed, waiting, outlook);
+  }
 };
 
 // Jobs in the order in which they were first heard of. One that was never told of has the values of
@@ -56,6 +62,12 @@ class JobTable {
   std::size_t place_of(JobId number);
   // New values; what was counted stays.
   void join(const JobJoined& event);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs_, places_);
+  }
+  bool is_sound() const noexcept;
 
  private:
   Settings settings_;

@@ -33,6 +33,7 @@ class Placement {
   Placement(const Settings& settings, Policy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
+  Policy policy() const noexcept { return policy_; }
   // The slot of the best worker that can take the turn now, or nothing: it waits.
   std::optional<std::size_t> choose(const WorkerColumns& workers, const Query& query);
 

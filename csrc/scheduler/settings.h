@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "scheduler/image.h"
 
 namespace rose::scheduler {
 
@@ -12,6 +13,11 @@ enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
   kLeastLoadedSticky,  // home while it has room, else the fewest turns
+};
+
+template <>
+struct EnumSize<Policy> {
+  static constexpr std::size_t value = 3;
 };
 
 struct Settings {
@@ -40,6 +46,15 @@ struct Settings {
   double reserve_quantile{1};
   std::int64_t reserve_ahead_tokens{1};
   double longest_first{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
+          attempts_max, stall_ns, wait_max_ns, tail_seats, urgent_time_weight, urgent_risk_weight,
+          staleness_s_per_version, leave_home_margin_s, hazard_per_s, requeue_s, turn_tokens_prior,
+          turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
+          reserve_quantile, reserve_ahead_tokens, longest_first);
+  }
 };
 
 }  // namespace rose::scheduler

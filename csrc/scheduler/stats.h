@@ -23,6 +23,12 @@ struct Counters {
   std::int64_t tokens_ignored{0};
   std::int64_t reprefill_tokens{0};
   std::array<std::int64_t, kWorkerKinds> turns{};  // finished, by kind of worker
+
+  template <typename Image>
+  void image(Image& image) {
+    image(admitted, consumed, done, dropped, recalls, outgrown, resumed, stale_events,
+          tokens_delivered, tokens_ignored, reprefill_tokens, turns);
+  }
 };
 
 struct JobStats {

@@ -17,6 +17,10 @@ enum class QueueRank : std::uint8_t {
   kResumed,      // was running: somebody computed for it already
   kFresh,
 };
+template <>
+struct EnumSize<QueueRank> {
+  static constexpr std::size_t value = 3;
+};
 
 // Within a rank the earliest is first: a turn counts as queued the earlier, the more is left of its
 // trajectory and the more urgent it is. So the longest goes first, and whoever waits gains on all
@@ -27,6 +31,11 @@ struct QueueKey {
   TrajectoryId trajectory{0};
 
   auto operator<=>(const QueueKey&) const = default;
+
+  template <typename Image>
+  void image(Image& image) {
+    image(rank, order_ns, trajectory);
+  }
 };
 
 class TurnQueue {
@@ -42,6 +51,11 @@ class TurnQueue {
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
   bool is_empty() const noexcept { return order_.empty(); }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(order_, waits_);
+  }
 
  private:
   std::set<QueueKey> order_;

@@ -85,6 +85,23 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   return share;
 }
 
+bool WorkerTable::is_sound(std::size_t jobs) noexcept {
+  const std::size_t size = workers_.size();
+  const auto are_there = [&](const std::vector<std::size_t>& slots) {
+    return std::all_of(slots.begin(), slots.end(), [&](std::size_t slot) { return slot < size; });
+  };
+  bool is_so = columns_.has_size(size) && seats_left_.size() == size && are_there(free_slots_);
+  for (const Worker& worker : workers_) {
+    is_so = is_so && are_there(worker.peers) &&
+            (worker.job < jobs || (worker.number == kNobody && worker.job == 0));
+  }
+  for (const auto& entry : devices_) is_so = is_so && are_there(entry.second);
+  for (const auto& [number, slot] : slots_) {
+    is_so = is_so && slot < size && workers_[slot].number == number;
+  }
+  return is_so;
+}
+
 void WorkerTable::hide(std::size_t slot) noexcept {
   for (const std::size_t peer : workers_[slot].peers) columns_.room_tokens[peer] = -1;
 }
@@ -171,18 +188,7 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t size = slot + 1;
   workers_.resize(size);
   seats_left_.resize(size);
-  columns_.number.resize(size, kNobody);
-  columns_.kind.resize(size);
-  columns_.job.resize(size);
-  columns_.room_tokens.resize(size, -1);
-  columns_.lease_tokens.resize(size);
-  columns_.turns.resize(size);
-  columns_.backlog_tokens.resize(size);
-  columns_.version.resize(size);
-  columns_.prefill_s_per_token.resize(size);
-  columns_.step_s.resize(size);
-  columns_.step_s_per_sequence.resize(size);
-  columns_.hazard_per_s.resize(size);
+  columns_.resize(size);
   return slot;
 }
 

@@ -20,6 +20,11 @@ struct Lease {
   std::int64_t kv_tokens{0};
   Nanoseconds deadline_ns{kNever};
   bool is_live{false};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(epoch, kv_tokens, deadline_ns, is_live);
+  }
 };
 
 struct Worker {
@@ -35,6 +40,12 @@ struct Worker {
   std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
   std::vector<TrajectoryId> held;  // in the order of their starts
   std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
+          held, peers);
+  }
 };
 
 // What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
@@ -54,6 +65,24 @@ struct WorkerColumns {
   std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
+
+  template <typename Column>
+  void each(Column&& column) {
+    column(number, kind, job, room_tokens, lease_tokens, turns, backlog_tokens, version,
+           prefill_s_per_token, step_s, step_s_per_sequence, hazard_per_s);
+  }
+  template <typename Image>
+  void image(Image& image) {
+    each(image);
+  }
+  void resize(std::size_t size) {
+    each([size](auto&... columns) { (columns.resize(size), ...); });
+  }
+  bool has_size(std::size_t size) {
+    bool is_so = true;
+    each([&](auto&... columns) { is_so = ((columns.size() == size) && ...); });
+    return is_so;
+  }
 };
 
 // What a device lends to the workers on it. Each says what the device has in all; the least that
@@ -111,6 +140,14 @@ class WorkerTable {
   // Shows no room on a worker's device, until show().
   void hide(std::size_t slot) noexcept;
   void show(std::size_t slot) noexcept { refresh(slot); }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(workers_, columns_, free_slots_, seats_left_, free_seats_, slots_, devices_, last_epochs_,
+          next_deadline_ns_);
+  }
+  // Whether every slot that something names is there, and every job is one of `jobs`.
+  bool is_sound(std::size_t jobs) noexcept;
 
  private:
   std::size_t take_slot();

@@ -1,5 +1,6 @@
 """What must be true after every step, from what the core was told and what it wanted done."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class TurnSeen:
     context_tokens: int = 0
     max_new_tokens: int = 0
     delivered: int = 0
+    version_min: int = 0
+    is_under_way: bool = False
     on: tuple[int, int] | None = None  # worker, epoch: started there and not known to have left
 
 
@@ -62,6 +65,8 @@ class Audit:
         self.admitted: set[int] = set()
         self.dropped: set[int] = set()
         self.consumed = 0
+        self.ended: deque[int] = deque()  # oldest version of each that is done and not consumed
+        self.stale = 0
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         actions = self.core.step(events, now_ns)
@@ -102,7 +107,7 @@ class Audit:
             case TurnReady():
                 seen = self.turns[event.trajectory]
                 assert seen.on is None
-                seen.turn, seen.delivered = event.turn, 0
+                seen.turn, seen.delivered, seen.is_under_way = event.turn, 0, True
                 seen.context_tokens, seen.max_new_tokens = (
                     event.context_tokens,
                     event.max_new_tokens,
@@ -113,8 +118,13 @@ class Audit:
                     seen.on = None
             case Consumed():
                 self.consumed += event.trajectories
+                for _ in range(event.trajectories):
+                    age = self.published - self.ended.popleft()
+                    self.stale += age > self.settings.max_staleness
             case TrajectoryEnded():
-                pass
+                seen = self.turns[event.trajectory]
+                if not seen.is_under_way:
+                    self.ended.append(seen.version_min)
 
     def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
@@ -143,7 +153,7 @@ class Audit:
             case Admit():
                 assert action.trajectory not in self.admitted
                 self.admitted.add(action.trajectory)
-                self.turns[action.trajectory] = TurnSeen()
+                self.turns[action.trajectory] = TurnSeen(version_min=self.published)
                 ahead_max = (self.settings.max_staleness + 1) * self.settings.batch_trajectories
                 assert len(self.admitted - self.dropped) - self.consumed <= ahead_max
             case Start():
@@ -158,6 +168,7 @@ class Audit:
                 seen = self.turns[action.trajectory]
                 assert seen.turn == action.turn
                 assert seen.on is None
+                seen.is_under_way = False
                 assert self.is_finished(action.trajectory, action.turn, seen.delivered)
             case Drop():
                 self.dropped.add(action.trajectory)
@@ -169,6 +180,8 @@ class Audit:
         assert action.lease_epoch == worker.epoch
         assert worker.version >= self.published - self.settings.worker_lag_max
         assert seen.on is None, f"{action} while it runs on {seen.on}"
+        # Alone it fits to its last word.
+        assert seen.context_tokens + seen.max_new_tokens <= worker.kv_tokens
         assert action.turn == seen.turn
         assert action.first_token == seen.delivered
         assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
@@ -183,6 +196,7 @@ class Audit:
         assert 0 <= action.skip <= event.tokens - action.tokens
         assert event.first_token + action.skip == seen.delivered
         seen.delivered += action.tokens
+        seen.version_min = min(seen.version_min, event.version_min)
         assert seen.delivered <= seen.max_new_tokens
 
     # ---- what must hold at the end of a step
@@ -191,7 +205,7 @@ class Audit:
         used: dict[int, list[int]] = {}
         for seen in self.turns.values():
             if seen.on is not None:
-                used.setdefault(seen.on[0], []).append(seen.context_tokens + seen.max_new_tokens)
+                used.setdefault(seen.on[0], []).append(seen.context_tokens + seen.delivered)
         for number, needs in used.items():
             assert len(needs) <= self.workers[number].seats
             assert sum(needs) <= self.workers[number].kv_tokens
@@ -199,6 +213,7 @@ class Audit:
     def _check_stats(self) -> None:
         stats = self.core.stats()
         assert stats.running == sum(seen.on is not None for seen in self.turns.values())
+        assert stats.stale == self.stale
         assert stats.admitted == len(self.admitted)
         assert stats.dropped == len(self.dropped)
         assert set(stats.used_kv_tokens) == set(self.workers)
