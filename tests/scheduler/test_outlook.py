@@ -20,7 +20,6 @@ from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
 
 LONG, SHORT = 1, 2  # groups
 TEACHER = 1000  # numbers from here on are those of trajectories that only teach
-FIRST = dict.fromkeys((LONG, SHORT), 0)
 
 
 def live_through(rig: Rig, number: int, tokens: int, *, group: int, after_ms: float = 0.0) -> None:
@@ -49,9 +48,9 @@ def taught(policy: PlacementPolicy = PlacementPolicy.JOINT, **settings: Any) -> 
     return rig
 
 
-def queue(rig: Rig, number: int, group: int, *, max_new: int = 3000) -> None:
+def queue(rig: Rig, number: int, group: int, *, context: int = 10, max_new: int = 3000) -> None:
     rig.step(TrajectoryCreated(number, group))
-    assert rig.step(TurnReady(number, 0, 10, max_new)) == []
+    assert rig.step(TurnReady(number, 0, context, max_new)) == []
 
 
 def starts(actions: list[Any]) -> list[int]:
@@ -129,24 +128,22 @@ def test_reservation_stays_ahead_of_what_was_said() -> None:
 
 def crowd(rig: Rig, *, kv_tokens: int) -> list[Start]:
     """Start three short turns on a worker with no room for one to become longer."""
-    for number in (1, 2, 3):
-        queue(rig, number, SHORT, max_new=100)
+    for number, context in ((1, 10), (2, 10), (3, 20)):
+        queue(rig, number, SHORT, context=context, max_new=100)
     return [one for one in rig.join(0, kv_tokens=kv_tokens) if isinstance(one, Start)]
 
 
 def test_turn_that_outgrows_its_reservation_moves_the_cheapest_other() -> None:
     rig = taught(reserve_ahead_tokens=30)
-    first, second, third = crowd(rig, kv_tokens=140)
-    rig.step(said(first, 0, 8))
-    rig.step(said(third, 0, 2))
-    before = reserved(rig, 0)
-    actions = rig.step(said(first, 8, 12))
-    assert Stop(second.trajectory, 0, 1) in actions  # said least: its prompt is the cheapest
+    first, second, _ = crowd(rig, kv_tokens=140)
+    assert reserved(rig, 0) == 40 + 40 + 50
+    _, stop = rig.step(said(first, 0, 8))
+    assert stop == Stop(second.trajectory, 0, 1)  # its prompt is the shortest
     stats = rig.core.stats()
     assert stats.outgrown == stats.recalls == 1
-    assert reserved(rig, 0) > before  # its room is free when it has left
+    assert reserved(rig, 0) == 78 + 40 + 50  # until it has left
     rig.step(ended(second, TurnEnd.INTERRUPTED, 0))
-    assert reserved(rig, 0) <= 140
+    assert reserved(rig, 0) == 78 + 50
 
 
 def test_turn_that_is_alone_never_outgrows_its_worker() -> None:
@@ -160,11 +157,6 @@ def test_turn_that_is_alone_never_outgrows_its_worker() -> None:
 
 
 # ---- urgency
-
-
-def home_and_best(rig: Rig) -> None:
-    """A slow borrowed worker, and a fast dedicated one with turns that a newcomer slows."""
-    rig.join(0, BORROWED, step_ms=25.0, kv_tokens=50_000)
 
 
 def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
@@ -218,26 +210,6 @@ def test_all_are_urgent_while_there_are_more_seats_than_trajectories() -> None:
 # ---- freshness
 
 
-def with_a_clock(version_s: float, **settings: Any) -> Rig:
-    """Return a rig that was taught, whose trainer publishes a version each `version_s`."""
-    rig = taught(max_staleness=1, batch_trajectories=1, worker_lag_max=100, **settings)
-    rig.step(VersionPublished(1))
-    rig.step(VersionPublished(2), after_ms=1000 * version_s)
-    return rig
-
-
-def admitted(rig: Rig, group: int) -> None:
-    """Let two trajectories of a group wait for a worker; one batch does not need both."""
-    done = rig.core.stats()
-    rig.step(Consumed(done.done - done.consumed))
-    rig.step(TrajectoryEnded(TEACHER + (SHORT if group == LONG else LONG)))
-    for number in (1, 2):
-        rig.step(TrajectoryCreated(number, group))
-    rig.step(TrajectoryEnded(TEACHER + group))
-    for number in (1, 2):
-        assert rig.step(TurnReady(number, 0, 10, 3000)) == []
-
-
 @pytest.fixture
 def risky() -> Rig:
     """Trajectories that half of the time take less than the two versions there are, or more."""
@@ -246,8 +218,7 @@ def risky() -> Rig:
     for member in range(20):
         tokens = 4000 if member % 5 == 0 else 500
         live_through(rig, TEACHER + member, tokens, group=0, after_ms=10.0 * tokens)
-    stats = rig.core.stats()
-    rig.step(Consumed(stats.done))
+        rig.step(Consumed(1))
     rig.step(LeaseChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
     rig.step(VersionPublished(2), after_ms=10_000.0)
     rig.step(TrajectoryCreated(1, 0), TrajectoryCreated(2, 0), TrajectoryCreated(3, 0))
