@@ -288,12 +288,12 @@ bool Book::is_sound() noexcept {
     const Trajectory* const trajectory = trajectories.find(key.trajectory);
     return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
   };
-  const auto is_in_its_job = [&](const Trajectory& trajectory) {
-    return trajectory.state == TrajectoryState::kWaiting ||
-           jobs[trajectory.job].outlook.has(trajectory);
+  const auto is_known = [&](const Trajectory& trajectory) {
+    return jobs[trajectory.job].outlook.knows(trajectory) &&
+           (!trajectory.run.is_held || trajectory.run.domain < risk.exposures.domains());
   };
-  return jobs.is_sound() && workers.is_sound(jobs.size()) &&
-         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all_of(is_in_its_job) &&
+  return jobs.is_sound() && workers.is_sound(jobs.size(), risk.exposures.domains()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all(is_known) &&
          std::all_of(turns.begin(), turns.end(), is_queued);
 }
 

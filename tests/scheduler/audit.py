@@ -1,5 +1,6 @@
 """What must be true after every step, from what the core was told and what it wanted done."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,10 +48,13 @@ class TurnSeen:
     job: int = 0
     turn: int = -1
     tries: int = 0
+    ran: set[tuple[int, int]] = field(default_factory=set)  # where, and under which lease
     restarting: int = 0  # tokens of its prompt, if it ran before and shows no progress yet
     context_tokens: int = 0
     max_new_tokens: int = 0
     delivered: int = 0
+    version_min: int = 0
+    is_under_way: bool = False
     on: tuple[int, int] | None = None  # worker, epoch: started there and not known to have left
 
 
@@ -62,6 +66,8 @@ class JobSeen:
     admitted: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     consumed: int = 0
+    # The oldest version of each that is done and not consumed.
+    ended: deque[int] = field(default_factory=deque)
 
 
 @dataclass
@@ -81,6 +87,7 @@ class Audit:
         self.jobs: dict[int, JobSeen] = {}
         self.job_of: dict[int, int] = {}
         self.events = 0
+        self.stale = 0
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         actions = self.core.step(events, now_ns)
@@ -131,7 +138,8 @@ class Audit:
             case TurnReady():
                 seen = self.turns[event.trajectory]
                 assert seen.on is None
-                seen.turn, seen.delivered, seen.tries = event.turn, 0, 0
+                seen.turn, seen.delivered, seen.is_under_way = event.turn, 0, True
+                seen.tries, seen.ran = 0, set()
                 seen.context_tokens, seen.max_new_tokens = (
                     event.context_tokens,
                     event.max_new_tokens,
@@ -145,9 +153,14 @@ class Audit:
                 if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
                     seen.on = None
             case Consumed():
-                self._job(event.job).consumed += event.trajectories
+                job = self._job(event.job)
+                job.consumed += event.trajectories
+                for _ in range(event.trajectories):
+                    self.stale += job.published - job.ended.popleft() > job.max_staleness
             case TrajectoryEnded():
-                pass
+                seen = self.turns[event.trajectory]
+                if not seen.is_under_way:
+                    self._job(seen.job).ended.append(seen.version_min)
 
     def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
@@ -178,7 +191,7 @@ class Audit:
                 job = self._job(number)
                 assert action.trajectory not in job.admitted
                 job.admitted.add(action.trajectory)
-                self.turns[action.trajectory] = TurnSeen(number)
+                self.turns[action.trajectory] = TurnSeen(number, version_min=job.published)
                 ahead_max = (job.max_staleness + 1) * job.batch
                 assert len(job.admitted - job.dropped) - job.consumed <= ahead_max
             case Start():
@@ -193,6 +206,7 @@ class Audit:
                 seen = self.turns[action.trajectory]
                 assert seen.turn == action.turn
                 assert seen.on is None
+                seen.is_under_way = False
                 assert self.is_finished(action.trajectory, action.turn, seen.delivered)
             case Drop():
                 self._job(self.job_of[action.trajectory]).dropped.add(action.trajectory)
@@ -206,12 +220,15 @@ class Audit:
         assert worker.job == seen.job
         assert worker.version >= published - self.settings.worker_lag_max
         assert seen.on is None, f"{action} while it runs on {seen.on}"
+        # Alone it fits to its last word.
+        assert seen.context_tokens + seen.max_new_tokens <= worker.kv_tokens
         assert action.turn == seen.turn
         assert action.first_token == seen.delivered
         assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
         self._check_exposure(seen, worker)
         self._check_pace(seen, action.worker)
         seen.on = (action.worker, action.lease_epoch)
+        seen.ran.add(seen.on)
         seen.tries += 1
 
     def _see_deliver(self, action: Deliver, events: Sequence[Event]) -> None:
@@ -223,6 +240,7 @@ class Audit:
         assert 0 <= action.skip <= event.tokens - action.tokens
         assert event.first_token + action.skip == seen.delivered
         seen.delivered += action.tokens
+        seen.version_min = min(seen.version_min, event.version_min)
         assert seen.delivered <= seen.max_new_tokens
 
     def _job(self, number: int) -> JobSeen:
@@ -250,7 +268,9 @@ class Audit:
 
     def _check_pace(self, turn: TurnSeen, number: int) -> None:
         """Check that prompts that come back do so a few at a time, caches aside."""
-        if turn.tries == 0:
+        worker = self.workers[number]
+        turn.restarting = 0
+        if turn.tries == 0 or (number, worker.epoch) in turn.ran:
             return
         prompt = turn.context_tokens + turn.delivered
         under_way = sum(
@@ -271,17 +291,18 @@ class Audit:
         used: dict[tuple[str, int], list[int]] = {}
         for seen in self.turns.values():
             if seen.on is not None:
-                need = seen.context_tokens + seen.max_new_tokens
-                used.setdefault(self._device(seen.on[0]), []).append(need)
+                tokens = seen.context_tokens + seen.delivered
+                used.setdefault(self._device(seen.on[0]), []).append(tokens)
         for number, worker in self.workers.items():  # each says what its device has
-            needs = used.get(self._device(number), [])
+            tokens_each = used.get(self._device(number), [])
             if worker.is_live:
-                assert len(needs) <= worker.seats
-                assert sum(needs) <= worker.kv_tokens
+                assert len(tokens_each) <= worker.seats
+                assert sum(tokens_each) <= worker.kv_tokens
 
     def _check_stats(self) -> None:
         stats = self.core.stats()
         assert stats.running == sum(seen.on is not None for seen in self.turns.values())
+        assert stats.stale == self.stale
         assert stats.admitted == sum(len(job.admitted) for job in self.jobs.values())
         assert stats.dropped == sum(len(job.dropped) for job in self.jobs.values())
         assert set(stats.used_kv_tokens) == set(self.workers)

@@ -48,6 +48,7 @@ SETTINGS = SchedulerSettings(
     urgent_share_max=0.5,
     burst_prefill_tokens=60,
     fair_lead_tokens=40,
+    reserve_ahead_tokens=3,
 )
 TTL_MS = 250.0
 MAX_NEW = 24
@@ -94,7 +95,6 @@ class Running:
     turn: int
     epoch: int
     said: int  # tokens of the turn so far
-    need: int
 
 
 @dataclass
@@ -220,7 +220,7 @@ class World:
 
     def shrink(self, worker: PoolWorker) -> None:
         worker.kv_tokens = self.rng.randint(1, worker.kv_max)
-        while sum(run.need for run in worker.running.values()) > worker.kv_tokens:
+        while self.held(worker) > worker.kv_tokens:
             self.leave(worker, next(reversed(worker.running)), TurnEnd.INTERRUPTED)
         self.report_lease(worker)
 
@@ -236,20 +236,29 @@ class World:
 
     def take_turn(self, worker: PoolWorker, order: Start) -> None:
         assert order.trajectory not in worker.running, "it was not stopped before"
-        need = self.context(order.trajectory, order.turn) + MAX_NEW
-        used = sum(run.need for run in worker.running.values())
-        run = Running(order.turn, order.lease_epoch, order.first_token, need)
+        run = Running(order.turn, order.lease_epoch, order.first_token)
         worker.running[order.trajectory] = run
-        is_bad = order.lease_epoch != worker.epoch or used + need > worker.kv_tokens
+        is_bad = order.lease_epoch != worker.epoch
         if is_bad or self.rng.random() < self.faults.fail:
             self.leave(worker, order.trajectory, TurnEnd.FAILED)
             return
+        if self.held(worker) > worker.kv_tokens:
+            self.leave(worker, order.trajectory, TurnEnd.INTERRUPTED)
+            return
         assert len(worker.running) <= worker.seats
+
+    def held(self, worker: PoolWorker) -> int:
+        """Return the tokens of context that a worker's turns have: what they said is part of it."""
+        running = worker.running.items()
+        return sum(self.context(trajectory, run.turn) + run.said for trajectory, run in running)
 
     def generate(self, worker: PoolWorker) -> None:
         for trajectory, run in list(worker.running.items()):
             left = length(trajectory, run.turn) - run.said
             news = min(left, self.rng.randint(0, 4))
+            if self.held(worker) + news > worker.kv_tokens:  # a Stop for another is under way
+                self.leave(worker, trajectory, TurnEnd.INTERRUPTED)
+                continue
             if news:
                 self.report(
                     TurnProgress(

@@ -32,19 +32,6 @@ struct Part {
   }
 };
 
-// Has no value of its own to begin with.
-struct Begun {
-  explicit Begun(int fixed_) : fixed{fixed_} {}
-  int fixed;
-  double value{0};
-
-  bool operator==(const Begun&) const = default;
-  template <typename Image>
-  void image(Image& image) {
-    image(value);
-  }
-};
-
 struct All {
   bool is_so{false};
   double real{0};
@@ -55,13 +42,11 @@ struct All {
   std::set<std::int64_t> set;
   std::map<std::int64_t, Part> map;
   std::unordered_map<std::int64_t, std::vector<double>> table;
-  std::unordered_map<std::int64_t, Begun> begun;
 
   bool operator==(const All&) const = default;
   template <typename Image>
   void image(Image& image) {
     image(is_so, real, pair, array, parts, numbers, set, map, table);
-    image.begun(begun, Begun{7});
   }
 };
 
@@ -74,10 +59,8 @@ All some() {
           .numbers = {3, 1, 2},
           .set = {5, -5},
           .map = {{9, {4, Colour::kBlue}}},
-          .table = {},
-          .begun = {}};
+          .table = {}};
   for (std::int64_t i = 40; i > 0; --i) all.table[i * 977] = {static_cast<double>(i), 0.5};
-  all.begun.emplace(3, Begun{7}).first->second.value = 1.5;
   return all;
 }
 
