@@ -213,10 +213,11 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
-  query.restart_tokens = trajectory.tries > 0 ? query.prompt_tokens : 0;
+  // Caps keep turns waiting; whoever has waited for too long is free of them.
+  query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = book_.lag(trajectory) > kUrgentLag;
-  query.exposures = &book_.risk.exposures;
+  query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   if (query.home) {
     const Worker& home = workers[*query.home];
     const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&

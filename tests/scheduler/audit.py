@@ -49,6 +49,7 @@ class TurnSeen:
     turn: int = -1
     tries: int = 0
     ran: set[tuple[int, int]] = field(default_factory=set)  # where, and under which lease
+    waits_from_ns: int = 0  # or later
     restarting: int = 0  # tokens of its prompt, if it ran before and shows no progress yet
     context_tokens: int = 0
     max_new_tokens: int = 0
@@ -97,7 +98,7 @@ class Audit:
             self._hear(event, now_ns)
         for number, worker in self.workers.items():
             if worker.is_live and worker.deadline_ns <= now_ns:
-                self._end_lease(number)
+                self._end_lease(number, now_ns)
         for action in actions:
             self._see(action, events, now_ns)
         self._check_capacity()
@@ -121,7 +122,7 @@ class Audit:
                     *(event.prefill_tokens_per_s, event.version),
                 )
             case WorkerLost() if event.worker in self.workers:
-                self._end_lease(event.worker)
+                self._end_lease(event.worker, now_ns)
                 del self.workers[event.worker]
             case LeaseChanged() if event.worker in self.workers:
                 self._hear_lease(event, now_ns)
@@ -139,7 +140,7 @@ class Audit:
                 seen = self.turns[event.trajectory]
                 assert seen.on is None
                 seen.turn, seen.delivered, seen.is_under_way = event.turn, 0, True
-                seen.tries, seen.ran = 0, set()
+                seen.tries, seen.waits_from_ns = 0, now_ns
                 seen.context_tokens, seen.max_new_tokens = (
                     event.context_tokens,
                     event.max_new_tokens,
@@ -151,7 +152,7 @@ class Audit:
             case TurnEnded():
                 seen = self.turns.get(event.trajectory, TurnSeen())
                 if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
-                    seen.on = None
+                    seen.on, seen.waits_from_ns = None, now_ns
             case Consumed():
                 job = self._job(event.job)
                 job.consumed += event.trajectories
@@ -165,7 +166,7 @@ class Audit:
     def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
         if event.lease_epoch > last:
-            self._end_lease(event.worker)
+            self._end_lease(event.worker, now_ns)
         elif not (worker.is_live and event.lease_epoch == worker.epoch):
             return
         self.epochs[event.worker] = worker.epoch = event.lease_epoch
@@ -173,14 +174,14 @@ class Audit:
         ttl_ns = event.ttl_ms * NS_PER_MS
         worker.deadline_ns = now_ns + ttl_ns if ttl_ns else float("inf")
         if event.kv_tokens == 0:
-            self._end_lease(event.worker)
+            self._end_lease(event.worker, now_ns)
 
-    def _end_lease(self, number: int) -> None:
+    def _end_lease(self, number: int, now_ns: int) -> None:
         worker = self.workers[number]
         worker.is_live = False
         for seen in self.turns.values():
             if seen.on == (number, worker.epoch):
-                seen.on = None
+                seen.on, seen.waits_from_ns = None, now_ns
 
     # ---- what it wants done
 
@@ -199,7 +200,7 @@ class Audit:
             case Stop():
                 seen = self.turns[action.trajectory]
                 if seen.on == (action.worker, action.lease_epoch):
-                    seen.on = None
+                    seen.on, seen.waits_from_ns = None, now_ns
             case Deliver():
                 self._see_deliver(action, events)
             case TurnDone():
@@ -225,8 +226,11 @@ class Audit:
         assert action.turn == seen.turn
         assert action.first_token == seen.delivered
         assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
-        self._check_exposure(seen, worker)
-        self._check_pace(seen, action.worker)
+        # Whoever has waited for too long is free of the caps.
+        has_starved = now_ns - seen.waits_from_ns >= self.settings.wait_max_ms * NS_PER_MS
+        if not has_starved:
+            self._check_exposure(seen, worker)
+        self._check_pace(seen, action.worker, has_starved=has_starved)
         seen.on = (action.worker, action.lease_epoch)
         seen.ran.add(seen.on)
         seen.tries += 1
@@ -266,7 +270,7 @@ class Audit:
         tokens = there + turn.context_tokens + turn.delivered
         assert tokens <= self.settings.exposure_max_s * survivors
 
-    def _check_pace(self, turn: TurnSeen, number: int) -> None:
+    def _check_pace(self, turn: TurnSeen, number: int, *, has_starved: bool) -> None:
         """Check that prompts that come back do so a few at a time, caches aside."""
         worker = self.workers[number]
         turn.restarting = 0
@@ -278,7 +282,8 @@ class Audit:
             for other in self.turns.values()
             if other.on is not None and self._device(other.on[0]) == self._device(number)
         )
-        assert under_way == 0 or under_way + prompt <= self.settings.burst_prefill_tokens
+        most = self.settings.burst_prefill_tokens
+        assert has_starved or under_way == 0 or under_way + prompt <= most
         turn.restarting = prompt
 
     def _device(self, number: int) -> tuple[str, int]:

@@ -111,7 +111,9 @@ def test_worker_learns_from_its_domain() -> None:
         rig.step(LeaseChanged(0, epoch, 0, 0.0))
         rig.step(LeaseChanged(0, epoch + 1, 10_000, 0.0))
     shown = rig.core.stats().hazards_per_s
-    assert shown[0] > 2 * shown[1] > 8 * PRIOR_PER_S
+    # Five revocations in no time, worth ten seconds of a belief each: of the domain, of itself.
+    assert shown[1] == pytest.approx(PRIOR_PER_S + 0.5, rel=0.1)
+    assert shown[0] == pytest.approx(PRIOR_PER_S + 1.0, rel=0.1)
     assert shown[2] == PRIOR_PER_S
 
 
