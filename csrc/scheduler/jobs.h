@@ -1,0 +1,86 @@
+// The RL jobs that share the scheduler: each with its trainer, its versions and its staleness.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "scheduler/events.h"
+#include "scheduler/outlook.h"
+#include "scheduler/settings.h"
+
+namespace rose::scheduler {
+
+struct Job {
+  explicit Job(const Settings& settings = {}) noexcept : outlook{settings} {}
+
+  JobId number{0};
+  std::int64_t batch_trajectories{1};
+  std::int64_t max_staleness{0};
+  double weight{1};
+
+  std::int64_t published{0};
+  std::int64_t admitted{0};
+  std::int64_t dropped_admitted{0};  // those that the trainer would have waited for
+  std::int64_t done{0};
+  std::int64_t dropped{0};  // admitted or not
+  std::int64_t consumed{0};
+  std::deque<TrajectoryId> waiting;            // for admission, in order; some may be gone
+  std::map<std::int64_t, std::int64_t> wants;  // tokens of a queued turn -> how many want that
+  Outlook outlook;
+
+  void want(std::int64_t tokens) { ++wants[tokens]; }
+  void want_no_more(std::int64_t tokens) {
+    const auto found = wants.find(tokens);
+    if (found != wants.end() && --found->second == 0) wants.erase(found);
+  }
+
+  std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
+  // Those that started and were not consumed.
+  std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
+  // Whether one more may start: see Core.
+  bool can_admit() const noexcept { return ahead() < ahead_max(); }
+  // How many there may be ahead before one is consumed: with those that wait, or more.
+  std::int64_t could_be_ahead() const noexcept {
+    const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
+    return all < ahead_max() ? all : ahead_max();
+  }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, batch_trajectories, max_staleness, weight, published, admitted, dropped_admitted,
+          done, dropped, consumed, waiting, wants, outlook);
+  }
+};
+
+// Jobs in the order in which they were first heard of. One that was never told of has the values of
+// the settings. None is ever forgotten: its consumed counts bound what its front may say.
+class JobTable {
+ public:
+  explicit JobTable(const Settings& settings) noexcept : settings_{settings} {}
+
+  std::size_t size() const noexcept { return jobs_.size(); }
+  Job& operator[](std::size_t place) noexcept { return jobs_[place]; }
+  const Job& operator[](std::size_t place) const noexcept { return jobs_[place]; }
+  std::optional<std::size_t> find(JobId number) const noexcept;
+  // Makes it if it was never heard of.
+  std::size_t place_of(JobId number);
+  // New values; what was counted stays.
+  void join(const JobJoined& event);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs_, places_);
+  }
+  bool is_sound() const noexcept;
+
+ private:
+  Settings settings_;
+  std::deque<Job> jobs_;
+  std::unordered_map<JobId, std::size_t> places_;  // looked up, never walked
+};
+
+}  // namespace rose::scheduler
