@@ -54,10 +54,10 @@ def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
 def _check_lending(where: str, lending: Lending) -> None:
     at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
     _expect(len(at) == len(share) == len(kv) > 0, f"{where}: lending needs equally long columns")
-    _expect(at[0] == 0 and bool(np.all(np.diff(at) > 0)), f"{where}: lending starts at 0, ascends")
+    _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: lending starts at 0, ascends")
     _expect(bool(at[-1] <= _MS_MAX), f"{where}: lending goes on for too long")
-    _expect(bool(np.all((share >= 0) & (share <= 1))), f"{where}: a share is from 0 to 1")
-    _expect(bool(np.all((kv >= 0) & (kv <= _TOKENS_MAX))), f"{where}: lent kv_tokens must be >= 0")
+    _expect(np.all((share >= 0) & (share <= 1)), f"{where}: a share is from 0 to 1")
+    _expect(np.all((kv >= 0) & (kv <= _TOKENS_MAX)), f"{where}: lent kv_tokens must be >= 0")
 
 
 def _check_job(job: SimJob) -> None:
@@ -71,7 +71,7 @@ def _check_job(job: SimJob) -> None:
     _expect(len(group) > 0, f"{where}: it has no trajectories")
     _expect(len(first) == len(group) + 1, f"{where}: first_turn has one more than trajectories")
     _expect(bool(first[0] == 0 and first[-1] == turns), f"{where}: first_turn goes from 0 to t")
-    _expect(bool(np.all(np.diff(first) > 0)), f"{where}: every trajectory has a turn")
+    _expect(np.all(np.diff(first) > 0), f"{where}: every trajectory has a turn")
     _expect(len(trajectories.said_tokens) == turns, f"{where}: said_tokens has t numbers")
     _expect(len(trajectories.tool_ms) == turns, f"{where}: tool_ms has t numbers")
     for name in ("heard_tokens", "said_tokens"):
@@ -79,8 +79,8 @@ def _check_job(job: SimJob) -> None:
         good = np.all((tokens > 0) & (tokens <= _TOKENS_MAX))
         _expect(bool(good), f"{where}: {name} must be > 0")
     tools = trajectories.tool_ms
-    _expect(bool(np.all((tools >= 0) & (tools <= _MS_MAX))), f"{where}: tool_ms must be >= 0")
-    _expect(bool(np.all(np.diff(group) >= 0)), f"{where}: groups must ascend")
+    _expect(np.all((tools >= 0) & (tools <= _MS_MAX)), f"{where}: tool_ms must be >= 0")
+    _expect(np.all(np.diff(group) >= 0), f"{where}: groups must ascend")
     largest = int(np.unique(group, return_counts=True)[1].max())
     _expect(largest <= job.batch, f"{where}: a group of {largest} is larger than its batch")
 
@@ -111,6 +111,6 @@ def _lent_most(worker: SimWorker) -> int:
     return min(worker.kv_tokens, int(worker.lending.kv_tokens.max()))
 
 
-def _expect(is_so: bool, sentence: str) -> None:
+def _expect(is_so: object, sentence: str) -> None:
     if not is_so:
         raise InvalidArgument(sentence)
