@@ -1659,6 +1659,7 @@ class ClusterWorld:
         batch: int,
         train_ms: float,
         max_staleness: int,
+        weight: float,
     ) -> None: ...
     def run(
         self,
