@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <variant>
 
+#include "scheduler/image.h"
+
 namespace rose::scheduler {
 
 using WorkerId = std::int64_t;
 using TrajectoryId = std::int64_t;
+using GroupId = std::int64_t;
 using JobId = std::int64_t;
 using DeviceId = std::int64_t;
 
@@ -23,8 +26,16 @@ inline constexpr std::int64_t kTokensUnknown = -1;
 
 enum class WorkerKind : std::uint8_t { kDedicated = 0, kBorrowed };
 inline constexpr std::size_t kWorkerKinds = 2;
+template <>
+struct EnumSize<WorkerKind> {
+  static constexpr std::size_t value = kWorkerKinds;
+};
 
 enum class TurnEnd : std::uint8_t { kFinished = 0, kInterrupted, kFailed };
+template <>
+struct EnumSize<TurnEnd> {
+  static constexpr std::size_t value = 3;
+};
 
 struct WorkerJoined {
   WorkerId worker;
@@ -62,7 +73,7 @@ struct VersionCommitted {
 
 struct TrajectoryCreated {
   TrajectoryId trajectory;
-  std::int64_t group{0};
+  GroupId group{0};
   JobId job{0};
 };
 

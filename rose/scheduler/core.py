@@ -22,6 +22,7 @@ from rose.scheduler.events import (
     Stop,
     TrajectoryCreated,
     TrajectoryEnded,
+    TrajectoryFate,
     TurnDone,
     TurnEnded,
     TurnProgress,
@@ -89,6 +90,21 @@ class SchedulerCore:
     def __init__(self, settings: SchedulerSettings, policy: PlacementPolicy) -> None:
         self._core = _core.SchedulerCore(policy=_POLICIES.index(policy), **asdict(settings))
 
+    @classmethod
+    def restored(cls, image: bytes) -> "SchedulerCore":
+        """Return a core that goes on where the one that made `image` was: the same actions.
+
+        Raises:
+            CorruptData: the bytes are no image, or one of another version of rose.
+        """
+        core = cls.__new__(cls)
+        core._core = _core.SchedulerCore.restored(image)
+        return core
+
+    def snapshot(self) -> bytes:
+        """Return all that decides what the core does next: equal cores give equal bytes."""
+        return self._core.snapshot()
+
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         """Apply events in their order and return what is to be done, in its order.
 
@@ -116,9 +132,14 @@ class SchedulerCore:
             WorkerKind.BORROWED: counted.pop("turns_borrowed"),
         }
         used_kv_tokens = counted.pop("used_tokens")
+        lengths = {fate: tuple(counted.pop(f"lengths_{fate.value}")) for fate in TrajectoryFate}
         jobs = {number: JobStats(*fields) for number, fields in counted.pop("jobs").items()}
         return SchedulerStats(
-            turns_by_kind=turns_by_kind, used_kv_tokens=used_kv_tokens, jobs=jobs, **counted
+            turns_by_kind=turns_by_kind,
+            used_kv_tokens=used_kv_tokens,
+            lengths_by_fate=lengths,
+            jobs=jobs,
+            **counted,
         )
 
 
