@@ -34,7 +34,7 @@ def fluid_cluster(devices: int, *, seconds: int, seed: int = 0) -> ClusterWorld:
     return ClusterWorld(
         workers=workers,
         jobs=(job,),
-        settings=SchedulerSettings(worker_lag_max=1),
+        settings=SchedulerSettings(),
         policy=PlacementPolicy.JOINT,
         versions=1_000_000,
         horizon_ms=seconds * _MS_PER_S,

@@ -48,7 +48,7 @@ Status Cluster::run(const GoOn& go_on) {
     ROSE_TRY(advance());
     if (round % kRoundsBetweenQuestions == 0 && !go_on(now_ns_, events_)) break;
   }
-  if (!is_over()) now_ns_ = std::max(now_ns_, std::min(next_ns(), world_.horizon_ns));
+  if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
   // What was not reported yet, so that the books close.
   for (RolloutWorker& worker : workers_) worker.report(now_ns_);
   return step();

@@ -28,6 +28,9 @@ struct WorkerCounts {
 // Weights: a version that was published comes `update_ns` later, while the worker runs on. Then it
 // stands still for `pause_ns`, and has it. Turns that run keep what they have computed; what no
 // turn uses is forgotten. A worker that has no lease takes versions just the same.
+//
+// Memory: contexts grow with every token, but only when a turn starts are unused ones forgotten for
+// them, and only when the worker reports does it see that turns no longer fit.
 class RolloutWorker {
  public:
   RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place, Timeline& timeline,

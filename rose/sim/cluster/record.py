@@ -89,8 +89,15 @@ def _joined(*row: Any) -> WorkerJoined:
 
 
 def _ended(*row: Any) -> TurnEnded:
-    *whose, end, tokens = row
-    return TurnEnded(*whose, end=_ENDS[end], tokens=None if tokens < 0 else tokens)
+    trajectory, turn, worker, lease_epoch, end, tokens = row
+    return TurnEnded(
+        trajectory=trajectory,
+        turn=turn,
+        worker=worker,
+        lease_epoch=lease_epoch,
+        end=_ENDS[end],
+        tokens=None if tokens < 0 else tokens,
+    )
 
 
 # In the order of `Event` and `Action` in csrc/scheduler.
