@@ -205,16 +205,22 @@ void Book::stop(const Trajectory& trajectory) {
 
 void Book::set_lease(std::size_t slot, const LeaseChanged& event) {
   const Lease& lease = workers[slot].lease;
-  if (lease.is_live && lease.epoch == event.lease_epoch) {
+  const bool is_same = lease.is_live && lease.epoch == event.lease_epoch;
+  has_changed = true;
+  if (is_same && event.kv_tokens > 0) {
     const Share was = workers.share(slot);
     workers.set_lease(slot, event, now_ns);
     risk.go_on(workers, slot, was, now_ns);
-  } else {
-    end_lease(slot);
-    workers.set_lease(slot, event, now_ns);
-    risk.begin(workers, slot, now_ns);
+    return;
   }
-  has_changed = true;
+  end_lease(slot);
+  if (is_same) return;
+  workers.set_lease(slot, event, now_ns);
+  if (event.kv_tokens > 0) {
+    risk.begin(workers, slot, now_ns);
+  } else {
+    workers.end_lease(slot);  // it is over before it began
+  }
 }
 
 void Book::end_lease(std::size_t slot) {
@@ -282,12 +288,12 @@ bool Book::is_sound() noexcept {
     const Trajectory* const trajectory = trajectories.find(key.trajectory);
     return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
   };
-  const auto is_in_its_job = [&](const Trajectory& trajectory) {
-    return trajectory.state == TrajectoryState::kWaiting ||
-           jobs[trajectory.job].outlook.has(trajectory);
+  const auto is_known = [&](const Trajectory& trajectory) {
+    return jobs[trajectory.job].outlook.knows(trajectory) &&
+           (!trajectory.run.is_held || trajectory.run.domain < risk.exposures.domains());
   };
-  return jobs.is_sound() && workers.is_sound(jobs.size()) &&
-         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all_of(is_in_its_job) &&
+  return jobs.is_sound() && workers.is_sound(jobs.size(), risk.exposures.domains()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all(is_known) &&
          std::all_of(turns.begin(), turns.end(), is_queued);
 }
 

@@ -64,6 +64,7 @@ class Book {
   void drop(Trajectory& trajectory, DropReason reason);
 
   void stop(const Trajectory& trajectory);
+  // A lease of a new epoch, or the one that lives with other tokens: with none it ends.
   void set_lease(std::size_t slot, const LeaseChanged& event);
   void end_lease(std::size_t slot);
   void lose(std::size_t slot);

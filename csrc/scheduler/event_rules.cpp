@@ -42,7 +42,6 @@ void EventRules::operator()(const LeaseChanged& event) {
     return;
   }
   book_.set_lease(*slot, event);
-  if (event.kv_tokens == 0) book_.end_lease(*slot);
   shrunk_.push_back(*slot);
 }
 

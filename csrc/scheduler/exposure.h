@@ -32,8 +32,8 @@ struct Exposed {
 
 // With survivors the workers of the job in all other domains, a turn may join domain d only if
 //   (tokens on d + its prompt) / (prefill rate of the survivors) <= exposure_max_s, or none is
-//   there urgent turns on d, itself included, <= urgent_share_max of the job's, or it is the only
-//   one
+//   there, and
+//   if it is urgent: urgent turns on d, with it, <= urgent_share_max of the job's, rounded up
 // and without survivors it may always: there is nowhere else to be.
 //
 // Invariant: all() of a job is the sum of its domains.
@@ -64,8 +64,8 @@ class ExposureTable {
     const double tokens = static_cast<double>(there.tokens) + prompt_tokens;
     if (there.tokens > 0 && tokens > exposure_max_s_ * static_cast<double>(survivors)) return false;
     if (!is_urgent) return true;
-    const double most = urgent_share_max_ * static_cast<double>(everywhere.urgent + 1);
-    return there.urgent == 0 || static_cast<double>(there.urgent + 1) <= most;
+    const double most = std::ceil(urgent_share_max_ * static_cast<double>(everywhere.urgent + 1));
+    return static_cast<double>(there.urgent + 1) <= most;
   }
   // 0 without survivors: nobody could compute it again, at no speed.
   double seconds(std::size_t job, std::size_t domain) const noexcept {

@@ -22,8 +22,9 @@ class TrainerClock {
 
   template <typename Image>
   void image(Image& image) {
-    image(count_, version_s_, has_published_, published_ns_);
+    image(window_, count_, version_s_, has_published_, published_ns_);
   }
+  bool is_sound() const noexcept;
 
  private:
   std::int64_t window_;

@@ -7,8 +7,6 @@
 //     image(first, second);
 //   }
 //
-// A container of what has no value of its own says what to begin with: image.begun(jobs, Job{...}).
-//
 // A new member is one word there; a changed layout is a new kImageVersion in core_image.cpp.
 // Numbers are little-endian, as in memory. Hash tables are written in the order of their keys:
 // equal states give equal bytes.
@@ -47,10 +45,6 @@ class ImageWriter {
   template <typename... T>
   void operator()(T&... values) {
     (put(values), ...);
-  }
-  template <typename Values, typename T>
-  void begun(Values& values, const T&) {
-    put(values);
   }
 
  private:
@@ -132,10 +126,6 @@ class ImageReader {
   void operator()(T&... values) {
     (take(values), ...);
   }
-  template <typename Values, typename T>
-  void begun(Values& values, const T& beginning) {
-    take_begun(values, beginning);
-  }
 
  private:
   template <ImageNumber T>
@@ -193,11 +183,11 @@ class ImageReader {
   }
   template <typename K, typename V>
   void take(std::map<K, V>& values) {
-    take_entries<K>(values, V{});
+    take_entries<K>(values);
   }
   template <typename K, typename V>
   void take(std::unordered_map<K, V>& values) {
-    take_entries<K>(values, V{});
+    take_entries<K>(values);
   }
 
   // Whatever is counted takes a byte at least: a count cannot make us take more memory than that.
@@ -209,35 +199,18 @@ class ImageReader {
   }
   template <typename Values>
   void take_all(Values& values) {
-    take_begun(values, typename Values::value_type{});
-  }
-  template <typename T>
-  void take_begun(std::deque<T>& values, const T& beginning) {
-    take_items(values, beginning);
-  }
-  template <typename T>
-  void take_begun(std::vector<T>& values, const T& beginning) {
-    take_items(values, beginning);
-  }
-  template <typename K, typename V>
-  void take_begun(std::unordered_map<K, V>& values, const V& beginning) {
-    take_entries<K>(values, beginning);
-  }
-  template <typename Values, typename T>
-  void take_items(Values& values, const T& beginning) {
     values.clear();
     for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
-      values.push_back(beginning);
-      take(values.back());
+      take(values.emplace_back());
     }
   }
-  template <typename K, typename Values, typename V>
-  void take_entries(Values& values, const V& beginning) {
+  template <typename K, typename Values>
+  void take_entries(Values& values) {
     values.clear();
     for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
       K key{};
       take(key);
-      const auto [place, is_new] = values.try_emplace(key, beginning);
+      const auto [place, is_new] = values.try_emplace(key);
       is_good_ = is_good_ && is_new;
       if (is_good_) take(place->second);
     }

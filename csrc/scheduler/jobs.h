@@ -15,7 +15,7 @@
 namespace rose::scheduler {
 
 struct Job {
-  explicit Job(const Settings& settings) noexcept : outlook{settings} {}
+  explicit Job(const Settings& settings = {}) noexcept : outlook{settings} {}
 
   JobId number{0};
   std::int64_t batch_trajectories{1};
@@ -73,8 +73,7 @@ class JobTable {
 
   template <typename Image>
   void image(Image& image) {
-    image.begun(jobs_, Job{settings_});
-    image(places_);
+    image(jobs_, places_);
   }
   bool is_sound() const noexcept;
 

@@ -1,6 +1,7 @@
 #include "scheduler/life_line.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace rose::scheduler {
 
@@ -41,20 +42,30 @@ void LifeLine::leave(std::size_t number) noexcept {
   ++changes_;
 }
 
-bool LifeLine::is_sound() const noexcept {
-  const std::size_t lives = lives_s_.size();
-  bool is_so = numbers_.size() == lives && places_.size() == lives + unused_.size();
-  for (const std::size_t number : numbers_) is_so = is_so && has(number);
-  for (const std::size_t number : unused_) is_so = is_so && number < places_.size();
-  return is_so;
-}
-
 double LifeLine::lag(double life_s) const {
   if (lives_s_.empty()) return 0;
   if (changes_ * kRefresh > lives_s_.size()) select();
   const double span_s = high_s_ - median_s_;
   if (life_s <= median_s_ || span_s <= 0) return 0;
   return std::min(1.0, (life_s - median_s_) / span_s);
+}
+
+bool LifeLine::has(std::size_t number) const noexcept {
+  if (number >= places_.size()) return false;
+  const std::size_t place = places_[number];
+  return place < numbers_.size() && numbers_[place] == number;
+}
+
+bool LifeLine::is_sound() const noexcept {
+  const auto is_life = [](double life_s) { return std::isfinite(life_s); };
+  const auto is_used = [&](std::size_t number) { return has(number); };
+  const auto is_unused = [&](std::size_t number) {
+    return number < places_.size() && !has(number);
+  };
+  return lives_s_.size() == numbers_.size() && lives_s_.size() + unused_.size() == places_.size() &&
+         std::all_of(lives_s_.begin(), lives_s_.end(), is_life) &&
+         std::all_of(numbers_.begin(), numbers_.end(), is_used) &&
+         std::all_of(unused_.begin(), unused_.end(), is_unused);
 }
 
 void LifeLine::select() const {

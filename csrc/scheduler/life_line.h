@@ -24,12 +24,8 @@ class LifeLine {
   void image(Image& image) {
     image(lives_s_, numbers_, places_, unused_, changes_, median_s_, high_s_);
   }
-  // Whether every number and place that something names is there.
   bool is_sound() const noexcept;
-  bool has(std::size_t number) const noexcept {
-    return number < places_.size() && places_[number] < numbers_.size() &&
-           numbers_[places_[number]] == number;
-  }
+  bool has(std::size_t number) const noexcept;
 
  private:
   void select() const;

@@ -17,7 +17,7 @@ namespace rose::scheduler {
 // may come again for a turn that left its worker, and finish, for each turn; at last over.
 class Outlook {
  public:
-  explicit Outlook(const Settings& settings) noexcept;
+  explicit Outlook(const Settings& settings = {}) noexcept;
 
   void create(const Trajectory& trajectory);
   void admit(Trajectory& trajectory, Nanoseconds now_ns);
@@ -49,12 +49,11 @@ class Outlook {
 
   template <typename Image>
   void image(Image& image) {
-    image(predictor_, lives_, clock_, fates_);
+    image(settings_, predictor_, lives_, clock_, fates_);
   }
-  bool is_sound() const noexcept { return lives_.is_sound(); }
-  bool has(const Trajectory& trajectory) const noexcept {
-    return lives_.has(trajectory.life_number);
-  }
+  bool is_sound() const noexcept;
+  // Whether it was told of the trajectory, and expects something that can be.
+  bool knows(const Trajectory& trajectory) const noexcept;
 
  private:
   void expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "scheduler/events.h"
 #include "scheduler/quantile.h"
 #include "scheduler/settings.h"
 
@@ -18,8 +19,9 @@ class WindowMean {
 
   template <typename Image>
   void image(Image& image) {
-    image(mean_, count_);
+    image(mean_, window_, count_);
   }
+  bool is_sound() const noexcept;
 
  private:
   double mean_;
@@ -72,13 +74,13 @@ class Predictor {
 
   template <typename Image>
   void image(Image& image) {
-    image(job_, turn_s_, turn_tokens_);
-    image.begun(groups_, Group{Lengths{settings_.turn_window}});
+    image(settings_, job_, turn_s_, turn_tokens_, groups_);
   }
+  bool is_sound() const noexcept;
 
  private:
   struct Lengths {
-    explicit Lengths(std::int64_t window) noexcept
+    explicit Lengths(std::int64_t window = 1) noexcept
         : turn_tokens{window}, turns{window}, tokens{window}, tool_ms{window} {}
     Sketch turn_tokens;  // of a turn
     Sketch turns;        // of a trajectory
@@ -89,6 +91,7 @@ class Predictor {
     void image(Image& image) {
       image(turn_tokens, turns, tokens, tool_ms);
     }
+    bool is_sound() const noexcept;
   };
   struct Group {
     Lengths lengths;

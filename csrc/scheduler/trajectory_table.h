@@ -133,9 +133,8 @@ class TrajectoryTable {
   }
   // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots.
   bool is_sound(std::size_t jobs, std::size_t slots) const noexcept;
-  // Whether `is_so` of each, in no order.
-  template <typename F>
-  bool all_of(F&& is_so) const {
+  template <typename Predicate>
+  bool all(const Predicate& is_so) const {
     return std::all_of(by_id_.begin(), by_id_.end(),
                        [&](const auto& entry) { return is_so(entry.second); });
   }

@@ -97,14 +97,16 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   return share;
 }
 
-bool WorkerTable::is_sound(std::size_t jobs) noexcept {
+bool WorkerTable::is_sound(std::size_t jobs, std::size_t domains) noexcept {
   const std::size_t size = workers_.size();
   const auto are_there = [&](const std::vector<std::size_t>& slots) {
     return std::all_of(slots.begin(), slots.end(), [&](std::size_t slot) { return slot < size; });
   };
-  bool is_so = columns_.has_size(size) && are_there(free_slots_);
+  bool is_so = columns_.has_size(size) && seats_left_.size() == size && are_there(free_slots_);
   for (const Worker& worker : workers_) {
-    is_so = is_so && are_there(worker.peers) && (worker.number == kNobody || worker.job < jobs);
+    is_so =
+        is_so && are_there(worker.peers) &&
+        (worker.number == kNobody ? worker.job == 0 : worker.job < jobs && worker.domain < domains);
   }
   for (const auto& entry : devices_) is_so = is_so && are_there(entry.second);
   for (const auto& [number, slot] : slots_) {
@@ -229,8 +231,8 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t slot = workers_.size();
   const std::size_t size = slot + 1;
   workers_.resize(size);
-  columns_.resize(size);
   seats_left_.resize(size);
+  columns_.resize(size);
   return slot;
 }
 

@@ -167,8 +167,8 @@ class WorkerTable {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
           devices_, last_epochs_, next_deadline_ns_);
   }
-  // Whether every slot that something names is there, and every job is one of `jobs`.
-  bool is_sound(std::size_t jobs) noexcept;
+  // Whether every slot that something names is there, and every job and domain is one of so many.
+  bool is_sound(std::size_t jobs, std::size_t domains) noexcept;
 
  private:
   std::size_t take_slot();
