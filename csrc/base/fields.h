@@ -70,4 +70,8 @@ constexpr auto fields_of(const T& one) noexcept {
   // clang-format on
 }
 
+// The references would outlive it.
+template <typename T>
+void fields_of(const T&& one) = delete;
+
 }  // namespace rose
