@@ -1,4 +1,4 @@
-"""What a device lends while it serves, quantum by quantum, as the machine of `rose.sim` finds it."""
+"""What a device lends while it serves, quantum by quantum, as the machine of `rose.sim` says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
