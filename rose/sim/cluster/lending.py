@@ -111,7 +111,7 @@ def lend_exactly(
     lending = joined(
         at_ms,
         share,
-        kv_at_ms=kv_bin_ms * np.arange(len(lent)),
+        kv_at_ms=kv_bin_ms * np.arange(len(lent), dtype=np.float64),
         kv_tokens=lent * pool.rollout_tokens,
         horizon_ms=horizon_ms,
     )

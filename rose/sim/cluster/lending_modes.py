@@ -69,7 +69,7 @@ def _beside(device: DeviceModel, sharing: Sharing) -> FluidMode:
         slowdown=device.serving_slowdown(sharing, is_beside=True),
         busy_share=1 / device.rollout_slowdown(sharing, is_beside=True),
         idle_share=1 / device.rollout_slowdown(sharing, is_beside=False),
-        lent_ms=np.zeros_like,
+        lent_ms=_none,
         lent_share=0.0,
         prompt_ms=0.0,
         piece_ms=0.0,
@@ -81,7 +81,8 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
     step_ms = device.layers * device.layer_ms
     segment_ms = device.layers_per_segment * device.layer_ms + device.gate_ms
     word_ms = 2 * device.signal_ms  # to the rollouts, and back to serving
-    lent_ms, prompt_ms, piece_ms = np.zeros_like, 0.0, segment_ms
+    lent_ms: Callable[[Column], Column] = _none
+    prompt_ms, piece_ms = 0.0, segment_ms
     lent_share = idle_share = device.layers_per_segment * device.layer_ms / segment_ms
     reopens: Callable[[float], float] = lambda _: device.signal_ms  # noqa: E731
     if scheme == "rose_paper":
@@ -103,6 +104,10 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
         piece_ms=piece_ms,
         reopens_ms=reopens,
     )
+
+
+def _none(step_ms: Column) -> Column:
+    return np.zeros_like(step_ms)
 
 
 def _steps(rollout_ms: float, slo: SLO) -> Callable[[Column], Column]:
