@@ -114,6 +114,13 @@ def test_memory_follows_the_contexts_of_serving() -> None:
     assert ended_ms + 300 <= back_ms <= ended_ms + 300 + 2 * 50
 
 
+def test_a_prompt_takes_memory_chunk_by_chunk_and_an_answer_token_by_token() -> None:
+    record = Record()
+    request = Request(0.0, 300, 4)
+    simulate([request], DEVICE, "alone", slo=SMALL_SLO, seed=0, observer=record)
+    assert [event.number for event in record.of("context")] == [128, 256, 300, 301, 302, 0]
+
+
 @FEW
 @given(requests=traces())
 def test_a_context_in_the_pool_is_a_prompt_and_what_was_said(requests) -> None:

@@ -67,21 +67,17 @@ def both(traffic, arm, *, device=DEVICE):
 @pytest.mark.parametrize("name", ARMS)
 def test_eight_devices_lend_as_much_as_a_fluid_as_exactly(name, busy) -> None:
     exact, fluid = both(like_chat(8, RATES[busy], seed=11), ARMS[name])
-    print(
-        f"| {name} | {busy} |",
-        *(f"{a:.4g} | {b / a - 1:+.2%} |" for a, b in zip(exact, fluid, strict=True)),
-    )
     assert fluid == pytest.approx(exact, rel=NEAR)
 
 
 @pytest.mark.parametrize("name", ["rose_idle", "rose_slack", "rose_published", "share_all"])
 def test_two_devices_lend_as_much_as_a_fluid_as_exactly(name) -> None:
     exact, fluid = both(like_chat(2, 1.5, seed=5), ARMS[name])
-    assert fluid == pytest.approx(exact, rel=NEAR)
+    assert fluid == pytest.approx(exact, rel=0.015)
 
 
 def test_noise_costs_the_margin_that_certificates_have() -> None:
-    device = dataclasses.replace(DEVICE, noise=0.1)
+    device = dataclasses.replace(DEVICE, noise=0.2)
     exact, fluid = both(like_chat(2, 1.5, seed=6), ARMS["rose_slack"], device=device)
     assert fluid == pytest.approx(exact, rel=NEAR)
 

@@ -61,6 +61,15 @@ def test_updates_are_met_by_a_revocation_even_where_they_overlap(
     assert at(after, when_ms) == ((0.0, 0) if inside else at(lending, when_ms))
 
 
+def test_a_revocation_within_another_ends_with_the_later_one() -> None:
+    always = Lending(np.zeros(1), np.ones(1), np.ones(1, dtype=np.int64))
+    after = revoked_during_updates(
+        always, published_ms=np.array([10.0, 30.0]), after_ms=0.0, for_ms=40.0
+    )
+    assert after.at_ms.tolist() == [0.0, 10.0, 70.0]
+    assert after.share.tolist() == [1.0, 0.0, 1.0]
+
+
 def test_times_that_cannot_be_are_refused() -> None:
     lending = Lending(np.zeros(1), np.ones(1), np.ones(1, dtype=np.int64))
     for make in (
