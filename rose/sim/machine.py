@@ -17,7 +17,8 @@ _NEVER: Final = 1 << 62
 _PERMILLE: Final = 1000
 _PS_PER_NS: Final = 1000
 
-# Told the time in ns, what happened, and the request, step or segment it happened to.
+# Told the time in ns, what happened, and the request, step or segment it happened to; for "layers"
+# how many the segment that ends had, for "context" the tokens in serving's KV after a step.
 Observer = Callable[[int, str, int], None]
 
 
@@ -105,6 +106,7 @@ class Machine:
         step_noise: Noise,
         rollout_noise: Noise,
         observer: Observer | None = None,
+        until_ms: float = 0.0,
     ) -> None:
         """Start at time 0 with nothing on the device.
 
@@ -116,7 +118,9 @@ class Machine:
             step_noise: of serving's steps.
             rollout_noise: of rollouts' steps; one factor for all segments of a step.
             observer: told about everything that begins and ends.
+            until_ms: rollouts go on at least until then, also when every request is served.
         """
+        self._until_ns = ns_of(until_ms)
         self._requests = requests
         self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
         self._device = device
@@ -155,9 +159,9 @@ class Machine:
         return self._now_ns / NS_PER_MS
 
     def run(self) -> Tally:
-        """Serve every request, and return what came of it."""
+        """Serve every request, go on until the end, and return what came of it."""
         self._settle()  # Somebody may arrive at the very start.
-        while self._live:
+        while self._live or self._now_ns < self._until_ns:
             self._dispatch()
             self._advance(self._next_ns())
             self._settle()
@@ -175,6 +179,8 @@ class Machine:
         for task in (self._step, self._segment):
             if task is not None:
                 next_ns = min(next_ns, self._now_ns + task.ends_in_ns())
+        if next_ns == _NEVER and self._now_ns < self._until_ns:
+            return self._until_ns
         check(next_ns < _NEVER, "requests are left, and nothing will happen")
         return next_ns
 
@@ -291,6 +297,7 @@ class Machine:
             lent_ms=self._lent_ns / NS_PER_MS,
         )
         emitted = self._engine.complete(self._work)
+        self._tell("context", self._engine.context_tokens)
         for number in emitted.tokens:
             self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
         if emitted.tokens:
@@ -345,6 +352,7 @@ class Machine:
         self._segment_ended_ns = self._now_ns
         self._tally.harvest_ns += ns_of(segment.layers * self._device.layer_ms)
         self._tell("segment_end", self._tally.segments - 1)
+        self._tell("layers", segment.layers)
         self._layer = (self._layer + segment.layers) % self._device.layers
         self._rollout_steps += self._layer == 0
         if self._turn is not None and self._turn.lend_until_ns >= 0:
