@@ -55,6 +55,12 @@ class ServingEngine:
         """How many requests have no token yet."""
         return len(self._waiting)
 
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens have KV: those of all that run, and of the prompt that has begun."""
+        begun = self._waiting[0].context_tokens if self._waiting else 0
+        return self._context_tokens + begun
+
     def has_work(self) -> bool:
         """Whether a step could begin."""
         return bool(self._running or self._waiting)

@@ -17,7 +17,8 @@ _NEVER: Final = 1 << 62
 _PERMILLE: Final = 1000
 _PS_PER_NS: Final = 1000
 
-# Told the time in ns, what happened, and the request, step or segment it happened to.
+# Told the time in ns, what happened, and the request, step or segment it happened to; for "layers"
+# how many the segment that ends had, for "context" the tokens in serving's KV after a step.
 Observer = Callable[[int, str, int], None]
 
 
@@ -291,6 +292,7 @@ class Machine:
             lent_ms=self._lent_ns / NS_PER_MS,
         )
         emitted = self._engine.complete(self._work)
+        self._tell("context", self._engine.context_tokens)
         for number in emitted.tokens:
             self._tally.served[number].token(self._now_ns, tpot_ns=self._tpot_ns)
         if emitted.tokens:
@@ -345,6 +347,7 @@ class Machine:
         self._segment_ended_ns = self._now_ns
         self._tally.harvest_ns += ns_of(segment.layers * self._device.layer_ms)
         self._tell("segment_end", self._tally.segments - 1)
+        self._tell("layers", segment.layers)
         self._layer = (self._layer + segment.layers) % self._device.layers
         self._rollout_steps += self._layer == 0
         if self._turn is not None and self._turn.lend_until_ns >= 0:

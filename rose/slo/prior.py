@@ -55,6 +55,7 @@ class Roofline:
         bytes_per_s: of memory, likewise.
         launch_ms: of a step that does nothing.
         notice: one sentence for the user where the device is not in the table, else None.
+        memory_bytes: of the device; 0 where nobody says.
     """
 
     device: str
@@ -62,6 +63,7 @@ class Roofline:
     bytes_per_s: float
     launch_ms: float
     notice: str | None = None
+    memory_bytes: float = 0.0
 
     def prior_ms(self, model: ModelCost) -> PriorMs:
         """Return the five coefficients that `LatencyModel` starts from.
@@ -137,6 +139,7 @@ def _roofline(entry: dict[str, Any]) -> Roofline:
         flops_per_s=number("bf16_flops_per_s") * number("flops_share"),
         bytes_per_s=number("memory_bytes_per_s") * number("bytes_share"),
         launch_ms=number("launch_ms"),
+        memory_bytes=number("memory_bytes"),
     )
 
 

@@ -1,0 +1,243 @@
+"""What a step of a model costs on a GPU, from data sheets and shapes or from what was measured.
+
+The data sheets, and the shares of them that engines reach, are those of `rose/slo/priors.json`,
+each with its source; the shapes are those of `rose/memory/presets.json`.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose._core import LatencyModel
+from rose.errors import InvalidArgument
+from rose.executor.model_cost import model_cost
+from rose.memory.model_shape import KVDtype, ModelShape
+from rose.memory.model_weights import weight_bytes
+from rose.sim.cluster.world import StepTimes
+from rose.sim.device import DeviceModel
+from rose.slo import Policy
+from rose.slo.latency_file import new_latency_model
+from rose.slo.log_file import read_log
+from rose.slo.prior import Roofline, find_roofline
+from rose.units import GIB, MS_PER_S
+
+# CUDA context, graphs and activations of an engine.
+ENGINE_BYTES: Final = 2 * GIB
+BF16_KV: Final = KVDtype(element_bytes=2)
+# BLIS (inference-sim), fitted per sequence and step of vLLM: 3 to 5 us.
+_SEQUENCE_MS: Final = 0.004
+# Assumed: an all-reduce of a decode step's activations over NVLink is latency; two in each layer.
+_ALL_REDUCE_MS: Final = 0.01
+_ALL_REDUCES_OF_LAYER: Final = 2
+_MATRICES_OF_AN_EXPERT: Final = 3  # gate, up and down
+_MANY: Final = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step takes: a sum of five terms, in milliseconds.
+
+    Args:
+        base_ms: of any step, > 0.
+        sequence_ms: per decoding sequence.
+        context_ms: per token of context that is read.
+        prefill_ms: per prompt token, > 0.
+        pair_ms: per pair of a prompt token and one before it in its context.
+    """
+
+    base_ms: float
+    sequence_ms: float
+    context_ms: float
+    prefill_ms: float
+    pair_ms: float
+
+    def __post_init__(self) -> None:
+        """Refuse costs without a meaning.
+
+        Raises:
+            InvalidArgument: a term is out of its range; the sentence names it.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_sound = math.isfinite(value) and value >= 0
+            if not (is_sound and (value > 0 or field.name not in {"base_ms", "prefill_ms"})):
+                raise InvalidArgument(f"StepCost({field.name}={value}) is out of range")
+
+    def step_times(self, *, context_tokens: int = 0) -> StepTimes:
+        """Return the times of a rollout engine.
+
+        Prompts ride in steps that read the weights for the decoding sequences anyway, so a prompt
+        token costs its arithmetic only.
+
+        Args:
+            context_tokens: what a prompt's token has before it, on average, >= 0.
+        """
+        token_ms = self.prefill_ms + self.pair_ms * context_tokens
+        return StepTimes(
+            prefill_tokens_per_s=MS_PER_S / token_ms,
+            decode_step_ms=self.base_ms,
+            decode_ms_per_sequence=self.sequence_ms,
+            decode_ms_per_context_token=self.context_ms,
+        )
+
+    def device_model(
+        self,
+        rollout: "StepCost",
+        *,
+        rollout_layers: int,
+        rollout_tokens: int = 512,
+        **device: Any,
+    ) -> DeviceModel:
+        """Return a device whose serving engine costs this, for the machine of `rose.sim`.
+
+        Args:
+            rollout: what a step of the other engine costs.
+            rollout_layers: of its model, > 0.
+            rollout_tokens: prompt tokens of its step, which is as heavy as it gets; 512 is what
+                the paper allows.
+            device: other fields of `DeviceModel`.
+        """
+        return DeviceModel(
+            base_ms=self.base_ms,
+            sequence_ms=self.sequence_ms,
+            context_ms=self.context_ms,
+            prefill_ms=self.prefill_ms,
+            pair_ms=self.pair_ms,
+            layers=rollout_layers,
+            layer_ms=(rollout.base_ms + rollout.prefill_ms * rollout_tokens) / rollout_layers,
+            **device,
+        )
+
+
+def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1, batch: int = 64) -> StepCost:
+    """Return what a step should cost by the data sheet of `gpu`.
+
+    A decode step takes the longer of its reading and its arithmetic, over all its weights; the
+    straight line through that over 1 to `batch` sequences is returned. With experts a larger batch
+    wakes more of them: n of N with k per token read N (1 - (1 - k / N)^n).
+
+    Args:
+        shape: of the model, bf16 or FP8 as it was published; KV is bf16.
+        gpu: "H100", "H800", "H200", "A100", "L40S", or a name a driver gives.
+        tp: devices that share the model over NVLink.
+        batch: the most sequences that are expected, > 0.
+
+    Raises:
+        InvalidArgument: the GPU has no figures, or the model cannot be divided so.
+    """
+    if batch < 1:
+        raise InvalidArgument(f"a batch of {batch} sequences decodes nothing; give at least 1")
+    roofline = _roofline(gpu)
+    cost = model_cost(shape, kv=BF16_KV, tp=tp)
+    _, token_ms, context_ms, prefill_ms, pair_ms = roofline.prior_ms(cost)
+    sequences = np.arange(1, batch + 1, dtype=np.float64)
+    read_bytes = cost.weight_bytes - _asleep_bytes(shape, sequences) / tp
+    decode_ms = np.maximum(read_bytes * MS_PER_S / roofline.bytes_per_s, sequences * token_ms)
+    slope, at_none = np.polyfit(sequences, decode_ms, 1) if batch > 1 else (0.0, decode_ms[0])
+    exchange_ms = _ALL_REDUCE_MS * _ALL_REDUCES_OF_LAYER * shape.layers if tp > 1 else 0.0
+    return StepCost(
+        base_ms=roofline.launch_ms + exchange_ms + float(at_none),
+        sequence_ms=_SEQUENCE_MS + max(0.0, float(slope)),
+        context_ms=context_ms,
+        prefill_ms=prefill_ms,
+        pair_ms=pair_ms,
+    )
+
+
+def measured_cost(log: Path, *, policy: Policy | None = None) -> StepCost:
+    """Return what steps cost by a certificate log, learned as rose's latency model learns it.
+
+    Args:
+        log: of a run on the device.
+        policy: the knobs of the model, and its prior.
+
+    Raises:
+        InvalidArgument: there is no such log, or it has no steps.
+        CorruptData: the log is damaged.
+    """
+    model = new_latency_model(policy or Policy())
+    _, records = read_log(log)
+    for record in records:
+        if record.kind == "STEP":
+            names = ("decode_sequences", "context_tokens", "prefill_tokens")
+            features = {name: record.fields[name] for name in names}
+            model.observe(record.fields["actual_ms"], **features)
+    if not model.observations:
+        raise InvalidArgument(f"{log} has no steps to learn from")
+    return learned_cost(model)
+
+
+def learned_cost(model: LatencyModel) -> StepCost:
+    """Return what a latency model has learned, or starts from.
+
+    Raises:
+        InvalidArgument: it says that prompt tokens cost nothing.
+    """
+
+    def term(sequences: float, context: float, prefill: float) -> float:
+        return model.forecast(
+            decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill
+        ).predicted_ms
+
+    # A forecast is a sum, so each coefficient is a difference; whatever the model's own scales are.
+    base_ms = term(0, 0, 0)
+    context_ms, prefill_ms = term(0, _MANY, 0) - base_ms, term(0, 0, _MANY) - base_ms
+    pair_ms = term(0, _MANY, _MANY) - base_ms - context_ms - prefill_ms
+    return StepCost(
+        base_ms=base_ms,
+        sequence_ms=max(0.0, term(_MANY, 0, 0) - base_ms) / _MANY,
+        context_ms=max(0.0, context_ms) / _MANY,
+        prefill_ms=max(0.0, prefill_ms) / _MANY,
+        pair_ms=max(0.0, pair_ms) / _MANY**2,
+    )
+
+
+def kv_tokens(shape: ModelShape, gpu: str, *, beside: ModelShape | None = None, tp: int = 1) -> int:
+    """Return the tokens of context that fit one of `tp` GPUs, beside the weights.
+
+    Args:
+        shape: of the model whose contexts they are.
+        gpu: as for `roofline_cost`.
+        beside: another model whose weights and engine lie there too.
+        tp: devices that share the model.
+
+    Raises:
+        InvalidArgument: the GPU has no figures, or the weights leave no room.
+    """
+    token_bytes = int(model_cost(shape, kv=BF16_KV, tp=tp).context_token_bytes)
+    return pool_bytes(gpu, shape, *(() if beside is None else (beside,)), tp=tp) // token_bytes
+
+
+def pool_bytes(gpu: str, *shapes: ModelShape, tp: int = 1) -> int:
+    """Return what one of `tp` GPUs has for KV when the weights of all `shapes` lie there.
+
+    Raises:
+        InvalidArgument: the GPU has no figures, or the weights leave no room.
+    """
+    weights = sum(weight_bytes(shape, tp=tp) + ENGINE_BYTES for shape in shapes)
+    left = int(_roofline(gpu).memory_bytes) - weights
+    if left <= 0:
+        names = " and ".join(shape.name for shape in shapes)
+        raise InvalidArgument(f"{names} do not fit {gpu} with tp {tp}: {-left} bytes too much")
+    return left
+
+
+def _roofline(gpu: str) -> Roofline:
+    roofline = find_roofline(gpu)
+    if roofline.notice is not None:
+        raise InvalidArgument(f"there are no figures for a GPU '{gpu}'; measure its steps instead")
+    return roofline
+
+
+def _asleep_bytes(shape: ModelShape, sequences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the bytes of experts that a step of so many sequences does not read."""
+    experts = shape.experts
+    if experts is None:
+        return np.zeros_like(sequences)
+    expert_bytes = _MATRICES_OF_AN_EXPERT * shape.hidden * experts.intermediate * shape.dtype_bytes
+    asleep = experts.count * (1 - experts.per_token / experts.count) ** sequences
+    return np.asarray(asleep * expert_bytes * experts.layers, dtype=np.float64)

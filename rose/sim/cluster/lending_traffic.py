@@ -1,0 +1,310 @@
+"""Serving traffic of many devices: routed from one trace, or drawn around a daily envelope.
+
+Values come in, values go out: whoever reads traces stands above. Generators are passed in.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.errors import InvalidArgument
+from rose.sim.request import Request, check_requests
+from rose.units import MS_PER_S
+
+_DAY_MS: Final = 24 * 3600 * MS_PER_S
+
+Column = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTraffic:
+    """The requests of many devices, device by device; within one by arrival.
+
+    Args:
+        first: (d + 1,) int64: requests `first[i]` to `first[i + 1]` are those of device i.
+        arrival_ms: (n,) float64, >= 0.
+        prompt_tokens: (n,) int64, >= 1.
+        output_tokens: (n,) int64, >= 1.
+    """
+
+    first: Tokens
+    arrival_ms: Column
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    @classmethod
+    def of(cls, fleet: Sequence[Sequence[Request]]) -> "FleetTraffic":
+        """Return the columns of requests, a sequence for each device.
+
+        Raises:
+            InvalidArgument: a sequence is not a trace.
+        """
+        for requests in fleet:
+            check_requests(requests)
+        every = [request for requests in fleet for request in requests]
+        sizes = [0, *(len(requests) for requests in fleet)]
+        return cls(
+            np.cumsum(sizes, dtype=np.int64),
+            np.array([one.arrival_ms for one in every], dtype=np.float64),
+            np.array([one.prompt_tokens for one in every], dtype=np.int64),
+            np.array([one.output_tokens for one in every], dtype=np.int64),
+        )
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return len(self.first) - 1
+
+    def requests(self, device: int) -> list[Request]:
+        """Return those of one device, for the machine of `rose.sim`."""
+        rows = slice(self.first[device], self.first[device + 1])
+        return [
+            Request(float(at), int(prompt), int(output))
+            for at, prompt, output in zip(
+                self.arrival_ms[rows],
+                self.prompt_tokens[rows],
+                self.output_tokens[rows],
+                strict=True,
+            )
+        ]
+
+    def blocks(self, requests_max: int) -> Iterator[tuple[int, "FleetTraffic"]]:
+        """Yield (first device, its traffic and that of those behind it), at most so many requests.
+
+        A device is never divided, so one that has more comes alone.
+        """
+        begin = 0
+        while begin < self.devices:
+            limit = self.first[begin] + requests_max
+            end = max(begin + 1, int(np.searchsorted(self.first, limit, side="right")) - 1)
+            rows = slice(self.first[begin], self.first[end])
+            yield (
+                begin,
+                FleetTraffic(
+                    self.first[begin : end + 1] - self.first[begin],
+                    self.arrival_ms[rows],
+                    self.prompt_tokens[rows],
+                    self.output_tokens[rows],
+                ),
+            )
+            begin = end
+
+
+class Routing(Enum):
+    """Which device a request goes to."""
+
+    ROUND_ROBIN = auto()
+    LEAST_OUTSTANDING = auto()
+
+
+def route(
+    requests: Sequence[Request],
+    *,
+    devices: int,
+    routing: Routing,
+    request_ms: float = 0.0,
+    token_ms: float = 0.0,
+) -> FleetTraffic:
+    """Split the requests of a service over its devices.
+
+    Args:
+        requests: by arrival.
+        devices: > 0.
+        routing: how. LEAST_OUTSTANDING takes a request as outstanding for `request_ms`, and
+            `token_ms` for each of its tokens; among equals the lowest device.
+        request_ms: >= 0.
+        token_ms: per output token, >= 0.
+
+    Raises:
+        InvalidArgument: no devices, or requests that are not a trace.
+    """
+    check_requests(requests)
+    if devices < 1:
+        raise InvalidArgument(f"requests cannot be split over {devices} devices")
+    if routing is Routing.ROUND_ROBIN:
+        goes_to = np.arange(len(requests)) % devices
+    else:
+        stays_ms = [request_ms + token_ms * one.output_tokens for one in requests]
+        goes_to = _least_outstanding(requests, stays_ms, devices)
+    fleet: list[list[Request]] = [[] for _ in range(devices)]
+    for device, request in zip(goes_to, requests, strict=True):
+        fleet[device].append(request)
+    return FleetTraffic.of(fleet)
+
+
+def _least_outstanding(
+    requests: Sequence[Request], stays_ms: Sequence[float], devices: int
+) -> Tokens:
+    outstanding = [0] * devices
+    # Devices by what they have; an entry is stale once the number has changed since.
+    ranked = [(0, device) for device in range(devices)]
+    leaving: list[tuple[float, int]] = []
+    goes_to = np.empty(len(requests), dtype=np.int64)
+    for number, (request, stay_ms) in enumerate(zip(requests, stays_ms, strict=True)):
+        while leaving and leaving[0][0] <= request.arrival_ms:
+            _, device = heapq.heappop(leaving)
+            outstanding[device] -= 1
+            heapq.heappush(ranked, (outstanding[device], device))
+        while ranked[0][0] != outstanding[ranked[0][1]]:
+            heapq.heappop(ranked)
+        device = ranked[0][1]
+        goes_to[number] = device
+        outstanding[device] += 1
+        heapq.heapreplace(ranked, (outstanding[device], device))
+        heapq.heappush(leaving, (request.arrival_ms + stay_ms, device))
+    return goes_to
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """How many requests come over time: a rate for each of equally long windows, round and round.
+
+    Args:
+        rates_rps: (w,) float64, >= 0, of one device on average.
+        window_ms: > 0; ten minutes in the traces of services.
+    """
+
+    rates_rps: Column
+    window_ms: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no envelope.
+
+        Raises:
+            InvalidArgument: no windows, one of no length, or a rate below 0.
+        """
+        is_sound = len(self.rates_rps) > 0 and np.isfinite(self.rates_rps).all()
+        if not (is_sound and (self.rates_rps >= 0).all() and 0 < self.window_ms < math.inf):
+            raise InvalidArgument("an envelope needs rates >= 0, and windows longer than 0 ms")
+
+    def at(self, times_ms: Column) -> Column:
+        """Return the rate at each time."""
+        window = (times_ms // self.window_ms).astype(np.int64) % len(self.rates_rps)
+        return self.rates_rps[window]
+
+
+def diurnal(*, mean_rps: float, peak_over_mean: float, windows: int = 144) -> Envelope:
+    """Return a day without a trace: one slow wave, lowest at midnight and highest at noon.
+
+    Args:
+        mean_rps: of a device over the day, > 0.
+        peak_over_mean: in [1, 2]; services have 1.8 and more, of which the windows of ServeGen's
+            smaller ones reach 3 with what falls into single windows.
+        windows: of the day, > 0.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
+    """
+    if not (0 < mean_rps < math.inf and 1 <= peak_over_mean <= 2 and windows > 0):
+        raise InvalidArgument(
+            f"a day of {windows} windows at {mean_rps} requests/s cannot peak at {peak_over_mean} "
+            f"times that; give a rate above 0 and a peak of 1 to 2"
+        )
+    of_day = (np.arange(windows) + 0.5) / windows
+    rates = mean_rps * (1 - (peak_over_mean - 1) * np.cos(2 * math.pi * of_day))
+    return Envelope(rates, _DAY_MS / windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Pairs of lengths to draw from: those of a trace, or made ones.
+
+    Args:
+        prompt_tokens: (m,) int64, >= 1.
+        output_tokens: (m,) int64, >= 1, of the same requests.
+    """
+
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    def __post_init__(self) -> None:
+        """Refuse pairs that are none.
+
+        Raises:
+            InvalidArgument: there are none, or one is below 1.
+        """
+        if not 0 < len(self.prompt_tokens) == len(self.output_tokens):
+            raise InvalidArgument("lengths come in pairs, and there must be one")
+        if min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
+            raise InvalidArgument("a prompt and an output have at least one token")
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "Lengths":
+        """Return those of a trace."""
+        pairs = np.array(
+            [(one.prompt_tokens, one.output_tokens) for one in requests], dtype=np.int64
+        ).reshape(-1, 2)
+        return cls(pairs[:, 0], pairs[:, 1])
+
+
+def bursty(
+    random: np.random.Generator,
+    *,
+    envelope: Envelope,
+    lengths: Lengths,
+    devices: int,
+    duration_ms: float,
+    variation: float = 1.0,
+    burst_ms: float = 1000.0,
+    shared: float = 0.0,
+    from_ms: float = 0.0,
+) -> FleetTraffic:
+    """Draw traffic: a Cox process whose rate is the envelope times a Gamma factor a second.
+
+    A second's count then varies (standard deviation over mean) by sqrt(variation^2 + 1 / rate).
+    At a factor of 1 the busiest second of an hour has some 4 to 8 times the mean, by the rate.
+
+    Args:
+        random: used by nobody else while this runs.
+        envelope: of a device.
+        lengths: drawn from with equal chances, prompt and output together.
+        devices: > 0.
+        duration_ms: > 0.
+        variation: standard deviation of the factor over its mean, >= 0; 0 is a Poisson process.
+        burst_ms: how long a factor holds, > 0.
+        shared: the share of devices' factors that is the same for all, in [0, 1]; a service's
+            bursts reach all its devices.
+        from_ms: where in the envelope it begins, >= 0.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
+    """
+    sound = devices > 0 and 0 < duration_ms < math.inf and 0 <= variation < math.inf
+    if not (sound and 0 < burst_ms < math.inf and 0 <= shared <= 1 and from_ms >= 0):
+        raise InvalidArgument(
+            f"no traffic of {devices} devices for {duration_ms} ms with bursts of {burst_ms} ms, "
+            f"variation {variation} and a shared part of {shared}"
+        )
+    bursts = math.ceil(duration_ms / burst_ms)
+    begins_ms = burst_ms * np.arange(bursts)
+    common = _factors(random, variation, (1, bursts))
+    own = _factors(random, variation, (devices, bursts))
+    factors = shared * common + (1 - shared) * own
+    spans_s = np.minimum(burst_ms, duration_ms - begins_ms) / MS_PER_S
+    counts = random.poisson(envelope.at(from_ms + begins_ms) * spans_s * factors)
+    total = int(counts.sum())
+    burst = np.tile(np.arange(bursts), devices).repeat(counts.ravel())
+    device = np.arange(devices).repeat(counts.sum(axis=1))
+    # The place within a burst is drawn evenly, which is exact for a Poisson process.
+    arrival_ms = burst_ms * burst + MS_PER_S * spans_s[burst] * random.random(total)
+    order = np.lexsort((arrival_ms, device))
+    drawn = random.integers(len(lengths.prompt_tokens), size=total)
+    return FleetTraffic(
+        np.concatenate(([0], np.cumsum(counts.sum(axis=1)))).astype(np.int64),
+        arrival_ms[order],
+        lengths.prompt_tokens[drawn],
+        lengths.output_tokens[drawn],
+    )
+
+
+def _factors(random: np.random.Generator, variation: float, shape: tuple[int, int]) -> Column:
+    if variation == 0:
+        return np.ones(shape)
+    return random.gamma(variation**-2, variation**2, shape)
