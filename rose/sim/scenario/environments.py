@@ -98,9 +98,9 @@ class Replayed:
 
 Environment: TypeAlias = Drawn | Named | Replayed
 
-# What tools of coding agents take: 86 % of calls return within a second, 95 % within ten (issue 285
-# of vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is cut at
-# what a test run may take.
+# What tools of coding agents take: 86 % of calls return within a second, 95 % within ten (issue
+# 285 of vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is
+# cut at what a test run may take.
 _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 
 # A step of a text game on a CPU pod: milliseconds, but a pod that is rescheduled takes seconds.
