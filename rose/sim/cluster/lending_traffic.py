@@ -75,8 +75,8 @@ class FleetTraffic:
             )
         ]
 
-    def blocks(self, requests_max: int) -> Iterator[tuple[int, "FleetTraffic"]]:
-        """Yield (first device, its traffic and that of those behind it), at most so many requests.
+    def blocks(self, requests_max: int) -> Iterator["FleetTraffic"]:
+        """Yield the traffic of neighbouring devices, at most so many requests at a time.
 
         A device is never divided, so one that has more comes alone.
         """
@@ -85,14 +85,11 @@ class FleetTraffic:
             limit = self.first[begin] + requests_max
             end = max(begin + 1, int(np.searchsorted(self.first, limit, side="right")) - 1)
             rows = slice(self.first[begin], self.first[end])
-            yield (
-                begin,
-                FleetTraffic(
-                    self.first[begin : end + 1] - self.first[begin],
-                    self.arrival_ms[rows],
-                    self.prompt_tokens[rows],
-                    self.output_tokens[rows],
-                ),
+            yield FleetTraffic(
+                self.first[begin : end + 1] - self.first[begin],
+                self.arrival_ms[rows],
+                self.prompt_tokens[rows],
+                self.output_tokens[rows],
             )
             begin = end
 
@@ -269,8 +266,8 @@ def bursty(
         duration_ms: > 0.
         variation: standard deviation of the factor over its mean, >= 0; 0 is a Poisson process.
         burst_ms: how long a factor holds, > 0.
-        shared: the share of devices' factors that is the same for all, in [0, 1]; a service's
-            bursts reach all its devices.
+        shared: the part of the factors that is the same for all devices, in [0, 1]; a service's
+            bursts reach all of them.
         from_ms: where in the envelope it begins, >= 0.
 
     Raises:
@@ -284,9 +281,9 @@ def bursty(
         )
     bursts = math.ceil(duration_ms / burst_ms)
     begins_ms = burst_ms * np.arange(bursts)
-    common = _factors(random, variation, (1, bursts))
-    own = _factors(random, variation, (devices, bursts))
-    factors = shared * common + (1 - shared) * own
+    # Gammas of one scale add up to a Gamma, so the part that is shared leaves the factor's own law.
+    factors = _factors(random, variation, shared, (1, bursts))
+    factors = factors + _factors(random, variation, 1 - shared, (devices, bursts))
     spans_s = np.minimum(burst_ms, duration_ms - begins_ms) / MS_PER_S
     counts = random.poisson(envelope.at(from_ms + begins_ms) * spans_s * factors)
     total = int(counts.sum())
@@ -304,7 +301,10 @@ def bursty(
     )
 
 
-def _factors(random: np.random.Generator, variation: float, shape: tuple[int, int]) -> Column:
+def _factors(
+    random: np.random.Generator, variation: float, part: float, shape: tuple[int, int]
+) -> Column:
+    """Return a part of factors whose mean is 1: parts that add up to 1 are such a factor."""
     if variation == 0:
-        return np.ones(shape)
-    return random.gamma(variation**-2, variation**2, shape)
+        return np.full(shape, part)
+    return random.gamma(part * variation**-2, variation**2, shape)
