@@ -45,7 +45,7 @@ TARGET = "_core.so"
 STRIPPED = "stripped/_core.so"
 # Loops over elements gain from -O3; elsewhere it makes the extension larger and no call faster.
 LEVEL = "-O2"
-LEVEL_OF_ROOM = {"scheduler": "-O3", "transfer": "-O3"}
+LEVEL_OF_ROOM = {"scheduler": "-O3", "sim": "-O3", "transfer": "-O3"}
 PROBE = "#include <bit>\n#include <concepts>\nstatic_assert(__cplusplus >= 202002L);\n"
 
 # Machine code for these; the driver compiles the PTX of the first for every other device.

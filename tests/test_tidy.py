@@ -152,7 +152,8 @@ CORE_FLOORS: Final = {
     "base": 0,
     "driver": 1,
     **dict.fromkeys(("memory", "compute", "slo", "transfer", "scheduler"), 2),
-    "bind": 3,
+    "sim": 3,
+    "bind": 4,
 }
 INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 

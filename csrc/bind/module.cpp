@@ -26,6 +26,7 @@ void bind_strat(pybind11::module_& module);
 void bind_device_codec(pybind11::module_& module);
 void bind_quantise(pybind11::module_& module);
 void bind_scheduler(pybind11::module_& module);
+void bind_sim(pybind11::module_& module);
 
 }  // namespace rose::bind
 
@@ -55,4 +56,5 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_device_codec(module);
   rose::bind::bind_quantise(module);
   rose::bind::bind_scheduler(module);
+  rose::bind::bind_sim(module);
 }

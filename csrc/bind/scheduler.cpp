@@ -76,17 +76,18 @@ Event event_of(py::handle source) {
     case 0:
       return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
                           row.take<double>(), row.take<double>(),     row.take<double>(),
+                          integer(row),       integer(row),           integer(row),
                           integer(row)};
     case 1:
       return LeaseChanged{integer(row), integer(row), integer(row), row.take<double>()};
     case 2:
       return WorkerLost{integer(row)};
     case 3:
-      return VersionPublished{integer(row)};
+      return VersionPublished{integer(row), integer(row)};
     case 4:
       return VersionCommitted{integer(row), integer(row)};
     case 5:
-      return TrajectoryCreated{integer(row)};
+      return TrajectoryCreated{integer(row), integer(row), integer(row)};
     case 6:
       return TurnReady{integer(row), integer(row), integer(row), integer(row)};
     case 7:
@@ -98,7 +99,9 @@ Event event_of(py::handle source) {
     case 9:
       return TrajectoryEnded{integer(row)};
     case 10:
-      return Consumed{integer(row)};
+      return Consumed{integer(row), integer(row)};
+    case 11:
+      return JobJoined{integer(row), integer(row), integer(row), row.take<double>()};
     default:
       break;
   }
@@ -158,6 +161,12 @@ py::dict stats_of(const Core& core) {
   out["turns_dedicated"] = counters.turns[0];
   out["turns_borrowed"] = counters.turns[1];
   out["used_tokens"] = stats.used_tokens;
+  py::dict jobs;
+  for (const auto& [number, job] : stats.jobs) {
+    jobs[py::int_(number)] =
+        py::make_tuple(job.published, job.admitted, job.done, job.dropped, job.consumed);
+  }
+  out["jobs"] = jobs;
   return out;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "scheduler/actions.h"
+#include "scheduler/jobs.h"
 #include "scheduler/settings.h"
 #include "scheduler/stats.h"
 #include "scheduler/trajectory_table.h"
@@ -71,16 +72,17 @@ class Book {
 
   // 0 in bulk, 1 in the tail: how much older than the mean it is, or how close to going stale.
   double urgency(const Trajectory& trajectory) const noexcept;
-  std::int64_t version_floor() const noexcept { return published - settings.worker_lag_max; }
+  std::int64_t version_floor(std::size_t job) const noexcept {
+    return jobs[job].published - settings.worker_lag_max;
+  }
 
   const Settings settings;
+  JobTable jobs;
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
-  std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
   TurnLength turn_length;
   Counters counters;
-  std::int64_t published{0};
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
   bool has_changed{false};

@@ -23,10 +23,10 @@ namespace rose::scheduler {
 // whoever renews is alive; queues turns whose grace period is over; admits; starts what can start;
 // and frees what is stuck.
 //
-// Staleness: a trainer that takes B trajectories per version has consumed c = v B at version v. Of
-// those that started and were not consumed, the k-th is used in the ceil(k / B)-th version from
-// now, the one in the making being the first, when they are used in the order of their starts. So
-// it is used at most S versions after the one it started with if
+// Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
+// version v. Of those that started and were not consumed, the k-th is used in the ceil(k / B)-th
+// version from now, the one in the making being the first, when they are used in the order of their
+// starts. So it is used at most S versions after the one it started with if
 //   started - consumed <= (S + 1) B, itself included,
 // which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
@@ -44,6 +44,7 @@ class Core {
  private:
   void expire();
   void admit();
+  void admit_of(Job& job);
 
   Book book_;
   EventRules rules_;

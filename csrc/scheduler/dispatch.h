@@ -33,13 +33,14 @@ class Dispatch {
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
   void keep_for(const Query& query);
-  double room_max() const noexcept;
+  double room_max(std::size_t job) const noexcept;
   void rescue_from(std::size_t slot);
 
   Book& book_;
   Placement placement_;
   Nanoseconds place_at_ns_{kNever};  // when a worker is no longer avoided
   std::vector<std::size_t> kept_;
+  std::vector<double> too_large_;  // by job
   std::vector<Promise> promises_;
 };
 

@@ -14,6 +14,7 @@ namespace rose::scheduler {
 
 // A turn that wants a worker.
 struct Query : CostQuery {
+  std::size_t job{0};                  // whose workers may run it
   double need_tokens{0};               // it takes of a lease
   double version_floor{0};             // of a worker that may run it
   std::optional<std::size_t> home{};   // the worker that had it last

@@ -43,6 +43,8 @@ struct Avoided {
 
 struct Trajectory {
   TrajectoryId id{0};
+  std::int64_t group{0};
+  std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
@@ -80,7 +82,7 @@ class TrajectoryTable {
  public:
   Trajectory* find(TrajectoryId id) noexcept;
   const Trajectory* find(TrajectoryId id) const noexcept;
-  Trajectory& create(TrajectoryId id);
+  Trajectory& create(TrajectoryId id, std::int64_t group = 0, std::size_t job = 0);
   // False, and nothing changes, for a move that is not in the table. When it is over the trajectory
   // is gone, and `trajectory` with it.
   bool move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns);
@@ -88,21 +90,11 @@ class TrajectoryTable {
   std::int64_t count(TrajectoryState state) const noexcept {
     return counts_[static_cast<std::size_t>(state)];
   }
-  // How old admitted trajectories that are not over are, on average; 0 when there are none.
-  double mean_age_s(Nanoseconds now_ns) const noexcept;
 
  private:
-  void add_start(Nanoseconds started_ns, std::int64_t by) noexcept;
-  std::int64_t micros_of(Nanoseconds started_ns) const noexcept;
-
   // Looked up, never walked: its order must not show.
   std::unordered_map<TrajectoryId, Trajectory> by_id_;
   std::array<std::int64_t, kTrajectoryStates> counts_{};
-  // Exact sums, in microseconds after the first start: no drift, and no overflow for years.
-  bool has_origin_{false};
-  Nanoseconds origin_ns_{0};
-  std::int64_t started_{0};
-  std::int64_t started_sum_us_{0};
 };
 
 }  // namespace rose::scheduler

@@ -1,0 +1,198 @@
+// The simulator of a cluster for Python: a world of arrays in, arrays out.
+//
+// rose/sim/cluster/simulate.py has checked the world.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "bind/status.h"
+#include "sim/cluster.h"
+
+namespace rose::bind {
+
+namespace py = pybind11;
+using sim::Cluster;
+using sim::JobSpec;
+using sim::Lending;
+using sim::Outcome;
+using sim::WorkerSpec;
+using sim::World;
+
+namespace {
+
+constexpr double kNsPerMs = 1e6;
+
+using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
+using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+using OnProgress = std::optional<std::function<bool(double, std::int64_t)>>;
+
+Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
+
+double ms_of(Nanoseconds ns) { return static_cast<double>(ns) / kNsPerMs; }
+
+// NaN for what never was.
+double moment_ms_of(Nanoseconds ns) {
+  return ns == sim::kNone ? std::numeric_limits<double>::quiet_NaN() : ms_of(ns);
+}
+
+template <typename T>
+std::vector<T> vector_of(const py::array_t<T, py::array::c_style | py::array::forcecast>& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+std::vector<Nanoseconds> all_ns_of(const Doubles& ms) {
+  std::vector<Nanoseconds> ns(static_cast<std::size_t>(ms.size()));
+  for (std::size_t i = 0; i < ns.size(); ++i) ns[i] = ns_of(ms.data()[i]);
+  return ns;
+}
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& numbers) {
+  return py::array_t<T>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
+}
+
+py::array_t<double> all_ms_of(const std::vector<Nanoseconds>& ns) {
+  std::vector<double> ms;
+  for (const Nanoseconds one : ns) ms.push_back(moment_ms_of(one));
+  return array_of(ms);
+}
+
+void add_worker(World& world, std::int64_t number, int kind, std::int64_t domain, std::int64_t job,
+                double prefill_tokens_per_s, double decode_step_ms, double decode_ms_per_sequence,
+                double decode_ms_per_context_token, std::int64_t seats, std::int64_t kv_tokens,
+                double start_up_ms, double update_ms, double pause_ms, const Doubles& at_ms,
+                const Doubles& share, const Integers& lent_kv_tokens) {
+  world.workers.push_back(
+      WorkerSpec{.number = number,
+                 .kind = static_cast<sim::WorkerKind>(kind),
+                 .domain = domain,
+                 .job = job,
+                 .times = {prefill_tokens_per_s, decode_step_ms, decode_ms_per_sequence,
+                           decode_ms_per_context_token},
+                 .seats = seats,
+                 .kv_tokens = kv_tokens,
+                 .start_up_ns = ns_of(start_up_ms),
+                 .update_ns = ns_of(update_ms),
+                 .pause_ns = ns_of(pause_ms),
+                 .lending = {all_ns_of(at_ms), vector_of(share), vector_of(lent_kv_tokens)}});
+}
+
+void add_job(World& world, std::int64_t job, const Integers& first_turn,
+             const Integers& heard_tokens, const Integers& said_tokens, const Doubles& tool_ms,
+             const Integers& group, int mode, std::int64_t batch, double train_ms,
+             std::int64_t max_staleness) {
+  world.jobs.push_back(JobSpec{.job = job,
+                               .first_turn = vector_of(first_turn),
+                               .heard_tokens = vector_of(heard_tokens),
+                               .said_tokens = vector_of(said_tokens),
+                               .tool_ns = all_ns_of(tool_ms),
+                               .group = vector_of(group),
+                               .mode = static_cast<sim::TrainerMode>(mode),
+                               .batch = batch,
+                               .train_ns = ns_of(train_ms),
+                               .max_staleness = max_staleness});
+}
+
+std::unique_ptr<World> create(std::int64_t versions, double horizon_ms, double tick_ms,
+                              double gather_ms, double borrowed_report_ms,
+                              double dedicated_report_ms, std::int64_t chunk_tokens,
+                              bool is_stepwise, bool is_logged) {
+  auto world = std::make_unique<World>();
+  world->versions = versions;
+  world->horizon_ns = ns_of(horizon_ms);
+  world->knobs = {.tick_ns = ns_of(tick_ms),
+                  .gather_ns = ns_of(gather_ms),
+                  .borrowed_report_ns = ns_of(borrowed_report_ms),
+                  .dedicated_report_ns = ns_of(dedicated_report_ms),
+                  .chunk_tokens = chunk_tokens,
+                  .is_stepwise = is_stepwise,
+                  .is_logged = is_logged};
+  return world;
+}
+
+py::dict dict_of(const sim::JobOutcome& job) {
+  std::vector<Nanoseconds> published_ns;
+  std::vector<Nanoseconds> rollout_ns;
+  for (const sim::Rollout& version : job.versions) {
+    published_ns.push_back(version.published_ns);
+    rollout_ns.push_back(version.rollout_ns);
+  }
+  py::dict out;
+  out["published_ms"] = all_ms_of(published_ns);
+  out["rollout_ms"] = all_ms_of(rollout_ns);
+  out["started_ms"] = all_ms_of(job.started_ns);
+  out["done_ms"] = all_ms_of(job.done_ns);
+  out["used_by"] = array_of(job.used_by);
+  out["staleness"] = array_of(job.staleness);
+  out["tokens_delivered"] = job.tokens_delivered;
+  out["dropped"] = job.dropped;
+  return out;
+}
+
+py::dict dict_of(const Outcome& outcome) {
+  std::vector<double> busy_ms;
+  for (const double ns : outcome.busy_ns_by_worker) busy_ms.push_back(ns / kNsPerMs);
+  py::list jobs;
+  for (const sim::JobOutcome& job : outcome.jobs) jobs.append(dict_of(job));
+  py::dict out;
+  out["jobs"] = jobs;
+  out["ended_ms"] = ms_of(outcome.ended_ns);
+  out["tokens_by_worker"] = array_of(outcome.tokens_by_worker);
+  out["busy_ms_by_worker"] = array_of(busy_ms);
+  out["revocations"] = outcome.revocations;
+  out["recalls"] = outcome.recalls;
+  out["reprefill_tokens"] = outcome.reprefill_tokens;
+  out["tokens_lost"] = outcome.tokens_lost;
+  out["recovery_ms"] = all_ms_of(outcome.recovery_ns);
+  out["events"] = outcome.events;
+  out["decisions"] = outcome.decisions;
+  out["digest"] = outcome.digest;
+  return out;
+}
+
+py::dict run(const World& world, scheduler::Core& core, const OnProgress& on_progress) {
+  Cluster cluster{world, core};
+  bool is_interrupted = false;
+  const auto go_on = [&](Nanoseconds now_ns, std::int64_t events) {
+    const py::gil_scoped_acquire gil;
+    is_interrupted = PyErr_CheckSignals() != 0;
+    return !is_interrupted && (!on_progress || (*on_progress)(ms_of(now_ns), events));
+  };
+  Status status;
+  {
+    const py::gil_scoped_release no_gil;
+    status = cluster.run(go_on);
+  }
+  if (is_interrupted) throw py::error_already_set{};
+  check(status);
+  return dict_of(cluster.outcome());
+}
+
+}  // namespace
+
+void bind_sim(py::module_& module) {
+  py::class_<World>(module, "ClusterWorld")
+      .def(py::init(&create), py::kw_only(), py::arg("versions"), py::arg("horizon_ms"),
+           py::arg("tick_ms"), py::arg("gather_ms"), py::arg("borrowed_report_ms"),
+           py::arg("dedicated_report_ms"), py::arg("chunk_tokens"), py::arg("is_stepwise"),
+           py::arg("is_logged"))
+      .def("add_worker", &add_worker, py::kw_only(), py::arg("number"), py::arg("kind"),
+           py::arg("domain"), py::arg("job"), py::arg("prefill_tokens_per_s"),
+           py::arg("decode_step_ms"), py::arg("decode_ms_per_sequence"),
+           py::arg("decode_ms_per_context_token"), py::arg("seats"), py::arg("kv_tokens"),
+           py::arg("start_up_ms"), py::arg("update_ms"), py::arg("pause_ms"), py::arg("at_ms"),
+           py::arg("share"), py::arg("lent_kv_tokens"))
+      .def("add_job", &add_job, py::kw_only(), py::arg("job"), py::arg("first_turn"),
+           py::arg("heard_tokens"), py::arg("said_tokens"), py::arg("tool_ms"), py::arg("group"),
+           py::arg("mode"), py::arg("batch"), py::arg("train_ms"), py::arg("max_staleness"))
+      .def("run", &run, py::arg("core"), py::arg("on_progress") = py::none());
+}
+
+}  // namespace rose::bind

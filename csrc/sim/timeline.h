@@ -1,0 +1,58 @@
+// What is going to happen, by time; at one time in the order in which it was foreseen.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <tuple>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace rose::sim {
+
+enum class Happening : std::uint8_t {
+  kBatchChanged = 0,  // of the engine of worker `subject`
+  kReportDue,         // of worker `subject`
+  kLendingChanged,    // of worker `subject`
+  kStartedUp,         // worker `subject`, after it was lent again
+  kUpdateArrived,     // at worker `subject`
+  kUpdated,           // worker `subject`
+  kToolDone,          // of trajectory `subject`
+  kLearned,           // by the trainer of job `subject`
+};
+
+struct Moment {
+  Nanoseconds at_ns;
+  std::uint64_t order;
+  Happening happening;
+  std::int64_t subject;
+  std::int64_t mark;  // what was foreseen under an older mark does not happen
+};
+
+class Timeline {
+ public:
+  void foresee(Nanoseconds at_ns, Happening happening, std::int64_t subject,
+               std::int64_t mark = 0) {
+    moments_.push({at_ns, order_++, happening, subject, mark});
+  }
+  bool is_empty() const noexcept { return moments_.empty(); }
+  Nanoseconds next_ns() const noexcept { return moments_.top().at_ns; }
+  Moment take() {
+    const Moment moment = moments_.top();
+    moments_.pop();
+    return moment;
+  }
+
+ private:
+  struct Later {
+    bool operator()(const Moment& a, const Moment& b) const noexcept {
+      return std::tie(a.at_ns, a.order) > std::tie(b.at_ns, b.order);
+    }
+  };
+
+  std::uint64_t order_{0};
+  std::priority_queue<Moment, std::vector<Moment>, Later> moments_;
+};
+
+}  // namespace rose::sim

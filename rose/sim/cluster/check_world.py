@@ -1,0 +1,116 @@
+"""What a world must be for a simulation of it to mean something."""
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.errors import InvalidArgument
+from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.world import ClusterWorld, Lending, SimJob, SimWorker, Trajectories
+
+# Longer times would leave 64 bits of nanoseconds when they are added up.
+_MS_MAX = 1e12
+_TOKENS_MAX = 1 << 31
+
+
+def check_world(world: ClusterWorld) -> None:
+    """Refuse a world that contradicts itself, or in which somebody would wait for ever.
+
+    Raises:
+        InvalidArgument: one sentence says what is wrong.
+    """
+    _expect(len(world.jobs) > 0, "a world needs a job")
+    _expect(world.versions > 0, f"versions={world.versions} must be > 0")
+    _expect(0 < world.horizon_ms <= _MS_MAX, f"horizon_ms={world.horizon_ms} is out of range")
+    numbers = [worker.number for worker in world.workers]
+    _expect(len(set(numbers)) == len(numbers), "two workers have one number")
+    jobs = [job.job for job in world.jobs]
+    _expect(len(set(jobs)) == len(jobs), "two jobs have one number")
+    for worker in world.workers:
+        _check_worker(worker, jobs)
+    for job in world.jobs:
+        _check_job(job)
+        _check_room(job, [worker for worker in world.workers if worker.job == job.job])
+
+
+def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
+    where = f"worker {worker.number}"
+    _expect(worker.number >= 0, f"{where}: its number must be >= 0")
+    _expect(worker.job in jobs, f"{where}: there is no job {worker.job}")
+    _expect(worker.seats > 0, f"{where}: seats={worker.seats} must be > 0")
+    _expect(0 < worker.kv_tokens <= _TOKENS_MAX, f"{where}: kv_tokens={worker.kv_tokens}")
+    times = worker.times
+    for name in ("prefill_tokens_per_s", "decode_step_ms"):
+        _expect(0 < getattr(times, name) <= _MS_MAX, f"{where}: {name} must be > 0")
+    for name in ("decode_ms_per_sequence", "decode_ms_per_context_token"):
+        _expect(0 <= getattr(times, name) <= _MS_MAX, f"{where}: {name} must be >= 0")
+    for name in ("start_up_ms", "update_ms", "pause_ms"):
+        _expect(0 <= getattr(worker, name) <= _MS_MAX, f"{where}: {name} must be >= 0")
+    is_borrowed = worker.kind is WorkerKind.BORROWED
+    _expect(is_borrowed == (worker.lending is not None), f"{where}: lending goes with BORROWED")
+    if worker.lending is not None:
+        _check_lending(where, worker.lending)
+
+
+def _check_lending(where: str, lending: Lending) -> None:
+    at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
+    _expect(len(at) == len(share) == len(kv) > 0, f"{where}: lending needs equally long columns")
+    _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: lending starts at 0, ascends")
+    _expect(bool(at[-1] <= _MS_MAX), f"{where}: lending goes on for too long")
+    _expect(np.all((share >= 0) & (share <= 1)), f"{where}: a share is from 0 to 1")
+    _expect(np.all((kv >= 0) & (kv <= _TOKENS_MAX)), f"{where}: lent kv_tokens must be >= 0")
+
+
+def _check_job(job: SimJob) -> None:
+    where, trajectories = f"job {job.job}", job.trajectories
+    _expect(job.job >= 0, f"{where}: its number must be >= 0")
+    _expect(job.batch > 0, f"{where}: batch={job.batch} must be > 0")
+    _expect(0 <= job.train_ms <= _MS_MAX, f"{where}: train_ms={job.train_ms} must be >= 0")
+    _expect(job.max_staleness >= 0, f"{where}: max_staleness={job.max_staleness} must be >= 0")
+    first, group = trajectories.first_turn, trajectories.group
+    turns = len(trajectories.heard_tokens)
+    _expect(len(group) > 0, f"{where}: it has no trajectories")
+    _expect(len(first) == len(group) + 1, f"{where}: first_turn has one more than trajectories")
+    _expect(bool(first[0] == 0 and first[-1] == turns), f"{where}: first_turn goes from 0 to t")
+    _expect(np.all(np.diff(first) > 0), f"{where}: every trajectory has a turn")
+    _expect(len(trajectories.said_tokens) == turns, f"{where}: said_tokens has t numbers")
+    _expect(len(trajectories.tool_ms) == turns, f"{where}: tool_ms has t numbers")
+    for name in ("heard_tokens", "said_tokens"):
+        tokens: npt.NDArray[np.int64] = getattr(trajectories, name)
+        good = np.all((tokens > 0) & (tokens <= _TOKENS_MAX))
+        _expect(bool(good), f"{where}: {name} must be > 0")
+    tools = trajectories.tool_ms
+    _expect(np.all((tools >= 0) & (tools <= _MS_MAX)), f"{where}: tool_ms must be >= 0")
+    _expect(np.all(np.diff(group) >= 0), f"{where}: groups must ascend")
+    largest = int(np.unique(group, return_counts=True)[1].max())
+    _expect(largest <= job.batch, f"{where}: a group of {largest} is larger than its batch")
+
+
+def _check_room(job: SimJob, workers: list[SimWorker]) -> None:
+    _expect(len(workers) > 0, f"job {job.job}: no worker is for it")
+    most = max(_lent_most(worker) for worker in workers)
+    need = int(longest_contexts(job.trajectories).max()) + int(job.trajectories.said_tokens.max())
+    _expect(
+        need <= most,
+        f"job {job.job}: a turn may need {need} tokens (its context, and the longest turn there "
+        f"is), and no worker ever holds more than {most}",
+    )
+
+
+def longest_contexts(trajectories: Trajectories) -> npt.NDArray[np.int64]:
+    """Return (n,) the context before the last turn of each trajectory: the longest."""
+    first = trajectories.first_turn
+    grown = np.concatenate([[0], np.cumsum(trajectories.heard_tokens + trajectories.said_tokens)])
+    return np.asarray(
+        grown[first[1:]] - grown[first[:-1]] - trajectories.said_tokens[first[1:] - 1]
+    )
+
+
+def _lent_most(worker: SimWorker) -> int:
+    if worker.lending is None:
+        return worker.kv_tokens
+    return min(worker.kv_tokens, int(worker.lending.kv_tokens.max()))
+
+
+def _expect(is_so: object, sentence: str) -> None:
+    if not is_so:
+        raise InvalidArgument(sentence)

@@ -1,0 +1,154 @@
+"""The simulator of a cluster: `csrc/sim`, over the scheduler's own core."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from rose import _core
+from rose.scheduler.settings import PlacementPolicy
+from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.check_world import check_world
+from rose.sim.cluster.world import (
+    ClusterOutcome,
+    ClusterWorld,
+    JobOutcome,
+    SimJob,
+    SimWorker,
+    TrainerMode,
+)
+
+# Whether to go on; told the time in milliseconds and how many events there were.
+OnProgress = Callable[[float, int], bool]
+
+# The places of their members are the values of the enumerations in csrc.
+_POLICIES: Final = tuple(PlacementPolicy)
+_KINDS: Final = tuple(WorkerKind)
+_MODES: Final = tuple(TrainerMode)
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """How the simulation itself works.
+
+    Args:
+        tick_ms: the scheduler is asked so often when there is no news, as production does.
+        gather_ms: from the first news to when the scheduler hears it and all that came since.
+        borrowed_report_ms: a borrowed worker says so often what it has; half of what counts as a
+            stall if None.
+        dedicated_report_ms: a dedicated one does; nobody watches whether it stalls.
+        chunk_tokens: of prompts that a step of an engine computes at most.
+        is_stepwise: whether every step of every engine is simulated: slow, and the same.
+        on_progress: asked now and then whether to go on.
+    """
+
+    tick_ms: float = 50.0
+    gather_ms: float = 1.0
+    borrowed_report_ms: float | None = None
+    dedicated_report_ms: float = 4000.0
+    chunk_tokens: int = 2048
+    is_stepwise: bool = False
+    on_progress: OnProgress | None = None
+
+
+DEFAULT: Final = SimOptions()
+
+
+def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> ClusterOutcome:
+    """Run a world to its end. Lets go of the GIL.
+
+    The scheduler is the one of production, told what production tells it; what is around it is not
+    real: engines, what is lent, tools, trainers, time. A turn may say as much as the longest turn
+    of its job does: the scheduler keeps room for that, and does not know how long it will be.
+
+    Raises:
+        InvalidArgument: the world contradicts itself, or has a turn that no worker can hold.
+        InternalError: a bug in the scheduler or the simulator.
+    """
+    check_world(world)
+    return outcome_of(native_world(world, options).run(new_core(world), options.on_progress))
+
+
+def new_core(world: ClusterWorld) -> _core.SchedulerCore:
+    """Return the scheduler that a world has.
+
+    A worker may lag as far behind as the strictest trainer takes: what one that is further behind
+    said would be thrown away.
+    """
+    first = world.jobs[0]
+    strictest = min(job.max_staleness for job in world.jobs)
+    settings = replace(
+        world.settings,
+        max_staleness=first.max_staleness,
+        batch_trajectories=first.batch,
+        worker_lag_max=min(world.settings.worker_lag_max, strictest),
+    )
+    return _core.SchedulerCore(policy=_POLICIES.index(world.policy), **asdict(settings))
+
+
+def native_world(
+    world: ClusterWorld, options: SimOptions = DEFAULT, *, is_logged: bool = False
+) -> _core.ClusterWorld:
+    """Return the world as C++ has it."""
+    report_ms = options.borrowed_report_ms
+    native = _core.ClusterWorld(
+        versions=world.versions,
+        horizon_ms=world.horizon_ms,
+        tick_ms=options.tick_ms,
+        gather_ms=options.gather_ms,
+        borrowed_report_ms=world.settings.stall_ms / 2 if report_ms is None else report_ms,
+        dedicated_report_ms=options.dedicated_report_ms,
+        chunk_tokens=options.chunk_tokens,
+        is_stepwise=options.is_stepwise,
+        is_logged=is_logged,
+    )
+    places = {job.job: place for place, job in enumerate(world.jobs)}
+    for worker in world.workers:
+        _add_worker(native, worker, places[worker.job])
+    for job in world.jobs:
+        _add_job(native, job)
+    return native
+
+
+def _add_worker(native: _core.ClusterWorld, worker: SimWorker, job: int) -> None:
+    lending = worker.lending
+    none = np.empty(0)
+    native.add_worker(
+        number=worker.number,
+        kind=_KINDS.index(worker.kind),
+        domain=worker.domain,
+        job=job,
+        **asdict(worker.times),
+        seats=worker.seats,
+        kv_tokens=worker.kv_tokens,
+        start_up_ms=worker.start_up_ms,
+        update_ms=worker.update_ms,
+        pause_ms=worker.pause_ms,
+        at_ms=none if lending is None else lending.at_ms,
+        share=none if lending is None else lending.share,
+        lent_kv_tokens=none.astype(np.int64) if lending is None else lending.kv_tokens,
+    )
+
+
+def _add_job(native: _core.ClusterWorld, job: SimJob) -> None:
+    trajectories = job.trajectories
+    native.add_job(
+        job=job.job,
+        first_turn=trajectories.first_turn,
+        heard_tokens=trajectories.heard_tokens,
+        said_tokens=trajectories.said_tokens,
+        tool_ms=trajectories.tool_ms,
+        group=trajectories.group,
+        mode=_MODES.index(job.mode),
+        batch=job.batch,
+        train_ms=job.train_ms,
+        max_staleness=job.max_staleness,
+    )
+
+
+def outcome_of(found: dict[str, Any]) -> ClusterOutcome:
+    """Return what the C++ found as what rose says it is."""
+    jobs = tuple(JobOutcome(**job) for job in found.pop("jobs"))
+    digest = f"{found.pop('digest'):016x}"
+    return ClusterOutcome(jobs=jobs, digest=digest, **found)
