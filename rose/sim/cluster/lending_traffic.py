@@ -122,40 +122,55 @@ def route(
     Raises:
         InvalidArgument: no devices, or requests that are not a trace.
     """
-    check_requests(requests)
-    if devices < 1:
-        raise InvalidArgument(f"requests cannot be split over {devices} devices")
     if routing is Routing.ROUND_ROBIN:
-        goes_to = np.arange(len(requests)) % devices
+        check_requests(requests)
+        goes_to = np.arange(len(requests), dtype=np.int64) % max(devices, 1)
     else:
         stays_ms = [request_ms + token_ms * one.output_tokens for one in requests]
-        goes_to = _least_outstanding(requests, stays_ms, devices)
+        goes_to = least_outstanding(requests, stays_ms, [devices] * len(requests))
+    return split(requests, goes_to, devices=devices)
+
+
+def split(requests: Sequence[Request], goes_to: Tokens, *, devices: int) -> FleetTraffic:
+    """Return the traffic in which request i is served by device `goes_to[i]`.
+
+    Raises:
+        InvalidArgument: no devices.
+    """
+    if devices < 1:
+        raise InvalidArgument(f"requests cannot be split over {devices} devices")
     fleet: list[list[Request]] = [[] for _ in range(devices)]
     for device, request in zip(goes_to, requests, strict=True):
         fleet[device].append(request)
     return FleetTraffic.of(fleet)
 
 
-def _least_outstanding(
-    requests: Sequence[Request], stays_ms: Sequence[float], devices: int
+def least_outstanding(
+    requests: Sequence[Request], stays_ms: Sequence[float], devices: Sequence[int]
 ) -> Tokens:
-    outstanding = [0] * devices
-    # Devices by what they have; an entry is stale once the number has changed since.
-    ranked = [(0, device) for device in range(devices)]
+    """Return (n,) int64, the device of each request: the lowest of those that have the fewest.
+
+    Args:
+        requests: by arrival.
+        stays_ms: how long the router takes each for outstanding.
+        devices: how many there are for it when it arrives, > 0.
+
+    Raises:
+        InvalidArgument: requests that are not a trace, or no devices for one.
+    """
+    check_requests(requests)
+    if min(devices, default=1) < 1:
+        raise InvalidArgument("a request that no device is there for cannot be routed")
+    outstanding = np.zeros(max(devices, default=1), dtype=np.int64)
     leaving: list[tuple[float, int]] = []
     goes_to = np.empty(len(requests), dtype=np.int64)
-    for number, (request, stay_ms) in enumerate(zip(requests, stays_ms, strict=True)):
+    for number, request in enumerate(requests):
         while leaving and leaving[0][0] <= request.arrival_ms:
-            _, device = heapq.heappop(leaving)
-            outstanding[device] -= 1
-            heapq.heappush(ranked, (outstanding[device], device))
-        while ranked[0][0] != outstanding[ranked[0][1]]:
-            heapq.heappop(ranked)
-        device = ranked[0][1]
+            outstanding[heapq.heappop(leaving)[1]] -= 1
+        device = int(outstanding[: devices[number]].argmin())
         goes_to[number] = device
         outstanding[device] += 1
-        heapq.heapreplace(ranked, (outstanding[device], device))
-        heapq.heappush(leaving, (request.arrival_ms + stay_ms, device))
+        heapq.heappush(leaving, (request.arrival_ms + stays_ms[number], device))
     return goes_to
 
 
@@ -280,22 +295,24 @@ def bursty(
             f"variation {variation} and a shared part of {shared}"
         )
     bursts = math.ceil(duration_ms / burst_ms)
-    begins_ms = burst_ms * np.arange(bursts)
+    bursts_ms = burst_ms * np.arange(bursts)
     # Gammas of one scale add up to a Gamma, so the part that is shared leaves the factor's own law.
     factors = _factors(random, variation, shared, (1, bursts))
     factors = factors + _factors(random, variation, 1 - shared, (devices, bursts))
-    spans_s = np.minimum(burst_ms, duration_ms - begins_ms) / MS_PER_S
-    counts = random.poisson(envelope.at(from_ms + begins_ms) * spans_s * factors)
+    spans_s = np.minimum(burst_ms, duration_ms - bursts_ms) / MS_PER_S
+    counts = random.poisson(envelope.at(from_ms + bursts_ms) * spans_s * factors)
     total = int(counts.sum())
     burst = np.tile(np.arange(bursts), devices).repeat(counts.ravel())
     device = np.arange(devices).repeat(counts.sum(axis=1))
     # The place within a burst is drawn evenly, which is exact for a Poisson process.
     arrival_ms = burst_ms * burst + MS_PER_S * spans_s[burst] * random.random(total)
-    order = np.lexsort((arrival_ms, device))
+    # Lengths do not depend on arrivals, so arrivals are sorted by themselves.
+    begins_ms = duration_ms * device
+    arrival_ms = np.sort(begins_ms + arrival_ms) - begins_ms
     drawn = random.integers(len(lengths.prompt_tokens), size=total)
     return FleetTraffic(
         np.concatenate(([0], np.cumsum(counts.sum(axis=1)))).astype(np.int64),
-        arrival_ms[order],
+        np.clip(arrival_ms, 0.0, duration_ms),
         lengths.prompt_tokens[drawn],
         lengths.output_tokens[drawn],
     )
