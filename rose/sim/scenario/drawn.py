@@ -72,8 +72,8 @@ _TURNS_MAX: Final = 40_000
 _VERSIONS: Final = (3, 6)  # at least, at most
 _LOAD_PEAK_MAX: Final = 0.95  # of the busiest minute: serving alone must keep its promise
 # To guess how long a batch is rolled out: what an H800 says and hears in a second with 8 B
-# parameters, what others do of that, the seconds of a token and of a tool, and how many times as
-# long as the mean the longest trajectory is. Only the time of training and the horizon depend on it.
+# parameters, what others do of that, the seconds of a token and of a tool, and how many times
+# as long as the mean the longest trajectory is. Only the time of training and the horizon need it.
 _TOKENS_PER_S: Final = 3000.0
 _PROMPT_TOKENS_PER_S: Final = 25_000.0
 _SPEED: Final = {"H100": 1.0, "H800": 1.0, "A100": 0.4, "L40S": 0.26}
