@@ -1,0 +1,377 @@
+"""The world of a scenario's arm: what the simulation of a cluster takes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.errors import InvalidArgument
+from rose.memory.model_shape import ModelShape
+from rose.memory.model_weights import parameters
+from rose.memory.presets import find_model
+from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
+from rose.sim.cluster.world import (
+    ClusterWorld,
+    Lending,
+    SimJob,
+    SimWorker,
+    StepTimes,
+    Trajectories,
+)
+from rose.sim.scenario.arms import RULES, Arm, ArmRules
+from rose.sim.scenario.environments import ENVIRONMENTS, Named, Replayed
+from rose.sim.scenario.loans import GroupLoan, Serving
+from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
+from rose.sim.scenario.scenario import Algorithm, Job, Mode, Scenario
+from rose.sim.scenario.sessions import Sessions
+from rose.sim.scenario.traffic import Inputs, found
+from rose.sim.scenario.trajectories import drawn_trajectories, replayed_trajectories
+from rose.sim.scenario.trouble import Lent, troubled
+from rose.sim.scenario.updates import UpdateTime, update_time
+from rose.units import MS_PER_S
+
+Column = npt.NDArray[np.float64]
+
+# Streams of draws: one for each purpose, so that no change of one moves another.
+_TRAJECTORIES: Final = 0
+_REDUNDANCY: Final = 1
+_CRASHES: Final = 3
+_NO_TIMES: Final = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A world, and what its outcome is to be read with.
+
+    Args:
+        world: of an arm.
+        arm: that.
+        gpus: of each worker.
+        kept: of each job: (n,) bool, which trajectories the trainer did not throw away: all of
+            GRPO's; of DAPO's one batch of each that was rolled out.
+        loans: of each group of borrowed GPUs.
+    """
+
+    world: ClusterWorld
+    arm: Arm
+    gpus: tuple[int, ...]
+    kept: tuple[npt.NDArray[np.bool_], ...]
+    loans: tuple[GroupLoan, ...]
+
+
+def build(
+    scenario: Scenario,
+    arm: Arm,
+    *,
+    seed: int,
+    inputs: Inputs,
+    serving: Serving | None = None,
+    published_ms: Column = _NO_TIMES,
+    trainer_idle: Lending | None = None,
+) -> Built:
+    """Make the world of one arm. Arms of one seed have the same trajectories, traffic and trouble.
+
+    Args:
+        scenario: what is simulated.
+        arm: how it is run.
+        seed: of everything that is drawn, >= 0.
+        inputs: what the scenario's files say.
+        serving: of the same scenario, seed and inputs, to be shared by the arms; None makes one.
+        published_ms: when the first job's versions came out in a run before, for what is revoked
+            during updates; see `trouble`.
+        trainer_idle: for the arm that reuses the GPUs of the trainer: when it waits, as
+            `idle_trainer` says of a run before. Without it they only train.
+
+    Raises:
+        InvalidArgument: models do not fit their GPUs, a context does not fit an engine, or a file
+            that the scenario names is not among the inputs.
+    """
+    rules, shape = RULES[arm], find_model(scenario.model)
+    loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
+    drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
+    if arm is Arm.TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
+        drafted += _on_trainer(scenario, scenario.trainer, rules, trainer_idle)
+    workers = _numbered(drafted, scenario)
+    stress_random = np.random.default_rng((_CRASHES, seed))
+    workers = _with_trouble(workers, scenario, published_ms, stress_random)
+    _check_contexts(workers, scenario, shape)
+    made = [
+        _job(scenario, number, seed=seed, inputs=inputs) for number in range(len(scenario.jobs))
+    ]
+    world = ClusterWorld(
+        workers=tuple(worker for worker, _ in workers),
+        jobs=tuple(job for job, _ in made),
+        settings=scenario.settings(scenario.jobs[0]),
+        policy=rules.policy,
+        versions=scenario.versions,
+        horizon_ms=MS_PER_S * scenario.horizon_s,
+    )
+    gpus = tuple(group.tp for _, group in workers)
+    return Built(world, arm, gpus, tuple(kept for _, kept in made), loans)
+
+
+def idle_trainer(
+    published_ms: Column, *, train_ms: float, release_ms: float, horizon_ms: float
+) -> Lending:
+    """Return when a trainer waits: from each version until it learns the next.
+
+    Args:
+        published_ms: (v,) ascending, of a run before.
+        train_ms: how long it learned for each.
+        release_ms: so long before it learns its GPUs are let go.
+        horizon_ms: of the simulation.
+
+    Returns:
+        The timeline of a GPU of it; `kv_tokens` is 1 where it is lent, and stands for all it holds.
+    """
+    begins = np.concatenate(([0.0], published_ms))
+    ends = np.append(published_ms - train_ms, horizon_ms) - release_ms
+    begins, ends = begins[ends > begins], ends[ends > begins]
+    at_ms = np.stack((begins, ends), axis=1).ravel()
+    lent = np.tile([1.0, 0.0], len(begins))
+    if not len(at_ms) or at_ms[0] > 0:
+        at_ms, lent = np.append(0.0, at_ms), np.append(0.0, lent)
+    return Lending(at_ms, lent, lent.astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A worker before all of them are known."""
+
+    group: Dedicated | Borrowed
+    kind: WorkerKind
+    times: StepTimes
+    seats: int
+    kv_tokens: int
+    start_up_ms: float
+    update: UpdateTime
+    lending: Lending | None
+    node: tuple[str, int]  # a group of GPUs, and which node of it
+
+
+def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:
+    drafts: list[_Draft] = []
+    total = sum(group.count // group.tp for group in scenario.dedicated)
+    for number, group in enumerate(scenario.dedicated):
+        drafts += _drafts(
+            scenario, rules, group, f"dedicated {number}", engines=total, lendings=None
+        )
+    return drafts
+
+
+def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -> list[_Draft]:
+    drafts: list[_Draft] = []
+    total = sum(len(loan.lendings) for loan in loans)
+    for number, (group, loan) in enumerate(zip(scenario.borrowed, loans, strict=True)):
+        if loan.lendings:
+            name = f"borrowed {number}"
+            drafts += _drafts(scenario, rules, group, name, engines=total, lendings=loan.lendings)
+    return drafts
+
+
+def _on_trainer(
+    scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: Lending
+) -> list[_Draft]:
+    """Return engines as the first dedicated group has them, on GPUs that train at other times."""
+    tp = scenario.dedicated[0].tp
+    engines = trainer.count // tp
+    group = Dedicated(trainer.gpu, engines * tp, tp, scenario.dedicated[0].domain_gpus)
+    full = kv_tokens(find_model(scenario.model), group.gpu.value, tp=tp)
+    lending = Lending(idle.at_ms, idle.share, idle.kv_tokens * np.int64(full))
+    return _drafts(
+        scenario, rules, group, "trainer", engines=engines, lendings=(lending,) * engines
+    )
+
+
+def _drafts(
+    scenario: Scenario,
+    rules: ArmRules,
+    group: Dedicated | Borrowed,
+    name: str,
+    *,
+    engines: int,
+    lendings: Sequence[Lending] | None,
+) -> list[_Draft]:
+    shape, gpu = find_model(scenario.model), group.gpu.value
+    seats = rules.seats_per_gpu * group.tp
+    context = max(job.context_tokens for job in scenario.jobs)
+    update = update_time(
+        scenario.model,
+        gpu=gpu,
+        tp=group.tp,
+        engines=engines,
+        trainer_tp=scenario.trainer.tp if scenario.trainer is not None else group.tp,
+        is_far=isinstance(group, Borrowed),
+        network=scenario.network,
+        scheme=rules.updates,
+    )
+    holds = kv_tokens(shape, gpu, tp=group.tp)
+    return [
+        _Draft(
+            group=group,
+            kind=WorkerKind.DEDICATED if lendings is None else WorkerKind.BORROWED,
+            # A prompt has a quarter of the longest context before it, on average.
+            times=roofline_cost(shape, gpu, tp=group.tp).step_times(context_tokens=context // 4),
+            seats=seats,
+            kv_tokens=holds if lendings is None else _most(lendings[at], holds),
+            start_up_ms=0.0 if lendings is None else rules.start_up_ms(parameters(shape)),
+            update=update,
+            lending=None if lendings is None else lendings[at],
+            node=(name, at * group.tp // max(group.domain_gpus, group.tp)),
+        )
+        for at in range(group.count // group.tp)
+    ]
+
+
+def _most(lending: Lending, holds: int) -> int:
+    """Return what a borrowed engine may ever hold."""
+    return max(1, min(holds, int(lending.kv_tokens.max())))
+
+
+def _numbered(
+    drafts: Sequence[_Draft], scenario: Scenario
+) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
+    names = [job.name for job in scenario.jobs]
+    nodes = {node: at for at, node in enumerate(dict.fromkeys(one.node for one in drafts))}
+    turn = 0
+    workers: list[tuple[SimWorker, Dedicated | Borrowed]] = []
+    for number, one in enumerate(drafts):
+        if one.group.job is None:
+            job, turn = turn % len(names), turn + 1
+        else:
+            job = names.index(one.group.job)
+        worker = SimWorker(
+            number=number,
+            kind=one.kind,
+            domain=nodes[one.node],
+            job=job,
+            times=one.times,
+            seats=one.seats,
+            kv_tokens=one.kv_tokens,
+            start_up_ms=one.start_up_ms,
+            update_ms=one.update.update_ms,
+            pause_ms=one.update.pause_ms,
+            lending=one.lending,
+        )
+        workers.append((worker, one.group))
+    return workers
+
+
+def _with_trouble(
+    workers: Sequence[tuple[SimWorker, Dedicated | Borrowed]],
+    scenario: Scenario,
+    published_ms: Column,
+    random: np.random.Generator,
+) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
+    """Return the workers with all stress over what serving lends; the trainer has none."""
+    hit = {
+        worker.number: Lent(
+            worker.lending,
+            worker.domain,
+            worker.start_up_ms,
+            worker.update_ms,
+            worker.times.prefill_tokens_per_s,
+        )
+        for worker, group in workers
+        if worker.lending is not None and isinstance(group, Borrowed)
+    }
+    harder = troubled(
+        list(hit.values()),
+        scenario.stress,
+        horizon_ms=MS_PER_S * scenario.horizon_s,
+        published_ms=published_ms,
+        random=random,
+    )
+    lendings = dict(zip(hit, harder, strict=True))
+    return [
+        (replace(worker, lending=lendings.get(worker.number, worker.lending)), group)
+        for worker, group in workers
+    ]
+
+
+def _check_contexts(
+    workers: Sequence[tuple[SimWorker, Dedicated | Borrowed]], scenario: Scenario, shape: ModelShape
+) -> None:
+    """Refuse a context that no dedicated engine holds: its trajectory could never end."""
+    for number, job in enumerate(scenario.jobs):
+        holds = [
+            worker.kv_tokens
+            for worker, _ in workers
+            if worker.job == number and worker.kind is WorkerKind.DEDICATED
+        ]
+        if not holds:
+            raise InvalidArgument(
+                f"dedicated: job {job.name} has no engine; give one for each job at least"
+            )
+        if max(holds) < job.context_tokens:
+            raise InvalidArgument(
+                f"jobs[{number}].context_tokens: an engine of {shape.name} holds {max(holds)} "
+                f"tokens, fewer than {job.context_tokens}; give fewer, or a larger tp"
+            )
+
+
+def _job(
+    scenario: Scenario, number: int, *, seed: int, inputs: Inputs
+) -> tuple[SimJob, npt.NDArray[np.bool_]]:
+    job = scenario.jobs[number]
+    random = np.random.default_rng((_REDUNDANCY, number, seed))
+    groups = job.batch // job.group
+    of_version = groups
+    if job.algorithm is Algorithm.DAPO:
+        # One number for all versions has the same sum as one for each.
+        drawn = np.maximum(1.0, job.redundancy.draw(random, scenario.versions))
+        of_version = max(groups, round(groups * float(drawn.mean())))
+    # Off policy, the next batches have begun when the last version comes out.
+    ahead = 0 if job.mode is Mode.SYNCHRONOUS else job.max_staleness + 1
+    batches = scenario.versions + ahead
+    trajectories = _trajectories(
+        job,
+        groups=of_version * batches,
+        inputs=inputs,
+        random=np.random.default_rng((_TRAJECTORIES, number, seed)),
+    )
+    kept = np.zeros(of_version * batches, dtype=np.bool_)
+    for batch in range(batches):
+        kept[batch * of_version + random.permutation(of_version)[:groups]] = True
+    stall = math.prod(one.factor for one in scenario.stress if isinstance(one, StalledTrainer))
+    made = SimJob(
+        job=number,
+        trajectories=trajectories,
+        mode=job.mode.trainer_mode,
+        batch=of_version * job.group,
+        train_ms=MS_PER_S * job.train_s * stall,
+        max_staleness=job.max_staleness,
+        weight=job.weight,
+    )
+    return made, np.repeat(kept, job.group)
+
+
+def _trajectories(
+    job: Job, *, groups: int, inputs: Inputs, random: np.random.Generator
+) -> Trajectories:
+    environment = job.environment
+    if isinstance(environment, Replayed):
+        sessions = found(inputs.sessions, environment.trace, "trace")
+        if not isinstance(sessions, Sessions):
+            raise InvalidArgument(f"trace: {environment.trace} has no sessions")
+        return replayed_trajectories(
+            sessions,
+            groups=groups,
+            group=job.group,
+            context_tokens=job.context_tokens,
+            wait_s_max=environment.wait_s_max,
+            first_heard_max=environment.first_heard_max,
+            random=random,
+        )
+    drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
+    return drawn_trajectories(
+        drawn,
+        groups=groups,
+        group=job.group,
+        context_tokens=job.context_tokens,
+        random=random,
+    )

@@ -1,0 +1,191 @@
+"""Distributions that a scenario names: of turns, of tokens and of seconds.
+
+Each draws from the generator it is given. What `least` and `most` cut off is moved to them, so a
+mean is what is left after that.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.errors import InvalidArgument
+from rose.sim.scenario.fields import Range
+
+Values: TypeAlias = npt.NDArray[np.float64]
+
+_MOST: Final = 1e9
+_Amount: TypeAlias = Annotated[float, Range(0, _MOST)]
+_Positive: TypeAlias = Annotated[float, Range(0, _MOST, is_above=True)]
+_Weight: TypeAlias = Annotated[float, Range(0, 1, is_above=True)]
+_Sigma: TypeAlias = Annotated[float, Range(0, 10)]
+_Alpha: TypeAlias = Annotated[float, Range(0, 100, is_above=True)]
+# Weights of parts are written with a few digits.
+_SUM_TOLERANCE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Always the same.
+
+    Args:
+        value: that.
+    """
+
+    kind: ClassVar = "constant"
+    value: _Amount
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:  # noqa: ARG002
+        """Return (count,) values."""
+        return np.full(count, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every value between two is as likely as another.
+
+    Args:
+        least: >= 0.
+        most: >= least.
+    """
+
+    kind: ClassVar = "uniform"
+    least: _Amount
+    most: _Amount
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order."""
+        _check_order(self.least, self.most)
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:
+        """Return (count,) values."""
+        return random.uniform(self.least, self.most, count)
+
+
+@dataclass(frozen=True, slots=True)
+class LogUniform:
+    """Every factor between two values is as likely as another.
+
+    Args:
+        least: > 0.
+        most: >= least.
+    """
+
+    kind: ClassVar = "log-uniform"
+    least: _Positive
+    most: _Positive
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order."""
+        _check_order(self.least, self.most)
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:
+        """Return (count,) values."""
+        return np.exp(random.uniform(np.log(self.least), np.log(self.most), count))
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Lengths, mostly.
+
+    Args:
+        median: > 0.
+        sigma: of the natural logarithm.
+        least: what is below is this.
+        most: what is above is this.
+    """
+
+    kind: ClassVar = "lognormal"
+    median: _Positive
+    sigma: _Sigma
+    least: _Amount = 0.0
+    most: _Amount = _MOST
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order."""
+        _check_order(self.least, self.most)
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:
+        """Return (count,) values."""
+        drawn = self.median * np.exp(self.sigma * random.standard_normal(count))
+        return np.clip(drawn, self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """A tail: how often a value is exceeded falls with its power.
+
+    Args:
+        least: where it begins, > 0.
+        alpha: the power; a mean exists above 1.
+        most: what is above is this.
+    """
+
+    kind: ClassVar = "pareto"
+    least: _Positive
+    alpha: _Alpha
+    most: _Positive = _MOST
+
+    def __post_init__(self) -> None:
+        """Refuse bounds in the wrong order."""
+        _check_order(self.least, self.most)
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:
+        """Return (count,) values."""
+        # 1 - u is in (0, 1], so the power of it is finite but for a tail that `most` cuts anyway.
+        with np.errstate(over="ignore"):
+            drawn = self.least * (1 - random.random(count)) ** (-1 / self.alpha)
+        return np.minimum(drawn, self.most)
+
+
+Simple: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A distribution that some of the values come from.
+
+    Args:
+        weight: their share.
+        of: that distribution.
+    """
+
+    weight: _Weight
+    of: Simple
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Each value comes from one of several distributions.
+
+    Args:
+        parts: their weights add up to 1.
+    """
+
+    kind: ClassVar = "mixture"
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse weights that are no shares."""
+        total = sum(part.weight for part in self.parts)
+        if abs(total - 1) > _SUM_TOLERANCE:
+            raise InvalidArgument(f"parts: weights add up to {total:g}; make them add up to 1")
+
+    def draw(self, random: np.random.Generator, count: int) -> Values:
+        """Return (count,) values."""
+        ends = np.cumsum([part.weight for part in self.parts])[:-1]
+        chosen = np.searchsorted(ends, random.random(count), side="right")
+        drawn = np.empty(count)
+        for at, part in enumerate(self.parts):
+            here = chosen == at
+            drawn[here] = part.of.draw(random, int(here.sum()))
+        return drawn
+
+
+Distribution: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto | Mixture
+
+
+def _check_order(least: float, most: float) -> None:
+    if least > most:
+        raise InvalidArgument(f"most: {most:g} is below least, {least:g}; exchange them")

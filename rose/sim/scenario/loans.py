@@ -1,0 +1,270 @@
+"""What the borrowed GPUs of a scenario lend in an arm, as the simulation of a cluster takes it."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.memory.model_weights import parameters
+from rose.memory.presets import find_model
+from rose.sim.cluster.lending import LendingArm, lend_exactly
+from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
+from rose.sim.cluster.lending_felt import ServingFelt
+from rose.sim.cluster.lending_fluid import FluidLending, lend_as_fluid
+from rose.sim.cluster.lending_kv import KvPool, KvRule, PublishedKv, ReservedKv, RoseKv
+from rose.sim.cluster.lending_traffic import FleetTraffic
+from rose.sim.cluster.world import Lending
+from rose.sim.device import DeviceModel
+from rose.sim.scenario.arms import RULES, Arm, Loan
+from rose.sim.scenario.parts import Borrowed, SyntheticTraffic
+from rose.sim.scenario.scenario import Resolution, Scenario
+from rose.sim.scenario.traffic import Inputs, fleet_traffic
+from rose.slo import SLO
+from rose.units import MS_PER_S
+
+Column = npt.NDArray[np.float64]
+
+_FLUID_BIN_MS: Final = 1000.0
+# So many devices of a group differ; in a larger one, each timeline is that of several.
+_DEVICES_MAX: Final = 32
+# Timelines last so long, or for one wave of the load, and then begin anew.
+_CYCLE_MS: Final = 1_800_000.0
+_RESERVED_SHARE: Final = 0.25
+# Training is about a quarter of a step in the paper: how long a step is, before it was simulated.
+_TRAINING_OF_STEP: Final = 0.25
+_STEP_MS_MIN: Final = 60_000.0
+# Serving scales so that the GPUs it keeps are no busier, on average, and decides so often.
+_UTILISATION: Final = 0.8
+_PROVISION_MS: Final = 60_000.0
+# A stream of draws for each group, besides those of the trajectories.
+_TRAFFIC_STREAM: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLoan:
+    """What one group of borrowed GPUs lends, and what serving feels of it.
+
+    Args:
+        lendings: of each engine of the group.
+        cycle_ms: after which they repeat; what is felt is that of one cycle.
+        ttft_ms: (n,) float64, of each request that was simulated.
+        tpot_ms: (n,) float64, likewise, mean of a request.
+        felt: in the exact resolution, of each device that was simulated.
+    """
+
+    lendings: tuple[Lending, ...]
+    cycle_ms: float
+    ttft_ms: Column
+    tpot_ms: Column
+    felt: tuple[ServingFelt, ...] = ()
+
+
+class Serving:
+    """What is served on the borrowed GPUs of a scenario under one seed, and lent in each arm.
+
+    Every arm is asked the same. Loans are kept, as arms that lend alike share them.
+    """
+
+    def __init__(self, scenario: Scenario, *, seed: int, inputs: Inputs) -> None:
+        """Draw the traffic.
+
+        Args:
+            scenario: what is simulated.
+            seed: of the traffic and of noise, >= 0.
+            inputs: what the scenario's files say.
+
+        Raises:
+            InvalidArgument: the models do not fit a GPU, or a file was not read.
+        """
+        self._scenario = scenario
+        self._fleets = [
+            _Fleet.of(scenario, group, seed=seed, number=number, inputs=inputs)
+            for number, group in enumerate(scenario.borrowed)
+        ]
+        self._kept: dict[Loan, tuple[GroupLoan, ...]] = {}
+
+    def loans(self, arm: Arm) -> tuple[GroupLoan, ...]:
+        """Return what each group lends in an arm; no engines where nothing is lent."""
+        loan = RULES[arm].loan
+        if loan not in self._kept:
+            self._kept[loan] = tuple(self._loan(fleet, arm) for fleet in self._fleets)
+        return self._kept[loan]
+
+    def busy_shares(self) -> tuple[float, ...]:
+        """Return the share of the time in which each group's devices have requests, unlent."""
+        return tuple(float(fleet.alone().busy.mean()) for fleet in self._fleets)
+
+    def _loan(self, fleet: "_Fleet", arm: Arm) -> GroupLoan:
+        rules, scenario, group = RULES[arm], self._scenario, fleet.group
+        horizon_ms = MS_PER_S * scenario.horizon_s
+        if rules.loan is Loan.NOTHING:
+            return GroupLoan((), horizon_ms, np.zeros(0), np.zeros(0))
+        how = _lending_arm(rules.loan, scenario)
+        if rules.loan is Loan.WHOLE_GPUS:
+            shape = find_model(scenario.model)
+            made = fleet.whole(
+                kv_tokens(shape, group.gpu.value, tp=group.tp), rules.release_ms(parameters(shape))
+            )
+        elif scenario.resolution is Resolution.EXACT:
+            made = fleet.exactly(how)
+        else:
+            made = fleet.fluid(how)
+        shaped = [
+            repeated(
+                limited(one, group.lent_share_max), cycle_ms=fleet.cycle_ms, horizon_ms=horizon_ms
+            )
+            for one in made.lendings
+        ]
+        engines = group.count // group.tp
+        return replace(made, lendings=tuple(shaped[at % len(shaped)] for at in range(engines)))
+
+
+def repeated(lending: Lending, *, cycle_ms: float, horizon_ms: float) -> Lending:
+    """Return the timeline again and again, up to the horizon."""
+    rounds = max(1, int(np.ceil(horizon_ms / cycle_ms)))
+    inside = lending.at_ms < cycle_ms
+    at_ms = np.concatenate([lending.at_ms[inside] + again * cycle_ms for again in range(rounds)])
+    share = np.tile(lending.share[inside], rounds)
+    tokens = np.tile(lending.kv_tokens[inside], rounds)
+    kept = at_ms < horizon_ms
+    return Lending(at_ms=at_ms[kept], share=share[kept], kv_tokens=tokens[kept])
+
+
+def limited(lending: Lending, share_max: float) -> Lending:
+    """Return the timeline with at most so much of the compute."""
+    return Lending(lending.at_ms, np.minimum(lending.share, share_max), lending.kv_tokens)
+
+
+def whole_gpus(
+    busy: Column, full_tokens: int, *, bin_ms: float, release_ms: float
+) -> tuple[Lending, ...]:
+    """Return what a fleet lends that gives whole GPUs away, and serves with the others.
+
+    It keeps as many in each minute as the load of that minute needs, which nobody can know
+    beforehand, and nothing for bursts within it. The GPUs with the highest numbers go first.
+
+    Args:
+        busy: (bins, devices), the share of the time in which each has requests.
+        full_tokens: what a GPU that is given away holds.
+        bin_ms: of the bins.
+        release_ms: so long before serving needs a GPU it is let go.
+    """
+    bins, devices = busy.shape
+    of_minute = max(1, round(_PROVISION_MS / bin_ms))
+    starts = np.arange(0, bins, of_minute)
+    sizes = np.diff(np.append(starts, bins))
+    load = np.add.reduceat(busy.sum(axis=1), starts) / sizes
+    kept = np.clip(np.ceil(load / _UTILISATION), 1, devices).astype(np.int64)
+    at_ms = np.asarray(starts * bin_ms, dtype=np.float64)
+    return tuple(
+        _in_spans(at_ms, number >= kept, full_tokens, release_ms) for number in range(devices)
+    )
+
+
+def _in_spans(
+    at_ms: Column, is_lent: npt.NDArray[np.bool_], full_tokens: int, release_ms: float
+) -> Lending:
+    is_new = np.concatenate(([True], is_lent[1:] != is_lent[:-1]))
+    lent = is_lent[is_new]
+    # It ends earlier than it is needed by what letting go takes.
+    begins = np.maximum(at_ms[is_new] - np.where(lent, 0.0, release_ms), 0.0)
+    return Lending(begins, lent.astype(np.float64), lent * np.int64(full_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """The devices of one group that differ, and what they are asked until it begins anew."""
+
+    group: Borrowed
+    asked: FleetTraffic
+    device: DeviceModel
+    pool: KvPool
+    slo: SLO
+    cycle_ms: float
+    seed: int
+
+    @classmethod
+    def of(
+        cls, scenario: Scenario, group: Borrowed, *, seed: int, number: int, inputs: Inputs
+    ) -> "_Fleet":
+        traffic = group.traffic
+        wave_s = traffic.wave_s if isinstance(traffic, SyntheticTraffic) else 0.0
+        longest_ms = max(_CYCLE_MS, MS_PER_S * wave_s)
+        cycle_ms = min(MS_PER_S * scenario.horizon_s, longest_ms)
+        serving, rollout = find_model(group.serving_model), find_model(scenario.model)
+        gpu, tp = group.gpu.value, group.tp
+        device = roofline_cost(serving, gpu, tp=tp).device_model(
+            roofline_cost(rollout, gpu, tp=tp), rollout_layers=rollout.layers
+        )
+        pool = KvPool.of(gpu, serving, rollout, tp=tp)
+        slo = SLO(ttft_ms=group.slo.ttft_ms, tpot_ms=group.slo.tpot_ms)
+        asked = fleet_traffic(
+            traffic,
+            inputs=inputs,
+            device=device,
+            pool=pool,
+            slo=slo,
+            devices=min(group.count // tp, _DEVICES_MAX),
+            duration_ms=cycle_ms,
+            random=np.random.default_rng((_TRAFFIC_STREAM, number, seed)),
+        )
+        return cls(group, asked, device, pool, slo, cycle_ms, seed)
+
+    def fluid(self, how: LendingArm) -> GroupLoan:
+        fluid = self._as_fluid(how.scheme, how.kv)
+        lendings = tuple(fluid.lending(at) for at in range(self.asked.devices))
+        return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
+
+    def whole(self, full_tokens: int, release_ms: float) -> GroupLoan:
+        fluid = self.alone()
+        lendings = whole_gpus(fluid.busy, full_tokens, bin_ms=_FLUID_BIN_MS, release_ms=release_ms)
+        return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
+
+    def alone(self) -> FluidLending:
+        return self._as_fluid("alone", ReservedKv(0.0))
+
+    def exactly(self, how: LendingArm) -> GroupLoan:
+        made = [
+            lend_exactly(
+                self.asked.requests(at),
+                self.device,
+                how,
+                pool=self.pool,
+                slo=self.slo,
+                horizon_ms=self.cycle_ms,
+                seed=self.seed + at,
+            )
+            for at in range(self.asked.devices)
+        ]
+        felt = tuple(one for _, one in made)
+        return GroupLoan(
+            tuple(lending for lending, _ in made),
+            self.cycle_ms,
+            np.concatenate([one.ttft_ms for one in felt]),
+            np.concatenate([one.mean_tpot_ms for one in felt]),
+            felt,
+        )
+
+    def _as_fluid(self, scheme: str, kv: KvRule) -> FluidLending:
+        return lend_as_fluid(
+            self.asked,
+            self.device,
+            scheme,
+            kv=kv,
+            pool=self.pool,
+            slo=self.slo,
+            horizon_ms=self.cycle_ms,
+            bin_ms=_FLUID_BIN_MS,
+        )
+
+
+def _lending_arm(loan: Loan, scenario: Scenario) -> LendingArm:
+    if loan is Loan.CERTIFIED:
+        return LendingArm("rose_slack", RoseKv())
+    if loan is Loan.RESERVED:
+        return LendingArm("static_split", ReservedKv(_RESERVED_SHARE))
+    if loan is Loan.EVERYTHING:
+        return LendingArm("share_all", ReservedKv(1.0))
+    train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
+    return LendingArm("rose_paper", PublishedKv(max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP)))

@@ -1,0 +1,219 @@
+"""A scenario: what is simulated, as a file says it. `world` makes what a simulation takes of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final
+
+from rose.errors import InvalidArgument
+from rose.memory.model_shape import KVDtype
+from rose.memory.presets import find_model
+from rose.scheduler.settings import SchedulerSettings
+from rose.sim.cluster.world import TrainerMode
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.distributions import Distribution, LogUniform
+from rose.sim.scenario.environments import Environment
+from rose.sim.scenario.fields import decoded, refused, shown
+from rose.sim.scenario.parts import Borrowed, Dedicated, Network, Prices, Stress, Trainer
+from rose.sim.scenario.ranges import (
+    Factor,
+    Seconds,
+    Seed,
+    SomeSeconds,
+    Staleness,
+    Tokens,
+    Trajectories,
+    Versions,
+)
+
+# The paper's sampler launches up to 5.7 times the batch.
+_REDUNDANCY: Final = LogUniform(1.0, 5.7)
+# Said by each job itself.
+_OF_JOBS: Final = frozenset({"max_staleness", "batch_trajectories"})
+
+
+class Algorithm(Enum):
+    """What the trainer does with groups."""
+
+    GRPO = "grpo"
+    DAPO = "dapo"
+
+
+class Mode(Enum):
+    """When the trainer learns from what: as `TrainerMode`."""
+
+    SYNCHRONOUS = "synchronous"
+    ONE_STEP_OFF = "one-step-off"
+    ASYNCHRONOUS = "asynchronous"
+
+    @property
+    def trainer_mode(self) -> TrainerMode:
+        """Return the same as the simulation takes it."""
+        return TrainerMode[self.name]
+
+
+class Resolution(Enum):
+    """How serving on borrowed GPUs is simulated."""
+
+    EXACT = "exact"  # every quantum certified
+    FLUID = "fluid"  # some seconds at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One RL job.
+
+    Args:
+        name: of it.
+        algorithm: DAPO throws groups away whose members all did equally well.
+        mode: of its trainer.
+        batch: trajectories that a version learns from.
+        group: trajectories with the same task.
+        context_tokens: where a trajectory ends at the latest.
+        train_s: how long the trainer learns from a batch.
+        environment: of its trajectories.
+        max_staleness: versions between a trajectory's oldest token and its use.
+        weight: of its share of what is lent.
+        redundancy: of DAPO: how many times the batch is rolled out, drawn for each version.
+    """
+
+    name: str
+    algorithm: Algorithm
+    mode: Mode
+    batch: Trajectories
+    group: Trajectories
+    context_tokens: Tokens
+    train_s: Seconds
+    environment: Environment
+    max_staleness: Staleness = 1
+    weight: Factor = 1.0
+    redundancy: Distribution = _REDUNDANCY
+
+    def __post_init__(self) -> None:
+        """Refuse groups that fill no batch, and staleness that the mode does not allow."""
+        if self.batch % self.group:
+            raise InvalidArgument(
+                f"batch: {self.batch} trajectories make no groups of {self.group}; give a multiple"
+            )
+        if self.mode is Mode.ONE_STEP_OFF and self.max_staleness == 0:
+            raise InvalidArgument(
+                "max_staleness: 0 leaves nothing to roll out while the trainer learns; "
+                "give 1, or the mode synchronous"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is simulated.
+
+    Args:
+        name: of it.
+        model: that learns: a preset, or the path of a config.json.
+        jobs: with different names.
+        dedicated: at least one engine of them for each job.
+        network: between the clusters.
+        horizon_s: the simulation ends here at the latest.
+        versions: of each job, after which it ends.
+        arms: what is compared, the subject first.
+        about: a sentence for reports.
+        seeds: one simulation each.
+        borrowed: GPUs that serve.
+        trainer: GPUs that train.
+        prices: None where nobody asks what it costs.
+        scheduler: settings that differ from the defaults, by name.
+        stress: what goes wrong.
+        resolution: of serving.
+    """
+
+    name: str
+    model: str
+    jobs: tuple[Job, ...]
+    dedicated: tuple[Dedicated, ...]
+    network: Network
+    horizon_s: SomeSeconds
+    versions: Versions
+    arms: tuple[Arm, ...]
+    about: str = "-"
+    seeds: tuple[Seed, ...] = (0,)
+    borrowed: tuple[Borrowed, ...] = ()
+    trainer: Trainer | None = None
+    prices: Prices | None = None
+    scheduler: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    stress: tuple[Stress, ...] = ()
+    resolution: Resolution = Resolution.FLUID
+
+    def __post_init__(self) -> None:
+        """Refuse what no single field shows."""
+        for name in ("jobs", "dedicated", "arms", "seeds"):
+            if not getattr(self, name):
+                raise InvalidArgument(f"{name}: there is none; add one")
+        names = [job.name for job in self.jobs]
+        for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
+            if len(set(values)) < len(values):
+                raise InvalidArgument(f"{name}: one is there twice; make them differ")
+        self._check_jobs("dedicated", [group.job for group in self.dedicated])
+        self._check_jobs("borrowed", [group.job for group in self.borrowed])
+        if self.stress and not self.borrowed:
+            raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
+        if Arm.TRAINING_GPUS in self.arms and self.trainer is None:
+            raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")
+        self._check_models()
+        self.settings(self.jobs[0])
+
+    def _check_jobs(self, part: str, wanted: Sequence[str | None]) -> None:
+        names = [job.name for job in self.jobs]
+        for at, name in enumerate(wanted):
+            if name is not None and name not in names:
+                raise InvalidArgument(
+                    f"{part}[{at}].job: {shown(name)} is no job; give {' or '.join(names)}"
+                )
+
+    def _check_models(self) -> None:
+        tps = {group.tp for group in self.dedicated} | {group.tp for group in self.borrowed}
+        _check_model("model", self.model, tps)
+        for at, group in enumerate(self.borrowed):
+            _check_model(f"borrowed[{at}].serving_model", group.serving_model, {group.tp})
+
+    def settings(self, job: Job) -> SchedulerSettings:
+        """Return the scheduler's settings for a job.
+
+        Raises:
+            InvalidArgument: there is no such setting, or it is out of its range.
+        """
+        plain = SchedulerSettings()
+        kinds = {one.name: type(getattr(plain, one.name)) for one in fields(plain)}
+        chosen: dict[str, Any] = {}
+        for name, value in self.scheduler.items():
+            if name in _OF_JOBS or name not in kinds:
+                why = "is said by each job" if name in _OF_JOBS else "is no such setting"
+                free = ", ".join(sorted(set(kinds) - _OF_JOBS))
+                raise InvalidArgument(f"scheduler.{name}: {why}; there are {free}")
+            if kinds[name] is int and value != int(value):
+                raise InvalidArgument(f"scheduler.{name}: {value:g} is no whole number; give one")
+            chosen[name] = kinds[name](value)
+        own = SchedulerSettings(max_staleness=job.max_staleness, batch_trajectories=job.batch)
+        try:
+            return replace(own, **chosen)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"scheduler: {error}; give a value in its range") from None
+
+
+def _check_model(where: str, named: str, tps: Iterable[int]) -> None:
+    try:
+        shape = find_model(named)
+        for tp in tps:
+            shape.groups(block_tokens=1, kv=KVDtype(2), tp=tp)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
+
+
+def scenario_from(content: object) -> Scenario:
+    """Return a scenario from what a reader of YAML or JSON gives.
+
+    Raises:
+        InvalidArgument: a field is unknown, missing, or makes no sense; the sentence names it.
+    """
+    if not isinstance(content, Mapping):
+        raise refused("", "it has no fields; give `name: value` lines")
+    return decoded(Scenario, content)

@@ -1,0 +1,145 @@
+"""Trajectories of a job: drawn from an environment's distributions, or sessions of a trace."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.errors import InvalidArgument, check
+from rose.sim.cluster.world import Trajectories
+from rose.sim.scenario.environments import Drawn
+from rose.sim.scenario.sessions import Sessions
+from rose.units import MS_PER_S
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# A turn of more tokens than any context is a mistake of a distribution's unit.
+_TOKENS_MAX: Final = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The turns of all trajectories before a context cuts them; as in `Trajectories`."""
+
+    first_turn: Ints
+    heard: Ints
+    said: Ints
+    tool_ms: Floats
+
+
+def drawn_trajectories(
+    environment: Drawn,
+    *,
+    groups: int,
+    group: int,
+    context_tokens: int,
+    random: np.random.Generator,
+) -> Trajectories:
+    """Draw the trajectories of some groups.
+
+    Args:
+        environment: what they are drawn from.
+        groups: how many, > 0.
+        group: trajectories of each, > 0.
+        context_tokens: where one ends at the latest, > 1.
+        random: drawn from in the same order whatever the values are.
+    """
+    count = groups * group
+    share = environment.group_share
+    in_common = np.repeat(random.standard_normal(groups), group)
+    hard = np.sqrt(share) * in_common + np.sqrt(1 - share) * random.standard_normal(count)
+    # The hardest has the most turns: which are drawn stays as the distribution says.
+    turns = np.empty(count, dtype=np.int64)
+    wanted = np.sort(environment.turns.draw(random, count))
+    turns[np.argsort(hard, kind="stable")] = _whole(wanted, environment.turns_max)
+    first_turn = np.concatenate(([0], np.cumsum(turns)))
+    total = int(first_turn[-1])
+    heard = environment.heard.draw(random, total)
+    heard[first_turn[:-1]] = np.repeat(environment.first_heard.draw(random, groups), group)
+    # The mean of the factor is 1.
+    spread = environment.hardness
+    factor = np.exp(spread * hard - spread**2 / 2)
+    said = environment.said.draw(random, total) * np.repeat(factor, turns)
+    tool_ms = MS_PER_S * environment.tool_s.draw(random, total)
+    turns_of_all = _Turns(first_turn, _whole(heard), _whole(said), tool_ms)
+    return _cut(turns_of_all, np.repeat(np.arange(groups), group), context_tokens)
+
+
+def replayed_trajectories(
+    sessions: Sessions,
+    *,
+    groups: int,
+    group: int,
+    context_tokens: int,
+    wait_s_max: float,
+    first_heard_max: int,
+    random: np.random.Generator,
+) -> Trajectories:
+    """Return sessions of a trace as groups, each a session that is run `group` times.
+
+    Sessions are used in an order that is drawn, and again when all of them were.
+
+    Args:
+        sessions: of the trace.
+        groups: how many, > 0.
+        group: trajectories of each, > 0.
+        context_tokens: where one ends at the latest, > 1.
+        wait_s_max: longer waits are cut to this.
+        first_heard_max: longer first prompts are cut to this.
+        random: for the order.
+    """
+    known = sessions.first_turn.size - 1
+    rounds = -(-groups // known)
+    order = np.concatenate([random.permutation(known) for _ in range(rounds)])[:groups]
+    order = np.repeat(order, group)
+    turns = np.diff(sessions.first_turn)[order]
+    first_turn = np.concatenate(([0], np.cumsum(turns)))
+    at = np.arange(first_turn[-1]) + np.repeat(sessions.first_turn[order] - first_turn[:-1], turns)
+    heard = sessions.heard_tokens[at]
+    heard[first_turn[:-1]] = np.minimum(heard[first_turn[:-1]], first_heard_max)
+    waits_ms = MS_PER_S * np.minimum(sessions.wait_s[at], wait_s_max)
+    turns_of_all = _Turns(first_turn, heard, sessions.said_tokens[at], waits_ms)
+    return _cut(turns_of_all, np.repeat(np.arange(groups), group), context_tokens)
+
+
+def context_tokens_of(trajectories: Trajectories) -> Ints:
+    """Return (n,) what the context of each holds at its end."""
+    new = trajectories.heard_tokens + trajectories.said_tokens
+    sums = np.concatenate(([0], np.cumsum(new)))
+    ends: Ints = np.diff(sums[trajectories.first_turn])
+    return ends
+
+
+def heard_share(trajectories: Trajectories) -> float:
+    """Return the share of prompts in all tokens, each counted once."""
+    heard = int(trajectories.heard_tokens.sum())
+    return heard / (heard + int(trajectories.said_tokens.sum()))
+
+
+def _whole(values: Floats, most: float = _TOKENS_MAX) -> Ints:
+    rounded: Ints = np.clip(np.rint(values), 1, most).astype(np.int64)
+    return rounded
+
+
+def _cut(turns: _Turns, group: Ints, context_tokens: int) -> Trajectories:
+    """End each trajectory where its context is full; its last answer may be cut short."""
+    if context_tokens < 2:
+        raise InvalidArgument(
+            f"a context of {context_tokens} tokens holds no turn; give at least 2"
+        )
+    starts, lengths = turns.first_turn[:-1], np.diff(turns.first_turn)
+    heard = turns.heard.copy()
+    heard[starts] = np.minimum(heard[starts], context_tokens - 1)
+    ends = np.cumsum(heard + turns.said)
+    base = np.repeat(np.concatenate(([0], ends))[starts], lengths)
+    before_said = ends - base - turns.said
+    is_kept = before_said < context_tokens
+    said = np.minimum(turns.said, context_tokens - before_said)[is_kept]
+    kept = np.add.reduceat(is_kept.astype(np.int64), starts)
+    check(bool((kept > 0).all()), "a first turn did not fit its context")
+    first_turn = np.concatenate(([0], np.cumsum(kept)))
+    tool_ms = turns.tool_ms[is_kept]
+    tool_ms[first_turn[1:] - 1] = 0.0  # nothing comes after a last turn
+    return Trajectories(first_turn, heard[is_kept], said, tool_ms, group.astype(np.int64))

@@ -1,0 +1,206 @@
+"""How long an update of the weights is on its way, by the planner that moves real ones.
+
+One layer stands for all of them: they are cut alike, so bytes are those of a layer times its
+copies. Packing is left out: it takes milliseconds on the GPUs that train.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from rose.errors import InvalidArgument
+from rose.memory.model_shape import ModelShape
+from rose.memory.model_weights import Matrix, Split, matrices, weight_bytes
+from rose.memory.presets import find_model
+from rose.sim.scenario.parts import Network
+from rose.slo.prior import find_roofline
+from rose.transfer.plan import (
+    LocalView,
+    Piece,
+    Region,
+    Relay,
+    Replica,
+    ShardMap,
+    Source,
+    TensorSpec,
+    make_plan,
+    traffic,
+)
+from rose.units import MS_PER_S
+
+_TRAINING: Final = "training"
+_SERVING: Final = "serving"
+_ELEMENT_BYTES: Final = 2
+_SECTOR_ELEMENTS: Final = 16  # 32 bytes are what memory reads and writes
+_BYTES_PER_GBIT: Final = 1e9 / 8
+# COO: an int32 position beside each bf16 value.
+_COO_BYTES: Final = 6.0
+# What the paper's receivers take to rebuild the weights from what they hold and what came.
+_REBUILD_MS: Final = 1000.0
+
+
+class UpdateScheme(Enum):
+    """How weights come to rollout engines."""
+
+    DELTA = "what changed crosses once, is staged while turns run, and committed in milliseconds"
+    COO = "what changed as positions and values crosses once; engines stop to rebuild the weights"
+    DENSE = "all weights cross for each engine, which stops to load them"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """What an update is to one engine.
+
+    Args:
+        update_ms: from its publication to its commit, in which the engine runs on.
+        pause_ms: in which it stands still.
+    """
+
+    update_ms: float
+    pause_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBytes:
+    """What one update of all elements moves, in elements.
+
+    Args:
+        crossing: over the link between the clusters.
+        relayed: by each relay, the busiest.
+        received: by each GPU of an engine, the busiest.
+    """
+
+    crossing: int
+    relayed: int
+    received: int
+
+
+def update_time(
+    model: str,
+    *,
+    gpu: str,
+    tp: int,
+    engines: int,
+    trainer_tp: int,
+    is_far: bool,
+    network: Network,
+    scheme: UpdateScheme,
+) -> UpdateTime:
+    """Return how long an update takes to the engines of one kind, which receive it together.
+
+    Args:
+        model: that learns.
+        gpu: of an engine.
+        tp: GPUs of an engine.
+        engines: that share the link, or are beside the trainer.
+        trainer_tp: GPUs that share a layer where it is trained.
+        is_far: whether the link lies between.
+        network: its rates, and how much changes.
+        scheme: how.
+
+    Raises:
+        InvalidArgument: the model cannot be divided so.
+    """
+    relays = 0 if scheme is UpdateScheme.DENSE or not is_far else network.relays
+    moved = update_elements(model, tp=tp, engines=engines, trainer_tp=trainer_tp, relays=relays)
+    element_bytes = _wire_bytes(scheme, network)
+    far_ms = _milliseconds(moved.crossing * element_bytes, network.link_gbit_per_s)
+    # Beside the trainer a broadcast goes from engine to engine, so each byte is received once.
+    inside = max(moved.relayed / max(1, relays), moved.received) if is_far else moved.received
+    near_ms = _milliseconds(inside * element_bytes, network.local_gbit_per_s)
+    # Tiles go on as they come: the slower of the two decides.
+    update_ms = max(far_ms, near_ms) if is_far else near_ms
+    commit_ms = _commit_ms(model, gpu, tp, network)
+    if scheme is UpdateScheme.DELTA:
+        return UpdateTime(update_ms, commit_ms)
+    if scheme is UpdateScheme.COO:
+        return UpdateTime(update_ms, _REBUILD_MS)
+    load_ms = _milliseconds(moved.received * element_bytes, network.local_gbit_per_s)
+    return UpdateTime(max(0.0, update_ms - load_ms), load_ms)
+
+
+@lru_cache(maxsize=256)
+def update_elements(
+    model: str, *, tp: int, engines: int, trainer_tp: int, relays: int
+) -> UpdateBytes:
+    """Return what an update of every element moves, by the plan of the transfer.
+
+    Args:
+        model: a preset, or the path of a config.json.
+        tp: GPUs of each engine.
+        engines: that receive it, > 0.
+        trainer_tp: GPUs of the trainer that share a layer.
+        relays: of the engines' cluster.
+    """
+    shape = find_model(model)
+    named = {f"{at}": matrix for at, matrix in enumerate(matrices(shape)) if matrix.copies}
+    # All engines are alike: with relays each is fanned out to, without each has its own crossing.
+    replica = Replica("engine", _SERVING, _shards(named, tp))
+    plan = make_plan(
+        Source(_TRAINING, _shards(named, trainer_tp)),
+        [replica],
+        [Relay(f"relay{at}", _SERVING) for at in range(min(1, relays))],
+    )
+    sizes = [tile.count * named[tile.tensor].copies for tile in plan.tiles]
+    moved = traffic(plan, sizes)
+    copies = 1 if relays else engines
+    return UpdateBytes(
+        crossing=copies * sum(moved.crossing.values()),
+        relayed=engines * sum(moved.relayed.values()),
+        received=max(moved.received.values()),
+    )
+
+
+def _shards(named: dict[str, Matrix], ranks: int) -> ShardMap:
+    tensors = {
+        name: TensorSpec(name, (matrix.rows, matrix.columns), "bfloat16")
+        for name, matrix in named.items()
+    }
+    pieces = tuple(
+        Piece(name, region, rank, LocalView(name, 0, (region.shape[1], 1)))
+        for name, matrix in named.items()
+        for rank, region in _cut(matrix, ranks)
+    )
+    return ShardMap(tensors, pieces, {})
+
+
+def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
+    """Yield who has which part: as engines and Megatron cut, KV heads at most once each."""
+    parts = ranks if matrix.ways is None else min(ranks, matrix.ways)
+    for rank in range(ranks):
+        offset, shape = [0, 0], [matrix.rows, matrix.columns]
+        if matrix.split is not Split.ALL:
+            dimension = 0 if matrix.split is Split.ROWS else 1
+            part = rank * parts // ranks
+            first, last = (shape[dimension] * one // parts for one in (part, part + 1))
+            if first == last:
+                raise InvalidArgument(f"a matrix of {shape} cannot be divided by {ranks}")
+            offset[dimension], shape[dimension] = first, last - first
+        yield rank, Region((offset[0], offset[1]), (shape[0], shape[1]))
+
+
+def _wire_bytes(scheme: UpdateScheme, network: Network) -> float:
+    """Return the bytes that an element of the model takes, on average."""
+    per_change = {
+        UpdateScheme.DELTA: network.bytes_per_change,
+        UpdateScheme.COO: _COO_BYTES,
+        UpdateScheme.DENSE: math.inf,
+    }[scheme]
+    if scheme is UpdateScheme.DENSE:
+        return float(_ELEMENT_BYTES)
+    return min(float(_ELEMENT_BYTES), network.changed_share * per_change)
+
+
+def _commit_ms(model: str, gpu: str, tp: int, network: Network) -> float:
+    """Return a commit's pause: all weights are read for the digest, touched sectors rewritten."""
+    touched = 1 - (1 - network.changed_share) ** _SECTOR_ELEMENTS
+    shape: ModelShape = find_model(model)
+    moved = weight_bytes(shape, tp=tp) * (1 + 2 * touched)
+    return MS_PER_S * moved / find_roofline(gpu).bytes_per_s
+
+
+def _milliseconds(nbytes: float, gbit_per_s: float) -> float:
+    return MS_PER_S * nbytes / (gbit_per_s * _BYTES_PER_GBIT)
