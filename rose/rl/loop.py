@@ -259,6 +259,10 @@ class RolloutLoop:
 
     # ---- what the driver asks and says ----------------------------------------------------------
 
+    def refused(self, output: TurnOutput) -> None:
+        """Hear of it as if the worker had said so."""
+        self._inbox.put(output)
+
     def admitted(self, trajectory: int) -> Iterator[Event]:
         """Let the first turn begin."""
         yield self._ready(self._flight(trajectory))

@@ -5,7 +5,7 @@ asyncio front of this room are one, so that there is one place where tokens chan
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from rose.errors import RoseError, check
@@ -72,6 +72,10 @@ class Core(Protocol):
 
 class Front(Protocol):
     """Whoever keeps the tokens. What it returns, the core hears in its next step."""
+
+    def refused(self, output: TurnOutput) -> None:
+        """Hear that a worker would not even queue a turn; it is news for a later `advance`."""
+        ...
 
     def admitted(self, trajectory: int) -> Iterable[Event]:
         """Let a trajectory start."""
@@ -280,36 +284,48 @@ class CoreDriver:
         )
         self.watch.add(action.trajectory, action.tokens)
 
-    def _start(self, start: Start) -> Iterator[Event]:
+    def _start(self, start: Start) -> Iterable[Event]:
         check(
             start.first_token == len(self._front.said(start.trajectory)),
             f"trajectory {start.trajectory}: a turn would go on at the wrong token",
         )
         if self._front.has_ended(start.trajectory):
             # Its last token was delivered, and the news of its end was lost with its worker.
-            yield _ended(start, TurnEnd.FINISHED)
-            return
+            ended = TurnEnded(
+                trajectory=start.trajectory,
+                turn=start.turn,
+                worker=start.worker,
+                lease_epoch=start.lease_epoch,
+                end=TurnEnd.FINISHED,
+                tokens=start.first_token,
+            )
+            return (ended,)
         # Whoever is lost is so in the core before it places anything.
         check(start.worker in self._workers, "a turn would start on a worker that is lost")
         request = self._front.request(start)
         self.watch.begin(request, start.worker, self._kinds[start.worker])
         worker = self._workers[start.worker]
         if worker is None:
-            return  # Not back yet: when it is, it says that it does not run this.
+            return ()  # Not back yet: when it is, it says that it does not run this.
         try:
             worker.start_turn(request)
-        except RoseError:
-            yield _ended(start, TurnEnd.FAILED)
+        except RoseError as error:
+            self._front.refused(_failed(request, start.worker, str(error)))
+        return ()
 
 
-def _ended(start: Start, end: TurnEnd) -> TurnEnded:
-    return TurnEnded(
-        trajectory=start.trajectory,
-        turn=start.turn,
-        worker=start.worker,
-        lease_epoch=start.lease_epoch,
-        end=end,
-        tokens=start.first_token,
+def _failed(request: TurnRequest, worker: int, error: str) -> TurnOutput:
+    return TurnOutput(
+        worker=worker,
+        trajectory=request.trajectory,
+        turn=request.turn,
+        lease_epoch=request.lease_epoch,
+        first_token=request.first_token,
+        tokens=(),
+        logprobs=(),
+        versions=(),
+        end=TurnEnd.FAILED,
+        error=error,
     )
 
 
