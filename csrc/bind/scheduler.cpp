@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -76,17 +78,18 @@ Event event_of(py::handle source) {
     case 0:
       return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
                           row.take<double>(), row.take<double>(),     row.take<double>(),
+                          integer(row),       integer(row),           integer(row),
                           integer(row)};
     case 1:
       return LeaseChanged{integer(row), integer(row), integer(row), row.take<double>()};
     case 2:
       return WorkerLost{integer(row)};
     case 3:
-      return VersionPublished{integer(row)};
+      return VersionPublished{integer(row), integer(row)};
     case 4:
       return VersionCommitted{integer(row), integer(row)};
     case 5:
-      return TrajectoryCreated{integer(row)};
+      return TrajectoryCreated{integer(row), integer(row), integer(row)};
     case 6:
       return TurnReady{integer(row), integer(row), integer(row), integer(row)};
     case 7:
@@ -98,7 +101,9 @@ Event event_of(py::handle source) {
     case 9:
       return TrajectoryEnded{integer(row)};
     case 10:
-      return Consumed{integer(row)};
+      return Consumed{integer(row), integer(row)};
+    case 11:
+      return JobJoined{integer(row), integer(row), integer(row), row.take<double>()};
     default:
       break;
   }
@@ -158,7 +163,25 @@ py::dict stats_of(const Core& core) {
   out["turns_dedicated"] = counters.turns[0];
   out["turns_borrowed"] = counters.turns[1];
   out["used_tokens"] = stats.used_tokens;
+  py::dict jobs;
+  for (const auto& [number, job] : stats.jobs) {
+    jobs[py::int_(number)] =
+        py::make_tuple(job.published, job.admitted, job.done, job.dropped, job.consumed);
+  }
+  out["jobs"] = jobs;
   return out;
+}
+
+py::bytes snapshot_of(Core& core) {
+  const std::vector<std::byte> bytes = core.snapshot();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::unique_ptr<Core> restored(const py::bytes& image) {
+  const std::string_view bytes{image};
+  auto core = Core::restored(std::as_bytes(std::span{bytes}));
+  check(core.status());
+  return core.take();
 }
 
 Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
@@ -207,7 +230,9 @@ void bind_scheduler(py::module_& module) {
            py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("requeue_ms"),
            py::arg("turn_tokens_prior"), py::arg("turn_window"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
-      .def("stats", &stats_of);
+      .def("stats", &stats_of)
+      .def("snapshot", &snapshot_of)
+      .def_static("restored", &restored, py::arg("image"));
 }
 
 }  // namespace rose::bind

@@ -9,6 +9,11 @@ namespace rose::scheduler {
 
 namespace {
 
+// Its product with a batch fits 64 bits.
+constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
+// Tokens over a weight stay far from what a double holds exactly.
+constexpr double kWeightMin = 1e-6;
+
 bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
 bool is_positive(double value) noexcept { return std::isfinite(value) && value > 0; }
 
@@ -40,6 +45,8 @@ class Checker {
       return refuse_it("decode_ms_per_sequence must be finite and >= 0");
     }
     if (!is_count(event.version)) return refuse_it("version must be >= 0");
+    if (event.job < 0) return refuse_it("its job must be >= 0");
+    if (event.device < kOwnDevice) return refuse_it("its device must be >= 0");
     workers_[event.worker] = true;
     return {};
   }
@@ -50,8 +57,12 @@ class Checker {
   }
 
   Status operator()(const VersionPublished& event) {
-    if (is_count(event.version)) return {};
-    return refuse("VersionPublished", "version", event.version, "it must be >= 0");
+    const auto refuse_it = [&](const char* why) {
+      return refuse("VersionPublished", "version", event.version, why);
+    };
+    if (!is_count(event.version)) return refuse_it("it must be >= 0");
+    if (event.job < 0) return refuse_it("its job must be >= 0");
+    return {};
   }
 
   Status operator()(const TrajectoryCreated& event) {
@@ -61,7 +72,10 @@ class Checker {
     if (find(event.trajectory)) {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it is there already");
     }
-    seen_[event.trajectory] = Seen{.state = TrajectoryState::kWaiting, .turn = 0};
+    if (event.job < 0) {
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "its job must be >= 0");
+    }
+    seen_[event.trajectory] = Seen{.state = TrajectoryState::kWaiting, .turn = 0, .job = event.job};
     return {};
   }
 
@@ -81,7 +95,8 @@ class Checker {
     if (!is_count(event.max_new_tokens) || event.max_new_tokens == 0) {
       return refuse_it("max_new_tokens must be > 0");
     }
-    seen_[event.trajectory] = Seen{.state = TrajectoryState::kQueued, .turn = seen->turn};
+    seen_[event.trajectory] =
+        Seen{.state = TrajectoryState::kQueued, .turn = seen->turn, .job = seen->job};
     return {};
   }
 
@@ -91,18 +106,38 @@ class Checker {
       return refuse("TrajectoryEnded", "trajectory", event.trajectory,
                     "there is no such trajectory");
     }
-    if (seen->state == TrajectoryState::kEnv) ++done_;
+    if (seen->state == TrajectoryState::kEnv) ++left_[seen->job];
     seen_[event.trajectory] = std::nullopt;
     return {};
   }
 
   Status operator()(const Consumed& event) {
-    const std::int64_t left = book_.counters.done + done_ - book_.counters.consumed - consumed_;
+    const auto place = book_.jobs.find(event.job);
+    const std::int64_t before =
+        place ? book_.jobs[*place].done - book_.jobs[*place].consumed : std::int64_t{0};
+    const std::int64_t left = before + left_[event.job];
     if (event.trajectories < 0 || event.trajectories > left) {
       return refuse("Consumed", "trajectories", event.trajectories,
                     std::to_string(left) + " are done and not consumed");
     }
-    consumed_ += event.trajectories;
+    left_[event.job] -= event.trajectories;
+    return {};
+  }
+
+  Status operator()(const JobJoined& event) {
+    const auto refuse_it = [&](const char* why) {
+      return refuse("JobJoined", "job", event.job, why);
+    };
+    if (event.job < 0) return refuse_it("its number must be >= 0");
+    if (!is_count(event.batch_trajectories) || event.batch_trajectories == 0) {
+      return refuse_it("batch_trajectories must be > 0");
+    }
+    if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
+      return refuse_it("max_staleness must be >= 0");
+    }
+    if (!(event.weight >= kWeightMin && event.weight <= 1 / kWeightMin)) {
+      return refuse_it("weight must be within 1e-6 and 1e6");
+    }
     return {};
   }
 
@@ -116,6 +151,7 @@ class Checker {
   struct Seen {
     TrajectoryState state;
     std::int64_t turn;
+    JobId job;
   };
 
   bool is_joined(WorkerId number) const {
@@ -127,14 +163,14 @@ class Checker {
     if (const auto found = seen_.find(id); found != seen_.end()) return found->second;
     const Trajectory* const known = book_.trajectories.find(id);
     if (known == nullptr) return std::nullopt;
-    return Seen{.state = known->state, .turn = known->turn};
+    return Seen{.state = known->state, .turn = known->turn, .job = book_.jobs[known->job].number};
   }
 
   const Book& book_;
   std::unordered_map<TrajectoryId, std::optional<Seen>> seen_;
   std::unordered_map<WorkerId, bool> workers_;
-  std::int64_t done_{0};
-  std::int64_t consumed_{0};
+  // Done and not consumed by this batch, of each job; below 0 when it takes earlier ones.
+  std::unordered_map<JobId, std::int64_t> left_;
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ void TurnLength::observe(std::int64_t tokens) noexcept {
 
 Book::Book(const Settings& settings_) noexcept
     : settings{settings_},
+      jobs{settings_},
       workers{settings_.hazard_per_s},
       turn_length{settings_.turn_tokens_prior, settings_.turn_window} {}
 
@@ -28,9 +29,11 @@ void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
 }
 
 void Book::admit(Trajectory& trajectory) {
+  Job& job = jobs[trajectory.job];
   move(trajectory, TrajectoryState::kEnv);
-  trajectory.version_min = published;
+  trajectory.version_min = job.published;
   ++counters.admitted;
+  ++job.admitted;
   act(Admit{trajectory.id});
 }
 
@@ -148,6 +151,7 @@ void Book::fail(Trajectory& trajectory) {
 
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
+  ++jobs[trajectory.job].done;
   move(trajectory, TrajectoryState::kDone);
 }
 
@@ -159,7 +163,9 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
   }
   release(trajectory);
   ++counters.dropped;
-  counters.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
+  Job& job = jobs[trajectory.job];
+  ++job.dropped;
+  job.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
   move(trajectory, TrajectoryState::kDropped);
 }
@@ -202,19 +208,36 @@ std::vector<TrajectoryId> Book::take_overdue() {
 }
 
 double Book::urgency(const Trajectory& trajectory) const noexcept {
-  const double mean_s = trajectories.mean_age_s(now_ns);
+  const Job& job = jobs[trajectory.job];
+  const double mean_s = job.ages.mean_s(now_ns);
   const double age_s = static_cast<double>(now_ns - trajectory.started_ns) / kNsPerS;
   const double span_s = mean_s * (settings.tail_age_ratio - 1);
   const double by_age = span_s > 0 ? (age_s - mean_s) / span_s : 0;
-  const double by_version = static_cast<double>(published - trajectory.version_min) /
-                            static_cast<double>(settings.max_staleness + 1);
+  const double by_version = static_cast<double>(job.published - trajectory.version_min) /
+                            static_cast<double>(job.max_staleness + 1);
   return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
 }
 
+bool Book::is_sound() noexcept {
+  const auto is_queued = [&](const QueueKey& key) {
+    const Trajectory* const trajectory = trajectories.find(key.trajectory);
+    return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
+  };
+  return jobs.is_sound() && workers.is_sound(jobs.size()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) &&
+         std::all_of(turns.begin(), turns.end(), is_queued);
+}
+
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
-  if (!trajectories.move(trajectory, to, now_ns)) {
+  AgeSum& ages = jobs[trajectory.job].ages;
+  const bool was_waiting = trajectory.state == TrajectoryState::kWaiting;
+  const Nanoseconds started_ns = trajectory.started_ns;
+  if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";
+    return;
   }
+  if (was_waiting && to == TrajectoryState::kEnv) ages.add(now_ns);
+  if (!was_waiting && is_over(to)) ages.remove(started_ns);
 }
 
 void Book::release(Trajectory& trajectory) noexcept {

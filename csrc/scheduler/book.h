@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "scheduler/actions.h"
+#include "scheduler/jobs.h"
 #include "scheduler/settings.h"
 #include "scheduler/stats.h"
 #include "scheduler/trajectory_table.h"
@@ -22,6 +23,11 @@ class TurnLength {
       : mean_{prior_tokens}, window_{window} {}
   void observe(std::int64_t tokens) noexcept;
   double mean() const noexcept { return mean_; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(mean_, count_);
+  }
 
  private:
   double mean_;
@@ -71,16 +77,17 @@ class Book {
 
   // 0 in bulk, 1 in the tail: how much older than the mean it is, or how close to going stale.
   double urgency(const Trajectory& trajectory) const noexcept;
-  std::int64_t version_floor() const noexcept { return published - settings.worker_lag_max; }
+  std::int64_t version_floor(std::size_t job) const noexcept {
+    return jobs[job].published - settings.worker_lag_max;
+  }
 
   const Settings settings;
+  JobTable jobs;
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
-  std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
   TurnLength turn_length;
   Counters counters;
-  std::int64_t published{0};
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
   bool has_changed{false};
@@ -89,10 +96,23 @@ class Book {
   // A bug of the scheduler: the step reports it.
   const char* fault{nullptr};
 
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs, trajectories, workers, turns, turn_length, counters, now_ns, has_changed,
+          stall_check_ns, graces_);
+  }
+  // Whether what refers to something finds it: an image may say anything.
+  bool is_sound() noexcept;
+
  private:
   struct Grace {
-    Nanoseconds until_ns;
-    TrajectoryId trajectory;
+    Nanoseconds until_ns{0};
+    TrajectoryId trajectory{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(until_ns, trajectory);
+    }
   };
 
   void move(Trajectory& trajectory, TrajectoryState to);

@@ -36,18 +36,18 @@ void Core::expire() {
 }
 
 void Core::admit() {
-  const Settings& settings = book_.settings;
-  const std::int64_t ahead_max = (settings.max_staleness + 1) * settings.batch_trajectories;
-  const Counters& counters = book_.counters;
-  while (!book_.waiting.empty()) {
-    Trajectory* const trajectory = book_.trajectories.find(book_.waiting.front());
+  for (std::size_t place = 0; place < book_.jobs.size(); ++place) admit_of(book_.jobs[place]);
+}
+
+void Core::admit_of(Job& job) {
+  while (!job.waiting.empty()) {
+    Trajectory* const trajectory = book_.trajectories.find(job.waiting.front());
     const bool is_waiting = trajectory != nullptr && trajectory->state == TrajectoryState::kWaiting;
     if (is_waiting) {
-      const std::int64_t started = counters.admitted - counters.dropped_admitted;
-      if (started - counters.consumed >= ahead_max) return;
+      if (!job.can_admit()) return;
       book_.admit(*trajectory);
     }
-    book_.waiting.pop_front();
+    job.waiting.pop_front();
   }
 }
 
@@ -59,10 +59,19 @@ Stats Core::stats() const {
               .queued = trajectories.count(TrajectoryState::kQueued),
               .running = trajectories.count(TrajectoryState::kRunning),
               .recalled = trajectories.count(TrajectoryState::kRecalled),
-              .used_tokens = {}};
+              .used_tokens = {},
+              .jobs = {}};
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     if (worker.number != kNobody) stats.used_tokens[worker.number] = worker.used_tokens;
+  }
+  for (std::size_t place = 0; place < book_.jobs.size(); ++place) {
+    const Job& job = book_.jobs[place];
+    stats.jobs[job.number] = {.published = job.published,
+                              .admitted = job.admitted,
+                              .done = job.done,
+                              .dropped = job.dropped,
+                              .consumed = job.consumed};
   }
   return stats;
 }

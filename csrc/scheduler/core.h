@@ -1,6 +1,8 @@
 // The scheduler: a deterministic step(events, now) -> actions.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -23,10 +25,10 @@ namespace rose::scheduler {
 // whoever renews is alive; queues turns whose grace period is over; admits; starts what can start;
 // and frees what is stuck.
 //
-// Staleness: a trainer that takes B trajectories per version has consumed c = v B at version v. Of
-// those that started and were not consumed, the k-th is used in the ceil(k / B)-th version from
-// now, the one in the making being the first, when they are used in the order of their starts. So
-// it is used at most S versions after the one it started with if
+// Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
+// version v. Of those that started and were not consumed, the k-th is used in the ceil(k / B)-th
+// version from now, the one in the making being the first, when they are used in the order of their
+// starts. So it is used at most S versions after the one it started with if
 //   started - consumed <= (S + 1) B, itself included,
 // which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
@@ -41,9 +43,15 @@ class Core {
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
 
+  // All that decides what it does next. Equal cores give equal bytes.
+  std::vector<std::byte> snapshot();
+  // A core that goes on where the one of the image was. Corrupt: the bytes are no image.
+  static Result<std::unique_ptr<Core>> restored(std::span<const std::byte> bytes);
+
  private:
   void expire();
   void admit();
+  void admit_of(Job& job);
 
   Book book_;
   EventRules rules_;

@@ -18,11 +18,13 @@ void Dispatch::place() {
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
-  // No turn of this size finds room any more: room only shrinks while turns are placed.
-  double too_large = std::numeric_limits<double>::infinity();
+  // No turn of a job that is as large finds room: room only shrinks while turns are placed.
+  too_large_.assign(book_.jobs.size(), std::numeric_limits<double>::infinity());
+  std::size_t jobs_left = book_.jobs.size();
   for (auto place = turns.begin(); place != turns.end();) {
     const QueueKey key = *place++;  // start() takes it out of the queue
     Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
+    double& too_large = too_large_[trajectory.job];
     if (static_cast<double>(trajectory.need_tokens()) > too_large) continue;
     const Query query = query_of(trajectory);
     if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
@@ -31,8 +33,8 @@ void Dispatch::place() {
     }
     if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
     if (key.rank == QueueRank::kStarved) keep_for(query);
-    too_large = std::min(too_large, room_max());
-    if (too_large < 1) break;  // every turn takes at least one token
+    too_large = std::min(too_large, room_max(trajectory.job));
+    if (too_large < 1 && --jobs_left == 0) break;  // every turn takes at least one token
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
@@ -79,8 +81,9 @@ Query Dispatch::query_of(const Trajectory& trajectory) const {
   // As if lengths had no memory: a turn that is long already is not nearly over.
   query.expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean());
   query.urgency = book_.urgency(trajectory);
-  query.published = static_cast<double>(book_.published);
-  query.version_floor = static_cast<double>(book_.version_floor());
+  query.job = trajectory.job;
+  query.published = static_cast<double>(book_.jobs[trajectory.job].published);
+  query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
   if (query.home) {
@@ -105,8 +108,9 @@ void Dispatch::keep_for(const Query& query) {
   const WorkerColumns& columns = book_.workers.columns();
   std::optional<std::size_t> best;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    const Lease& lease = book_.workers[slot].lease;
-    const bool could = lease.is_live && static_cast<double>(lease.kv_tokens) >= query.need_tokens &&
+    const Worker& worker = book_.workers[slot];
+    const bool could = worker.lease.is_live && worker.job == query.job &&
+                       static_cast<double>(worker.lease.kv_tokens) >= query.need_tokens &&
                        columns.version[slot] >= query.version_floor && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
@@ -120,11 +124,12 @@ void Dispatch::keep_for(const Query& query) {
   book_.workers.hide(*best);
 }
 
-double Dispatch::room_max() const noexcept {
+double Dispatch::room_max(std::size_t job) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
-  const auto floor = static_cast<double>(book_.version_floor());
+  const auto floor = static_cast<double>(book_.version_floor(job));
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
+    if (columns.job[slot] != job) continue;
     if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
   }
   return most;

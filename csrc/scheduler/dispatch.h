@@ -23,6 +23,12 @@ class Dispatch {
   // Recalls turns of borrowed workers that show no progress, if others have room for them now.
   void rescue();
 
+  Policy policy() const noexcept { return placement_.policy(); }
+  template <typename Image>
+  void image(Image& image) {
+    image(place_at_ns_);
+  }
+
  private:
   struct Promise {
     std::size_t slot;
@@ -33,13 +39,14 @@ class Dispatch {
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
   void keep_for(const Query& query);
-  double room_max() const noexcept;
+  double room_max(std::size_t job) const noexcept;
   void rescue_from(std::size_t slot);
 
   Book& book_;
   Placement placement_;
   Nanoseconds place_at_ns_{kNever};  // when a worker is no longer avoided
   std::vector<std::size_t> kept_;
+  std::vector<double> too_large_;  // by job
   std::vector<Promise> promises_;
 };
 

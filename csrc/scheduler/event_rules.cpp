@@ -22,7 +22,9 @@ void EventRules::apply(std::span<const Event> events) {
   for (const std::size_t slot : shrunk_) fit(slot);
 }
 
-void EventRules::operator()(const WorkerJoined& event) { book_.workers.join(event); }
+void EventRules::operator()(const WorkerJoined& event) {
+  book_.workers.join(event, book_.jobs.place_of(event.job));
+}
 
 void EventRules::operator()(const LeaseChanged& event) {
   WorkerTable& workers = book_.workers;
@@ -52,8 +54,9 @@ void EventRules::operator()(const WorkerLost& event) {
 }
 
 void EventRules::operator()(const VersionPublished& event) {
-  if (event.version > book_.published) {
-    book_.published = event.version;
+  Job& job = book_.jobs[book_.jobs.place_of(event.job)];
+  if (event.version > job.published) {
+    job.published = event.version;
   } else {
     ++book_.counters.stale_events;
   }
@@ -70,8 +73,9 @@ void EventRules::operator()(const VersionCommitted& event) {
 }
 
 void EventRules::operator()(const TrajectoryCreated& event) {
-  book_.trajectories.create(event.trajectory);
-  book_.waiting.push_back(event.trajectory);
+  const std::size_t job = book_.jobs.place_of(event.job);
+  book_.trajectories.create(event.trajectory, event.group, job);
+  book_.jobs[job].waiting.push_back(event.trajectory);
 }
 
 void EventRules::operator()(const TurnReady& event) {
@@ -127,7 +131,10 @@ void EventRules::operator()(const TrajectoryEnded& event) {
 
 void EventRules::operator()(const Consumed& event) {
   book_.counters.consumed += event.trajectories;
+  book_.jobs[book_.jobs.place_of(event.job)].consumed += event.trajectories;
 }
+
+void EventRules::operator()(const JobJoined& event) { book_.jobs.join(event); }
 
 template <typename E>
 Trajectory* EventRules::find_turn(const E& event) noexcept {
@@ -161,23 +168,28 @@ void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {
 }
 
 void EventRules::fit(std::size_t slot) {
-  const Worker& worker = book_.workers[slot];
-  if (!worker.lease.is_live) return;
+  const WorkerTable& workers = book_.workers;
+  const Share share = workers.share(slot);
   std::int64_t tokens = 0;
   // urgency, what is lost, id
   std::vector<std::tuple<double, std::int64_t, TrajectoryId>> victims;
-  for (const TrajectoryId id : worker.held) {
-    const Trajectory* const trajectory = book_.trajectories.find(id);
-    if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
-    tokens += trajectory->need_tokens();
-    victims.emplace_back(book_.urgency(*trajectory), trajectory->prompt_tokens(), id);
+  for (const std::size_t peer : workers[slot].peers) {
+    for (const TrajectoryId id : workers[peer].held) {
+      const Trajectory* const trajectory = book_.trajectories.find(id);
+      if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
+      tokens += trajectory->need_tokens();
+      victims.emplace_back(book_.urgency(*trajectory), trajectory->prompt_tokens(), id);
+    }
   }
-  if (tokens <= worker.lease.kv_tokens) return;
+  auto turns = static_cast<std::int64_t>(victims.size());
+  const auto fits = [&] { return tokens <= share.kv_tokens && turns <= share.seats; };
+  if (fits()) return;
   std::sort(victims.begin(), victims.end());
   for (const auto& [urgency, lost, id] : victims) {
-    if (tokens <= worker.lease.kv_tokens) return;
+    if (fits()) return;
     Trajectory* const trajectory = book_.trajectories.find(id);
     tokens -= trajectory->need_tokens();
+    --turns;
     book_.recall(*trajectory);
   }
 }

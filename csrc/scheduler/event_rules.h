@@ -30,6 +30,7 @@ class EventRules {
   void operator()(const TurnEnded& event);
   void operator()(const TrajectoryEnded& event);
   void operator()(const Consumed& event);
+  void operator()(const JobJoined& event);
 
  private:
   // The turn that `event` is about, when it may speak of it.

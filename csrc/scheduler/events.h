@@ -7,12 +7,17 @@
 #include <cstdint>
 #include <variant>
 
+#include "scheduler/image.h"
+
 namespace rose::scheduler {
 
 using WorkerId = std::int64_t;
 using TrajectoryId = std::int64_t;
+using JobId = std::int64_t;
+using DeviceId = std::int64_t;
 
 inline constexpr WorkerId kNobody = -1;
+inline constexpr DeviceId kOwnDevice = -1;  // shared with no other worker
 // Counts beyond this are mistakes; sums of them and products with small numbers fit 64 bits, and
 // each is exact as a double.
 inline constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
@@ -20,8 +25,16 @@ inline constexpr std::int64_t kTokensUnknown = -1;
 
 enum class WorkerKind : std::uint8_t { kDedicated = 0, kBorrowed };
 inline constexpr std::size_t kWorkerKinds = 2;
+template <>
+struct EnumSize<WorkerKind> {
+  static constexpr std::size_t value = kWorkerKinds;
+};
 
 enum class TurnEnd : std::uint8_t { kFinished = 0, kInterrupted, kFailed };
+template <>
+struct EnumSize<TurnEnd> {
+  static constexpr std::size_t value = 3;
+};
 
 struct WorkerJoined {
   WorkerId worker;
@@ -31,6 +44,9 @@ struct WorkerJoined {
   double decode_step_ms;
   double decode_ms_per_sequence;
   std::int64_t version;
+  std::int64_t domain{0};
+  JobId job{0};
+  DeviceId device{kOwnDevice};
 };
 
 struct LeaseChanged {
@@ -46,6 +62,7 @@ struct WorkerLost {
 
 struct VersionPublished {
   std::int64_t version;
+  JobId job{0};
 };
 
 struct VersionCommitted {
@@ -55,6 +72,8 @@ struct VersionCommitted {
 
 struct TrajectoryCreated {
   TrajectoryId trajectory;
+  std::int64_t group{0};
+  JobId job{0};
 };
 
 struct TurnReady {
@@ -89,11 +108,19 @@ struct TrajectoryEnded {
 
 struct Consumed {
   std::int64_t trajectories;
+  JobId job{0};
+};
+
+struct JobJoined {
+  JobId job;
+  std::int64_t batch_trajectories;
+  std::int64_t max_staleness;
+  double weight;
 };
 
 // The order is that of the codes in rose/scheduler/core.py.
-using Event =
-    std::variant<WorkerJoined, LeaseChanged, WorkerLost, VersionPublished, VersionCommitted,
-                 TrajectoryCreated, TurnReady, TurnProgress, TurnEnded, TrajectoryEnded, Consumed>;
+using Event = std::variant<WorkerJoined, LeaseChanged, WorkerLost, VersionPublished,
+                           VersionCommitted, TrajectoryCreated, TurnReady, TurnProgress, TurnEnded,
+                           TrajectoryEnded, Consumed, JobJoined>;
 
 }  // namespace rose::scheduler

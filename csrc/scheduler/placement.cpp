@@ -7,7 +7,7 @@ namespace rose::scheduler {
 namespace {
 
 bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
-  return workers.room_tokens[slot] >= query.need_tokens &&
+  return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
          workers.version[slot] >= query.version_floor && query.avoid != slot;
 }
 

@@ -14,6 +14,7 @@ namespace rose::scheduler {
 
 // A turn that wants a worker.
 struct Query : CostQuery {
+  std::size_t job{0};                  // whose workers may run it
   double need_tokens{0};               // it takes of a lease
   double version_floor{0};             // of a worker that may run it
   std::optional<std::size_t> home{};   // the worker that had it last
@@ -30,6 +31,7 @@ class Placement {
   Placement(const Settings& settings, Policy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
+  Policy policy() const noexcept { return policy_; }
   // The slot of the best worker that can take the turn now, or nothing: it waits.
   std::optional<std::size_t> choose(const WorkerColumns& workers, const Query& query);
 

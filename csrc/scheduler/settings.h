@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "scheduler/image.h"
 
 namespace rose::scheduler {
 
@@ -12,6 +13,11 @@ enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
   kLeastLoadedSticky,  // home while it has room, else the fewest turns
+};
+
+template <>
+struct EnumSize<Policy> {
+  static constexpr std::size_t value = 3;
 };
 
 struct Settings {
@@ -32,6 +38,14 @@ struct Settings {
   double requeue_s{0};
   double turn_tokens_prior{1};
   std::int64_t turn_window{1};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
+          attempts_max, stall_ns, wait_max_ns, tail_age_ratio, urgent_time_weight,
+          urgent_risk_weight, staleness_s_per_version, leave_home_margin_s, hazard_per_s, requeue_s,
+          turn_tokens_prior, turn_window);
+  }
 };
 
 }  // namespace rose::scheduler

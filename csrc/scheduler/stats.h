@@ -13,8 +13,7 @@ struct Counters {
   std::int64_t admitted{0};
   std::int64_t consumed{0};
   std::int64_t done{0};
-  std::int64_t dropped{0};           // admitted or not
-  std::int64_t dropped_admitted{0};  // of them, those that the trainer would have waited for
+  std::int64_t dropped{0};  // admitted or not
   std::int64_t recalls{0};
   std::int64_t resumed{0};  // starts in the middle of a turn
   std::int64_t stale_events{0};
@@ -22,6 +21,20 @@ struct Counters {
   std::int64_t tokens_ignored{0};
   std::int64_t reprefill_tokens{0};
   std::array<std::int64_t, kWorkerKinds> turns{};  // finished, by kind of worker
+
+  template <typename Image>
+  void image(Image& image) {
+    image(admitted, consumed, done, dropped, recalls, resumed, stale_events, tokens_delivered,
+          tokens_ignored, reprefill_tokens, turns);
+  }
+};
+
+struct JobStats {
+  std::int64_t published{0};
+  std::int64_t admitted{0};
+  std::int64_t done{0};
+  std::int64_t dropped{0};
+  std::int64_t consumed{0};
 };
 
 struct Stats {
@@ -32,6 +45,7 @@ struct Stats {
   std::int64_t running{0};
   std::int64_t recalled{0};
   std::map<WorkerId, std::int64_t> used_tokens;
+  std::map<JobId, JobStats> jobs;
 };
 
 }  // namespace rose::scheduler

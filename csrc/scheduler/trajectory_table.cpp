@@ -1,13 +1,8 @@
 #include "scheduler/trajectory_table.h"
 
+#include <algorithm>
+
 namespace rose::scheduler {
-
-namespace {
-
-constexpr Nanoseconds kNsPerUs = 1000;
-constexpr double kUsPerS = 1e6;
-
-}  // namespace
 
 Trajectory* TrajectoryTable::find(TrajectoryId id) noexcept {
   const auto found = by_id_.find(id);
@@ -19,11 +14,21 @@ const Trajectory* TrajectoryTable::find(TrajectoryId id) const noexcept {
   return found == by_id_.end() ? nullptr : &found->second;
 }
 
-Trajectory& TrajectoryTable::create(TrajectoryId id) {
+Trajectory& TrajectoryTable::create(TrajectoryId id, std::int64_t group, std::size_t job) {
   Trajectory& made = by_id_[id];
   made.id = id;
+  made.group = group;
+  made.job = job;
   ++counts_[static_cast<std::size_t>(made.state)];
   return made;
+}
+
+bool TrajectoryTable::is_sound(std::size_t jobs, std::size_t slots) const noexcept {
+  return std::all_of(by_id_.begin(), by_id_.end(), [&](const auto& entry) {
+    const auto& [id, trajectory] = entry;
+    return trajectory.id == id && trajectory.job < jobs &&
+           (!trajectory.run.is_held || trajectory.run.slot < slots);
+  });
 }
 
 bool TrajectoryTable::move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns) {
@@ -32,35 +37,11 @@ bool TrajectoryTable::move(Trajectory& trajectory, TrajectoryState to, Nanosecon
   --counts_[static_cast<std::size_t>(from)];
   ++counts_[static_cast<std::size_t>(to)];
   trajectory.state = to;
-  const bool was_started = from != TrajectoryState::kWaiting;
-  if (!was_started && to == TrajectoryState::kEnv) {
+  if (from == TrajectoryState::kWaiting && to == TrajectoryState::kEnv) {
     trajectory.started_ns = now_ns;
-    add_start(now_ns, 1);
   }
-  if (is_over(to)) {
-    if (was_started) add_start(trajectory.started_ns, -1);
-    by_id_.erase(trajectory.id);
-  }
+  if (is_over(to)) by_id_.erase(trajectory.id);
   return true;
-}
-
-double TrajectoryTable::mean_age_s(Nanoseconds now_ns) const noexcept {
-  if (started_ == 0) return 0;
-  const std::int64_t ages_us = started_ * micros_of(now_ns) - started_sum_us_;
-  return static_cast<double>(ages_us) / static_cast<double>(started_) / kUsPerS;
-}
-
-void TrajectoryTable::add_start(Nanoseconds started_ns, std::int64_t by) noexcept {
-  if (!has_origin_) {
-    has_origin_ = true;
-    origin_ns_ = started_ns;
-  }
-  started_ += by;
-  started_sum_us_ += by * micros_of(started_ns);
-}
-
-std::int64_t TrajectoryTable::micros_of(Nanoseconds started_ns) const noexcept {
-  return (started_ns - origin_ns_) / kNsPerUs;
 }
 
 }  // namespace rose::scheduler

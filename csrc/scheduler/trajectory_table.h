@@ -23,6 +23,11 @@ struct Run {
   std::int64_t prefill_tokens{0};  // of the worker's backlog, until the first sign of life
   Nanoseconds stall_at_ns{0};      // without progress until then it counts as stalled
   bool is_held{false};             // whether it counts against the worker's seats and tokens
+
+  template <typename Image>
+  void image(Image& image) {
+    image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, is_held);
+  }
 };
 
 // Whose cache has the context: it dies with the lease, and with the weights that computed it.
@@ -31,6 +36,11 @@ struct Home {
   std::int64_t lease_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(worker, lease_epoch, version, cached_tokens);
+  }
 };
 
 // A turn that left a worker unfinished does not come back under the same lease for a while: the
@@ -39,10 +49,17 @@ struct Avoided {
   WorkerId worker{kNobody};
   std::int64_t lease_epoch{0};
   Nanoseconds until_ns{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(worker, lease_epoch, until_ns);
+  }
 };
 
 struct Trajectory {
   TrajectoryId id{0};
+  std::int64_t group{0};
+  std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
@@ -71,6 +88,13 @@ struct Trajectory {
   // What it takes of a lease. A resumed turn takes the same: what it has said is context now.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(id, group, job, state, started_ns, version_min, turn, context_tokens, max_new_tokens,
+          known_tokens, tries, attempts, computed_tokens, queue_key, queued_ns, run, home, avoided,
+          recalled_until_ns, awaited_tokens, awaited_end);
+  }
 };
 
 // Invariants:
@@ -80,7 +104,7 @@ class TrajectoryTable {
  public:
   Trajectory* find(TrajectoryId id) noexcept;
   const Trajectory* find(TrajectoryId id) const noexcept;
-  Trajectory& create(TrajectoryId id);
+  Trajectory& create(TrajectoryId id, std::int64_t group = 0, std::size_t job = 0);
   // False, and nothing changes, for a move that is not in the table. When it is over the trajectory
   // is gone, and `trajectory` with it.
   bool move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns);
@@ -88,21 +112,18 @@ class TrajectoryTable {
   std::int64_t count(TrajectoryState state) const noexcept {
     return counts_[static_cast<std::size_t>(state)];
   }
-  // How old admitted trajectories that are not over are, on average; 0 when there are none.
-  double mean_age_s(Nanoseconds now_ns) const noexcept;
+
+  template <typename Image>
+  void image(Image& image) {
+    image(by_id_, counts_);
+  }
+  // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots.
+  bool is_sound(std::size_t jobs, std::size_t slots) const noexcept;
 
  private:
-  void add_start(Nanoseconds started_ns, std::int64_t by) noexcept;
-  std::int64_t micros_of(Nanoseconds started_ns) const noexcept;
-
   // Looked up, never walked: its order must not show.
   std::unordered_map<TrajectoryId, Trajectory> by_id_;
   std::array<std::int64_t, kTrajectoryStates> counts_{};
-  // Exact sums, in microseconds after the first start: no drift, and no overflow for years.
-  bool has_origin_{false};
-  Nanoseconds origin_ns_{0};
-  std::int64_t started_{0};
-  std::int64_t started_sum_us_{0};
 };
 
 }  // namespace rose::scheduler

@@ -17,6 +17,10 @@ enum class QueueRank : std::uint8_t {
   kResumed,      // was running: somebody computed for it already
   kFresh,
 };
+template <>
+struct EnumSize<QueueRank> {
+  static constexpr std::size_t value = 3;
+};
 
 // Within a rank the oldest trajectory is first. Urgency grows with age and nothing else tells two
 // waiting trajectories apart, so this is the order of urgency, and no key changes while it waits.
@@ -26,6 +30,11 @@ struct QueueKey {
   TrajectoryId trajectory{0};
 
   auto operator<=>(const QueueKey&) const = default;
+
+  template <typename Image>
+  void image(Image& image) {
+    image(rank, since_ns, trajectory);
+  }
 };
 
 class TurnQueue {
@@ -41,6 +50,11 @@ class TurnQueue {
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
   bool is_empty() const noexcept { return order_.empty(); }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(order_, waits_);
+  }
 
  private:
   std::set<QueueKey> order_;

@@ -24,28 +24,84 @@ bool WorkerTable::is_new_epoch(std::size_t slot, std::int64_t epoch) const noexc
   return found == last_epochs_.end() || epoch > found->second;
 }
 
-void WorkerTable::join(const WorkerJoined& event) {
+void WorkerTable::join(const WorkerJoined& event, std::size_t job) {
   const std::size_t slot = take_slot();
   Worker& worker = workers_[slot];
   worker.number = event.worker;
   worker.kind = event.kind;
+  worker.domain = event.domain;
+  worker.job = job;
+  worker.device = event.device;
   worker.seats = event.seats;
   worker.version = event.version;
   columns_.number[slot] = event.worker;
   columns_.kind[slot] = event.kind;
+  columns_.job[slot] = job;
   columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
   columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
   columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
   columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
   slots_[event.worker] = slot;
+  settle(slot);
   refresh(slot);
 }
 
 void WorkerTable::leave(std::size_t slot) noexcept {
-  slots_.erase(workers_[slot].number);
-  workers_[slot] = Worker{};
+  const Worker left = std::exchange(workers_[slot], Worker{});
+  slots_.erase(left.number);
   free_slots_.push_back(slot);
+  workers_[slot].peers = {slot};
   refresh(slot);
+  if (left.device == kOwnDevice) return;
+  std::vector<std::size_t>& sharers = devices_[left.device];
+  std::erase(sharers, slot);
+  for (const std::size_t peer : sharers) workers_[peer].peers = sharers;
+  if (!sharers.empty()) refresh(sharers.front());
+}
+
+void WorkerTable::settle(std::size_t slot) {
+  workers_[slot].peers = {slot};
+  if (workers_[slot].device == kOwnDevice) return;
+  std::vector<std::size_t>& sharers = devices_[workers_[slot].device];
+  sharers.push_back(slot);
+  for (const std::size_t peer : sharers) workers_[peer].peers = sharers;
+}
+
+Share WorkerTable::share(std::size_t slot) const noexcept {
+  Share share;
+  bool is_lent = false;
+  for (const std::size_t peer : workers_[slot].peers) {
+    const Worker& worker = workers_[peer];
+    if (!worker.lease.is_live) continue;  // and nothing is held of it
+    share.kv_tokens =
+        is_lent ? std::min(share.kv_tokens, worker.lease.kv_tokens) : worker.lease.kv_tokens;
+    share.seats = is_lent ? std::min(share.seats, worker.seats) : worker.seats;
+    is_lent = true;
+    share.used_tokens += worker.used_tokens;
+    share.backlog_tokens += worker.backlog_tokens;
+    share.turns += static_cast<std::int64_t>(worker.held.size());
+  }
+  return share;
+}
+
+bool WorkerTable::is_sound(std::size_t jobs) noexcept {
+  const std::size_t size = workers_.size();
+  const auto are_there = [&](const std::vector<std::size_t>& slots) {
+    return std::all_of(slots.begin(), slots.end(), [&](std::size_t slot) { return slot < size; });
+  };
+  bool is_so = columns_.has_size(size) && are_there(free_slots_);
+  for (const Worker& worker : workers_) {
+    is_so = is_so && are_there(worker.peers) && (worker.number == kNobody || worker.job < jobs);
+  }
+  for (const auto& entry : devices_) is_so = is_so && are_there(entry.second);
+  for (const auto& [number, slot] : slots_) {
+    is_so = is_so && slot < size && workers_[slot].number == number;
+  }
+  return is_so;
+}
+
+void WorkerTable::hide(std::size_t slot) noexcept {
+  for (const std::size_t peer : workers_[slot].peers) columns_.room_tokens[peer] = -1;
 }
 
 void WorkerTable::set_lease(std::size_t slot, const LeaseChanged& event,
@@ -124,28 +180,21 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t slot = workers_.size();
   const std::size_t size = slot + 1;
   workers_.resize(size);
-  columns_.number.resize(size, kNobody);
-  columns_.kind.resize(size);
-  columns_.room_tokens.resize(size, -1);
-  columns_.turns.resize(size);
-  columns_.backlog_tokens.resize(size);
-  columns_.version.resize(size);
-  columns_.prefill_s_per_token.resize(size);
-  columns_.step_s.resize(size);
-  columns_.step_s_per_sequence.resize(size);
-  columns_.hazard_per_s.resize(size);
+  columns_.resize(size);
   return slot;
 }
 
 void WorkerTable::refresh(std::size_t slot) noexcept {
-  const Worker& worker = workers_[slot];
-  const auto turns = static_cast<std::int64_t>(worker.held.size());
-  const bool has_room = worker.lease.is_live && turns < worker.seats;
-  columns_.room_tokens[slot] =
-      has_room ? static_cast<double>(worker.lease.kv_tokens - worker.used_tokens) : -1;
-  columns_.turns[slot] = static_cast<double>(turns);
-  columns_.backlog_tokens[slot] = static_cast<double>(worker.backlog_tokens);
-  columns_.version[slot] = static_cast<double>(worker.version);
+  const Share share = this->share(slot);
+  const bool has_seat = share.turns < share.seats;
+  const auto room = static_cast<double>(share.kv_tokens - share.used_tokens);
+  for (const std::size_t peer : workers_[slot].peers) {
+    const Worker& worker = workers_[peer];
+    columns_.room_tokens[peer] = has_seat && worker.lease.is_live ? room : -1;
+    columns_.turns[peer] = static_cast<double>(share.turns);
+    columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);
+    columns_.version[peer] = static_cast<double>(worker.version);
+  }
 }
 
 }  // namespace rose::scheduler

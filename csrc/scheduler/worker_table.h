@@ -20,17 +20,32 @@ struct Lease {
   std::int64_t kv_tokens{0};
   Nanoseconds deadline_ns{kNever};
   bool is_live{false};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(epoch, kv_tokens, deadline_ns, is_live);
+  }
 };
 
 struct Worker {
   WorkerId number{kNobody};  // kNobody: the slot is free
   WorkerKind kind{WorkerKind::kDedicated};
+  std::int64_t domain{0};
+  std::size_t job{0};  // its place among the jobs
+  DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
   Lease lease;
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
   std::vector<TrajectoryId> held;  // in the order of their starts
+  std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
+          held, peers);
+  }
 };
 
 // What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
@@ -38,8 +53,9 @@ struct Worker {
 struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
+  std::vector<std::size_t> job;
   std::vector<double> room_tokens;  // what may still be started; -1 without a lease or a seat
-  std::vector<double> turns;
+  std::vector<double> turns;        // on its device
   std::vector<double> backlog_tokens;
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
@@ -48,6 +64,34 @@ struct WorkerColumns {
   std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
+
+  template <typename Column>
+  void each(Column&& column) {
+    column(number, kind, job, room_tokens, turns, backlog_tokens, version, prefill_s_per_token,
+           step_s, step_s_per_sequence, hazard_per_s);
+  }
+  template <typename Image>
+  void image(Image& image) {
+    each(image);
+  }
+  void resize(std::size_t size) {
+    each([size](auto&... columns) { (columns.resize(size), ...); });
+  }
+  bool has_size(std::size_t size) {
+    bool is_so = true;
+    each([&](auto&... columns) { is_so = ((columns.size() == size) && ...); });
+    return is_so;
+  }
+};
+
+// What a device lends to the workers on it. Each says what the device has in all; the least that
+// one with a live lease says holds for all of them.
+struct Share {
+  std::int64_t kv_tokens{0};  // lent; 0 without a live lease
+  std::int64_t seats{0};
+  std::int64_t used_tokens{0};
+  std::int64_t backlog_tokens{0};
+  std::int64_t turns{0};
 };
 
 // Invariants:
@@ -67,7 +111,8 @@ class WorkerTable {
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
 
-  void join(const WorkerJoined& event);
+  // `job`: its place among the jobs.
+  void join(const WorkerJoined& event, std::size_t job = 0);
   // Nothing may be held of it any more.
   void leave(std::size_t slot) noexcept;
   // A new epoch: nothing may be held of the one before. The same: renew and resize.
@@ -82,19 +127,32 @@ class WorkerTable {
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens) noexcept;
 
-  // Shows no room in a worker, until show().
-  void hide(std::size_t slot) noexcept { columns_.room_tokens[slot] = -1; }
+  // Of the worker's device.
+  Share share(std::size_t slot) const noexcept;
+
+  // Shows no room on a worker's device, until show().
+  void hide(std::size_t slot) noexcept;
   void show(std::size_t slot) noexcept { refresh(slot); }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(workers_, columns_, free_slots_, slots_, devices_, last_epochs_, next_deadline_ns_);
+  }
+  // Whether every slot that something names is there, and every job is one of `jobs`.
+  bool is_sound(std::size_t jobs) noexcept;
 
  private:
   std::size_t take_slot();
+  void settle(std::size_t slot);
+  // The columns of all workers on the device.
   void refresh(std::size_t slot) noexcept;
 
   double hazard_per_s_;
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;
-  std::unordered_map<WorkerId, std::size_t> slots_;         // looked up, never walked
+  std::unordered_map<WorkerId, std::size_t> slots_;                 // looked up, never walked
+  std::unordered_map<DeviceId, std::vector<std::size_t>> devices_;  // shared ones; the same
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};
 };

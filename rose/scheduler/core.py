@@ -15,6 +15,8 @@ from rose.scheduler.events import (
     Drop,
     DropReason,
     Event,
+    JobJoined,
+    JobStats,
     SchedulerStats,
     Start,
     Stop,
@@ -38,6 +40,7 @@ _DROP_REASONS: Final = tuple(DropReason)
 _KINDS: Final = {kind: code for code, kind in enumerate(WorkerKind)}
 _ENDS: Final = {end: code for code, end in enumerate(TurnEnd)}
 _TOKENS_UNKNOWN: Final = -1
+_OWN_DEVICE: Final = -1
 
 _progress: Final = attrgetter(
     "trajectory", "turn", "worker", "lease_epoch", "first_token", "tokens", "version_min"
@@ -47,13 +50,14 @@ _progress: Final = attrgetter(
 _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     WorkerJoined: lambda e: (
         *(0, e.worker, _KINDS[e.kind], e.seats, e.prefill_tokens_per_s),
-        *(e.decode_step_ms, e.decode_ms_per_sequence, e.version),
+        *(e.decode_step_ms, e.decode_ms_per_sequence, e.version, e.domain, e.job),
+        _OWN_DEVICE if e.device is None else e.device,
     ),
     LeaseChanged: lambda e: (1, e.worker, e.lease_epoch, e.kv_tokens, e.ttl_ms),
     WorkerLost: lambda e: (2, e.worker),
-    VersionPublished: lambda e: (3, e.version),
+    VersionPublished: lambda e: (3, e.version, e.job),
     VersionCommitted: lambda e: (4, e.worker, e.version),
-    TrajectoryCreated: lambda e: (5, e.trajectory),
+    TrajectoryCreated: lambda e: (5, e.trajectory, e.group, e.job),
     TurnReady: lambda e: (6, e.trajectory, e.turn, e.context_tokens, e.max_new_tokens),
     TurnProgress: lambda e: (7, *_progress(e)),
     TurnEnded: lambda e: (
@@ -61,7 +65,8 @@ _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
         _TOKENS_UNKNOWN if e.tokens is None else e.tokens,
     ),
     TrajectoryEnded: lambda e: (9, e.trajectory),
-    Consumed: lambda e: (10, e.trajectories),
+    Consumed: lambda e: (10, e.trajectories, e.job),
+    JobJoined: lambda e: (11, e.job, e.batch_trajectories, e.max_staleness, e.weight),
 }
 
 # In the order of `Action` in csrc/scheduler/actions.h.
@@ -83,6 +88,21 @@ class SchedulerCore:
 
     def __init__(self, settings: SchedulerSettings, policy: PlacementPolicy) -> None:
         self._core = _core.SchedulerCore(policy=_POLICIES.index(policy), **asdict(settings))
+
+    @classmethod
+    def restored(cls, image: bytes) -> "SchedulerCore":
+        """Return a core that goes on where the one that made `image` was: the same actions.
+
+        Raises:
+            CorruptData: the bytes are no image, or one of another version of rose.
+        """
+        core = cls.__new__(cls)
+        core._core = _core.SchedulerCore.restored(image)
+        return core
+
+    def snapshot(self) -> bytes:
+        """Return all that decides what the core does next: equal cores give equal bytes."""
+        return self._core.snapshot()
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         """Apply events in their order and return what is to be done, in its order.
@@ -113,7 +133,10 @@ class SchedulerCore:
             WorkerKind.BORROWED: counted.pop("turns_borrowed"),
         }
         used_kv_tokens = counted.pop("used_tokens")
-        return SchedulerStats(turns_by_kind=turns_by_kind, used_kv_tokens=used_kv_tokens, **counted)
+        jobs = {number: JobStats(*fields) for number, fields in counted.pop("jobs").items()}
+        return SchedulerStats(
+            turns_by_kind=turns_by_kind, used_kv_tokens=used_kv_tokens, jobs=jobs, **counted
+        )
 
 
 def _row_of(event: Event) -> _Row:

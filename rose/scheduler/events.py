@@ -23,12 +23,15 @@ class WorkerJoined:
         worker: what it is called from now on, >= 0. One that was lost may join again under the
             same number, but its leases must go on where they were: old epochs stay dead.
         kind: what may be expected of it.
-        domain: what fails together. Carried for whoever reads the events; no rule looks at it yet.
+        domain: what fails, or is taken back, together.
         seats: turns it runs at once, > 0.
         prefill_tokens_per_s: how fast it computes prompts, > 0.
         decode_step_ms: of a step without sequences, > 0.
         decode_ms_per_sequence: what each sequence adds, >= 0.
         version: of its weights.
+        job: whose trajectories it runs.
+        device: the device that it shares, >= 0. Its workers each report what the device has in all,
+            tokens and seats, and share that; None for a worker with a device of its own.
     """
 
     worker: int
@@ -39,13 +42,16 @@ class WorkerJoined:
     decode_step_ms: float
     decode_ms_per_sequence: float
     version: int
+    job: int = 0
+    device: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """The trainer has published a version; one that is not higher than before says nothing."""
+    """A job's trainer has published a version; one not higher than before says nothing."""
 
     version: int
+    job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,13 @@ class TrajectoryCreated:
 
     Args:
         trajectory: a number >= 0 that was never used before, also by one that is over.
-        group: of trajectories that share a task. Carried for whoever reads the events.
+        group: of trajectories that share a task.
+        job: that wants it.
     """
 
     trajectory: int
     group: int
+    job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +95,27 @@ class TrajectoryEnded:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """The trainer has used, or thrown away, so many trajectories more that had ended."""
+    """A job's trainer has used, or thrown away, so many trajectories more that had ended."""
 
     trajectories: int
+    job: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobJoined:
+    """A job is there, or has new values. One that was never told of has those of the settings.
+
+    Args:
+        job: its number, >= 0.
+        batch_trajectories: what its trainer takes for one version, > 0.
+        max_staleness: versions between the start of a trajectory and its use, >= 0.
+        weight: of its fair share of devices that several jobs share, > 0; 1 if never told.
+    """
+
+    job: int
+    batch_trajectories: int
+    max_staleness: int
+    weight: float
 
 
 # ---- events of workers. They may be late, doubled, or about something long gone.
@@ -152,6 +178,7 @@ Event: TypeAlias = (
     | TurnEnded
     | TrajectoryEnded
     | Consumed
+    | JobJoined
 )
 
 # ---- actions, to be carried out in their order.
@@ -243,6 +270,25 @@ Action: TypeAlias = Admit | Start | Stop | Deliver | TurnDone | Drop
 
 
 @dataclass(frozen=True, slots=True)
+class JobStats:
+    """What is and was of one job.
+
+    Args:
+        published: its newest version.
+        admitted: trajectories, so far.
+        done: ended by their environment.
+        dropped: for whatever reason.
+        consumed: by its trainer.
+    """
+
+    published: int
+    admitted: int
+    done: int
+    dropped: int
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """What is now, and what was counted since the beginning.
 
@@ -264,6 +310,7 @@ class SchedulerStats:
         reprefill_tokens: of prompts that a worker had to compute though one had done so before.
         turns_by_kind: turns that finished, by the kind of the worker that finished them.
         used_kv_tokens: promised of its lease, by worker, now.
+        jobs: by number, all that were heard of.
     """
 
     waiting: int
@@ -283,3 +330,4 @@ class SchedulerStats:
     reprefill_tokens: int
     turns_by_kind: Mapping[WorkerKind, int]
     used_kv_tokens: Mapping[int, int]
+    jobs: Mapping[int, JobStats]

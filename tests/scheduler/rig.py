@@ -48,18 +48,29 @@ class Rig:
         ttl_ms: float = 0.0,
         version: int = 0,
         step_ms: float = 10.0,
+        domain: int = 0,
+        job: int = 0,
+        device: int | None = None,
     ) -> list[Action]:
         """Bring a worker with a lease; `kv_tokens` 0 for one without."""
-        joined = WorkerJoined(number, kind, 0, seats, 1000.0, step_ms, 1.0, version)
+        joined = WorkerJoined(
+            *(number, kind, domain, seats, 1000.0, step_ms, 1.0, version), job=job, device=device
+        )
         lease = LeaseChanged(number, epoch, kv_tokens, ttl_ms)
         return self.step(joined, *([lease] if kv_tokens else []))
 
     def ready(
-        self, trajectory: int, *, turn: int = 0, context: int = 10, max_new: int = 20
+        self,
+        trajectory: int,
+        *,
+        turn: int = 0,
+        context: int = 10,
+        max_new: int = 20,
+        job: int = 0,
     ) -> list[Action]:
         """Create a trajectory if its first turn comes, and let a turn want a worker."""
         if turn == 0:
-            self.step(TrajectoryCreated(trajectory, 0))
+            self.step(TrajectoryCreated(trajectory, 0, job))
         return self.step(TurnReady(trajectory, turn, context, max_new))
 
     def run(self, trajectory: int, **turn: int) -> Start:

@@ -62,15 +62,12 @@ TEST(illegal_move_changes_nothing) {
 }
 
 TEST(mean_age_is_of_those_that_started_and_are_not_over) {
-  TrajectoryTable table;
-  for (const TrajectoryId id : {1, 2, 3}) {
-    CHECK(table.move(table.create(id), TrajectoryState::kEnv, id * 1000 * kMs));
-  }
-  table.create(4);
-  CHECK_EQ(table.mean_age_s(5000 * kMs), 3.0);
-  CHECK(table.move(*table.find(1), TrajectoryState::kDone, 5000 * kMs));
-  CHECK_EQ(table.mean_age_s(5000 * kMs), 2.5);
-  CHECK(table.find(1) == nullptr);
+  AgeSum ages;
+  CHECK_EQ(ages.mean_s(7 * kMs), 0.0);
+  for (const Nanoseconds started_s : {1, 2, 3}) ages.add(started_s * 1000 * kMs);
+  CHECK_EQ(ages.mean_s(5000 * kMs), 3.0);
+  ages.remove(1000 * kMs);
+  CHECK_EQ(ages.mean_s(5000 * kMs), 2.5);
 }
 
 TEST(starved_turns_come_first_and_leave_the_queue_like_others) {

@@ -1,0 +1,36 @@
+#include "scheduler/jobs.h"
+
+namespace rose::scheduler {
+
+std::optional<std::size_t> JobTable::find(JobId number) const noexcept {
+  const auto found = places_.find(number);
+  return found == places_.end() ? std::nullopt : std::optional{found->second};
+}
+
+std::size_t JobTable::place_of(JobId number) {
+  const auto [found, is_new] = places_.try_emplace(number, jobs_.size());
+  if (is_new) {
+    Job& job = jobs_.emplace_back();
+    job.number = number;
+    job.batch_trajectories = batch_trajectories_;
+    job.max_staleness = max_staleness_;
+  }
+  return found->second;
+}
+
+bool JobTable::is_sound() const noexcept {
+  if (places_.size() != jobs_.size()) return false;
+  for (std::size_t place = 0; place < jobs_.size(); ++place) {
+    if (find(jobs_[place].number) != place) return false;
+  }
+  return true;
+}
+
+void JobTable::join(const JobJoined& event) {
+  Job& job = jobs_[place_of(event.job)];
+  job.batch_trajectories = event.batch_trajectories;
+  job.max_staleness = event.max_staleness;
+  job.weight = event.weight;
+}
+
+}  // namespace rose::scheduler
