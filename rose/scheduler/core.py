@@ -115,14 +115,7 @@ class SchedulerCore:
                 backwards. Nothing has changed.
             InternalError: a bug in the scheduler.
         """
-        return self.step_rows(self.rows(events), now_ns)
-
-    def rows(self, events: Sequence[Event]) -> list[_Row]:
-        """Return events as the rows of numbers that they are on the other side."""
-        return [_row_of(event) for event in events]
-
-    def step_rows(self, rows: list[_Row], now_ns: int) -> list[Action]:
-        """Apply events that were made rows of; as `step`."""
+        rows = [_row_of(event) for event in events]
         return [_ACTIONS[code](*fields) for code, *fields in self._core.step(rows, now_ns)]
 
     def stats(self) -> SchedulerStats:

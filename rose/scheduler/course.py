@@ -28,6 +28,7 @@ class Course:
         group: those that share a task.
         job: whose it is.
         seed: of what it says.
+        traceparent: the span that it is part of, or empty.
         phase: who has it.
         context: the prompt of the present turn; between turns, all that was read and said.
         turns: those that are done.
@@ -44,6 +45,7 @@ class Course:
     group: int
     job: int
     seed: int
+    traceparent: str = ""
     phase: Phase = Phase.WAITING
     context: list[int] = field(default_factory=list)
     turns: list[TurnResult] = field(default_factory=list)

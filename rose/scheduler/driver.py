@@ -17,6 +17,7 @@ from rose.scheduler.events import (
     Drop,
     DropReason,
     Event,
+    JobJoined,
     SchedulerStats,
     Start,
     Stop,
@@ -46,6 +47,7 @@ News: TypeAlias = (
     | WorkerJoined
     | VersionPublished
     | Consumed
+    | JobJoined
     | TrajectoryCreated
     | TurnReady
     | TrajectoryEnded

@@ -7,7 +7,6 @@ from typing import Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.core_log import LoggedCore
 from rose.scheduler.core_time import CoreTime
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.front_events import Entry, Registered, Step
@@ -52,7 +51,7 @@ class Durable:
         self._store = store
         self._watch = Watches(watches)
         self._time = CoreTime(clock)
-        self._core: SchedulerCore = SchedulerCore(settings, policy)
+        self._core = SchedulerCore(settings, policy)
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
         self.rollouts = Rollouts(self._core, RolloutsState(), self._watch)
@@ -67,31 +66,29 @@ class Durable:
             InvalidArgument: it holds the state of a scheduler with other settings.
             Unavailable: it cannot be read or written.
         """
-        if self._store is None:
-            return
-        found = self._store.load()
-        if found is None:
-            self._core = LoggedCore(self._settings, self._policy)
-            self.rollouts = Rollouts(self._core, RolloutsState(), self._watch)
-        else:
-            self._restore(*found)
+        if self._store is not None:
+            found = self._store.load()
+            if found is not None:
+                self._restore(*found)
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(self._limits.rejoin_s * NS_PER_S)
         self.save_now()
+        self._watch.opened(self.rollouts)
 
     def _restore(self, checkpoint: Checkpoint, steps: Sequence[Step]) -> None:
         self._check_settings(checkpoint)
-        self._core = LoggedCore.restored(self._settings, self._policy, checkpoint.core)
+        self._core = SchedulerCore.restored(checkpoint.core)
         self.rollouts = Rollouts(self._core, checkpoint.state().copy(), _BLIND)
-        place = 0
+        taken = 0
         try:
-            for place, step in enumerate(steps):
+            for step in steps:
                 for entry in step.entries:
                     self.rollouts.take(entry)
                 self.rollouts.step(step.now_ns)
+                taken += 1
         except (InvalidArgument, InternalError):
-            if place + 1 < len(steps):
+            if taken + 1 < len(steps):
                 raise
             # What ended the life before must not end this one: nothing was done about it.
             self._restore(checkpoint, steps[:-1])
@@ -189,7 +186,7 @@ class Durable:
             InvalidArgument: there is no store.
             Unavailable: it cannot be written; the journal before goes on.
         """
-        if not isinstance(self._core, LoggedCore) or self._store is None:
+        if self._store is None:
             raise InvalidArgument("a scheduler without a store writes no checkpoint")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(self._limits.checkpoint_s * NS_PER_S)

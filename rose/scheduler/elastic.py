@@ -18,7 +18,7 @@ from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.durable import Durable
 from rose.scheduler.elastic_limits import FrontLimits
-from rose.scheduler.events import Consumed, SchedulerStats, VersionPublished
+from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import FrontCounts, Rollouts
@@ -226,7 +226,13 @@ class ElasticRolloutScheduler:
     # ---- trajectories ---------------------------------------------------------------------------
 
     async def start(
-        self, trajectory: int, *, group: int = 0, job: int = 0, seed: int | None = None
+        self,
+        trajectory: int,
+        *,
+        group: int = 0,
+        job: int = 0,
+        seed: int | None = None,
+        traceparent: str = "",
     ) -> None:
         """Begin a trajectory, and return when staleness admission lets it start.
 
@@ -235,12 +241,13 @@ class ElasticRolloutScheduler:
             group: those that share a task.
             job: whose it is.
             seed: of what it says; its number if None.
+            traceparent: of the W3C: the caller's span, that its spans become part of.
 
         Raises:
             InvalidArgument: the number was used before, or stands for another trajectory.
             Unavailable: it was given up, or the scheduler was closed.
         """
-        begun = Begun(trajectory, group, job, trajectory if seed is None else seed)
+        begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
 
         def run(answer: asyncio.Future[None]) -> Entry | None:
             course = self._rollouts.state.trajectories.get(trajectory)
@@ -249,7 +256,7 @@ class ElasticRolloutScheduler:
                     raise _Later
                 self._waiters.add(trajectory, ADMISSION, answer)
                 return begun
-            if Begun(trajectory, course.group, course.job, course.seed) != begun:
+            if (course.group, course.job, course.seed) != (group, job, begun.seed):
                 raise InvalidArgument(f"trajectory {trajectory} was started as another")
             if course.record().is_admitted:
                 answer.set_result(None)
@@ -313,21 +320,37 @@ class ElasticRolloutScheduler:
 
     # ---- the trainer ----------------------------------------------------------------------------
 
-    async def publish(self, version: int) -> None:
-        """Say that the trainer has published a version; one that is not the newest changes nothing.
+    async def add_job(
+        self, job: int, *, batch_trajectories: int, max_staleness: int, weight: float = 1.0
+    ) -> None:
+        """Bring a job, or change its values; one without has those of the settings.
+
+        Args:
+            job: its number, >= 0.
+            batch_trajectories: what its trainer takes for one version, > 0.
+            max_staleness: versions between the start of a trajectory and its use, >= 0.
+            weight: of its fair share of devices that several jobs share, > 0.
+
+        Raises:
+            InvalidArgument: a value is out of range.
+        """
+        await self._tell(lambda: JobJoined(job, batch_trajectories, max_staleness, weight))
+
+    async def publish(self, version: int, *, job: int = 0) -> None:
+        """Say that a job's trainer has published a version; one that is not newer says nothing.
 
         Raises:
             InvalidArgument: it is no count.
         """
-        await self._tell(lambda: VersionPublished(version))
+        await self._tell(lambda: VersionPublished(version, job))
 
-    async def consumed(self, trajectories: int) -> None:
-        """Say that the trainer has used, or thrown away, so many more that were finished.
+    async def consumed(self, trajectories: int, *, job: int = 0) -> None:
+        """Say that a job's trainer has used, or thrown away, so many more that were finished.
 
         Raises:
             InvalidArgument: not so many were finished.
         """
-        await self._tell(lambda: Consumed(trajectories))
+        await self._tell(lambda: Consumed(trajectories, job))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on the disk.

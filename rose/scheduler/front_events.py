@@ -1,12 +1,12 @@
 """What the asyncio front is told, as it is noted down: the same again gives the same state.
 
-Beside these it hears what workers say, `VersionPublished` and `Consumed`, as they are.
+Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Consumed`, as they are.
 """
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rose.scheduler.events import Consumed, VersionPublished
+from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 
@@ -20,12 +20,14 @@ class Begun:
         group: those that share a task.
         job: whose it is.
         seed: of what it says; a turn that moves says the same.
+        traceparent: of the W3C, the span that it is part of; empty if it begins a trace.
     """
 
     trajectory: int
     group: int
     job: int
     seed: int
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,9 @@ class Registered:
     running: tuple[RunningTurn, ...] = ()
 
 
-Entry: TypeAlias = WorkerEvent | VersionPublished | Consumed | Begun | Asked | Ended | Registered
+Entry: TypeAlias = (
+    WorkerEvent | VersionPublished | Consumed | JobJoined | Begun | Asked | Ended | Registered
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ What happens here follows from what it is told and when alone: told the same aga
 same state. That is what a journal is worth anything for.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -16,6 +17,7 @@ from rose.scheduler.events import (
     Consumed,
     DropReason,
     Event,
+    JobJoined,
     SchedulerStats,
     Start,
     TrajectoryCreated,
@@ -59,6 +61,21 @@ Outcome: TypeAlias = Admit | TurnResult | Gone
 
 
 @dataclass(slots=True)
+class JobCounts:
+    """What became of trajectories of one job, for its trainer.
+
+    Args:
+        finished: handed on to its trainer.
+        consumed: of them, by its trainer.
+        published: its newest version.
+    """
+
+    finished: int = 0
+    consumed: int = 0
+    published: int = 0
+
+
+@dataclass(slots=True)
 class FrontCounts:
     """What became of trajectories; `begun = finished + given_up + dropped + those under way`.
 
@@ -67,20 +84,26 @@ class FrontCounts:
         finished: handed on to the trainer.
         given_up: by whoever began them.
         dropped: by the scheduler, which says so.
-        consumed: of those that were finished, by the trainer.
-        published: the newest version.
         turns: that are done.
         resumed: of them, those that went on elsewhere or later after they had begun.
+        jobs: of each job that was heard of.
     """
 
     begun: int = 0
     finished: int = 0
     given_up: int = 0
     dropped: int = 0
-    consumed: int = 0
-    published: int = 0
     turns: int = 0
     resumed: int = 0
+    jobs: dict[int, JobCounts] = field(default_factory=dict)
+
+    def job(self, number: int) -> JobCounts:
+        """Return those of one job, which begin when it is first asked for."""
+        return self.jobs.setdefault(number, JobCounts())
+
+    def copy(self) -> "FrontCounts":
+        """Return some that stay as they are now."""
+        return replace(self, jobs={number: replace(job) for number, job in self.jobs.items()})
 
 
 @dataclass(slots=True)
@@ -108,7 +131,7 @@ class RolloutsState:
             trajectories={number: one.copy() for number, one in self.trajectories.items()},
             workers=dict(self.workers),
             used=UsedNumbers(self.used.below, self.used.others),
-            counts=replace(self.counts),
+            counts=self.counts.copy(),
         )
 
 
@@ -159,7 +182,12 @@ class Rollouts:
                 self._register(entry)
             case VersionPublished():
                 _must_be_count("version", entry.version)
-                self.state.counts.published = max(self.state.counts.published, entry.version)
+                _must_be_count("job", entry.job)
+                job = self.state.counts.job(entry.job)
+                job.published = max(job.published, entry.version)
+                self._pending.append(entry)
+            case JobJoined():
+                _must_be_job(entry)
                 self._pending.append(entry)
             case Consumed():
                 self._consume(entry)
@@ -184,7 +212,7 @@ class Rollouts:
 
     def counts(self) -> FrontCounts:
         """Return what became of trajectories so far."""
-        return replace(self.state.counts)
+        return self.state.counts.copy()
 
     def is_idle(self) -> bool:
         """Whether every trajectory is in its environment: time alone changes nothing."""
@@ -236,9 +264,11 @@ class Rollouts:
             _must_be_count(name, getattr(begun, name))
         if number in self.state.trajectories or number in self.state.used:
             raise InvalidArgument(f"trajectory {number} was there before: take another number")
-        self.state.trajectories[number] = Course(number, begun.group, begun.job, begun.seed)
+        self.state.trajectories[number] = Course(
+            number, begun.group, begun.job, begun.seed, begun.traceparent
+        )
         self.state.counts.begun += 1
-        self._pending.append(TrajectoryCreated(trajectory=number, group=begun.group))
+        self._pending.append(TrajectoryCreated(number, begun.group, begun.job))
 
     def _end(self, ended: Ended) -> None:
         course = self.course(ended.trajectory)
@@ -256,13 +286,15 @@ class Rollouts:
         self._forget(course)
         if ended.is_wanted:
             self.state.counts.finished += 1
+            self.state.counts.job(course.job).finished += 1
             return
         self.state.counts.given_up += 1
-        self._pending.append(Consumed(trajectories=1))  # The trainer need not wait for it.
+        self._pending.append(Consumed(1, course.job))  # The trainer need not wait for it.
         self._outcomes.append(Gone(course.number, DropReason.GIVEN_UP))
 
     def _consume(self, consumed: Consumed) -> None:
-        counts = self.state.counts
+        _must_be_count("job", consumed.job)
+        counts = self.state.counts.job(consumed.job)
         left = counts.finished - counts.consumed
         if not 0 <= consumed.trajectories <= left:
             raise InvalidArgument(
@@ -381,7 +413,7 @@ class Rollouts:
             self._forget(course)
             self.state.counts.given_up += 1
             self._outcomes.append(Gone(trajectory, DropReason.GIVEN_UP))
-            return (Consumed(trajectories=1),)
+            return (Consumed(1, course.job),)
         result = course.conclude()
         self.state.counts.turns += 1
         self.state.counts.resumed += result.resumed > 0
@@ -404,6 +436,16 @@ class Rollouts:
         if course is None:
             raise InternalError(f"the core acts on trajectory {trajectory}, which is over")
         return course
+
+
+def _must_be_job(job: JobJoined) -> None:
+    _must_be_count("job", job.job)
+    _must_be_count("max_staleness", job.max_staleness)
+    _must_be_count("batch_trajectories", job.batch_trajectories)
+    if job.batch_trajectories == 0 or not (math.isfinite(job.weight) and 0 < job.weight <= 1e9):
+        raise InvalidArgument(
+            f"job {job.job} cannot have {job}: its batch and its weight are above 0"
+        )
 
 
 def _must_be_count(name: str, value: int) -> None:

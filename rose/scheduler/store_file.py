@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler.events import Consumed, VersionPublished
+from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.store import Checkpoint
 from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
@@ -44,6 +44,7 @@ _WORDS: Final[dict[str, type]] = {
     "registered": Registered,
     "published": VersionPublished,
     "consumed": Consumed,
+    "job": JobJoined,
     "output": TurnOutput,
     "lease": LeaseChanged,
     "committed": VersionCommitted,

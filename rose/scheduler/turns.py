@@ -42,8 +42,9 @@ class Capabilities:
         decode_step_ms: of a step without sequences, > 0.
         decode_ms_per_sequence: what each sequence adds, >= 0.
         version: of its weights, >= 0.
-        domain: what fails together with it.
-        job: whose trajectories it runs; None for those of every job.
+        domain: what fails, or is taken back, together with it.
+        job: whose trajectories it runs.
+        device: the device that it shares with workers of other jobs; None for one of its own.
         gpu: what it runs on, such as "H100"; for reports.
         kv_bytes_per_token: of its model's cache, >= 0; 0 when nobody knows. For reports.
     """
@@ -54,14 +55,18 @@ class Capabilities:
     decode_ms_per_sequence: float = 0.0
     version: int = 0
     domain: int = 0
-    job: int | None = None
+    job: int = 0
+    device: int | None = None
     gpu: str = ""
     kv_bytes_per_token: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what the core would refuse, before anybody has heard of it."""
         above_zero = (self.seats, self.prefill_tokens_per_s, self.decode_step_ms)
-        from_zero = (self.decode_ms_per_sequence, self.version, self.kv_bytes_per_token)
+        from_zero = (
+            *(self.decode_ms_per_sequence, self.version, self.kv_bytes_per_token),
+            *(self.domain, self.job, self.device or 0),
+        )
         if not (
             all(0 < value <= 1 << 40 for value in above_zero)
             and all(0 <= value <= 1 << 40 for value in from_zero)
@@ -79,6 +84,8 @@ class Capabilities:
             decode_step_ms=self.decode_step_ms,
             decode_ms_per_sequence=self.decode_ms_per_sequence,
             version=self.version,
+            job=self.job,
+            device=self.device,
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rose.scheduler.front_events import Entry
-from rose.scheduler.rollouts import Outcome
+from rose.scheduler.rollouts import Outcome, Rollouts
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
@@ -21,6 +21,9 @@ class FrontWatch:
 
     def end_all(self, worker: int) -> None:
         """A worker is gone."""
+
+    def opened(self, rollouts: Rollouts) -> None:
+        """A life of the scheduler begins with these."""
 
     def heard(self, entry: Entry) -> None:
         """Something was taken in; the core steps next."""
@@ -57,6 +60,11 @@ class Watches(FrontWatch):
         """Show it to all."""
         for watch in self._watches:
             watch.end_all(worker)
+
+    def opened(self, rollouts: Rollouts) -> None:
+        """Show it to all."""
+        for watch in self._watches:
+            watch.opened(rollouts)
 
     def heard(self, entry: Entry) -> None:
         """Show it to all."""

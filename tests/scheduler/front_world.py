@@ -191,7 +191,9 @@ class FrontWorld:
         self.faults = faults
         self.path = path
         self.clock = ManualClock()
-        self.callers = [Caller(number, prompt=first_prompt(number)) for number in range(trajectories)]
+        self.callers = [
+            Caller(number, prompt=first_prompt(number)) for number in range(trajectories)
+        ]
         for caller in self.callers[4::9]:
             caller.gives_up_after_ms = self.random.uniform(1, 1500)
         self.mail: list[tuple[float, int, WorkerEvent]] = []
@@ -280,7 +282,7 @@ class FrontWorld:
             self.mail.append((self.clock.now_ms, self.order, WorkerLost(worker.number, "killed")))
             self.bring(worker.kind)
             return
-        published = self.durable.rollouts.counts().published
+        published = self.durable.rollouts.counts().job(0).published
         if self.versions.get(worker.number, 0) < published and self.random.random() < 0.2:
             self.versions[worker.number] = published
             self.report(VersionCommitted(worker.number, published, True, 1.0))
@@ -379,7 +381,7 @@ class FrontWorld:
         return entry
 
     def train_entry(self) -> Entry | None:
-        counts = self.durable.rollouts.counts()
+        counts = self.durable.rollouts.counts().job(0)
         left = counts.finished - counts.consumed
         is_last = not any(not caller.is_over for caller in self.callers)
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
@@ -392,7 +394,7 @@ class FrontWorld:
         return entry
 
     def publish_entry(self) -> Entry | None:
-        counts = self.durable.rollouts.counts()
+        counts = self.durable.rollouts.counts().job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
         if version <= counts.published:
             return None
