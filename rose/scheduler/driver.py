@@ -4,9 +4,8 @@ The core counts tokens; whoever keeps them is a `Front`. Both the rollout loop o
 asyncio front of this room are one, so that there is one place where tokens change hands.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from rose.errors import RoseError, check
 from rose.scheduler.events import (
@@ -30,6 +29,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
+from rose.scheduler.hearsay import believable
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -53,11 +53,6 @@ News: TypeAlias = (
     | TrajectoryEnded
     | TurnEnded
 )
-
-# What csrc/scheduler takes for a count; beyond it a number is a mistake or an attack.
-_COUNT_MAX: Final = 1 << 40
-# Logprobs of certain tokens are rounded, and may come out a little above 0.
-_LOGPROB_MAX: Final = 1e-6
 
 
 class Core(Protocol):
@@ -199,6 +194,12 @@ class CoreDriver:
     # ---- in -------------------------------------------------------------------------------------
 
     def _translate(self, news: News, events: list[Event], outputs: dict[int, TurnOutput]) -> None:
+        if isinstance(news, TurnOutput | LeaseChanged | VersionCommitted | WorkerLost):
+            heard = believable(news)
+            if heard is None:
+                self.nonsense += 1
+                return
+            news = heard
         match news:
             case TurnOutput():
                 self._translate_output(news, events, outputs)
@@ -209,23 +210,12 @@ class CoreDriver:
             case WorkerJoined():
                 self._workers[news.worker] = self._joining.pop(news.worker, None)
                 self._kinds[news.worker] = news.kind
-            case LeaseChanged() | VersionCommitted():
-                if not _has_counts(news):
-                    self.nonsense += 1
-                    return
         events.append(news)
 
     def _translate_output(
         self, output: TurnOutput, events: list[Event], outputs: dict[int, TurnOutput]
     ) -> None:
-        if not _has_counts(output):
-            self.nonsense += 1
-            return
-        end = output.end
-        if not _has_meaning(output):
-            # Nobody can learn from it: the worker could not run the turn, whatever it believes.
-            end = TurnEnd.FAILED
-        elif output.tokens:
+        if output.tokens:
             outputs[len(events)] = output
             events.append(
                 TurnProgress(
@@ -238,7 +228,7 @@ class CoreDriver:
                     version_min=min(output.versions),
                 )
             )
-        if end is not None:
+        if output.end is not None:
             self.watch.end(output.trajectory, output.worker)
             events.append(
                 TurnEnded(
@@ -246,7 +236,7 @@ class CoreDriver:
                     turn=output.turn,
                     worker=output.worker,
                     lease_epoch=output.lease_epoch,
-                    end=end,
+                    end=output.end,
                     tokens=output.first_token + len(output.tokens),
                 )
             )
@@ -328,26 +318,4 @@ def _failed(request: TurnRequest, worker: int, error: str) -> TurnOutput:
         versions=(),
         end=TurnEnd.FAILED,
         error=error,
-    )
-
-
-def _has_counts(news: TurnOutput | LeaseChanged | VersionCommitted) -> bool:
-    """Return whether what must be counts are: others do not even fit the core's numbers."""
-    match news:
-        case TurnOutput():
-            counts = [news.trajectory, news.turn, news.lease_epoch, news.first_token]
-        case LeaseChanged():
-            counts = [news.lease_epoch, news.kv_tokens]
-        case VersionCommitted():
-            counts = [news.version]
-    return all(0 <= count <= _COUNT_MAX for count in (news.worker, *counts))
-
-
-def _has_meaning(output: TurnOutput) -> bool:
-    """Return whether each token is one, with a logprob and a version."""
-    return (
-        len(output.tokens) == len(output.logprobs) == len(output.versions)
-        and all(0 <= token <= _COUNT_MAX for token in output.tokens)
-        and all(0 <= version <= _COUNT_MAX for version in output.versions)
-        and all(logprob <= _LOGPROB_MAX and math.isfinite(logprob) for logprob in output.logprobs)
     )

@@ -10,6 +10,7 @@ from rose.scheduler.core import SchedulerCore
 from rose.scheduler.core_time import CoreTime
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.front_events import Entry, Registered, Step
+from rose.scheduler.hearsay import believable
 from rose.scheduler.rollouts import Outcome, Rollouts, RolloutsState
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.store import Checkpoint, Store
@@ -111,15 +112,24 @@ class Durable:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> None:
-        """Take in what a worker says."""
+    def hear(self, event: WorkerEvent) -> WorkerEvent | None:
+        """Take in what a worker says; return what is to be written down of it, None for nothing."""
+        heard = believable(event)
+        if heard is None:
+            return None
+        event = heard
         if isinstance(event, WorkerLost):
             self._stop_turns_of(event.worker)
         self.rollouts.take(event)
         self._watch.heard(event)
+        return event
 
-    def take(self, entry: Entry, worker: Worker | None = None) -> None:
-        """Take in what a caller says; `worker` is the one that registers.
+    def take(self, entry: Entry, worker: Worker | None = None) -> Entry | None:
+        """Take in what a caller says; return what is to be written down of it.
+
+        Args:
+            entry: what it says.
+            worker: the one that registers.
 
         Raises:
             InvalidArgument: it contradicts what was said before; nothing has changed.
@@ -127,11 +137,11 @@ class Durable:
         if isinstance(entry, Registered) and worker is not None:
             self.rollouts.register(entry, worker)
         elif isinstance(entry, WorkerLost):
-            self.hear(entry)
-            return
+            return self.hear(entry)
         else:
             self.rollouts.take(entry)
         self._watch.heard(entry)
+        return entry
 
     def step(self, entries: list[Entry]) -> list[Outcome]:
         """Write down what was taken in, and step the core with it.
@@ -143,18 +153,21 @@ class Durable:
         now_ns = self._time.now_ns()
         began_ns = self._clock.now_ns()
         for refusal in self.rollouts.take_refusals():
-            self.hear(refusal)
-            entries.append(refusal)
+            self._note(refusal, entries)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.driver.absent():
                 lost = WorkerLost(number, f"it was not back after {self._limits.rejoin_s} s")
-                self.hear(lost)
-                entries.append(lost)
+                self._note(lost, entries)
         if self._store is not None:
             self._store.append(Step(now_ns, tuple(entries)))
         outcomes = self.rollouts.step(now_ns)
         self._watch.stepped(outcomes, (self._clock.now_ns() - began_ns) / NS_PER_S)
         return outcomes
+
+    def _note(self, event: WorkerEvent, entries: list[Entry]) -> None:
+        heard = self.hear(event)
+        if heard is not None:
+            entries.append(heard)
 
     def needs_ticks(self) -> bool:
         """Whether something may come of time alone."""

@@ -425,8 +425,9 @@ class ElasticRolloutScheduler:
         held, self._held = self._held, deque()
         for item in (*held, *items):
             if not isinstance(item, _Command):
-                self._durable.hear(item)
-                entries.append(item)
+                heard = self._durable.hear(item)
+                if heard is not None:
+                    entries.append(heard)
             elif not item.answer.done():  # Else its caller has left before it was heard.
                 self._obey(item, entries, stepped)
         if entries or self._durable.needs_ticks():
@@ -444,9 +445,9 @@ class ElasticRolloutScheduler:
     def _obey(self, command: _Command, entries: list[Entry], stepped: list[_Command]) -> None:
         try:
             entry = command.run()
-            if entry is not None:
-                self._durable.take(entry, command.worker)
-                entries.append(entry)
+            taken = None if entry is None else self._durable.take(entry, command.worker)
+            if taken is not None:
+                entries.append(taken)
         except _Later:
             self._held.append(command)
             return

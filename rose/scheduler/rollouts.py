@@ -4,7 +4,6 @@ What happens here follows from what it is told and when alone: told the same aga
 same state. That is what a journal is worth anything for.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -27,6 +26,7 @@ from rose.scheduler.events import (
     VersionPublished,
 )
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered, RunningTurn
+from rose.scheduler.hearsay import COUNT_MAX
 from rose.scheduler.numbers import UsedNumbers
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import (
@@ -39,7 +39,9 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-_COUNT_MAX: Final = 1 << 40
+# As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
+_STALENESS_MAX: Final = 1 << 20
+_WEIGHT_MIN: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,10 @@ class Rollouts:
         number = begun.trajectory
         for name in ("trajectory", "group", "job"):
             _must_be_count(name, getattr(begun, name))
+        if not -COUNT_MAX <= begun.seed <= COUNT_MAX:
+            raise InvalidArgument(f"seed must fit {COUNT_MAX}, not be {begun.seed}")
+        if not begun.traceparent.isascii():
+            raise InvalidArgument(f"traceparent must be as the W3C has it, not {begun.traceparent}")
         if number in self.state.trajectories or number in self.state.used:
             raise InvalidArgument(f"trajectory {number} was there before: take another number")
         self.state.trajectories[number] = Course(
@@ -440,14 +446,13 @@ class Rollouts:
 
 def _must_be_job(job: JobJoined) -> None:
     _must_be_count("job", job.job)
-    _must_be_count("max_staleness", job.max_staleness)
     _must_be_count("batch_trajectories", job.batch_trajectories)
-    if job.batch_trajectories == 0 or not (math.isfinite(job.weight) and 0 < job.weight <= 1e9):
-        raise InvalidArgument(
-            f"job {job.job} cannot have {job}: its batch and its weight are above 0"
-        )
+    if job.batch_trajectories == 0 or not 0 <= job.max_staleness <= _STALENESS_MAX:
+        raise InvalidArgument(f"job {job.job} cannot have {job}: its batch is above 0")
+    if not _WEIGHT_MIN <= job.weight <= 1 / _WEIGHT_MIN:
+        raise InvalidArgument(f"the weight of job {job.job} is within 1e-6 and 1e6")
 
 
 def _must_be_count(name: str, value: int) -> None:
-    if not 0 <= value <= _COUNT_MAX:
-        raise InvalidArgument(f"{name} must be a count from 0 to {_COUNT_MAX}, not {value}")
+    if not 0 <= value <= COUNT_MAX:
+        raise InvalidArgument(f"{name} must be a count from 0 to {COUNT_MAX}, not {value}")

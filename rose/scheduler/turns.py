@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rose.errors import InvalidArgument
 from rose.scheduler.events import WorkerJoined
+from rose.scheduler.hearsay import COUNT_MAX
 from rose.scheduler.worker import WorkerKind
 
 
@@ -24,12 +25,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        if not 0 < self.max_new_tokens <= 1 << 40:
+        if not 0 < self.max_new_tokens <= COUNT_MAX:
             raise InvalidArgument(
                 f"max_new_tokens must be at least 1 and a count, not {self.max_new_tokens}"
             )
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
+        if not all(0 <= token <= COUNT_MAX for token in self.stop_tokens):
+            raise InvalidArgument(f"stop_tokens must be token ids, not {self.stop_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,9 @@ class Capabilities:
             *(self.domain, self.job, self.device or 0),
         )
         if not (
-            all(0 < value <= 1 << 40 for value in above_zero)
-            and all(0 <= value <= 1 << 40 for value in from_zero)
+            all(0 < value <= COUNT_MAX for value in above_zero)
+            and all(0 <= value <= COUNT_MAX for value in from_zero)
+            and self.gpu.isascii()
         ):
             raise InvalidArgument(f"a worker cannot have {self}: a number is out of range")
 

@@ -361,9 +361,8 @@ class FrontWorld:
         worker.report_lease()
         return entry
 
-    def hear(self, event: WorkerEvent) -> Entry:
-        self.durable.hear(event)
-        return event
+    def hear(self, event: WorkerEvent) -> Entry | None:
+        return self.durable.hear(event)
 
     def speak(self, caller: Caller) -> Entry | None:
         patience_ms = caller.gives_up_after_ms
