@@ -122,7 +122,7 @@ class ElasticRolloutScheduler:
             self._durable.close()
             raise
         self._inbox = Inbox(loop, events_max=self._limits.events_max)
-        self._task = loop.create_task(self._run(), name="rose-scheduler")
+        self._task = loop.create_task(self._run(self._inbox), name="rose-scheduler")
         self._task.add_done_callback(self._has_ended)
         return self
 
@@ -411,8 +411,7 @@ class ElasticRolloutScheduler:
 
     # ---- the task -------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        inbox = self._open_inbox()
+    async def _run(self, inbox: Inbox[_Command]) -> None:
         while not self._is_closing:
             await inbox.wait(self._limits.tick_s)
             self._advance(inbox.take())

@@ -17,14 +17,15 @@ class FrontLimits:
         tick_s: how often the core steps when nothing happens: leases run out and stalls are seen
             that late.
         checkpoint_s: how often a checkpoint is written; a restart reads as much journal.
-        rejoin_s: a worker of an earlier life that is not back so long after a restart is lost.
+        rejoin_s: a worker of an earlier life that is not back so long after a restart is lost; what
+            it had, and what is placed there until then, waits so long.
     """
 
     events_max: int = 65_536
     trajectories_max: int = 100_000
     tick_s: float = 0.05
     checkpoint_s: float = 30.0
-    rejoin_s: float = 10.0
+    rejoin_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
