@@ -11,10 +11,9 @@ import pytest
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.front_events import RunningTurn, Step
+from rose.scheduler.front_events import Begun, RunningTurn, Step
 from rose.scheduler.store_file import FileStore
-from rose.scheduler.watching import FrontWatch
-from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind
+from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
     CAN,
@@ -313,33 +312,28 @@ def test_a_step_that_cannot_be_written_is_not_taken_and_ends_the_scheduler(tmp_p
 
 
 def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
-    class Poison(FrontWatch):
-        def heard(self, entry) -> None:
-            if isinstance(entry, LeaseChanged) and entry.kv_tokens == 13:
-                # As a bug would: what was noted down contradicts the core.
-                self.state.trajectories[1].tokens.append(1)
+    path = tmp_path / "state"
+    contradiction = Step(1 << 50, (Begun(1, 0, 0, 1),))
 
-        def opened(self, rollouts) -> None:
-            self.state = rollouts.state
-
-    async def life(path: Path) -> None:
-        async with opened(path, watches=[Poison()]) as scheduler:
-            worker = await bring(scheduler, 0)
-            await scheduler.start(1)
-            asked = asyncio.create_task(
-                scheduler.generate(1, turn=0, prompt=(1,), sampling=SAMPLING)
-            )
-            await until(lambda: worker.running)
-            worker.revoke()
-            worker.grant(13)
-            await asked
+    def note(*steps: Step) -> None:
+        store = FileStore(path)
+        store.load()
+        store.rotate()
+        for step in steps:
+            store.append(step)
+        store.close()
 
     async def program() -> None:
-        path = tmp_path / "state"
-        with pytest.raises(Exception, match="wrong token"):
-            await life(path)
         async with opened(path) as scheduler:
-            assert [one.trajectory for one in scheduler.trajectories()] == [1]
+            await scheduler.start(1)
+        note(Step(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
+        async with opened(path) as scheduler:
+            assert [one.trajectory for one in scheduler.trajectories()] == [1, 2]
+            await scheduler.finish(2)
+        note(contradiction, contradiction)  # The first one did not end anything: it is damage.
+        with pytest.raises(InvalidArgument, match="was there before"):
+            async with opened(path):
+                pass
 
     run(program())
 
