@@ -12,26 +12,30 @@ constexpr double kPrefillMaxS = 3600;
 
 }  // namespace
 
-void TurnLength::observe(std::int64_t tokens) noexcept {
-  count_ = std::min(count_ + 1, window_ + 1);
-  mean_ += (static_cast<double>(tokens) - mean_) / static_cast<double>(count_);
-}
-
 Book::Book(const Settings& settings_) noexcept
     : settings{settings_},
       jobs{settings_},
       workers{settings_.hazard_per_s},
-      turn_length{settings_.turn_tokens_prior, settings_.turn_window} {}
+      risk{settings_},
+      fairness{settings_} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
   actions_ = &actions;
 }
 
+void Book::create(const TrajectoryCreated& event) {
+  const std::size_t place = jobs.place_of(event.job);
+  Job& job = jobs[place];
+  job.outlook.create(trajectories.create(event.trajectory, event.group, place));
+  job.waiting.push_back(event.trajectory);
+}
+
 void Book::admit(Trajectory& trajectory) {
   Job& job = jobs[trajectory.job];
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = job.published;
+  job.outlook.admit(trajectory, now_ns);
   ++counters.admitted;
   ++job.admitted;
   act(Admit{trajectory.id});
@@ -44,16 +48,14 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
   trajectory.tries = 0;
   trajectory.attempts = 0;
   trajectory.avoided = {};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kFresh, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kFresh);
 }
 
 void Book::start(Trajectory& trajectory, std::size_t slot) {
-  turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  const bool is_urgent = lag(trajectory) > kUrgentLag;
+  leave_queue(trajectory);
   move(trajectory, TrajectoryState::kRunning);
+  const bool is_restart = trajectory.tries > 0;
   ++trajectory.tries;
   const Worker& worker = workers[slot];
   const Home& home = trajectory.home;
@@ -64,7 +66,9 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
   const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
-  workers.hold(slot, trajectory.id, trajectory.need_tokens(), prompt - cached);
+  const std::int64_t reserved = reserve_tokens(trajectory);
+  const std::int64_t restarted = is_restart ? prompt - cached : 0;
+  workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted);
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       static_cast<double>(worker.backlog_tokens));
   trajectory.run = {
@@ -75,7 +79,11 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
       .version = worker.version,
       .prefill_tokens = prompt - cached,
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
+      .reserved_tokens = reserved,
+      .restart_tokens = restarted,
       .is_held = true};
+  risk.run(trajectory, worker, is_urgent);
+  fairness.serve(jobs, worker, trajectory.need_tokens());
   if (worker.kind == WorkerKind::kBorrowed) {
     stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
   }
@@ -87,7 +95,9 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
                    std::int64_t tokens) {
   act(Deliver{trajectory.id, trajectory.turn, event, skip, tokens});
   trajectory.known_tokens += tokens;
+  trajectory.said_tokens += tokens;
   counters.tokens_delivered += tokens;
+  if (trajectory.run.is_held) risk.grow(trajectory, tokens);
   const Run& run = trajectory.run;
   trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
   trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
@@ -96,8 +106,29 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
 void Book::note_progress(Trajectory& trajectory) {
   Run& run = trajectory.run;
   run.stall_at_ns = now_ns + settings.stall_ns;
-  if (run.is_held && run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
+  if (run.is_held) compute(run);
+}
+
+void Book::compute(Run& run) noexcept {
+  if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens, run.restart_tokens);
+  has_changed = has_changed || run.restart_tokens > 0;  // another may restart there
   run.prefill_tokens = 0;
+  run.restart_tokens = 0;
+}
+
+bool Book::extend(Trajectory& trajectory) {
+  Run& run = trajectory.run;
+  const std::int64_t ahead = settings.reserve_ahead_tokens;
+  const std::int64_t most = trajectory.need_tokens();
+  if (!run.is_held || std::min(trajectory.prompt_tokens() + ahead, most) <= run.reserved_tokens) {
+    return false;
+  }
+  // Twice as far ahead, or the next word would do it again.
+  const Outlook& outlook = jobs[trajectory.job].outlook;
+  const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
+  workers.grow(run.slot, reserved - run.reserved_tokens);
+  run.reserved_tokens = reserved;
+  return true;
 }
 
 void Book::recall(Trajectory& trajectory) {
@@ -125,16 +156,12 @@ void Book::requeue(Trajectory& trajectory) {
   release(trajectory);
   const Run& run = trajectory.run;
   trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kResumed, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kResumed);
 }
 
 void Book::finish(Trajectory& trajectory) {
   release(trajectory);
-  turn_length.observe(trajectory.known_tokens);
+  jobs[trajectory.job].outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
   move(trajectory, TrajectoryState::kEnv);
   act(TurnDone{trajectory.id, trajectory.turn});
@@ -152,18 +179,20 @@ void Book::fail(Trajectory& trajectory) {
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
   ++jobs[trajectory.job].done;
+  jobs[trajectory.job].outlook.over(trajectory, true);
   move(trajectory, TrajectoryState::kDone);
 }
 
 void Book::drop(Trajectory& trajectory, DropReason reason) {
   if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
   if (trajectory.state == TrajectoryState::kQueued) {
-    turns.remove(trajectory.queue_key, trajectory.queued_ns);
+    leave_queue(trajectory);
     has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
   ++counters.dropped;
   Job& job = jobs[trajectory.job];
+  job.outlook.over(trajectory, false);
   ++job.dropped;
   job.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
@@ -174,19 +203,45 @@ void Book::stop(const Trajectory& trajectory) {
   act(Stop{trajectory.id, trajectory.run.worker, trajectory.run.lease_epoch});
 }
 
+void Book::set_lease(std::size_t slot, const LeaseChanged& event) {
+  const Lease& lease = workers[slot].lease;
+  const bool is_same = lease.is_live && lease.epoch == event.lease_epoch;
+  has_changed = true;
+  if (is_same && event.kv_tokens > 0) {
+    const Share was = workers.share(slot);
+    workers.set_lease(slot, event, now_ns);
+    risk.go_on(workers, slot, was, now_ns);
+    return;
+  }
+  end_lease(slot);
+  if (is_same) return;
+  workers.set_lease(slot, event, now_ns);
+  if (event.kv_tokens > 0) {
+    risk.begin(workers, slot, now_ns);
+  } else {
+    workers.end_lease(slot);  // it is over before it began
+  }
+}
+
 void Book::end_lease(std::size_t slot) {
+  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+  has_changed = true;  // others on its device may have room now
   for (const TrajectoryId id : workers.end_lease(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
+    risk.leave(*trajectory);
     trajectory->run.is_held = false;
     if (trajectory->state == TrajectoryState::kRunning) recall(*trajectory);
   }
 }
 
 void Book::lose(std::size_t slot) {
+  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+  has_changed = true;
   for (const TrajectoryId id : workers.end_lease(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
+    risk.leave(*trajectory);
     trajectory->run.is_held = false;
     requeue(*trajectory);  // nothing more will come of it
   }
@@ -207,15 +262,25 @@ std::vector<TrajectoryId> Book::take_overdue() {
   return overdue;
 }
 
-double Book::urgency(const Trajectory& trajectory) const noexcept {
+double Book::lag(const Trajectory& trajectory) const {
   const Job& job = jobs[trajectory.job];
-  const double mean_s = job.ages.mean_s(now_ns);
-  const double age_s = static_cast<double>(now_ns - trajectory.started_ns) / kNsPerS;
-  const double span_s = mean_s * (settings.tail_age_ratio - 1);
-  const double by_age = span_s > 0 ? (age_s - mean_s) / span_s : 0;
   const double by_version = static_cast<double>(job.published - trajectory.version_min) /
                             static_cast<double>(job.max_staleness + 1);
-  return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
+  return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
+}
+
+double Book::urgency(const Trajectory& trajectory) const {
+  const auto live = static_cast<double>(jobs[trajectory.job].outlook.live());
+  const auto free = static_cast<double>(workers.free_seats(trajectory.job));
+  return settings.tail_seats * live < free ? 1 : lag(trajectory);
+}
+
+Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
+  const Job& job = jobs[trajectory.job];
+  // Without this one the trainer cannot fill its next batch: it will wait for it.
+  if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
+  const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
+  return job.outlook.freshness(trajectory, versions_left, now_ns);
 }
 
 bool Book::is_sound() noexcept {
@@ -223,29 +288,44 @@ bool Book::is_sound() noexcept {
     const Trajectory* const trajectory = trajectories.find(key.trajectory);
     return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
   };
+  const auto is_in_its_job = [&](const Trajectory& trajectory) {
+    return trajectory.state == TrajectoryState::kWaiting ||
+           jobs[trajectory.job].outlook.has(trajectory);
+  };
   return jobs.is_sound() && workers.is_sound(jobs.size()) &&
-         trajectories.is_sound(jobs.size(), workers.size()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all_of(is_in_its_job) &&
          std::all_of(turns.begin(), turns.end(), is_queued);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
-  AgeSum& ages = jobs[trajectory.job].ages;
-  const bool was_waiting = trajectory.state == TrajectoryState::kWaiting;
-  const Nanoseconds started_ns = trajectory.started_ns;
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";
-    return;
   }
-  if (was_waiting && to == TrajectoryState::kEnv) ages.add(now_ns);
-  if (!was_waiting && is_over(to)) ages.remove(started_ns);
+}
+
+void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
+  Outlook& outlook = jobs[trajectory.job].outlook;
+  move(trajectory, TrajectoryState::kQueued);
+  outlook.queue(trajectory, now_ns);
+  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id,
+                          trajectory.job};
+  trajectory.queued_ns = now_ns;
+  turns.push(trajectory.queue_key, now_ns);
+  jobs[trajectory.job].want(trajectory.need_tokens());
+  has_changed = true;
+}
+
+void Book::leave_queue(Trajectory& trajectory) {
+  turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  jobs[trajectory.job].want_no_more(trajectory.need_tokens());
 }
 
 void Book::release(Trajectory& trajectory) noexcept {
   Run& run = trajectory.run;
   if (!run.is_held) return;
-  if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
-  run.prefill_tokens = 0;
-  workers.release(run.slot, trajectory.id, trajectory.need_tokens());
+  compute(run);
+  risk.leave(trajectory);
+  workers.release(run.slot, trajectory.id, run.reserved_tokens);
   run.is_held = false;
   has_changed = true;
 }

@@ -7,7 +7,9 @@
 
 #include "base/clock.h"
 #include "scheduler/actions.h"
+#include "scheduler/fairness.h"
 #include "scheduler/jobs.h"
+#include "scheduler/risk.h"
 #include "scheduler/settings.h"
 #include "scheduler/stats.h"
 #include "scheduler/trajectory_table.h"
@@ -16,24 +18,8 @@
 
 namespace rose::scheduler {
 
-// The mean length of a turn, with a memory of `window` turns. The prior counts as one.
-class TurnLength {
- public:
-  TurnLength(double prior_tokens, std::int64_t window) noexcept
-      : mean_{prior_tokens}, window_{window} {}
-  void observe(std::int64_t tokens) noexcept;
-  double mean() const noexcept { return mean_; }
-
-  template <typename Image>
-  void image(Image& image) {
-    image(mean_, count_);
-  }
-
- private:
-  double mean_;
-  std::int64_t window_;
-  std::int64_t count_{1};
-};
+// A turn that is further behind than this is urgent.
+inline constexpr double kUrgentLag = 0.5;
 
 // Each move writes the actions that make it true outside, in the order in which they must happen:
 // nobody is started elsewhere before the Stop of where it was.
@@ -49,6 +35,7 @@ class Book {
 
   void begin_step(Nanoseconds now_ns, std::vector<Action>& actions) noexcept;
 
+  void create(const TrajectoryCreated& event);
   void admit(Trajectory& trajectory);
   void queue(Trajectory& trajectory, const TurnReady& event);
   void start(Trajectory& trajectory, std::size_t slot);
@@ -56,6 +43,13 @@ class Book {
   void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
   // The worker has shown that the prompt is computed and that it lives.
   void note_progress(Trajectory& trajectory);
+  // What a start of the turn takes of a lease.
+  std::int64_t reserve_tokens(const Trajectory& trajectory) const noexcept {
+    return jobs[trajectory.job].outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
+  }
+  // Keeps what a turn takes of its lease ahead of what it has said, whether there is room or not.
+  // True if it takes more than before.
+  bool extend(Trajectory& trajectory);
   // Takes a turn that is RUNNING away from its worker.
   void recall(Trajectory& trajectory);
   // The worker is done with the turn, but tokens that it said are still under way.
@@ -70,13 +64,18 @@ class Book {
   void drop(Trajectory& trajectory, DropReason reason);
 
   void stop(const Trajectory& trajectory);
+  // A lease of a new epoch, or the one that lives with other tokens: with none it ends.
+  void set_lease(std::size_t slot, const LeaseChanged& event);
   void end_lease(std::size_t slot);
   void lose(std::size_t slot);
   // Those whose grace period is over.
   std::vector<TrajectoryId> take_overdue();
 
-  // 0 in bulk, 1 in the tail: how much older than the mean it is, or how close to going stale.
-  double urgency(const Trajectory& trajectory) const noexcept;
+  // How far it is behind the others, or how close to going stale: from 0 to 1.
+  double lag(const Trajectory& trajectory) const;
+  // 0 in bulk and 1 in the tail: its lag, or 1 for all when seats are left for all.
+  double urgency(const Trajectory& trajectory) const;
+  Freshness freshness(const Trajectory& trajectory) const noexcept;
   std::int64_t version_floor(std::size_t job) const noexcept {
     return jobs[job].published - settings.worker_lag_max;
   }
@@ -86,7 +85,8 @@ class Book {
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
-  TurnLength turn_length;
+  Risk risk;
+  Fairness fairness;
   Counters counters;
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
@@ -98,7 +98,7 @@ class Book {
 
   template <typename Image>
   void image(Image& image) {
-    image(jobs, trajectories, workers, turns, turn_length, counters, now_ns, has_changed,
+    image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
   // Whether what refers to something finds it: an image may say anything.
@@ -116,7 +116,10 @@ class Book {
   };
 
   void move(Trajectory& trajectory, TrajectoryState to);
+  void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   void release(Trajectory& trajectory) noexcept;
+  void compute(Run& run) noexcept;
+  void leave_queue(Trajectory& trajectory);
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }
 

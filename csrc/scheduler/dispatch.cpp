@@ -1,7 +1,9 @@
 #include "scheduler/dispatch.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 namespace rose::scheduler {
 
@@ -9,6 +11,11 @@ namespace {
 
 // Who holds what is promised during a rescue; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
+// Turns that found no worker, kept to pass over those that ask for more.
+constexpr std::size_t kFailuresMax = 8;
+// A turn that only a dedicated worker may run is looked at again, though nothing else changed: it
+// may be too late for it by then, and any worker will do.
+constexpr Nanoseconds kLookAgainMinNs = 100'000'000;
 
 }  // namespace
 
@@ -18,32 +25,149 @@ void Dispatch::place() {
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
+  look_for_dedicated();
   // No turn of a job that is as large finds room: room only shrinks while turns are placed.
-  too_large_.assign(book_.jobs.size(), std::numeric_limits<double>::infinity());
-  std::size_t jobs_left = book_.jobs.size();
-  for (auto place = turns.begin(); place != turns.end();) {
-    const QueueKey key = *place++;  // start() takes it out of the queue
-    Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
-    double& too_large = too_large_[trajectory.job];
-    if (static_cast<double>(trajectory.need_tokens()) > too_large) continue;
-    const Query query = query_of(trajectory);
-    if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
-      book_.start(trajectory, *slot);
-      continue;
-    }
-    if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
-    if (key.rank == QueueRank::kStarved) keep_for(query);
-    too_large = std::min(too_large, room_max(trajectory.job));
-    if (too_large < 1 && --jobs_left == 0) break;  // every turn takes at least one token
+  limits_.assign(book_.jobs.size(), Limits{});
+  jobs_left_ = book_.jobs.size();
+  failures_.clear();
+  if (Fairness::is_needed(book_.workers)) {
+    place_fairly();
+  } else {
+    place_in_order();
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
+}
+
+void Dispatch::place_in_order() {
+  const Place end = book_.turns.end();
+  for (Place place = book_.turns.begin(); place != end && jobs_left_ > 0;) {
+    const QueueKey key = *place++;  // start() takes it out of the queue
+    try_start(key);
+  }
+}
+
+void Dispatch::place_fairly() {
+  book_.fairness.refresh(book_.jobs, book_.workers);
+  least_wants_.assign(book_.jobs.size(), -1);
+  cursors_.clear();
+  for (std::size_t job = 0; job < book_.jobs.size(); ++job) {
+    cursors_.push_back({.next = skip_to(book_.turns.begin(), job)});
+  }
+  while (jobs_left_ > 0) {
+    Cursor* const cursor = first_cursor();
+    if (cursor == nullptr) return;
+    const QueueKey key = *cursor->next;
+    const Place after = skip_to(std::next(cursor->next), key.job);
+    const std::int64_t starts = starts_;
+    cursor->waits = !try_start(key);
+    if (cursor->waits) continue;
+    cursor->next = after;
+    // Whoever waited may be behind no longer.
+    if (starts_ == starts) continue;
+    for (Cursor& other : cursors_) other.waits = false;
+  }
+}
+
+Dispatch::Cursor* Dispatch::first_cursor() noexcept {
+  const Place end = book_.turns.end();
+  const auto first = [&]() -> Cursor* {
+    Cursor* best = nullptr;
+    for (Cursor& cursor : cursors_) {
+      if (cursor.next == end || cursor.waits) continue;
+      if (best == nullptr || *cursor.next < *best->next) best = &cursor;
+    }
+    return best;
+  };
+  if (Cursor* const found = first()) return found;
+  // All that are left wait for one another: their next turns step aside for smaller ones.
+  for (Cursor& cursor : cursors_) {
+    if (cursor.next != end) cursor.next = skip_to(std::next(cursor.next), cursor.next->job);
+    cursor.waits = false;
+  }
+  return first();
+}
+
+Dispatch::Place Dispatch::skip_to(Place place, std::size_t job) const noexcept {
+  while (place != book_.turns.end() && place->job != job) ++place;
+  return place;
+}
+
+bool Dispatch::try_start(const QueueKey& key) {
+  Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
+  Limits& limits = limits_[trajectory.job];
+  if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) return true;
+  const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
+  double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
+  if (query.need_tokens > limit || is_hopeless(query)) return true;
+  if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
+    book_.start(trajectory, *slot);
+    ++starts_;
+    refresh_bars(*slot);
+    return true;
+  }
+  if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
+  if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
+  if (is_barred_only(query)) return false;
+  if (key.rank == QueueRank::kStarved) keep_for(query);
+  note_failure(query);
+  const bool was_full = limits.room < 1;
+  limit = std::min(limit, room_max(query));
+  if (limits.room < 1 && !was_full) --jobs_left_;  // every turn takes at least one token
+  return true;
+}
+
+bool Dispatch::is_barred_only(const Query& query) const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
+  for (const auto& [device, slots] : book_.workers.devices()) {
+    for (const std::size_t slot : slots) {
+      const bool is_barred = columns.is_barred[slot] != 0;
+      if (is_barred && Placement::could_if_not_barred(columns, slot, query)) return true;
+    }
+  }
+  return false;
+}
+
+void Dispatch::refresh_bars(std::size_t slot) {
+  if (!Fairness::is_needed(book_.workers)) return;
+  const Worker& worker = book_.workers[slot];
+  const auto& wants = book_.jobs[worker.job].wants;
+  const std::int64_t least = wants.empty() ? kCountMax : wants.begin()->first;
+  // A job that asks for more, or for nothing, may be backlogged on fewer devices.
+  if (std::exchange(least_wants_[worker.job], least) != least) {
+    book_.fairness.refresh(book_.jobs, book_.workers);
+  } else {
+    book_.fairness.refresh(book_.jobs, book_.workers, worker.device);
+  }
+}
+
+bool Dispatch::is_hopeless(const Query& query) const noexcept {
+  if (query.hit_tokens > 0) return false;
+  return std::any_of(failures_.begin(), failures_.end(), [&](const Failure& failed) {
+    return query.job == failed.job && query.is_dedicated_only >= failed.is_dedicated_only &&
+           query.need_tokens >= failed.need_tokens && query.most_tokens >= failed.most_tokens &&
+           query.prompt_tokens >= failed.prompt_tokens &&
+           query.restart_tokens >= failed.restart_tokens;
+  });
+}
+
+void Dispatch::note_failure(const Query& query) {
+  // What a worker that it avoids would have done says nothing of others, and neither do urgent
+  // turns: they may find more room as others of them start elsewhere.
+  if (query.avoid || query.is_urgent || failures_.size() == kFailuresMax) return;
+  failures_.push_back({.job = query.job,
+                       .is_dedicated_only = query.is_dedicated_only,
+                       .need_tokens = query.need_tokens,
+                       .most_tokens = query.most_tokens,
+                       .prompt_tokens = query.prompt_tokens,
+                       .restart_tokens = query.restart_tokens});
 }
 
 void Dispatch::rescue() {
   if (book_.now_ns < book_.stall_check_ns) return;
   book_.stall_check_ns = kNever;
   promises_.clear();
+  look_for_dedicated();
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
@@ -61,31 +185,38 @@ void Dispatch::rescue_from(std::size_t slot) {
     Nanoseconds& check_ns = book_.stall_check_ns;
     check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
-    Query query = query_of(*trajectory);
+    Query query = query_of(*trajectory, false);
     query.avoid = slot;
     const auto elsewhere = placement_.choose(book_.workers.columns(), query);
     if (!elsewhere) continue;
     // Room is promised once: the next stalled turn has to find room of its own.
-    promises_.push_back({*elsewhere, trajectory->need_tokens()});
-    book_.workers.hold(*elsewhere, kPromise, trajectory->need_tokens(), 0);
+    const auto tokens = static_cast<std::int64_t>(query.need_tokens);
+    promises_.push_back({*elsewhere, tokens});
+    book_.workers.hold(*elsewhere, kPromise, tokens, 0);
     book_.recall(*trajectory);
   }
 }
 
-Query Dispatch::query_of(const Trajectory& trajectory) const {
+Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   const WorkerTable& workers = book_.workers;
   const std::int64_t left = trajectory.max_new_tokens - trajectory.known_tokens;
   Query query;
-  query.need_tokens = static_cast<double>(trajectory.need_tokens());
+  query.need_tokens = static_cast<double>(book_.reserve_tokens(trajectory));
+  query.most_tokens = static_cast<double>(trajectory.need_tokens());
+  query.is_dedicated_only = !has_starved && has_dedicated_[trajectory.job] &&
+                            book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
-  // As if lengths had no memory: a turn that is long already is not nearly over.
-  query.expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean());
+  query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
   query.urgency = book_.urgency(trajectory);
   query.job = trajectory.job;
   query.published = static_cast<double>(book_.jobs[trajectory.job].published);
   query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
+  query.restart_tokens = trajectory.tries > 0 ? query.prompt_tokens : 0;
+  query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
+  query.is_urgent = book_.lag(trajectory) > kUrgentLag;
+  query.exposures = &book_.risk.exposures;
   if (query.home) {
     const Worker& home = workers[*query.home];
     const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&
@@ -100,7 +231,8 @@ std::optional<std::size_t> Dispatch::avoided_slot(const Trajectory& trajectory) 
   const Avoided& avoided = trajectory.avoided;
   if (book_.now_ns >= avoided.until_ns) return std::nullopt;
   const auto slot = book_.workers.find(avoided.worker);
-  const bool is_same = slot && book_.workers[*slot].lease.epoch == avoided.lease_epoch;
+  const bool is_same = slot && book_.workers[*slot].lease.is_live &&
+                       book_.workers[*slot].lease.epoch == avoided.lease_epoch;
   return is_same ? slot : std::nullopt;
 }
 
@@ -110,7 +242,7 @@ void Dispatch::keep_for(const Query& query) {
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     const bool could = worker.lease.is_live && worker.job == query.job &&
-                       static_cast<double>(worker.lease.kv_tokens) >= query.need_tokens &&
+                       static_cast<double>(worker.lease.kv_tokens) >= query.most_tokens &&
                        columns.version[slot] >= query.version_floor && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
@@ -124,13 +256,28 @@ void Dispatch::keep_for(const Query& query) {
   book_.workers.hide(*best);
 }
 
-double Dispatch::room_max(std::size_t job) const noexcept {
+Nanoseconds Dispatch::look_again_ns() const noexcept {
+  return book_.now_ns + std::max(book_.settings.retry_ns, kLookAgainMinNs);
+}
+
+void Dispatch::look_for_dedicated() {
   const WorkerColumns& columns = book_.workers.columns();
-  const auto floor = static_cast<double>(book_.version_floor(job));
+  has_dedicated_.assign(book_.jobs.size(), false);
+  for (std::size_t slot = 0; slot < columns.size(); ++slot) {
+    if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
+      has_dedicated_[columns.job[slot]] = true;
+    }
+  }
+}
+
+double Dispatch::room_max(const Query& query) const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    if (columns.job[slot] != job) continue;
-    if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
+    if (columns.job[slot] != query.job) continue;
+    if (query.is_dedicated_only && columns.kind[slot] == WorkerKind::kBorrowed) continue;
+    if (columns.version[slot] >= query.version_floor)
+      most = std::max(most, columns.room_tokens[slot]);
   }
   return most;
 }

@@ -7,6 +7,8 @@
 //     image(first, second);
 //   }
 //
+// A container of what has no value of its own says what to begin with: image.begun(jobs, Job{...}).
+//
 // A new member is one word there; a changed layout is a new kImageVersion in core_image.cpp.
 // Numbers are little-endian, as in memory. Hash tables are written in the order of their keys:
 // equal states give equal bytes.
@@ -45,6 +47,10 @@ class ImageWriter {
   template <typename... T>
   void operator()(T&... values) {
     (put(values), ...);
+  }
+  template <typename Values, typename T>
+  void begun(Values& values, const T&) {
+    put(values);
   }
 
  private:
@@ -126,6 +132,10 @@ class ImageReader {
   void operator()(T&... values) {
     (take(values), ...);
   }
+  template <typename Values, typename T>
+  void begun(Values& values, const T& beginning) {
+    take_begun(values, beginning);
+  }
 
  private:
   template <ImageNumber T>
@@ -183,11 +193,11 @@ class ImageReader {
   }
   template <typename K, typename V>
   void take(std::map<K, V>& values) {
-    take_entries<K>(values);
+    take_entries<K>(values, V{});
   }
   template <typename K, typename V>
   void take(std::unordered_map<K, V>& values) {
-    take_entries<K>(values);
+    take_entries<K>(values, V{});
   }
 
   // Whatever is counted takes a byte at least: a count cannot make us take more memory than that.
@@ -199,18 +209,35 @@ class ImageReader {
   }
   template <typename Values>
   void take_all(Values& values) {
+    take_begun(values, typename Values::value_type{});
+  }
+  template <typename T>
+  void take_begun(std::deque<T>& values, const T& beginning) {
+    take_items(values, beginning);
+  }
+  template <typename T>
+  void take_begun(std::vector<T>& values, const T& beginning) {
+    take_items(values, beginning);
+  }
+  template <typename K, typename V>
+  void take_begun(std::unordered_map<K, V>& values, const V& beginning) {
+    take_entries<K>(values, beginning);
+  }
+  template <typename Values, typename T>
+  void take_items(Values& values, const T& beginning) {
     values.clear();
     for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
-      take(values.emplace_back());
+      values.push_back(beginning);
+      take(values.back());
     }
   }
-  template <typename K, typename Values>
-  void take_entries(Values& values) {
+  template <typename K, typename Values, typename V>
+  void take_entries(Values& values, const V& beginning) {
     values.clear();
     for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
       K key{};
       take(key);
-      const auto [place, is_new] = values.try_emplace(key);
+      const auto [place, is_new] = values.try_emplace(key, beginning);
       is_good_ = is_good_ && is_new;
       if (is_good_) take(place->second);
     }

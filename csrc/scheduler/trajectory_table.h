@@ -1,6 +1,7 @@
 // The book of trajectories, and the one door through which a trajectory changes its state.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,8 @@
 
 #include "base/clock.h"
 #include "scheduler/events.h"
+#include "scheduler/exposure.h"
+#include "scheduler/predictor.h"
 #include "scheduler/trajectory_state.h"
 #include "scheduler/turn_queue.h"
 
@@ -19,14 +22,19 @@ struct Run {
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t lease_epoch{0};
-  std::int64_t version{0};         // of the weights it started with
-  std::int64_t prefill_tokens{0};  // of the worker's backlog, until the first sign of life
-  Nanoseconds stall_at_ns{0};      // without progress until then it counts as stalled
-  bool is_held{false};             // whether it counts against the worker's seats and tokens
+  std::int64_t version{0};          // of the weights it started with
+  std::int64_t prefill_tokens{0};   // of the worker's backlog, until the first sign of life
+  Nanoseconds stall_at_ns{0};       // without progress until then it counts as stalled
+  std::int64_t reserved_tokens{0};  // of the lease
+  std::int64_t restart_tokens{0};   // of prefill_tokens, those of a turn that ran before
+  std::size_t domain{0};            // the place of the worker's
+  Exposed exposed{};                // what it adds there
+  bool is_held{false};              // whether it counts against the worker's seats and tokens
 
   template <typename Image>
   void image(Image& image) {
-    image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, is_held);
+    image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
+          restart_tokens, domain, exposed, is_held);
   }
 };
 
@@ -58,11 +66,15 @@ struct Avoided {
 
 struct Trajectory {
   TrajectoryId id{0};
-  std::int64_t group{0};
   std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
+  GroupId group{0};
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
+  std::int64_t said_tokens{0};  // delivered, in all turns
+  std::size_t life_number{0};   // in the line of lives, from its admission on
+  double life_s{0};             // predicted when its last turn was queued
+  Nanoseconds turn_ns{0};       // when the turn at hand came; in ENV, when the last was over
 
   // The turn at hand, or in ENV the next one.
   std::int64_t turn{0};
@@ -73,6 +85,7 @@ struct Trajectory {
   std::int64_t attempts{0};         // of them, those that failed
   std::int64_t computed_tokens{0};  // the longest context that some worker had computed
 
+  Forecast forecast;   // as of when the turn was queued
   QueueKey queue_key;  // while QUEUED
   Nanoseconds queued_ns{0};
 
@@ -85,15 +98,16 @@ struct Trajectory {
   std::int64_t awaited_tokens{kTokensUnknown};
   TurnEnd awaited_end{TurnEnd::kInterrupted};
 
-  // What it takes of a lease. A resumed turn takes the same: what it has said is context now.
+  // What it may take of a lease. A resumed turn may take the same: what it has said is context now.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
 
   template <typename Image>
   void image(Image& image) {
-    image(id, group, job, state, started_ns, version_min, turn, context_tokens, max_new_tokens,
-          known_tokens, tries, attempts, computed_tokens, queue_key, queued_ns, run, home, avoided,
-          recalled_until_ns, awaited_tokens, awaited_end);
+    image(id, group, job, state, started_ns, version_min, said_tokens, life_number, life_s, turn_ns,
+          turn, context_tokens, max_new_tokens, known_tokens, tries, attempts, computed_tokens,
+          forecast, queue_key, queued_ns, run, home, avoided, recalled_until_ns, awaited_tokens,
+          awaited_end);
   }
 };
 
@@ -119,6 +133,12 @@ class TrajectoryTable {
   }
   // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots.
   bool is_sound(std::size_t jobs, std::size_t slots) const noexcept;
+  // Whether `is_so` of each, in no order.
+  template <typename F>
+  bool all_of(F&& is_so) const {
+    return std::all_of(by_id_.begin(), by_id_.end(),
+                       [&](const auto& entry) { return is_so(entry.second); });
+  }
 
  private:
   // Looked up, never walked: its order must not show.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -22,18 +23,20 @@ struct EnumSize<QueueRank> {
   static constexpr std::size_t value = 3;
 };
 
-// Within a rank the oldest trajectory is first. Urgency grows with age and nothing else tells two
-// waiting trajectories apart, so this is the order of urgency, and no key changes while it waits.
+// Within a rank the earliest is first: a turn counts as queued the earlier, the more is left of its
+// trajectory and the more urgent it is. So the longest goes first, and whoever waits gains on all
+// that come later, though no key changes while it waits.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
-  Nanoseconds since_ns{0};
+  Nanoseconds order_ns{0};
   TrajectoryId trajectory{0};
+  std::size_t job{0};  // its place among the jobs; orders nothing, as trajectories are unique
 
   auto operator<=>(const QueueKey&) const = default;
 
   template <typename Image>
   void image(Image& image) {
-    image(rank, since_ns, trajectory);
+    image(rank, order_ns, trajectory, job);
   }
 };
 

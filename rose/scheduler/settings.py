@@ -21,11 +21,28 @@ _MAY_BE_ZERO: Final = frozenset(
         "staleness_s_per_version",
         "leave_home_margin_s",
         "hazard_per_s",
+        "hold_min_ms",
+        "hold_max_ms",
+        "flap_window_ms",
+        "fair_lead_tokens",
         "requeue_ms",
+        "longest_first",
+        "tail_seats",
+        "tool_ms_prior",
     }
 )
 _INTEGERS: Final = frozenset(
-    {"max_staleness", "batch_trajectories", "worker_lag_max", "attempts_max", "turn_window"}
+    {
+        "max_staleness",
+        "batch_trajectories",
+        "worker_lag_max",
+        "attempts_max",
+        "turn_window",
+        "version_window",
+        "reserve_ahead_tokens",
+        "burst_prefill_tokens",
+        "fair_lead_tokens",
+    }
 )
 
 
@@ -56,17 +73,51 @@ class SchedulerSettings:
         stall_ms: a borrowed worker without progress for so long, beyond the time for its prompts,
             has stalled. Two seconds is what the paper waits.
         wait_max_ms: a turn that waits longer comes before all others, and room is kept for it.
-        tail_age_ratio: a trajectory so many times as old as the mean is in the tail, > 1.
+        tail_seats: when so many seats for each live trajectory are free, all of them are urgent:
+            one means that there is a seat for each and others beside. 0: always, 1e9: never.
         urgent_time_weight: how much more its own time counts for an urgent turn.
         urgent_risk_weight: how much more a revocation counts for an urgent turn.
         staleness_s_per_version: seconds that a fresher worker is worth, per version.
         leave_home_margin_s: a turn leaves the cache it is used to for more than this only;
             measurements differ by so much without a reason.
-        hazard_per_s: how often a borrowed lease is revoked, until somebody estimates it.
+        hazard_per_s: how often a borrowed lease is revoked, before anything was seen.
+        hazard_prior_s: how many seconds of leases, seen, that belief is worth: a domain's against
+            what it saw, and a worker's domain against what the worker saw. Five minutes follow a
+            change of load and ride out one burst.
+        hazard_window_s: what was seen longer ago fades; load follows the hours of the day.
+        hold_min_ms: a lease gets no turns for so long when it was revoked twice within the flap
+            window, and for twice as long with each time more: a prompt that is computed and lost
+            costs more than the wait.
+        hold_max_ms: it never waits longer.
+        flap_window_ms: revocations of one worker that are closer than this are flapping.
+        exposure_max_s: a borrowed worker gets no turn that would lift what its domain's turns cost
+            the survivors, were they all taken back at once, above this.
+        urgent_share_max: of a job's urgent turns, at most so many are in one borrowed domain, in
+            (0, 1]. The trainer waits for these.
+        burst_prefill_tokens: of prompts that come back after a revocation, a worker computes at
+            most so many at once, or one, so that decodes go on between them.
+        fair_lead_tokens: how far a job may run ahead of another that waits for the same shared
+            device, over its weight. More keeps turns at their caches, less shares more evenly.
         requeue_ms: what a revoked turn waits for its next worker, besides the prompt.
-        turn_tokens_prior: mean length of a turn before any has finished.
-        turn_window: turns that the mean remembers; enough to be steady, few enough to follow a
-            policy that learns to be brief.
+        turn_tokens_prior: mean length of a turn before any has finished; it counts for one turn.
+        turns_prior: mean turns of a trajectory before any is over.
+        token_ms_prior: what a token takes, waiting for a worker and prompts included, before a
+            turn has finished: a busy engine's step.
+        tool_ms_prior: mean time of a tool before one was seen; most tools answer within a second.
+        job_weight: a group's own observations against those of all others of its job: these count
+            for so many. Two, as members of a group are much alike.
+        turn_window: turns, tools and trajectories that predictions remember; enough to be steady,
+            few enough to follow a policy that learns to be brief.
+        version_window: intervals between versions that their mean remembers.
+        reserve_quantile: the part of turns that stay within what is reserved for them at first; 1
+            reserves all that a turn may say. When one grows beyond it and its worker has no room,
+            the turn there that is cheapest to move goes elsewhere.
+        reserve_ahead_tokens: a reservation stays so far ahead of what a turn is known to have
+            said: more than it says until another's Stop has freed room for it. 64 steps take more
+            than a second.
+        longest_first: seconds of waiting that each second left of a trajectory is worth in the
+            queue, twice that for the most urgent. One lets the longest of them begin first, and a
+            short one wait no longer than the longest takes. 0 is first come, first served.
     """
 
     max_staleness: int = 1
@@ -77,15 +128,32 @@ class SchedulerSettings:
     attempts_max: int = 3
     stall_ms: float = 2000.0
     wait_max_ms: float = 30_000.0
-    tail_age_ratio: float = 2.0
+    tail_seats: float = 1.0
     urgent_time_weight: float = 1.0
     urgent_risk_weight: float = 1.0
     staleness_s_per_version: float = 0.5
     leave_home_margin_s: float = 0.1
     hazard_per_s: float = 1 / 60
+    hazard_prior_s: float = 300.0
+    hazard_window_s: float = 3600.0
+    hold_min_ms: float = 1000.0
+    hold_max_ms: float = 30_000.0
+    flap_window_ms: float = 10_000.0
+    exposure_max_s: float = 30.0
+    urgent_share_max: float = 0.75
+    burst_prefill_tokens: int = 32_768
+    fair_lead_tokens: int = 16_384
     requeue_ms: float = 100.0
     turn_tokens_prior: float = 128.0
+    turns_prior: float = 4.0
+    token_ms_prior: float = 30.0
+    tool_ms_prior: float = 1000.0
+    job_weight: float = 2.0
     turn_window: int = 256
+    version_window: int = 8
+    reserve_quantile: float = 0.9
+    reserve_ahead_tokens: int = 64
+    longest_first: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning.
@@ -105,6 +173,6 @@ def _is_in_range(name: str, value: float) -> bool:
         return False
     if not (math.isfinite(value) and value <= _MAX):
         return False
-    if name == "tail_age_ratio":
-        return value > 1
+    if name == "reserve_quantile":
+        return 0 < value <= 1
     return value >= 0 if name in _MAY_BE_ZERO else value > 0
