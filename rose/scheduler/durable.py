@@ -8,6 +8,7 @@ from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.core_time import CoreTime
+from rose.scheduler.early import EarlyNews
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.hearsay import believable
@@ -53,6 +54,8 @@ class Durable:
         self._watch = Watches(watches)
         self._time = CoreTime(clock)
         self._core = SchedulerCore(settings, policy)
+        self._early = EarlyNews()
+        self._entries: list[Entry] = []  # taken in since the last step
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
         self.rollouts = Rollouts(self._core, RolloutsState(), self._watch)
@@ -112,20 +115,21 @@ class Durable:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> WorkerEvent | None:
-        """Take in what a worker says; return what is to be written down of it, None for nothing."""
+    def hear(self, event: WorkerEvent) -> None:
+        """Take in what a worker says; what it says of its lease waits until it is registered."""
         heard = believable(event)
         if heard is None:
-            return None
-        event = heard
-        if isinstance(event, WorkerLost):
-            self._stop_turns_of(event.worker)
-        self.rollouts.take(event)
-        self._watch.heard(event)
-        return event
+            return
+        is_here = self.rollouts.driver.worker(heard.worker) is not None
+        if not is_here and self._early.keep(heard):
+            return
+        if isinstance(heard, WorkerLost):
+            self._stop_turns_of(heard.worker)
+        self.rollouts.take(heard)
+        self._note(heard)
 
-    def take(self, entry: Entry, worker: Worker | None = None) -> Entry | None:
-        """Take in what a caller says; return what is to be written down of it.
+    def take(self, entry: Entry, worker: Worker | None = None) -> None:
+        """Take in what a caller says.
 
         Args:
             entry: what it says.
@@ -134,16 +138,24 @@ class Durable:
         Raises:
             InvalidArgument: it contradicts what was said before; nothing has changed.
         """
+        if isinstance(entry, WorkerLost):
+            self.hear(entry)
+            return
         if isinstance(entry, Registered) and worker is not None:
             self.rollouts.register(entry, worker)
-        elif isinstance(entry, WorkerLost):
-            return self.hear(entry)
-        else:
-            self.rollouts.take(entry)
-        self._watch.heard(entry)
-        return entry
+            self._note(entry)
+            for event in self._early.take(entry.worker):
+                self.rollouts.take(event)
+                self._note(event)
+            return
+        self.rollouts.take(entry)
+        self._note(entry)
 
-    def step(self, entries: list[Entry]) -> list[Outcome]:
+    def _note(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._watch.heard(entry)
+
+    def step(self) -> list[Outcome]:
         """Write down what was taken in, and step the core with it.
 
         Raises:
@@ -153,25 +165,24 @@ class Durable:
         now_ns = self._time.now_ns()
         began_ns = self._clock.now_ns()
         for refusal in self.rollouts.take_refusals():
-            self._note(refusal, entries)
+            self.hear(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.driver.absent():
-                lost = WorkerLost(number, f"it was not back after {self._limits.rejoin_s} s")
-                self._note(lost, entries)
+                self.hear(WorkerLost(number, f"it was not back after {self._limits.rejoin_s} s"))
+        entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(Step(now_ns, tuple(entries)))
         outcomes = self.rollouts.step(now_ns)
         self._watch.stepped(outcomes, (self._clock.now_ns() - began_ns) / NS_PER_S)
         return outcomes
 
-    def _note(self, event: WorkerEvent, entries: list[Entry]) -> None:
-        heard = self.hear(event)
-        if heard is not None:
-            entries.append(heard)
-
-    def needs_ticks(self) -> bool:
-        """Whether something may come of time alone."""
-        return not self.rollouts.is_idle() or bool(self.rollouts.driver.absent())
+    def needs_step(self) -> bool:
+        """Whether something was taken in, or may come of time alone."""
+        return (
+            bool(self._entries)
+            or not self.rollouts.is_idle()
+            or bool(self.rollouts.driver.absent())
+        )
 
     def stop_turns(self) -> None:
         """Take every turn back from its worker."""

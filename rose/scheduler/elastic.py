@@ -189,7 +189,7 @@ class ElasticRolloutScheduler:
     # ---- workers --------------------------------------------------------------------------------
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take what a worker says; never waits. From any thread, also before the worker joined."""
+        """Take what a worker says; never waits. From any thread, also before it is registered."""
         inbox = self._inbox
         if inbox is not None:
             inbox.hear(event)
@@ -419,18 +419,15 @@ class ElasticRolloutScheduler:
 
     def _advance(self, items: Sequence[_Command | WorkerEvent]) -> None:
         """Take in what was said, step the core, and tell whoever waited for what came of it."""
-        entries: list[Entry] = []
         stepped: list[_Command] = []
         held, self._held = self._held, deque()
         for item in (*held, *items):
             if not isinstance(item, _Command):
-                heard = self._durable.hear(item)
-                if heard is not None:
-                    entries.append(heard)
+                self._durable.hear(item)
             elif not item.answer.done():  # Else its caller has left before it was heard.
-                self._obey(item, entries, stepped)
-        if entries or self._durable.needs_ticks():
-            for outcome in self._durable.step(entries):
+                self._obey(item, stepped)
+        if self._durable.needs_step():
+            for outcome in self._durable.step():
                 self._waiters.tell(outcome)
         for command in stepped:
             if not command.answer.done():
@@ -441,12 +438,11 @@ class ElasticRolloutScheduler:
             except Unavailable as error:
                 self.checkpoint_error = str(error)  # All steps are in the journal before.
 
-    def _obey(self, command: _Command, entries: list[Entry], stepped: list[_Command]) -> None:
+    def _obey(self, command: _Command, stepped: list[_Command]) -> None:
         try:
             entry = command.run()
-            taken = None if entry is None else self._durable.take(entry, command.worker)
-            if taken is not None:
-                entries.append(taken)
+            if entry is not None:
+                self._durable.take(entry, command.worker)
         except _Later:
             self._held.append(command)
             return

@@ -324,12 +324,9 @@ class FrontWorld:
             self.die()
 
     def step(self) -> None:
-        entries: list[Entry] = []
         for take in self.news():
-            entry = take()
-            if entry is not None:
-                entries.append(entry)
-        for outcome in self.durable.step(entries):
+            take()
+        for outcome in self.durable.step():
             match outcome:
                 case Admit():
                     self.callers[outcome.trajectory].is_admitted = True
@@ -351,20 +348,19 @@ class FrontWorld:
         for caller in self.callers:
             if not caller.is_over:
                 yield partial(self.speak, caller)
-        yield self.train_entry
-        yield self.publish_entry
+        yield self.train
+        yield self.publish
 
-    def register(self, worker: SayingWorker) -> Entry | None:
+    def register(self, worker: SayingWorker) -> None:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
         entry = Registered(worker.number, worker.kind, can, tuple(self.claims(worker)))
         self.durable.take(entry, worker)
         worker.report_lease()
-        return entry
 
-    def hear(self, event: WorkerEvent) -> Entry | None:
-        return self.durable.hear(event)
+    def hear(self, event: WorkerEvent) -> None:
+        self.durable.hear(event)
 
-    def speak(self, caller: Caller) -> Entry | None:
+    def speak(self, caller: Caller) -> None:
         patience_ms = caller.gives_up_after_ms
         state = self.durable.rollouts.state
         if (
@@ -377,9 +373,8 @@ class FrontWorld:
             entry = caller.entry(self.durable)
         if entry is not None:
             self.durable.take(entry)
-        return entry
 
-    def train_entry(self) -> Entry | None:
+    def train(self) -> None:
         counts = self.durable.rollouts.counts().job(0)
         left = counts.finished - counts.consumed
         is_last = not any(not caller.is_over for caller in self.callers)
@@ -387,19 +382,14 @@ class FrontWorld:
             # What was given up is not trained on, so batches may stay short.
             under_way = self.durable.rollouts.state.trajectories.values()
             if left == 0 or any(course.record().is_admitted for course in under_way):
-                return None
-        entry = Consumed(min(left, SETTINGS.batch_trajectories))
-        self.durable.take(entry)
-        return entry
+                return
+        self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 
-    def publish_entry(self) -> Entry | None:
+    def publish(self) -> None:
         counts = self.durable.rollouts.counts().job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
-        if version <= counts.published:
-            return None
-        entry = VersionPublished(version)
-        self.durable.take(entry)
-        return entry
+        if version > counts.published:
+            self.durable.take(VersionPublished(version))
 
     # ---- the end
 

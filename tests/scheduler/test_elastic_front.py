@@ -1,11 +1,15 @@
 """The asyncio front: turns come home whole, whatever callers, workers and clocks do."""
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
 from rose.errors import InternalError, InvalidArgument, Unavailable
+from rose.node.server import WorkerServer
+from rose.node.session import ServerLimits
+from rose.scheduler.remote import RemoteLimits, RemoteWorker
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -15,6 +19,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
+from tests.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
     LIMITS,
     WIDE,
@@ -207,6 +212,24 @@ def test_what_is_given_up_is_stopped_and_everybody_is_told() -> None:
             await scheduler.abort(0)  # Said again.
             counts = scheduler.counts()
             assert (counts.begun, counts.given_up, counts.finished) == (5, 3, 0)
+
+    run(program())
+
+
+def test_a_turn_that_ends_as_it_is_given_up_leaves_no_gap_in_the_books() -> None:
+    async def program() -> None:
+        settings = replace(WIDE, max_staleness=0, batch_trajectories=1)
+        async with opened(settings=settings) as scheduler:
+            worker = await bring(scheduler, 0)
+            await scheduler.start(3)
+            asked = ask(scheduler, 3)
+            await until(lambda: worker.running)
+            worker.say(3, 99)  # Its end, and what follows, are heard in one step.
+            await scheduler.abort(3)
+            with pytest.raises(Unavailable, match="dropped"):
+                await asked
+            await scheduler.start(4)
+            assert scheduler.counts().given_up == 1
 
     run(program())
 
@@ -418,6 +441,59 @@ def test_one_number_is_one_worker_until_it_is_lost() -> None:
             await scheduler.register(worker, Capabilities(8, 1000.0, 5.0))
             with pytest.raises(InvalidArgument, match="out of range"):
                 Capabilities(0, 1000.0, 5.0)
+
+    run(program())
+
+
+def test_what_a_worker_says_of_its_lease_before_it_is_registered_is_kept() -> None:
+    async def program() -> None:
+        async with opened() as scheduler:
+            worker = SayingWorker(0, BORROWED, scheduler.hear)
+            worker.grant()
+            worker.grant()
+            scheduler.hear(VersionCommitted(0, 1, True, 1.0))
+            await scheduler.publish(3)
+            await asyncio.sleep(0.02)
+            await scheduler.register(worker, Capabilities(8, 1000.0, 5.0))
+            await scheduler.start(0)
+            asked = ask(scheduler, 0)
+            await asyncio.sleep(0.02)
+            assert not worker.running  # Its weights are too old.
+            scheduler.hear(VersionCommitted(0, 2, True, 1.0))
+            await until(lambda: worker.running)
+            assert worker.running[0].request.lease_epoch == 2
+            await scheduler.abort(0)
+            with pytest.raises(Unavailable):
+                await asked
+
+    run(program())
+
+
+def test_workers_of_other_processes_take_part() -> None:
+    async def program() -> None:
+        async with opened() as scheduler:
+            with ExitStack() as stack:
+                server = stack.enter_context(
+                    WorkerServer(
+                        lambda on_event: SayingWorker(1, WorkerKind.DEDICATED, on_event),
+                        token="secret",
+                        limits=ServerLimits(silence_max_s=60.0),
+                    )
+                )
+                server.worker.grant()
+                remote = RemoteWorker(
+                    server.address,
+                    "secret",
+                    1,
+                    WorkerKind.DEDICATED,
+                    scheduler.hear,
+                    limits=RemoteLimits(silence_max_s=60.0),
+                )
+                stack.callback(remote.close)
+                await scheduler.register(remote, Capabilities(8, 1000.0, 5.0))
+                stack.enter_context(Voices(server.worker))
+                await asyncio.gather(*(play(scheduler, number) for number in range(10)))
+            assert scheduler.counts().finished == 10
 
     run(program())
 

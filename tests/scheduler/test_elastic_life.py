@@ -27,7 +27,7 @@ from tests.scheduler.elastic_rig import (
     speak,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, first_prompt, next_prompt, truth
+from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt, next_prompt, truth
 
 BORROWED = WorkerKind.BORROWED
 PROMPT = first_prompt(3)
@@ -208,6 +208,54 @@ def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> None:
             with pytest.raises(InvalidArgument, match="there before"):
                 await after.start(3)
             assert after.counts().given_up == 1
+
+    run(program())
+
+
+def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        scheduler = make(path)
+        await scheduler.__aenter__()
+        sulking = await bring(scheduler, 0)
+
+        def refuse(_request) -> None:
+            raise Unavailable("it does not feel like it")
+
+        sulking.start_turn = refuse
+        await scheduler.start(3)
+        asked = ask(scheduler)
+        await until(lambda: scheduler.trajectories()[0].has_turn)
+        other = await bring(scheduler, 1)
+        sulking.revoke()
+        await until(lambda: other.running)
+        other.say(3, 3)
+        await until(lambda: scheduler.stats().tokens_delivered == 3)
+        await die(scheduler)
+        with pytest.raises(Unavailable):
+            await asked
+        async with opened(path, limits=replace(LIMITS, rejoin_s=0.02)) as later:
+            assert later.stats().tokens_delivered == 3
+            last = await bring(later, 2)
+            asked = ask(later)
+            await speak_until(last, asked)
+            assert_true(await asked, PROMPT)
+            assert last.asked[0].first_token == 3
+
+    run(program())
+
+
+def test_time_goes_on_though_the_machine_was_started_anew(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        async with opened(path, clock=ManualClock(now_ms=1e7)) as first:
+            await first.start(3)
+        clock = ManualClock(now_ms=1.0)
+        async with opened(path, clock=clock) as second:
+            worker = await bring(second, 0)
+            asked = ask(second)
+            await speak_until(worker, asked)
+            assert_true(await asked, PROMPT)
 
     run(program())
 
