@@ -12,15 +12,22 @@ class CoreTime:
     """A clock's time, never before what was said already, by this object or by an earlier life.
 
     A machine that was started anew counts from 0, a checkpoint may come from another machine, and
-    a clock that goes back must not stop a scheduler: a core refuses to go back in time.
+    a clock that goes back must neither stop a scheduler (a core refuses to go back in time) nor
+    hold it up until the clock is where it was: time goes on from there at once.
+
+    Args:
+        clock: where time comes from.
+        not_before_ns: the last time of an earlier life.
     """
 
     def __init__(self, clock: Clock, *, not_before_ns: int = 0) -> None:
         self._clock = clock
-        self._last_ns = not_before_ns
-        self._ahead_ns = max(0, not_before_ns - clock.now_ns())
+        self._seen_ns = clock.now_ns()
+        self._ahead_ns = max(0, not_before_ns - self._seen_ns)
 
     def now_ns(self) -> int:
         """Return the time."""
-        self._last_ns = min(max(self._last_ns, self._clock.now_ns() + self._ahead_ns), _NOW_MAX)
-        return self._last_ns
+        seen_ns = self._clock.now_ns()
+        self._ahead_ns += max(0, self._seen_ns - seen_ns)
+        self._seen_ns = seen_ns
+        return min(seen_ns + self._ahead_ns, _NOW_MAX)
