@@ -49,6 +49,7 @@ class SchedulerMetrics(FrontWatch, Collector):
         # Replaced whole, and never changed: another thread may be reading.
         self._figures: tuple[SchedulerStats, FrontCounts] | None = None
         self._kinds: dict[int, str] = {}
+        self._leased: set[int] = set()  # workers that reported a lease
         self._jobs: dict[int, int] = {}  # by trajectory
         self._versions: dict[int, int] = {}  # the oldest of its tokens, by trajectory
         self._published: Counts[int] = Counts()
@@ -109,6 +110,7 @@ class SchedulerMetrics(FrontWatch, Collector):
                 self._kinds[entry.worker] = entry.kind.value
             case LeaseChanged() if entry.worker in self._kinds:
                 pool, instance = self._kinds[entry.worker], str(entry.worker)
+                self._leased.add(entry.worker)
                 gauge = self._leases.labels(pool=pool, instance=instance)
                 gauge.set(max(0, entry.kv_tokens))
                 if entry.kv_tokens == 0:
@@ -116,7 +118,9 @@ class SchedulerMetrics(FrontWatch, Collector):
             case WorkerLost() if entry.worker in self._kinds:
                 pool = self._kinds.pop(entry.worker)
                 self._revocations.labels(reason="lost").inc()
-                self._leases.remove(pool, str(entry.worker))
+                if entry.worker in self._leased:
+                    self._leased.remove(entry.worker)
+                    self._leases.remove(pool, str(entry.worker))
             case VersionPublished():
                 self._published[entry.job] = max(self._published[entry.job], entry.version)
             case Begun():

@@ -15,8 +15,16 @@ from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.spans import Spans, open_spans
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
+from tests.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import WIDE, Voices, bring, opened, play, run, speak, until
-from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt, truth, turns_of
+from tests.scheduler.front_world import (
+    CAPABILITIES,
+    SAMPLING,
+    ManualClock,
+    first_prompt,
+    truth,
+    turns_of,
+)
 
 BORROWED = WorkerKind.BORROWED
 
@@ -111,11 +119,13 @@ def test_tokens_that_a_turn_keeps_are_counted_as_salvaged() -> None:
                 speak(second)
                 await asyncio.sleep(0)
             await scheduler.lose(0, "gone")
+            await scheduler.register(SayingWorker(2, BORROWED, scheduler.hear), CAPABILITIES)
+            await scheduler.lose(2, "it never had a lease")
             seen = scrape(metrics)
         assert seen["rose_scheduler_tokens_salvaged_total",] == 5
         assert seen["rose_scheduler_turn_parts_total", "borrowed"] == 1
         assert seen["rose_scheduler_turn_parts_total", "dedicated"] == 1
-        assert seen["rose_scheduler_lease_revocations_total", "lost"] == 1
+        assert seen["rose_scheduler_lease_revocations_total", "lost"] == 2
         assert ("rose_scheduler_lease_kv_tokens", "0", "borrowed") not in seen
 
     run(program())
