@@ -20,28 +20,20 @@ from rose.rl.flight import Flight
 from rose.rl.groups import Groups
 from rose.rl.parts import Parts
 from rose.rl.trajectory import Trajectory
-from rose.scheduler import SchedulerCore, SchedulerStats
+from rose.scheduler import SchedulerCore, SchedulerStats, driver
 from rose.scheduler.events import (
-    Action,
-    Admit,
     Consumed,
-    Deliver,
-    Drop,
+    DropReason,
     Event,
     Start,
-    Stop,
     TrajectoryCreated,
     TrajectoryEnded,
-    TurnDone,
-    TurnEnded,
-    TurnProgress,
     TurnReady,
     VersionPublished,
     WorkerJoined,
 )
 from rose.scheduler.worker import (
     LeaseChanged,
-    TurnEnd,
     TurnOutput,
     TurnRequest,
     VersionCommitted,
@@ -134,6 +126,7 @@ class RolloutLoop:
         self.parts = Parts(clock)
         self.error: RoseError | None = None
         self._core = core
+        self._driver = driver.CoreDriver(core, self, self.parts)
         self._make_flight = make_flight
         self._wait_s = wait_s
         self._tokenizer = tokenizer
@@ -142,7 +135,6 @@ class RolloutLoop:
         self._settings = settings
         self._clock = clock
         self._inbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        self._workers: dict[int, Worker] = {}
         self._flights: dict[int, Flight] = {}
         self._tool_waits: list[tuple[int, int]] = []
         self._groups = Groups(settings.group_size)
@@ -161,7 +153,7 @@ class RolloutLoop:
     def join(self, worker: Worker, joined: WorkerJoined) -> None:
         """Add a worker under a number that no other has had; its lease comes as news."""
         check(worker.number == joined.worker, "a worker joins under another's number")
-        self._workers[worker.number] = worker
+        self._driver.join(worker)
         self._inbox.put(joined)
 
     def tell(self, news: News) -> None:
@@ -203,7 +195,7 @@ class RolloutLoop:
             while not self._is_stopping:
                 self._advance(self._gather())
             for number in self._flights:
-                for worker in self._workers.values():
+                for worker in self._driver.attached():
                     worker.stop_turn(number)
         except RoseError as error:
             self.error = error
@@ -229,72 +221,26 @@ class RolloutLoop:
             return gathered
 
     def _advance(self, gathered: Iterable[News]) -> None:
-        """Step the core with what happened, and with what follows from its answers."""
-        events: list[Event] = []
-        outputs: dict[int, TurnOutput] = {}
-        for news in gathered:
-            self._translate(news, events, outputs)
-        events += self._tools_done()
-        events += self._new_trajectories()
-        is_first = True
-        while events or is_first:
-            actions = self._core.step(events, self._clock.now_ns())
-            events = [event for action in actions for event in self._act(action, outputs)]
-            outputs, is_first = {}, False
+        """Step the core with what happened, with tools that are done and with new trajectories."""
+        news: list[driver.News] = []
+        for one in gathered:
+            news.append(one)
+            if isinstance(one, TurnOutput | LeaseChanged | VersionCommitted | WorkerLost):
+                self._on_event(one)
+        news += self._tools_done()
+        news += self._new_trajectories()
+        self._driver.advance(news, self._clock.now_ns())
 
-    def _translate(self, news: News, events: list[Event], outputs: dict[int, TurnOutput]) -> None:
-        if not isinstance(news, VersionPublished | Consumed | WorkerJoined):
-            self._on_event(news)
-        match news:
-            case TurnOutput():
-                if news.tokens:
-                    outputs[len(events)] = news
-                    events.append(
-                        TurnProgress(
-                            trajectory=news.trajectory,
-                            turn=news.turn,
-                            worker=news.worker,
-                            lease_epoch=news.lease_epoch,
-                            first_token=news.first_token,
-                            tokens=len(news.tokens),
-                            version_min=min(news.versions),
-                        )
-                    )
-                if news.end is not None:
-                    self.parts.end(news.trajectory, news.worker)
-                    events.append(
-                        TurnEnded(
-                            trajectory=news.trajectory,
-                            turn=news.turn,
-                            worker=news.worker,
-                            lease_epoch=news.lease_epoch,
-                            end=news.end,
-                            tokens=news.first_token + len(news.tokens),
-                        )
-                    )
-            case WorkerLost():
-                self.parts.end_all(news.worker)
-                self._workers.pop(news.worker, None)
-                events.append(news)
-            case (
-                LeaseChanged()
-                | VersionCommitted()
-                | WorkerJoined()
-                | VersionPublished()
-                | Consumed()
-            ):
-                events.append(news)
-
-    def _tools_done(self) -> list[Event]:
-        ready: list[Event] = []
+    def _tools_done(self) -> list[TurnReady]:
+        ready: list[TurnReady] = []
         now_ns = self._clock.now_ns()
         while self._tool_waits and self._tool_waits[0][0] <= now_ns:
             _, number = heapq.heappop(self._tool_waits)
             ready.append(self._ready(self._flights[number]))
         return ready
 
-    def _new_trajectories(self) -> list[Event]:
-        created: list[Event] = []
+    def _new_trajectories(self) -> list[TrajectoryCreated]:
+        created: list[TrajectoryCreated] = []
         while len(self._flights) < self._settings.in_flight and not self._is_stopping:
             number, self._next = self._next, self._next + 1
             group = self._groups.take()
@@ -302,29 +248,6 @@ class RolloutLoop:
             self._counts["started"] += 1
             created.append(TrajectoryCreated(trajectory=number, group=group))
         return created
-
-    def _act(self, action: Action, outputs: dict[int, TurnOutput]) -> Iterator[Event]:
-        """Do what the core decided; yield what it must hear of that in its next step."""
-        check(action.trajectory in self._flights, "the core acts on a trajectory that is over")
-        flight = self._flights[action.trajectory]
-        match action:
-            case Admit():
-                yield self._ready(flight)
-            case Deliver():
-                self._deliver(action, flight, outputs[action.event])
-            case TurnDone():
-                yield from self._answer(flight)
-            case Start():
-                yield from self._start(action, flight)
-            case Stop():
-                worker = self._workers.get(action.worker)
-                if worker is not None:
-                    worker.stop_turn(action.trajectory)
-            case Drop():
-                self.parts.close(flight.number)
-                self._counts["dropped"] += 1
-                self._groups.give_back(flight.group)
-                del self._flights[flight.number]
 
     def _ready(self, flight: Flight) -> TurnReady:
         return TurnReady(
@@ -334,48 +257,66 @@ class RolloutLoop:
             max_new_tokens=self._settings.turn_tokens_max,
         )
 
-    def _deliver(self, action: Deliver, flight: Flight, output: TurnOutput) -> None:
-        taken = slice(action.skip, action.skip + action.tokens)
-        check(
-            output.first_token + action.skip == len(flight.said),
-            f"trajectory {flight.number}: a token would be missing or there twice",
-        )
-        flight.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
-        self.parts.add(flight.number, action.tokens)
+    # ---- what the driver asks and says ----------------------------------------------------------
 
-    def _start(self, action: Start, flight: Flight) -> Iterator[Event]:
-        said = flight.said
-        check(
-            action.first_token == len(said),
-            f"trajectory {flight.number}: a turn would go on at the wrong token",
-        )
-        if said and said[-1] == EOS:
-            # Its last token was delivered, and the news of its end was lost with its worker.
-            yield TurnEnded(
-                trajectory=flight.number,
-                turn=flight.turn,
-                worker=action.worker,
-                lease_epoch=action.lease_epoch,
-                end=TurnEnd.FINISHED,
-                tokens=len(said),
-            )
-            return
-        # Whoever is lost is so in the core before it places anything.
-        check(action.worker in self._workers, "a turn would start on a worker that is lost")
-        worker = self._workers[action.worker]
-        request = TurnRequest(
+    def refused(self, output: TurnOutput) -> None:
+        """Hear of it as if the worker had said so."""
+        self._inbox.put(output)
+
+    def admitted(self, trajectory: int) -> Iterator[Event]:
+        """Let the first turn begin."""
+        yield self._ready(self._flight(trajectory))
+
+    def said(self, trajectory: int) -> list[int]:
+        """Return the tokens of the present turn."""
+        return self._flight(trajectory).said
+
+    def has_ended(self, trajectory: int) -> bool:
+        """Whether the present turn has its last token."""
+        said = self._flight(trajectory).said
+        return bool(said) and said[-1] == EOS
+
+    def request(self, start: Start) -> TurnRequest:
+        """Return the turn as its worker is asked to run it."""
+        flight = self._flight(start.trajectory)
+        return TurnRequest(
             trajectory=flight.number,
             turn=flight.turn,
-            lease_epoch=action.lease_epoch,
+            lease_epoch=start.lease_epoch,
             prompt=tuple(flight.tokens),
-            first_token=action.first_token,
-            max_new_tokens=action.max_new_tokens,
+            first_token=start.first_token,
+            max_new_tokens=start.max_new_tokens,
             stop_tokens=(EOS,),
             temperature=self._settings.temperature,
             seed=flight.sampling_seed,
         )
-        self.parts.begin(request, worker.number, worker.kind)
-        worker.start_turn(request)
+
+    def say(
+        self,
+        trajectory: int,
+        tokens: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        versions: tuple[int, ...],
+    ) -> None:
+        """Add tokens to the present turn."""
+        self._flight(trajectory).say(tokens, logprobs, versions)
+
+    def turn_done(self, trajectory: int) -> Iterator[Event]:
+        """Let the environment answer."""
+        yield from self._answer(self._flight(trajectory))
+
+    def dropped(self, trajectory: int, _reason: DropReason) -> Iterable[Event]:
+        """Let another trajectory have the task."""
+        flight = self._flight(trajectory)
+        self.parts.close(flight.number)
+        self._counts["dropped"] += 1
+        self._groups.give_back(flight.group)
+        del self._flights[flight.number]
+        return ()
+
+    def _flight(self, trajectory: int) -> Flight:
+        check(trajectory in self._flights, "the core acts on a trajectory that is over")
+        return self._flights[trajectory]
 
     def _answer(self, flight: Flight) -> Iterator[Event]:
         """Let the environment answer what was said, and go on after its tool, or end."""

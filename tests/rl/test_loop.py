@@ -149,7 +149,7 @@ def test_a_turn_goes_on_at_the_token_with_another_worker() -> None:
 
 
 def test_a_trajectory_that_moved_often_was_resumed_once() -> None:
-    stage = Stage(loop_settings={"in_flight": 1}, scheduler={"retry_ms": 0.0})
+    stage = Stage(loop_settings={"in_flight": 1}, scheduler={"retry_ms": 0.0, "hold_min_ms": 0.0})
     worker = stage.join(0, BORROWED)
     stage.advance()
     for _ in range(3):

@@ -1,0 +1,192 @@
+"""A trajectory as the asyncio front keeps it: what was read and said, turn by turn."""
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from rose.errors import InternalError, InvalidArgument, check
+from rose.scheduler.events import Start
+from rose.scheduler.front_events import Asked
+from rose.scheduler.hearsay import COUNT_MAX
+from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
+from rose.scheduler.worker import TurnRequest
+
+
+class Phase(Enum):
+    """Who has a trajectory."""
+
+    WAITING = "admission has not let it start"
+    THINKING = "its environment has it"
+    SPEAKING = "a turn of it is wanted"
+    ENDING = "it was given up, and the core has not said so yet"
+
+
+@dataclass(slots=True)
+class Course:
+    """A trajectory that is not over.
+
+    Args:
+        number: of it.
+        group: those that share a task.
+        job: whose it is.
+        seed: of what it says.
+        traceparent: the span that it is part of, or empty.
+        phase: who has it.
+        context: the prompt of the present turn; between turns, all that was read and said.
+        turns: those that are done.
+        sampling: of the present turn.
+        tokens: of the present turn so far.
+        logprobs: of each.
+        versions: of each.
+        workers: that ran a part of the present turn.
+        lease_epoch: under which the last of them was asked.
+        error: what the last one said that failed.
+    """
+
+    number: int
+    group: int
+    job: int
+    seed: int
+    traceparent: str = ""
+    phase: Phase = Phase.WAITING
+    context: list[int] = field(default_factory=list)
+    turns: list[TurnResult] = field(default_factory=list)
+    sampling: Sampling | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
+    lease_epoch: int = 0
+    error: str | None = None
+
+    def copy(self) -> "Course":
+        """Return one that stays as it is now."""
+        return replace(
+            self,
+            context=list(self.context),
+            turns=list(self.turns),
+            tokens=list(self.tokens),
+            logprobs=list(self.logprobs),
+            versions=list(self.versions),
+            workers=list(self.workers),
+        )
+
+    def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
+        """Return what to note down for a turn that is wanted; None if it was asked for before.
+
+        Raises:
+            InvalidArgument: it is not its turn, or the same turn was asked for in other words.
+        """
+        if turn < len(self.turns):
+            return None
+        if self.phase is Phase.SPEAKING and turn == len(self.turns):
+            if (self.context, self.sampling) == (list(prompt), sampling):
+                return None
+            raise InvalidArgument(
+                f"trajectory {self.number}: turn {turn} was asked for with another prompt or "
+                "another sampling"
+            )
+        kept = 0
+        for before, now in zip(self.context, prompt, strict=False):
+            if before != now:
+                break
+            kept += 1
+        return Asked(self.number, turn, kept, prompt[kept:], sampling)
+
+    def ask(self, asked: Asked) -> None:
+        """Want the next turn.
+
+        Raises:
+            InvalidArgument: it is not its turn; nothing has changed.
+        """
+        where = f"trajectory {self.number}, turn {asked.turn}"
+        if self.phase is not Phase.THINKING:
+            raise InvalidArgument(f"{where}: cannot be generated now: {self.phase.value}")
+        if asked.turn != len(self.turns):
+            raise InvalidArgument(f"{where}: the next turn is {len(self.turns)}")
+        if not 0 <= asked.kept <= len(self.context):
+            raise InvalidArgument(f"{where}: begins with {asked.kept} tokens that are not there")
+        if asked.kept + len(asked.tail) == 0:
+            raise InvalidArgument(f"{where}: a prompt has at least one token")
+        if not all(0 <= token <= COUNT_MAX for token in asked.tail):
+            raise InvalidArgument(f"{where}: a token of the prompt is below 0, or no id")
+        self.phase = Phase.SPEAKING
+        del self.context[asked.kept :]
+        self.context += asked.tail
+        self.sampling = asked.sampling
+        for row in (self.tokens, self.logprobs, self.versions, self.workers):
+            row.clear()
+
+    def record(self) -> TrajectoryRecord:
+        """Return what others may know."""
+        return TrajectoryRecord(
+            trajectory=self.number,
+            group=self.group,
+            job=self.job,
+            seed=self.seed,
+            is_admitted=self.phase in (Phase.THINKING, Phase.SPEAKING),
+            turns=tuple(self.turns),
+            has_turn=self.phase is Phase.SPEAKING,
+        )
+
+    def is_on(self, worker: int) -> bool:
+        """Whether `worker` was the last to be asked for its present turn."""
+        return self.phase is Phase.SPEAKING and self.workers[-1:] == [worker]
+
+    def say(
+        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
+    ) -> None:
+        """Add tokens to the present turn."""
+        check(len(tokens) == len(logprobs) == len(versions), "a token lacks logprob or version")
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += versions
+
+    def request(self, start: Start) -> TurnRequest:
+        """Return the turn as its worker is asked to run it, and note who that is."""
+        sampling = self._wanted()
+        self.workers.append(start.worker)
+        self.lease_epoch = start.lease_epoch
+        return TurnRequest(
+            trajectory=self.number,
+            turn=start.turn,
+            lease_epoch=start.lease_epoch,
+            prompt=(*self.context, *self.tokens),
+            first_token=start.first_token,
+            max_new_tokens=start.max_new_tokens,
+            stop_tokens=sampling.stop_tokens,
+            temperature=sampling.temperature,
+            seed=self.seed,
+        )
+
+    def has_ended(self) -> bool:
+        """Whether the present turn has its last token."""
+        return bool(self.tokens) and self.tokens[-1] in self._wanted().stop_tokens
+
+    def conclude(self) -> TurnResult:
+        """Take the present turn as whole."""
+        sampling = self._wanted()
+        stops = sampling.stop_tokens
+        ends = [place for place, token in enumerate(self.tokens) if token in stops]
+        # A worker that goes on behind its own end has said nothing that was asked for.
+        count = ends[0] + 1 if ends else len(self.tokens)
+        result = TurnResult(
+            trajectory=self.number,
+            turn=len(self.turns),
+            tokens=tuple(self.tokens[:count]),
+            logprobs=tuple(self.logprobs[:count]),
+            versions=tuple(self.versions[:count]),
+            workers=tuple(self.workers),
+            is_cut=not ends and count >= sampling.max_new_tokens,
+        )
+        self.phase = Phase.THINKING
+        self.context += result.tokens
+        self.turns.append(result)
+        self.error = None
+        for row in (self.tokens, self.logprobs, self.versions):
+            row.clear()
+        return result
+
+    def _wanted(self) -> Sampling:
+        if self.sampling is None:
+            raise InternalError(f"trajectory {self.number}: nobody asked for a turn")
+        return self.sampling

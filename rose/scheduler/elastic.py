@@ -1,0 +1,467 @@
+"""The scheduler as an RL framework uses it: coroutines ask for turns, and get all of each.
+
+One task owns the core. Workers' threads and callers' coroutines only say what they have to say to
+its inbox, so nothing that serves traffic ever waits for it. Whatever a step does is done after it
+was written to the store: a scheduler that was killed, at whatever point, goes on where it was.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+from typing_extensions import Self
+
+from rose.clock import BootClock, Clock
+from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
+from rose.scheduler.durable import Durable
+from rose.scheduler.elastic_limits import FrontLimits
+from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
+from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
+from rose.scheduler.inbox import Inbox
+from rose.scheduler.rollouts import FrontCounts, Rollouts
+from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
+from rose.scheduler.store import Store
+from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
+from rose.scheduler.waiters import ADMISSION, Waiters
+from rose.scheduler.watching import FrontWatch
+from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
+
+_SETTINGS: Final = SchedulerSettings()
+_LIMITS: Final = FrontLimits()
+
+
+class _Later(Exception):
+    """A command cannot be taken in yet; nothing has changed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Command:
+    """What a caller wants.
+
+    Args:
+        run: says what is to be noted down, None for nothing; in the scheduler's task.
+        answer: is told once what was noted down is done, unless somebody else tells it.
+        is_answered_by_step: whether the next step's end is the answer.
+    """
+
+    run: Callable[[], Entry | None]
+    answer: asyncio.Future[Any]
+    is_answered_by_step: bool = True
+    worker: Worker | None = None
+
+
+class ElasticRolloutScheduler:
+    """Decides which worker runs which turn of which trajectory, and brings every turn home whole.
+
+        async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
+            await scheduler.register(worker, Capabilities(seats=8, ...))
+            await scheduler.start(7, group=1)
+            said = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
+            await scheduler.finish(7)
+
+    Everything may be said again, after a restart or because the first answer was not awaited: a
+    turn that is done is returned, one that is on its way is waited for, and neither runs twice. A
+    caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or `abort`.
+
+    Threads: `hear` may be called by any thread; all else by that of the event loop.
+
+    Args:
+        settings: knobs of the core.
+        policy: who decides where a turn runs.
+        clock: where time comes from.
+        limits: of the front.
+        store: what is written down; None forgets everything with the process.
+        watches: see everything.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings = _SETTINGS,
+        policy: PlacementPolicy = PlacementPolicy.JOINT,
+        *,
+        clock: Clock | None = None,
+        limits: FrontLimits = _LIMITS,
+        store: Store | None = None,
+        watches: Sequence[FrontWatch] = (),
+    ) -> None:
+        self._limits = limits
+        self._durable = Durable(
+            settings,
+            policy,
+            clock=BootClock() if clock is None else clock,
+            limits=limits,
+            store=store,
+            watches=watches,
+        )
+        self._waiters = Waiters()
+        self._held: deque[_Command] = deque()  # starts that wait for others to be over
+        self._inbox: Inbox[_Command] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._error: RoseError | None = None
+        self.checkpoint_error: str | None = None
+
+    # ---- its life -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Go on where the store says that it was, and start the task.
+
+        Raises:
+            CorruptData: the store does not hold what was written.
+            InvalidArgument: it holds the state of a scheduler with other settings.
+            Unavailable: it cannot be read or written.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            self._durable.open()
+        except RoseError:
+            self._durable.close()
+            raise
+        self._inbox = Inbox(loop, events_max=self._limits.events_max)
+        self._task = loop.create_task(self._run(self._inbox), name="rose-scheduler")
+        self._task.add_done_callback(self._has_ended)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Take every turn back, write a last checkpoint, and tell whoever still waits.
+
+        Raises:
+            RoseError: what ended the scheduler before, or kept its last checkpoint from the disk;
+                not when something else is raised already.
+        """
+        self._is_closing = True
+        try:
+            await self._end_tasks()
+            self._durable.stop_turns()
+            if self._error is None:
+                self._durable.save_now()
+        except RoseError as failure:
+            self._error = self._error or failure
+        finally:
+            self._waiters.fail_all(self._error or Unavailable("the scheduler was closed"))
+            self._durable.close()
+        if self._error is not None and error is None:
+            raise self._error
+
+    async def _end_tasks(self) -> None:
+        inbox, task = self._inbox, self._task
+        if inbox is None or task is None:
+            return
+        inbox.close()
+        inbox.wake()
+        await asyncio.wait({task})
+        if self._saving is not None:
+            await asyncio.wait({self._saving})
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        """Let nobody wait for a task that is no more."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is None and self._is_closing:
+            self._refuse_commands(Unavailable("the scheduler was closed"))
+            return
+        if isinstance(failure, RoseError):
+            self._error = failure
+        else:
+            said = "it was cancelled" if failure is None else sentence(failure)
+            self._error = Unavailable(f"the scheduler has ended: {said}")
+        self._waiters.fail_all(self._error)
+        self._refuse_commands(self._error)
+
+    def _refuse_commands(self, error: RoseError) -> None:
+        inbox = self._inbox
+        if inbox is None:
+            return
+        inbox.close()
+        for one in (*inbox.take(), *self._held):
+            if isinstance(one, _Command) and not one.answer.done():
+                one.answer.set_exception(type(error)(*error.args))
+        self._held.clear()
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Take what a worker says; never waits. From any thread, also before it is registered."""
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.hear(event)
+
+    async def register(
+        self, worker: Worker, capabilities: Capabilities, *, running: Sequence[RunningTurn] = ()
+    ) -> None:
+        """Let a worker take part; it gets turns once it reports a lease.
+
+        One that was here in an earlier life of the scheduler may come back under its number. Its
+        leases must go on where they were: an old epoch that was revoked stays dead.
+
+        Args:
+            worker: whose events go to `hear`.
+            capabilities: of it.
+            running: the turns it still runs; whatever else it had begins again elsewhere, at the
+                last token that was heard.
+
+        Raises:
+            InvalidArgument: another has its number.
+        """
+        entry = Registered(worker.number, worker.kind, capabilities, tuple(running))
+
+        def run() -> Entry:
+            self._open_inbox().let_in(worker.number)
+            return entry
+
+        await self._tell(run, worker=worker)
+
+    async def lose(self, worker: int, reason: str) -> None:
+        """Take a worker as gone, as if it had said so itself."""
+        await self._tell(lambda: WorkerLost(worker, reason))
+
+    # ---- trajectories ---------------------------------------------------------------------------
+
+    async def start(
+        self,
+        trajectory: int,
+        *,
+        group: int = 0,
+        job: int = 0,
+        seed: int | None = None,
+        traceparent: str = "",
+    ) -> None:
+        """Begin a trajectory, and return when staleness admission lets it start.
+
+        Args:
+            trajectory: a number that no other has or had, best counted up from 0.
+            group: those that share a task.
+            job: whose it is.
+            seed: of what it says; its number if None.
+            traceparent: of the W3C: the caller's span, that its spans become part of.
+
+        Raises:
+            InvalidArgument: the number was used before, or stands for another trajectory.
+            Unavailable: it was given up, or the scheduler was closed.
+        """
+        begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
+
+        def run(answer: asyncio.Future[None]) -> Entry | None:
+            course = self._rollouts.state.trajectories.get(trajectory)
+            if course is None:
+                if len(self._rollouts.state.trajectories) >= self._limits.trajectories_max:
+                    raise _Later
+                self._waiters.add(trajectory, ADMISSION, answer)
+                return begun
+            if (course.group, course.job, course.seed) != (group, job, begun.seed):
+                raise InvalidArgument(f"trajectory {trajectory} was started as another")
+            if course.record().is_admitted:
+                answer.set_result(None)
+            else:
+                self._waiters.add(trajectory, ADMISSION, answer)
+            return None
+
+        await self._wait(trajectory, ADMISSION, run)
+
+    async def generate(
+        self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
+    ) -> TurnResult:
+        """Return all of a turn, wherever and in how many parts it runs.
+
+        Args:
+            trajectory: that was admitted.
+            turn: counts from 0; the next one, the one on its way, or one that is done.
+            prompt: token ids of the whole context, earlier turns included.
+            sampling: how it is generated.
+
+        Raises:
+            InvalidArgument: it is not its turn, or it was asked for in other words.
+            Unavailable: the trajectory was dropped or given up, or the scheduler was closed.
+        """
+        ids = tuple(prompt)
+
+        def run(answer: asyncio.Future[TurnResult]) -> Entry | None:
+            course = self._rollouts.course(trajectory)
+            asked = course.asked(turn, ids, sampling)
+            if asked is None and turn < len(course.turns):
+                if turn < 0:
+                    raise InvalidArgument(f"trajectory {trajectory} has no turn {turn}")
+                answer.set_result(course.turns[turn])
+                return None
+            self._waiters.add(trajectory, turn, answer)
+            return asked
+
+        result: TurnResult = await self._wait(trajectory, turn, run)
+        return result
+
+    async def finish(self, trajectory: int) -> None:
+        """Hand a trajectory on to the trainer, which says `consumed`; its environment is over.
+
+        Raises:
+            InvalidArgument: a turn of it is on its way, or it was never started.
+        """
+        await self._tell(lambda: self._end(trajectory, is_wanted=True))
+
+    async def abort(self, trajectory: int) -> None:
+        """Give a trajectory up, wherever it is; whoever waits for it is told so.
+
+        Raises:
+            InvalidArgument: it was never started.
+        """
+        await self._tell(lambda: self._end(trajectory, is_wanted=False))
+
+    def _end(self, trajectory: int, *, is_wanted: bool) -> Entry | None:
+        if trajectory in self._rollouts.state.used:
+            return None  # Said before.
+        return Ended(trajectory, is_wanted)
+
+    # ---- the trainer ----------------------------------------------------------------------------
+
+    async def add_job(
+        self, job: int, *, batch_trajectories: int, max_staleness: int, weight: float = 1.0
+    ) -> None:
+        """Bring a job, or change its values; one without has those of the settings.
+
+        Args:
+            job: its number, >= 0.
+            batch_trajectories: what its trainer takes for one version, > 0.
+            max_staleness: versions between the start of a trajectory and its use, >= 0.
+            weight: of its fair share of devices that several jobs share, > 0.
+
+        Raises:
+            InvalidArgument: a value is out of range.
+        """
+        await self._tell(lambda: JobJoined(job, batch_trajectories, max_staleness, weight))
+
+    async def publish(self, version: int, *, job: int = 0) -> None:
+        """Say that a job's trainer has published a version; one that is not newer says nothing.
+
+        Raises:
+            InvalidArgument: it is no count.
+        """
+        await self._tell(lambda: VersionPublished(version, job))
+
+    async def consumed(self, trajectories: int, *, job: int = 0) -> None:
+        """Say that a job's trainer has used, or thrown away, so many more that were finished.
+
+        Raises:
+            InvalidArgument: not so many were finished.
+        """
+        await self._tell(lambda: Consumed(trajectories, job))
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint now, and return when it is on the disk.
+
+        Raises:
+            InvalidArgument: the scheduler has no store.
+            Unavailable: the disk does not take it; the one before, and all steps since, are there.
+        """
+        self._open_inbox()
+        while self._saving is not None:
+            await asyncio.wait({self._saving})
+            await asyncio.sleep(0)  # Its callbacks run.
+        await asyncio.shield(self._begin_saving())
+
+    # ---- what is --------------------------------------------------------------------------------
+
+    def trajectories(self) -> tuple[TrajectoryRecord, ...]:
+        """Return all that are not over, also those begun in an earlier life."""
+        return tuple(one.record() for one in self._rollouts.state.trajectories.values())
+
+    def counts(self) -> FrontCounts:
+        """Return what became of trajectories."""
+        return self._rollouts.counts()
+
+    def stats(self) -> SchedulerStats:
+        """Return the core's own books."""
+        return self._rollouts.stats()
+
+    @property
+    def _rollouts(self) -> Rollouts:
+        return self._durable.rollouts
+
+    # ---- saying something to the task -----------------------------------------------------------
+
+    def _open_inbox(self) -> Inbox[_Command]:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        if self._inbox is None or self._is_closing:
+            raise Unavailable("the scheduler is not open")
+        return self._inbox
+
+    async def _tell(self, run: Callable[[], Entry | None], *, worker: Worker | None = None) -> None:
+        inbox = self._open_inbox()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        inbox.tell(_Command(run, answer, worker=worker))
+        await answer
+
+    async def _wait(
+        self, trajectory: int, turn: int, run: Callable[[asyncio.Future[Any]], Entry | None]
+    ) -> Any:
+        inbox = self._open_inbox()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        inbox.tell(_Command(lambda: run(answer), answer, is_answered_by_step=False))
+        try:
+            return await answer
+        finally:
+            self._waiters.leave(trajectory, turn, answer)
+
+    # ---- the task -------------------------------------------------------------------------------
+
+    async def _run(self, inbox: Inbox[_Command]) -> None:
+        while not self._is_closing:
+            await inbox.wait(self._limits.tick_s)
+            self._advance(inbox.take())
+            await asyncio.sleep(0)  # Workers that never pause must not starve callers.
+
+    def _advance(self, items: Sequence[_Command | WorkerEvent]) -> None:
+        """Take in what was said, step the core, and tell whoever waited for what came of it."""
+        stepped: list[_Command] = []
+        held, self._held = self._held, deque()
+        for item in (*held, *items):
+            if not isinstance(item, _Command):
+                self._durable.hear(item)
+            elif not item.answer.done():  # Else its caller has left before it was heard.
+                self._obey(item, stepped)
+        if self._durable.needs_step():
+            for outcome in self._durable.step():
+                self._waiters.tell(outcome)
+        for command in stepped:
+            if not command.answer.done():
+                command.answer.set_result(None)
+        if self._durable.is_checkpoint_due() and self._saving is None:
+            try:
+                self._begin_saving()
+            except Unavailable as error:
+                self.checkpoint_error = str(error)  # All steps are in the journal before.
+
+    def _obey(self, command: _Command, stepped: list[_Command]) -> None:
+        try:
+            entry = command.run()
+            if entry is not None:
+                self._durable.take(entry, command.worker)
+        except _Later:
+            self._held.append(command)
+            return
+        except InvalidArgument as error:
+            command.answer.set_exception(error)
+            return
+        if command.is_answered_by_step:
+            stepped.append(command)
+
+    def _begin_saving(self) -> asyncio.Task[None]:
+        checkpoint = self._durable.begin_checkpoint()
+        saving = asyncio.get_running_loop().create_task(
+            asyncio.to_thread(self._durable.save, checkpoint), name="rose-checkpoint"
+        )
+        self._saving = saving
+        saving.add_done_callback(self._has_saved)
+        return saving
+
+    def _has_saved(self, saving: asyncio.Task[None]) -> None:
+        self._saving = None
+        failure = None if saving.cancelled() else saving.exception()
+        self.checkpoint_error = None if failure is None else sentence(failure)

@@ -1,0 +1,115 @@
+"""What the asyncio front is told, as it is noted down: the same again gives the same state.
+
+Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Consumed`, as they are.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rose.scheduler.events import Consumed, JobJoined, VersionPublished
+from rose.scheduler.turns import Capabilities, Sampling
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A trajectory wants to start.
+
+    Args:
+        trajectory: a number that no other ever had.
+        group: those that share a task.
+        job: whose it is.
+        seed: of what it says; a turn that moves says the same.
+        traceparent: of the W3C, the span that it is part of; empty if it begins a trace.
+    """
+
+    trajectory: int
+    group: int
+    job: int
+    seed: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The next turn of a trajectory is wanted.
+
+    Args:
+        trajectory: whose.
+        turn: which.
+        kept: how many tokens of what it has read and said so far the prompt begins with.
+        tail: the tokens of the prompt behind them.
+        sampling: how it is generated.
+    """
+
+    trajectory: int
+    turn: int
+    kept: int
+    tail: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trajectory is over.
+
+    Args:
+        trajectory: which.
+        is_wanted: the trainer will have it. If not it is given up, wherever it is.
+    """
+
+    trajectory: int
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """A turn that a worker still has from an earlier life of the scheduler.
+
+    Args:
+        trajectory: whose.
+        turn: which.
+        lease_epoch: under which lease it runs.
+        tokens: how many of the turn it has reported, those in its prompt included.
+    """
+
+    trajectory: int
+    turn: int
+    lease_epoch: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A worker is there, for the first time or again.
+
+    Args:
+        worker: its number.
+        kind: of it.
+        capabilities: of it.
+        running: what it still runs. What it had and does not name here begins again at its last
+            token that came.
+    """
+
+    worker: int
+    kind: WorkerKind
+    capabilities: Capabilities
+    running: tuple[RunningTurn, ...] = ()
+
+
+Entry: TypeAlias = (
+    WorkerEvent | VersionPublished | Consumed | JobJoined | Begun | Asked | Ended | Registered
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was heard before one step of the core, and when that was.
+
+    Args:
+        now_ns: on the clock of the core.
+        entries: in their order.
+    """
+
+    now_ns: int
+    entries: tuple[Entry, ...]

@@ -1,0 +1,275 @@
+"""A store in files: a checkpoint that is whole or not there, and a journal beside it.
+
+`NAME` holds the checkpoint: a magic word, the length of its body as 8 bytes, the body, and the
+body's SHA-256. `NAME.journal-N` holds the steps since checkpoint N: a magic word, and for each step
+its length, the CRC-32 of those 4 bytes, the CRC-32 of its body, and the body. Bodies are msgpack.
+Nothing in them is executed when they are read. `NAME.lock` is held by the one scheduler that writes
+them.
+
+A record that the end of the last journal cuts off was never acted on, and is left out; anything
+else that is not as it was written is refused.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+import threading
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.scheduler.events import Consumed, JobJoined, VersionPublished
+from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
+from rose.scheduler.store import Checkpoint
+from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
+from rose.whole_file import write_whole
+
+# The layout of a body may only change together with this.
+FORMAT: Final = 1
+_CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
+_JOURNAL: Final = b"rose-scheduler-journal\n"
+_LENGTH: Final = struct.Struct("<Q")
+_SIZE: Final = struct.Struct("<I")
+_RECORD: Final = struct.Struct("<III")
+_SHA_BYTES: Final = 32
+
+_WORDS: Final[dict[str, type]] = {
+    "begun": Begun,
+    "asked": Asked,
+    "ended": Ended,
+    "registered": Registered,
+    "published": VersionPublished,
+    "consumed": Consumed,
+    "job": JobJoined,
+    "output": TurnOutput,
+    "lease": LeaseChanged,
+    "committed": VersionCommitted,
+    "lost": WorkerLost,
+}
+_WORD_OF: Final = {kind: word for word, kind in _WORDS.items()}
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    word: str
+    body: msgspec.Raw
+
+
+class _Step(msgspec.Struct, array_like=True):
+    now_ns: int
+    entries: list[_Entry]
+
+
+class _Whole(msgspec.Struct, array_like=True):
+    format: int
+    body: msgspec.Raw
+
+
+class FileStore:
+    """Keeps the state of one scheduler in `path` and files beside it.
+
+    Args:
+        path: of the checkpoint; its folder exists.
+        is_synced: steps outlive a power cut too, and not only this process: each waits for the
+            disk. Checkpoints always do.
+
+    Raises:
+        InvalidArgument: another scheduler writes there.
+        Unavailable: the folder cannot be written.
+    """
+
+    def __init__(self, path: Path, *, is_synced: bool = False) -> None:
+        self._path = path
+        self._is_synced = is_synced
+        self._sequence = 0
+        self._journal: BinaryIO | None = None
+        self._encoder = msgspec.msgpack.Encoder()
+        self._saved_lock = threading.Lock()  # Guards the number of the newest checkpoint.
+        self._saved = 0
+        try:
+            self._lock = path.with_name(path.name + ".lock").open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise InvalidArgument(
+                f"another scheduler writes '{path}': end it, or name another file"
+            ) from error
+        except OSError as error:
+            raise _unavailable(path, "written", error) from error
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def load(self) -> tuple[Checkpoint, list[Step]] | None:
+        """Return the checkpoint and the steps since then; None if there is no checkpoint.
+
+        Raises:
+            CorruptData: a file is not what was written.
+            Unavailable: it cannot be read.
+        """
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unavailable(self._path, "read", error) from error
+        checkpoint = self._checkpoint_of(data)
+        sequence = self._saved = checkpoint.sequence
+        steps: list[Step] = []
+        try:
+            while (journal := self._journal_path(sequence)).exists():
+                is_last = not self._journal_path(sequence + 1).exists()
+                data = journal.read_bytes()
+                if is_last and len(data) < len(_JOURNAL) and _JOURNAL.startswith(data):
+                    break  # Nothing was written to it; it is begun again.
+                found, whole = _steps_of(data, journal)
+                if whole < len(data):
+                    if not is_last:
+                        raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
+                    os.truncate(journal, whole)  # It will not be the last one.
+                steps += found
+                sequence += 1
+        except OSError as error:
+            raise _unavailable(self._path, "read", error) from error
+        self._sequence = sequence - 1
+        return checkpoint, steps
+
+    def _checkpoint_of(self, data: bytes) -> Checkpoint:
+        start = len(_CHECKPOINT) + _LENGTH.size
+        if not data.startswith(_CHECKPOINT) or len(data) < start:
+            raise CorruptData(f"'{self._path}' is not a checkpoint of a scheduler")
+        (length,) = _LENGTH.unpack(data[len(_CHECKPOINT) : start])
+        body, sha = data[start : start + length], data[start + length :]
+        if len(sha) != _SHA_BYTES or hashlib.sha256(body).digest() != sha:
+            raise CorruptData(f"the checkpoint '{self._path}' is damaged")
+        try:
+            whole = msgspec.msgpack.decode(body, type=_Whole)
+            if whole.format != FORMAT:
+                raise CorruptData(
+                    f"'{self._path}' has format {whole.format}, this rose reads {FORMAT}"
+                )
+            return msgspec.msgpack.decode(whole.body, type=Checkpoint)
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"the checkpoint '{self._path}' cannot be read: {error}") from error
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def append(self, step: Step) -> None:
+        """Write a step down.
+
+        Raises:
+            Unavailable: the disk does not take it.
+        """
+        entries = [
+            _Entry(_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
+            for entry in step.entries
+        ]
+        body = self._encoder.encode(_Step(step.now_ns, entries))
+        size = _SIZE.pack(len(body))
+        self._write(_RECORD.pack(len(body), zlib.crc32(size), zlib.crc32(body)) + body)
+
+    def _write(self, data: bytes) -> None:
+        if self._journal is None:
+            raise Unavailable(f"the journal of '{self._path}' is not open")
+        try:
+            written = self._journal.write(data)
+            if self._is_synced:
+                os.fsync(self._journal.fileno())
+        except OSError as error:
+            raise _unavailable(self._path, "written", error) from error
+        if written != len(data):
+            raise Unavailable(f"the disk of '{self._path}' is full")
+
+    def rotate(self) -> int:
+        """Begin another journal, and return its number; the one before goes on if that fails.
+
+        Raises:
+            Unavailable: it cannot be written.
+        """
+        sequence = self._sequence + 1
+        try:
+            journal = self._journal_path(sequence).open("wb", buffering=0)
+            journal.write(_JOURNAL)
+        except OSError as error:
+            raise _unavailable(self._path, "written", error) from error
+        if self._journal is not None:
+            self._journal.close()
+        self._journal, self._sequence = journal, sequence
+        return sequence
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint, and forget the journals before it; any thread.
+
+        Raises:
+            Unavailable: the disk does not take it; the checkpoint before is as it was.
+        """
+        body = msgspec.msgpack.encode(
+            _Whole(FORMAT, msgspec.Raw(msgspec.msgpack.encode(checkpoint)))
+        )
+        head = _CHECKPOINT + _LENGTH.pack(len(body))
+        try:
+            write_whole(self._path, head + body + hashlib.sha256(body).digest())
+            with self._saved_lock:
+                first, self._saved = self._saved, checkpoint.sequence
+            for sequence in range(first, checkpoint.sequence):
+                self._journal_path(sequence).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unavailable(self._path, "written", error) from error
+
+    def close(self) -> None:
+        """Write nothing more, and let others write."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._lock.close()
+
+    def _journal_path(self, sequence: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.journal-{sequence}")
+
+
+def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
+    """Return the steps in a journal, and how many of its bytes are whole.
+
+    Raises:
+        CorruptData: what was written was changed; what was cut off at the end was not.
+    """
+    if not data.startswith(_JOURNAL):
+        raise CorruptData(f"'{journal}' is not a journal of a scheduler")
+    steps: list[Step] = []
+    at = len(_JOURNAL)
+    while at + _RECORD.size <= len(data):
+        length, length_crc, crc = _RECORD.unpack_from(data, at)
+        if zlib.crc32(data[at : at + _SIZE.size]) != length_crc:
+            raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
+        end = at + _RECORD.size + length
+        body = data[at + _RECORD.size : end]
+        if zlib.crc32(body) != crc:
+            if end >= len(data):
+                break  # Cut off.
+            raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
+        steps.append(_step_of(body, journal, at))
+        at = end
+    return steps, at
+
+
+def _step_of(body: bytes, journal: Path, at: int) -> Step:
+    try:
+        step = msgspec.msgpack.decode(body, type=_Step)
+        entries: list[Any] = []
+        for entry in step.entries:
+            if entry.word not in _WORDS:
+                raise CorruptData(
+                    f"the journal '{journal}' has an unknown entry '{entry.word[:40]}' at byte {at}"
+                )
+            entries.append(msgspec.msgpack.decode(entry.body, type=_WORDS[entry.word]))
+    except msgspec.DecodeError as error:
+        raise CorruptData(
+            f"the journal '{journal}' cannot be read at byte {at}: {error}"
+        ) from error
+    return Step(step.now_ns, tuple(entries))
+
+
+def _unavailable(path: Path, what: str, error: OSError) -> Unavailable:
+    return Unavailable(f"'{path}' cannot be {what}: {error.strerror}")

@@ -1,0 +1,117 @@
+"""An asyncio front with workers that speak when the loop lets them, and programs that ask."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from rose.scheduler import PlacementPolicy
+from rose.scheduler.elastic import ElasticRolloutScheduler
+from rose.scheduler.elastic_limits import FrontLimits
+from rose.scheduler.store_file import FileStore
+from rose.scheduler.turns import TurnResult
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from tests.rl.saying_worker import SayingWorker
+from tests.scheduler.front_world import (
+    CAPABILITIES,
+    SAMPLING,
+    SETTINGS,
+    first_prompt,
+    next_prompt,
+    truth,
+    turns_of,
+)
+
+HANG_S = 60.0
+LIMITS = FrontLimits(tick_s=0.005, checkpoint_s=3600.0, rejoin_s=3600.0)
+CAN = replace(CAPABILITIES, seats=64)
+WIDE = replace(SETTINGS, batch_trajectories=100_000, retry_ms=1.0, recall_grace_ms=5.0)
+
+
+def run(program: Coroutine[Any, Any, None]) -> None:
+    """Run a test; the time only bounds a hang."""
+    asyncio.run(asyncio.wait_for(program, HANG_S))
+
+
+def make(path: Path | None = None, **changes: Any) -> ElasticRolloutScheduler:
+    given: dict[str, Any] = {"settings": WIDE, "limits": LIMITS, **changes}
+    store = None if path is None else FileStore(path)
+    settings = given.pop("settings")
+    return ElasticRolloutScheduler(settings, PlacementPolicy.JOINT, store=store, **given)
+
+
+class Voices:
+    """Lets workers speak in a thread of their own, as engines do."""
+
+    def __init__(self, *workers: SayingWorker, tokens: int = 3) -> None:
+        self._workers = workers
+        self._tokens = tokens
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._speak)
+
+    def _speak(self) -> None:
+        while not self._is_over.wait(0.001):
+            for worker in self._workers:
+                speak(worker, self._tokens)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+def speak(worker: SayingWorker, tokens: int = 3) -> None:
+    with worker.lock:
+        for trajectory in list(worker.running):
+            worker.say(trajectory, tokens)
+
+
+async def bring(
+    scheduler: ElasticRolloutScheduler,
+    number: int,
+    kind: WorkerKind = WorkerKind.DEDICATED,
+    on_event: Callable[[WorkerEvent], None] | None = None,
+    **can: Any,
+) -> SayingWorker:
+    """Register a worker with a lease."""
+    worker = SayingWorker(number, kind, scheduler.hear if on_event is None else on_event)
+    await scheduler.register(worker, replace(CAN, **can))
+    worker.grant()
+    return worker
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+def assert_true(result: TurnResult, prompt: tuple[int, ...]) -> None:
+    expected = truth(result.trajectory, prompt, result.turn)
+    assert replace(result, workers=()) == expected
+
+
+async def play(scheduler: ElasticRolloutScheduler, trajectory: int) -> None:
+    """Run a trajectory from its start to its end, and check every token."""
+    await scheduler.start(trajectory, group=trajectory // 4)
+    prompt = first_prompt(trajectory)
+    for turn in range(turns_of(trajectory)):
+        result = await scheduler.generate(trajectory, turn=turn, prompt=prompt, sampling=SAMPLING)
+        assert_true(result, prompt)
+        prompt = next_prompt(prompt, result)
+    await scheduler.finish(trajectory)
+
+
+@asynccontextmanager
+async def opened(
+    path: Path | None = None, **changes: Any
+) -> AsyncIterator[ElasticRolloutScheduler]:
+    async with make(path, **changes) as scheduler:
+        yield scheduler

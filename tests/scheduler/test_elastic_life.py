@@ -1,0 +1,398 @@
+"""One life of the asyncio front after another: what it says it keeps, and when it keeps it not."""
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.scheduler import PlacementPolicy
+from rose.scheduler.elastic import ElasticRolloutScheduler
+from rose.scheduler.front_events import Begun, RunningTurn, Step
+from rose.scheduler.store_file import FileStore
+from rose.scheduler.worker import WorkerEvent, WorkerKind
+from tests.rl.saying_worker import SayingWorker
+from tests.scheduler.elastic_rig import (
+    CAN,
+    LIMITS,
+    WIDE,
+    assert_true,
+    bring,
+    make,
+    opened,
+    run,
+    speak,
+    until,
+)
+from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt, next_prompt, truth
+
+BORROWED = WorkerKind.BORROWED
+PROMPT = first_prompt(3)
+
+
+def ask(scheduler, turn: int = 0, prompt=PROMPT):
+    return asyncio.create_task(scheduler.generate(3, turn=turn, prompt=prompt, sampling=SAMPLING))
+
+
+async def die(scheduler: ElasticRolloutScheduler) -> None:
+    """End its task as a kill would: nothing more is written, nobody is told to stop."""
+    scheduler._task.cancel()
+    await asyncio.wait({scheduler._task})
+    scheduler._durable._store.close()
+
+
+def still_runs(worker: SayingWorker, **changes) -> list[RunningTurn]:
+    return [
+        replace(
+            RunningTurn(
+                trajectory=run.request.trajectory,
+                turn=run.request.turn,
+                lease_epoch=run.request.lease_epoch,
+                tokens=run.request.first_token + run.said,
+            ),
+            **changes,
+        )
+        for run in worker.running.values()
+    ]
+
+
+async def speak_until(worker: SayingWorker, asked: asyncio.Task) -> None:
+    while not asked.done():
+        speak(worker)
+        await asyncio.sleep(0)
+
+
+# ---- turns that were on their way ----------------------------------------------------------------
+
+
+def begun_and_killed(path: Path, after) -> None:
+    """Let a worker say 3 tokens of a turn, kill the scheduler, and begin its next life."""
+
+    async def program() -> None:
+        box = {}
+        first = box["now"] = make(path)
+
+        def hear_now(event: WorkerEvent) -> None:
+            box["now"].hear(event)
+
+        await first.__aenter__()
+        worker = await bring(first, 0, BORROWED, hear_now)
+        await first.start(3, group=1)
+        asked = ask(first)
+        await until(lambda: worker.running)
+        worker.say(3, 3)
+        await until(lambda: first.stats().tokens_delivered == 3)
+        await die(first)
+        with pytest.raises(Unavailable, match="has ended"):
+            await asked
+        async with opened(path) as second:
+            box["now"] = second
+            (record,) = second.trajectories()
+            assert (record.trajectory, record.group, record.has_turn) == (3, 1, True)
+            await second.start(3, group=1)  # Said again, it says nothing.
+            asked = ask(second)
+            await after(second, worker, asked)
+            assert second.stats().tokens_delivered == len(truth(3, PROMPT, 0).tokens)
+
+    run(program())
+
+
+def test_a_turn_that_runs_on_goes_on_when_its_worker_is_back(tmp_path) -> None:
+    async def after(second, worker, asked) -> None:
+        await second.register(worker, CAN, running=still_runs(worker))
+        worker.report_lease()
+        await speak_until(worker, asked)
+        result = await asked
+        assert_true(result, PROMPT)
+        assert (len(worker.asked), result.workers) == (1, (0,))
+
+    begun_and_killed(tmp_path / "state", after)
+
+
+def test_a_turn_whose_worker_has_said_more_than_was_heard_is_said_again_from_there(
+    tmp_path,
+) -> None:
+    async def after(second, worker, asked) -> None:
+        worker._on_event, hear = (lambda _event: None), worker._on_event
+        worker.say(3, 2)  # Nobody heard that.
+        worker._on_event = hear
+        await second.register(worker, CAN, running=still_runs(worker))
+        assert worker.running == {}
+        worker.report_lease()
+        await until(lambda: worker.running)
+        assert [request.first_token for request in worker.asked] == [0, 3]
+        await speak_until(worker, asked)
+        assert_true(await asked, PROMPT)
+
+    begun_and_killed(tmp_path / "state", after)
+
+
+@pytest.mark.parametrize("lie", [{"turn": 1}, {"lease_epoch": 7}, {"trajectory": 9}], ids=str)
+def test_a_worker_that_names_another_turn_is_told_to_stop_it(tmp_path, lie) -> None:
+    async def after(second, worker, asked) -> None:
+        await second.register(worker, CAN, running=still_runs(worker, **lie))
+        if "trajectory" not in lie:
+            assert worker.running == {}
+        worker.running.clear()
+        worker.report_lease()
+        await until(lambda: worker.running)
+        assert worker.asked[-1].first_token == 3
+        await speak_until(worker, asked)
+        assert_true(await asked, PROMPT)
+
+    begun_and_killed(tmp_path / "state", after)
+
+
+def test_a_turn_whose_worker_comes_back_as_another_goes_on_there(tmp_path) -> None:
+    async def after(second, worker, asked) -> None:
+        worker.running.clear()
+        await second.register(worker, replace(CAN, seats=3))
+        worker.report_lease()  # of a lease that died with it: nothing starts under it
+        await asyncio.sleep(0.05)
+        assert not worker.running
+        worker.grant()
+        await speak_until(worker, asked)
+        assert_true(await asked, PROMPT)
+        assert worker.asked[-1].lease_epoch == 2
+
+    begun_and_killed(tmp_path / "state", after)
+
+
+def test_a_turn_whose_worker_never_comes_back_goes_on_elsewhere(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        async with opened(path) as first:
+            worker = await bring(first, 0)
+            await first.start(3)
+            asked = ask(first)
+            await until(lambda: worker.running)
+            worker.say(3, 3)
+            await until(lambda: first.stats().tokens_delivered == 3)
+        with pytest.raises(Unavailable, match="was closed"):
+            await asked
+        async with opened(path, limits=replace(LIMITS, rejoin_s=0.05)) as second:
+            other = await bring(second, 1)
+            asked = ask(second)
+            await speak_until(other, asked)
+            result = await asked
+            assert_true(result, PROMPT)
+            assert (result.workers, other.asked[0].first_token) == ((0, 1), 3)
+
+    run(program())
+
+
+def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        async with opened(path) as first:
+            worker = await bring(first, 0)
+            await first.start(3)
+            asked = ask(first)
+            await speak_until(worker, asked)
+            said = await asked
+        for _ in range(2):
+            async with opened(path) as later:
+                assert await ask(later) == said
+        async with opened(path, limits=replace(LIMITS, rejoin_s=0.05)) as last:
+            worker = await bring(last, 1)
+            prompt = next_prompt(PROMPT, said)
+            asked = ask(last, 1, prompt)
+            await speak_until(worker, asked)
+            assert_true(await asked, prompt)
+            await last.abort(3)
+        async with opened(path) as after:
+            await after.abort(3)
+            with pytest.raises(InvalidArgument, match="there before"):
+                await after.start(3)
+            assert after.counts().given_up == 1
+
+    run(program())
+
+
+def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        scheduler = make(path)
+        await scheduler.__aenter__()
+        sulking = await bring(scheduler, 0)
+
+        def refuse(_request) -> None:
+            raise Unavailable("it does not feel like it")
+
+        sulking.start_turn = refuse
+        await scheduler.start(3)
+        asked = ask(scheduler)
+        await until(lambda: scheduler.trajectories()[0].has_turn)
+        other = await bring(scheduler, 1)
+        sulking.revoke()
+        await until(lambda: other.running)
+        other.say(3, 3)
+        await until(lambda: scheduler.stats().tokens_delivered == 3)
+        await die(scheduler)
+        with pytest.raises(Unavailable):
+            await asked
+        async with opened(path, limits=replace(LIMITS, rejoin_s=0.02)) as later:
+            assert later.stats().tokens_delivered == 3
+            last = await bring(later, 2)
+            asked = ask(later)
+            await speak_until(last, asked)
+            assert_true(await asked, PROMPT)
+            assert last.asked[0].first_token == 3
+
+    run(program())
+
+
+def test_time_goes_on_though_the_machine_was_started_anew(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        async with opened(path, clock=ManualClock(now_ms=1e7)) as first:
+            await first.start(3)
+        clock = ManualClock(now_ms=1.0)
+        async with opened(path, clock=clock) as second:
+            worker = await bring(second, 0)
+            asked = ask(second)
+            await speak_until(worker, asked)
+            assert_true(await asked, PROMPT)
+
+    run(program())
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        scheduler = make(path)
+        await scheduler.__aenter__()
+        for number in range(50):
+            await scheduler.start(number)
+        (before,) = tmp_path.glob("state.journal-*")
+        await asyncio.gather(scheduler.checkpoint(), scheduler.checkpoint())
+        (after,) = tmp_path.glob("state.journal-*")
+        assert before != after
+        await scheduler.start(50)
+        await die(scheduler)
+        store = FileStore(path)
+        checkpoint, steps = store.load()
+        store.close()
+        assert len(checkpoint.trajectories) == 50
+        assert sum(len(step.entries) for step in steps) == 1
+
+    run(program())
+
+
+def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
+    async def program() -> None:
+        async with opened(tmp_path / "s", limits=replace(LIMITS, checkpoint_s=0.01)) as scheduler:
+            for number in range(3, 200):
+                await scheduler.start(number)
+                if (tmp_path / "s.journal-4").exists():
+                    return
+                await asyncio.sleep(0.005)
+            raise AssertionError("no checkpoint was written")
+
+    run(program())
+
+
+def test_other_settings_than_the_checkpoints_are_refused_by_name(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        async with opened(path):
+            pass
+        with pytest.raises(InvalidArgument, match=r"stall_ms=200\.0, not 1\.0"):
+            async with opened(path, settings=replace(WIDE, stall_ms=1.0)):
+                pass
+        with pytest.raises(InvalidArgument, match="policy JOINT"):
+            async with ElasticRolloutScheduler(
+                WIDE, PlacementPolicy.ROSE_PUBLISHED, store=FileStore(path)
+            ):
+                pass
+        async with opened(path):
+            pass
+
+    run(program())
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_file_let_go(tmp_path) -> None:
+    async def program() -> None:
+        path = tmp_path / "state"
+        path.write_bytes(b"not one")
+        for _ in range(2):
+            with pytest.raises(CorruptData, match="not a checkpoint"):
+                async with opened(path):
+                    pass
+
+    run(program())
+
+
+class FullStore(FileStore):
+    """A store whose disk becomes full."""
+
+    is_full = False
+
+    def append(self, step: Step) -> None:
+        if self.is_full:
+            raise Unavailable("the disk is full")
+        super().append(step)
+
+
+def test_a_step_that_cannot_be_written_is_not_taken_and_ends_the_scheduler(tmp_path) -> None:
+    async def life(path: Path) -> None:
+        store = FullStore(path)
+        async with ElasticRolloutScheduler(WIDE, limits=LIMITS, store=store) as scheduler:
+            await scheduler.start(1)
+            store.is_full = True
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await scheduler.start(2)
+
+    async def program() -> None:
+        path = tmp_path / "state"
+        with pytest.raises(Unavailable, match="the disk is full"):
+            await life(path)
+        async with opened(path) as scheduler:
+            assert [one.trajectory for one in scheduler.trajectories()] == [1]
+
+    run(program())
+
+
+def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
+    path = tmp_path / "state"
+    contradiction = Step(1 << 50, (Begun(1, 0, 0, 1),))
+
+    def note(*steps: Step) -> None:
+        store = FileStore(path)
+        store.load()
+        store.rotate()
+        for step in steps:
+            store.append(step)
+        store.close()
+
+    async def program() -> None:
+        async with opened(path) as scheduler:
+            await scheduler.start(1)
+        note(Step(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
+        async with opened(path) as scheduler:
+            assert [one.trajectory for one in scheduler.trajectories()] == [1, 2]
+            await scheduler.finish(2)
+        note(contradiction, contradiction)  # The first one did not end anything: it is damage.
+        with pytest.raises(InvalidArgument, match="was there before"):
+            async with opened(path):
+                pass
+
+    run(program())
+
+
+def test_the_package_needs_neither_msgspec_nor_grpc_nor_prometheus() -> None:
+    program = (
+        "import sys, rose.scheduler; "
+        "heavy = {'msgspec', 'grpc', 'torch', 'prometheus_client', 'numpy', 'opentelemetry'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"

@@ -1,0 +1,46 @@
+"""The scheduler is killed at any step and goes on: nothing lost, nothing said twice."""
+
+import itertools
+
+import pytest
+
+from tests.scheduler.front_world import FrontWorld
+
+KILLS = ("before", "after", "behind", "unsaved")
+
+
+def run(world: FrontWorld, kills) -> None:
+    for kill_at in kills:
+        if world.is_done():
+            return
+        world.tick(kill_at)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_kills_every_turn_is_that_of_an_uninterrupted_run(tmp_path, seed) -> None:
+    world = FrontWorld(tmp_path / "scheduler", seed, trajectories=30)
+    run(world, itertools.repeat(None))
+    world.assert_accounted()
+    assert world.durable.rollouts.counts().resumed > 3
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again_it_still_brings_every_turn_home(tmp_path, seed) -> None:
+    world = FrontWorld(tmp_path / "scheduler", seed, trajectories=6, faults=0.5)
+    kills = itertools.cycle(one for kill_at in KILLS for one in (None, None, kill_at))
+    run(world, kills)
+    world.assert_accounted()
+    assert world.kills > 15
+
+
+def test_killed_once_at_each_step_of_one_run(tmp_path) -> None:
+    steps = 0
+    for at in itertools.count():
+        world = FrontWorld(tmp_path / f"scheduler-{at}", 7, trajectories=4)
+        kills = [None] * at + [KILLS[at % len(KILLS)]]
+        run(world, itertools.chain(kills, itertools.repeat(None)))
+        world.assert_accounted()
+        steps = max(steps, at)
+        if world.kills == 0:
+            break  # It was over before it could be killed.
+    assert steps > 25

@@ -1,0 +1,191 @@
+"""What a store gives back is what was put in, or it says that it is not."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.course import Course, Phase
+from rose.scheduler.events import Consumed, JobJoined, VersionPublished
+from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn, Step
+from rose.scheduler.rollouts import FrontCounts, JobCounts
+from rose.scheduler.store import Checkpoint
+from rose.scheduler.store_file import FileStore
+from rose.scheduler.turns import Capabilities, Sampling, TurnResult
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnEnd,
+    TurnOutput,
+    VersionCommitted,
+    WorkerKind,
+    WorkerLost,
+)
+
+SAMPLING = Sampling(5, 0.5, (7, 8))
+CAN = Capabilities(4, 1000.0, 5.0, gpu="H100", device=3)
+ENTRIES = [
+    Begun(0, 1, 2, 3, "00-aa-bb-01"),
+    Asked(0, 0, 0, (1, 2, 3), SAMPLING),
+    Ended(0, is_wanted=False),
+    Registered(4, WorkerKind.BORROWED, CAN, (RunningTurn(0, 0, 2, 5),)),
+    VersionPublished(3, 1),
+    Consumed(2, 1),
+    JobJoined(1, 8, 2, 0.5),
+    TurnOutput(4, 0, 0, 2, 5, (9,), (-0.25,), (3,), TurnEnd.FAILED, "it broke"),
+    LeaseChanged(4, 2, 1000, 250.0),
+    VersionCommitted(4, 3, True, 1.5),
+    WorkerLost(4, "gone"),
+]
+STEPS = [Step(10 * place, tuple(ENTRIES[: place + 1])) for place in range(len(ENTRIES))]
+
+
+def checkpoint(sequence: int) -> Checkpoint:
+    course = Course(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
+    course.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
+    return Checkpoint(
+        sequence=sequence,
+        policy=PlacementPolicy.JOINT,
+        settings=SchedulerSettings(),
+        core=bytes(range(256)),
+        now_ns=17,
+        trajectories=[course],
+        workers=[Registered(4, WorkerKind.BORROWED, CAN)],
+        used_below=5,
+        used_others=[7],
+        counts=FrontCounts(begun=6, jobs={2: JobCounts(finished=3)}),
+    )
+
+
+def written(path, steps=STEPS) -> None:
+    store = FileStore(path)
+    assert store.load() is None
+    store.save(checkpoint(store.rotate()))
+    for step in steps:
+        store.append(step)
+    store.close()
+
+
+def loaded(path):
+    store = FileStore(path)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+def test_all_that_is_put_in_comes_back(tmp_path) -> None:
+    written(tmp_path / "state")
+    assert loaded(tmp_path / "state") == (checkpoint(1), STEPS)
+
+
+def test_steps_of_two_journals_come_back_when_the_checkpoint_between_was_never_saved(
+    tmp_path,
+) -> None:
+    path = tmp_path / "state"
+    written(path, STEPS[:3])
+    for begin in (3, 6):
+        store = FileStore(path)
+        store.load()
+        store.rotate()
+        for step in STEPS[begin : begin + 3]:
+            store.append(step)
+        store.close()
+    assert loaded(path) == (checkpoint(1), STEPS[:9])
+
+
+def test_a_checkpoint_takes_the_place_of_the_journals_before_it(tmp_path) -> None:
+    path = tmp_path / "state"
+    written(path)
+    store = FileStore(path)
+    store.load()
+    sequence = store.rotate()
+    store.append(STEPS[0])
+    store.save(checkpoint(sequence))
+    store.append(STEPS[1])
+    store.close()
+    assert loaded(path) == (checkpoint(2), STEPS[:2])
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "state",
+        "state.journal-2",
+        "state.lock",
+    ]
+
+
+def test_a_journal_that_is_cut_anywhere_gives_the_steps_before_and_can_go_on(tmp_path) -> None:
+    short = STEPS[:2]
+    written(tmp_path / "whole", short)
+    checkpoint_bytes = (tmp_path / "whole").read_bytes()
+    journal = (tmp_path / "whole.journal-1").read_bytes()
+    lengths = []
+    for cut in range(len(journal)):
+        path = tmp_path / f"cut-{cut}"
+        path.write_bytes(checkpoint_bytes)
+        path.with_name(path.name + ".journal-1").write_bytes(journal[:cut])
+        store = FileStore(path)
+        _, steps = store.load()
+        assert steps == short[: len(steps)]
+        lengths.append(len(steps))
+        store.rotate()
+        store.append(STEPS[-1])
+        store.close()
+        assert loaded(path) == (checkpoint(1), [*steps, STEPS[-1]])
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == len(short) - 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_found_or_changes_nothing_but_the_last_step(
+    tmp_path_factory, data
+) -> None:
+    folder = tmp_path_factory.mktemp("changed")
+    written(folder / "state")
+    name = data.draw(st.sampled_from(["state", "state.journal-1"]))
+    changed = bytearray((folder / name).read_bytes())
+    at = data.draw(st.integers(0, len(changed) - 1))
+    changed[at] ^= data.draw(st.integers(1, 255))
+    (folder / name).write_bytes(changed)
+    try:
+        _, steps = loaded(folder / "state")
+    except CorruptData:
+        return
+    assert name == "state.journal-1"
+    assert steps == STEPS[:-1]
+
+
+def test_two_schedulers_do_not_write_the_same_files(tmp_path) -> None:
+    store = FileStore(tmp_path / "state")
+    with pytest.raises(InvalidArgument, match="another scheduler writes"):
+        FileStore(tmp_path / "state")
+    store.close()
+    FileStore(tmp_path / "state").close()
+
+
+def test_what_cannot_be_written_is_said_and_the_checkpoint_before_stays(tmp_path) -> None:
+    with pytest.raises(Unavailable, match="cannot be written"):
+        FileStore(tmp_path / "nowhere" / "state")
+    path = tmp_path / "state"
+    written(path)
+    store = FileStore(path)
+    store.load()
+    with pytest.raises(Unavailable, match="not open"):
+        store.append(STEPS[0])
+    (tmp_path / "state.journal-2").mkdir()  # so that no file can be there
+    with pytest.raises(Unavailable, match="cannot be written"):
+        store.rotate()
+    store.close()
+    (tmp_path / "state.journal-2").rmdir()
+    assert loaded(path) == (checkpoint(1), STEPS)
+
+
+def test_files_of_something_else_are_refused_by_name(tmp_path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"something else")
+    with pytest.raises(CorruptData, match="not a checkpoint"):
+        loaded(path)
+    path.unlink()
+    written(path)
+    (tmp_path / "state.journal-1").write_bytes(b"something else that is long enough to be one")
+    with pytest.raises(CorruptData, match="not a journal"):
+        loaded(path)
