@@ -86,11 +86,12 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
 @pytest.mark.parametrize(
     ("pressed", "left", "why"),
     [
-        ({"ttft": window(501.0)}, 0.0, "first tokens have a P99 of 501 ms, over their 500 ms"),
-        ({"tpot": window(float("inf"))}, 0.0, "later tokens have a P99 of inf ms, over"),
-        ({"ttft": window(451.0)}, 0.5, "first tokens have a P99 of 451 ms, near their 500 ms"),
-        ({"tpot": window(46.0)}, 0.5, "later tokens have a P99 of 46 ms, near their 50 ms"),
-        ({"waiting": 2}, 0.5, "2 requests wait for serving"),
+        ({"ttft": window(501.0)}, 0.0, "first tokens have a P99 of 501 ms, with a target of 500"),
+        ({"tpot": window(float("inf"))}, 0.0, "later tokens have a P99 of inf ms"),
+        ({"preempted": 1}, 0.0, "1 requests were put back for want of KV"),
+        ({"ttft": window(451.0)}, 0.5, "first tokens have a P99 of 451 ms, with a target of 500"),
+        ({"tpot": window(56.0)}, 0.5, "later tokens have a P99 of 56 ms, with a target of 50 ms"),
+        ({"waiting": 4}, 0.5, "4 requests wait for serving"),
         ({"kv_used": 0.85}, 1.6 / 22.4, "serving's requests and its reserve need"),
     ],
 )
@@ -103,13 +104,23 @@ def test_pressure_takes_back_as_much_as_its_kind_asks_for(pressed, left, why):
     assert after.retry_after_ms >= 4e3  # one revocation: twice the shortest hold
 
 
+@pytest.mark.parametrize(
+    "beside", [{"waiting": 3}, {"tpot": window(54.0)}, {"ttft": window(450.0)}, {"ttft": None}]
+)
+def test_what_rollouts_do_on_purpose_and_what_a_step_makes_wait_is_no_pressure(beside):
+    broker = Broker(QUICK)
+    before, now_ms = grown(broker)
+    (after,) = broker.decide([calm(now_ms + 1e3, **beside)], now_ms + 1e3)
+    assert (after.move, after.lend_bytes) == (Move.KEEP, before.lend_bytes)
+
+
 def test_a_second_reading_under_the_same_pressure_is_the_same_revocation():
     broker = Broker(QUICK)
     _, now_ms = grown(broker)
     waits = []
     for n in range(1, 4):
         at_ms = now_ms + n * 1e3
-        waits.append(broker.decide([calm(at_ms, waiting=1)], at_ms)[0].retry_after_ms)
+        waits.append(broker.decide([calm(at_ms, waiting=4)], at_ms)[0].retry_after_ms)
     assert waits == [4e3] * 3
 
 

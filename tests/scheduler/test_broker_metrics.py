@@ -135,9 +135,9 @@ def test_an_engine_that_starts_anew_counts_from_zero_again():
     assert other.ttft.count == 2
 
 
-def test_a_preempted_request_waits():
-    first, second, third = observed(vllm(preempted=3), vllm(preempted=4), vllm(preempted=4))
-    assert (first.waiting, second.waiting, third.waiting) == (0, 1, 0)
+def test_preempted_requests_are_those_since_the_reading_before():
+    found = observed(*[vllm(preempted=n) for n in (3, 5, 5, 0, 1)])
+    assert [one.preempted for one in found] == [0, 2, 0, 0, 1]
 
 
 class Driver:

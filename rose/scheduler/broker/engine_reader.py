@@ -1,5 +1,6 @@
 """Turns what an engine says, again and again, into observations of its device."""
 
+import math
 from collections import deque
 from typing import Final
 
@@ -42,14 +43,13 @@ class EngineReader:
             self._readings.popleft()
         oldest = self._readings[0][1]
         last = self._readings[-2][1] if len(self._readings) > 1 else said
-        # A preempted request waits, although it is in no queue by the time of the reading.
-        preempted = said.preempted > last.preempted
         return Observation(
             device=self._device,
             at_ms=at_ms,
             kv_used=said.kv_used,
             running=said.running,
-            waiting=max(said.waiting, 1 if preempted else 0),
+            waiting=said.waiting,
+            preempted=math.ceil(max(0.0, said.preempted - last.preempted)),
             ttft=_window(said.ttft, oldest.ttft, is_first=len(self._readings) == 1),
             tpot=_window(said.tpot, oldest.tpot, is_first=len(self._readings) == 1),
             sm_busy=None if use is None else use.sm_busy,

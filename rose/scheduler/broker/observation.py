@@ -86,6 +86,7 @@ class Observation:
             not in it.
         running: requests that serving works on.
         waiting: requests that it has not begun.
+        preempted: requests that it put back for want of KV since the reading before.
         ttft: to the first token; None when no request had one in the window.
         tpot: between tokens; None likewise.
         sm_busy: the share of the time in which the device computes, rollouts included; None when
@@ -100,6 +101,7 @@ class Observation:
     kv_used: float
     running: int
     waiting: int
+    preempted: int = 0
     ttft: LatencyWindow | None = None
     tpot: LatencyWindow | None = None
     sm_busy: float | None = None
@@ -117,7 +119,7 @@ class Observation:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise InvalidArgument(f"device {self.device.name}: {name} is {value}, not a share")
-        for name in ("running", "waiting", "lent_bytes", "revocations"):
+        for name in ("running", "waiting", "preempted", "lent_bytes", "revocations"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidArgument(f"device {self.device.name}: {name} is {value}")

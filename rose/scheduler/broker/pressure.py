@@ -38,17 +38,19 @@ def pressure_of(seen: Observation, lent_bytes: int, settings: BrokerSettings) ->
     """
     slo = seen.device.slo
     tails = (
-        ("first tokens", seen.ttft, slo.ttft_ms),
-        ("later tokens", seen.tpot, slo.tpot_ms),
+        _Tail("first tokens", seen.ttft, slo.ttft_ms, settings.ttft_near, settings.ttft_late),
+        _Tail("later tokens", seen.tpot, slo.tpot_ms, settings.tpot_near, settings.tpot_late),
     )
-    for name, window, target_ms in tails:
-        if _is_over(window, target_ms):
-            return Pressure(Severity.LATE, _tail(name, window, "over", target_ms))
+    for tail in tails:
+        if tail.is_over(tail.late):
+            return Pressure(Severity.LATE, tail.sentence())
+    if seen.preempted:
+        return Pressure(Severity.LATE, f"{seen.preempted} requests were put back for want of KV")
+    for tail in tails:
+        if tail.is_over(tail.near):
+            return Pressure(Severity.NEAR, tail.sentence())
     if seen.waiting > settings.waiting_max:
         return Pressure(Severity.NEAR, f"{seen.waiting} requests wait for serving")
-    for name, window, target_ms in tails:
-        if _is_over(window, settings.near_share * target_ms):
-            return Pressure(Severity.NEAR, _tail(name, window, "near", target_ms))
     if lent_bytes > free_bytes(seen):
         return Pressure(Severity.MEMORY, "serving's requests and its reserve need what is lent")
     return None
@@ -60,10 +62,19 @@ def free_bytes(seen: Observation) -> int:
     return device.whole_slabs(device.kv_bytes - seen.used_bytes - device.reserve_bytes)
 
 
-def _is_over(window: LatencyWindow | None, limit_ms: float) -> bool:
-    return window is not None and window.p99_ms > limit_ms
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """One latency, and the ratios to its target that mean something."""
 
+    name: str
+    window: LatencyWindow | None
+    target_ms: float
+    near: float
+    late: float
 
-def _tail(name: str, window: LatencyWindow | None, where: str, target_ms: float) -> str:
-    p99_ms = 0.0 if window is None else window.p99_ms
-    return f"{name} have a P99 of {p99_ms:.0f} ms, {where} their {target_ms:g} ms"
+    def is_over(self, ratio: float) -> bool:
+        return self.window is not None and self.window.p99_ms > ratio * self.target_ms
+
+    def sentence(self) -> str:
+        p99_ms = 0.0 if self.window is None else self.window.p99_ms
+        return f"{self.name} have a P99 of {p99_ms:.0f} ms, with a target of {self.target_ms:g} ms"

@@ -8,10 +8,14 @@ from rose.errors import InvalidArgument
 from rose.units import GIB
 
 _MAX: Final = 1e15
-_SHARES: Final = frozenset(
-    {"lend_share", "grow_share", "near_share", "keep_share", "sm_busy_max", "ttl_share"}
-)
+_SHARES: Final = frozenset({"lend_share", "grow_share", "keep_share", "sm_busy_max", "ttl_share"})
 _INTEGERS: Final = frozenset({"loan_bytes_min", "waiting_max"})
+_ORDERED: Final = (
+    ("hold_min_ms", "hold_max_ms"),
+    ("ttl_min_ms", "ttl_max_ms"),
+    ("ttft_near", "ttft_late"),
+    ("tpot_near", "tpot_late"),
+)
 _MAY_BE_ZERO: Final = frozenset({"waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"})
 
 
@@ -31,10 +35,16 @@ class BrokerSettings:
             and not all.
         grow_every_ms: the least between two growths of a device, however often readings come.
         loan_bytes_min: less is not worth the borrower's start.
-        near_share: of a target; a tail (P99) above it is pressure before any promise is broken.
+        ttft_near: tail (P99) of first tokens over its target that is pressure before a promise is
+            broken.
+        ttft_late: one that means serving is late.
+        tpot_near: the same of later tokens. Rollouts spend the slack under this target on purpose,
+            so its tail lies close to it, and engines count in buckets.
+        tpot_late: one that no quantum of rollouts explains.
         keep_share: of a loan that is left when serving comes under pressure without being late:
             halves are gone within a few readings, and a false alarm costs one half.
-        waiting_max: requests that wait for serving; more are pressure.
+        waiting_max: requests that wait for serving; more are pressure. Those that come during a
+            step wait for its end on an idle engine, too.
         sm_busy_max: a device busier than that gets no first loan. Later its use is the rollouts'
             too, and says nothing.
         hold_min_ms: no growth for so long after pressure; two readings see whether it was one
@@ -61,9 +71,12 @@ class BrokerSettings:
     grow_share: float = 0.25
     grow_every_ms: float = 5_000.0
     loan_bytes_min: int = GIB
-    near_share: float = 0.9
+    ttft_near: float = 0.9
+    ttft_late: float = 1.0
+    tpot_near: float = 1.1
+    tpot_late: float = 1.5
     keep_share: float = 0.5
-    waiting_max: int = 0
+    waiting_max: int = 3
     sm_busy_max: float = 0.95
     hold_min_ms: float = 10_000.0
     hold_growth: float = 2.0
@@ -87,7 +100,7 @@ class BrokerSettings:
             value = getattr(self, field.name)
             if not _is_in_range(field.name, value):
                 raise InvalidArgument(f"BrokerSettings({field.name}={value}) is out of range")
-        for low, high in (("hold_min_ms", "hold_max_ms"), ("ttl_min_ms", "ttl_max_ms")):
+        for low, high in _ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise InvalidArgument(f"BrokerSettings({low}) must be at most {high}")
 
