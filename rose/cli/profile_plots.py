@@ -50,7 +50,7 @@ def draw_pool(report: Mapping[str, Any]) -> str:
                 where="post",
                 color=colour,
                 linestyle=dashes,
-                linewidth=1.8,
+                linewidth=max(1.2, 3.2 - 0.7 * number),  # so that none hides another
             )
             entries.append(
                 Line2D([], [], color=colour, linestyle=dashes, label=f"lent at {_targets(row)}")

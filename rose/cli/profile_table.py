@@ -28,7 +28,7 @@ def print_profile(report: Mapping[str, Any], console: Console) -> None:
         console.print(sentence, markup=False, soft_wrap=True)
     print_rows(console, HEADERS, profile_rows(report), left=HEADERS[0])
     console.print(report["how"], markup=False, soft_wrap=True)
-    console.print(Text(report["verdict"], style="bold"))
+    console.print(Text(report["verdict"], style="bold"), soft_wrap=True)
 
 
 def sentences(report: Mapping[str, Any]) -> list[str]:
