@@ -18,8 +18,8 @@ from rose.units import MS_PER_S, NS_PER_MS
 
 HOW: Final = (
     "Compute is an estimate: all of the time in which no request ran, and of the rest the part of "
-    "the target per token that the mean step left. A certificate looks at every step, so it may "
-    "grant less."
+    "the target per token that 99 of 100 steps left. Certificates look at every step by itself, "
+    "and steps grow when requests stay longer, so what they grant may be less or more."
 )
 # So many readings in a row that fail are an engine that is gone.
 _FAILURES_MAX: Final = 5
@@ -206,7 +206,8 @@ def _share(seen: Observation, slo: SLO) -> float | None:
         return None
     if _is_met(seen, slo) is False:
         return 0.0
-    return max(0.0, 1 - seen.tpot.mean_ms / slo.tpot_ms)
+    # Not the mean: a prompt beside makes a step long, and waiting makes batches larger.
+    return max(0.0, 1 - seen.tpot.p99_ms / slo.tpot_ms)
 
 
 def _is_met(seen: Observation, slo: SLO) -> bool | None:

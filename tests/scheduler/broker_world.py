@@ -59,11 +59,13 @@ def readings(draw, at_ms, fleet=FLEET):
     """What a poll of the fleet may give: any mixture of calm, pressed, silent and missing."""
     found = []
     for one in fleet:
-        kind = draw(st.sampled_from(("calm", "calm", "calm", "any", "unread", "missing")))
+        kind = draw(st.sampled_from(("calm", "calm", "calm", "any", "stale", "unread", "missing")))
         if kind == "unread":
             found.append(Unread(one, "it does not answer"))
         elif kind == "calm":
             found.append(calm(at_ms, one, kv_used=draw(st.floats(0, 0.4))))
+        elif kind == "stale":
+            found.append(calm(at_ms - 20e3, one))
         elif kind == "any":
             found.append(draw(observations(at_ms, one)))
     return draw(st.permutations(found))

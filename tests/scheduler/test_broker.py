@@ -63,6 +63,14 @@ def test_calm_is_seen_anew_after_readings_that_failed():
     assert moves == [Move.REFUSE, Move.REFUSE, Move.LEND]
 
 
+def test_a_reading_that_is_old_says_nothing():
+    broker = Broker(QUICK)
+    last, now_ms = grown(broker)
+    (kept,) = broker.decide([calm(now_ms - 12e3)], now_ms + 4e3)
+    assert (kept.move, kept.why) == (Move.KEEP, "not renewed: its last reading is 16 s old")
+    assert kept.ttl_ms == last.ttl_ms - 4e3
+
+
 def test_the_peak_of_the_last_minute_counts_and_not_the_moment():
     broker = Broker(QUICK)
     broker.decide([calm(0, kv_used=0.7)], 0)
