@@ -64,12 +64,12 @@ def test_the_bound_of_revocations_is_exceeded_in_one_case_of_twenty(count):
 
 
 def test_readings_that_failed_lend_nothing_new_and_are_counted():
-    failures = tuple((at_s * 1e3, "http://x answers with status 500") for at_s in (1, 2, 3))
+    failures = tuple((at_s * 1e3, "http://localhost answers with status 500") for at_s in (1, 2, 3))
     record = measured(observations=(seen(0), seen(60), seen(65)), failures=failures)
     report = report_of(record)
     assert [one["at_s"] for one in report["failures"]] == [1, 2, 3]
     assert all(row["lent_gib_peak"] == 0 for row in report["rows"])
-    assert "3 readings failed, the last because http://x answers" in printed(report)
+    assert "3 readings failed, the last because http://localhost answers" in printed(report)
 
 
 def test_loans_outlive_readings_that_come_seldom():

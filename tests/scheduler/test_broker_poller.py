@@ -55,8 +55,8 @@ def test_a_page_is_fetched_from_the_path_of_engines_or_the_one_that_is_named():
     with serving("page") as server:
         assert fetched(server.url) == "page"
         assert fetched(server.url + "/") == "page"
-        assert fetched(server.url + "/own/metrics?engine=0") == "page"
-        assert server.paths == ["/metrics", "/metrics", "/own/metrics?engine=0"]
+        assert fetched(server.url + "/v1/metrics?engine=0") == "page"
+        assert server.paths == ["/metrics", "/metrics", "/v1/metrics?engine=0"]
 
 
 @pytest.mark.parametrize(
