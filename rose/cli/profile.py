@@ -30,7 +30,7 @@ from rose.units import GIB, MIB
 
 _SLOS: Final = ("200:25", "500:50", "1000:100")
 _TRACE_S: Final = 300.0
-_ENGINE_S: Final = 60.0
+_ENGINE_S: Final = 300.0
 _TRACE_KV_GIB: Final = 90.0
 # The size at which whole slabs hardly round: those of a device are between 2 and 128 MiB.
 _SLAB_BYTES: Final = 32 * MIB
