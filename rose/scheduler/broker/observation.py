@@ -91,7 +91,8 @@ class Observation:
         tpot: between tokens; None likewise.
         sm_busy: the share of the time in which the device computes, rollouts included; None when
             nobody measures it.
-        memory_used: the share of the device's memory that is taken; None likewise.
+        memory_used: the share of the device's memory that is taken; None likewise. For reports:
+            loans lie in the pool, so no rule looks at it.
         lent_bytes: on loan now, as the device's executor says; None when nobody asked it.
         revocations: loans that it took back by itself, counted since it started.
     """
