@@ -76,6 +76,7 @@ def test_loans_outlive_readings_that_come_seldom():
     rare = measured(observations=tuple(seen(at_s) for at_s in range(0, 3601, 120)), every_ms=120e3)
     row = lend(rare, SLOS[1], settings=broker_settings(rare.every_ms))
     assert row.revocations == 0
+    assert row.peak_bytes > 22 * GIB  # and so they grow
     assert broker_settings(1e3) == BrokerSettings()
 
 

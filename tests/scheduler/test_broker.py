@@ -63,6 +63,19 @@ def test_calm_is_seen_anew_after_readings_that_failed():
     assert moves == [Move.REFUSE, Move.REFUSE, Move.LEND]
 
 
+def test_a_loan_that_nobody_renewed_in_time_is_over_and_another_may_begin():
+    broker = Broker(QUICK)
+    first, now_ms = grown(broker)
+    late_ms = now_ms + first.ttl_ms
+    (ended,) = broker.decide([Unread(device(), "no answer")], late_ms)
+    assert (ended.move, ended.lend_bytes) == (Move.END, 0)
+    other = Broker(QUICK)
+    grown(other)
+    (begun,) = other.decide([calm(late_ms)], late_ms)
+    assert begun.move is Move.LEND
+    assert begun.lend_bytes < first.lend_bytes
+
+
 def test_a_reading_that_is_old_says_nothing():
     broker = Broker(QUICK)
     last, now_ms = grown(broker)

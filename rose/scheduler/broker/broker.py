@@ -246,6 +246,8 @@ class Broker:
     def _decision(
         self, history: DeviceHistory, before_bytes: int, why: str, now_ms: float
     ) -> Decision:
+        if history.has_lapsed and history.lent_bytes:
+            before_bytes = 0  # what begins again is another loan
         move, hold_s = move_of(before_bytes, history.lent_bytes), self._hold_s(history)
         if history.lent_bytes and history.blind is None:
             history.ends_ms = now_ms + self._settings.ttl_ms(hold_s)

@@ -21,6 +21,7 @@ class DeviceHistory:
         self.device = device
         self.lent_bytes = 0
         self.ends_ms = 0.0
+        self.has_lapsed = False  # at the decision that is being made
         self.grown_ms = float("-inf")
         self.hold = Hold(settings)
         self.hazard = Hazard(weight_s=settings.hazard_weight_s, memory_s=settings.hazard_memory_s)
@@ -40,7 +41,8 @@ class DeviceHistory:
 
     def expire(self, now_ms: float) -> None:
         """End a loan that nobody renewed in time."""
-        if now_ms >= self.ends_ms:
+        self.has_lapsed = self.lent_bytes > 0 and now_ms >= self.ends_ms
+        if self.has_lapsed:
             self.lent_bytes = 0
 
     def take(self, reading: Reading, now_ms: float) -> bool:
