@@ -36,6 +36,8 @@ def test_what_is_lent_is_what_the_broker_lends_and_pressure_is_a_revocation():
     assert strict["lent_gib_peak"] == pytest.approx(most, abs=0.1)
     assert (strict["revocations"], loose["revocations"]) == (1, 0)
     assert strict["revocations_per_hour"] == pytest.approx(1.0)
+    assert strict["revocations_per_hour_most"] == pytest.approx(4.744, abs=0.01)
+    assert loose["revocations_per_hour_most"] == pytest.approx(math.log(20))
     assert loose["longest_lend_s"] == pytest.approx(3600 - 10)  # calm is seen first
     assert strict["longest_lend_s"] == pytest.approx(1800 - 10)
     assert strict["lent_gib_mean"] < loose["lent_gib_mean"] < most
