@@ -34,6 +34,10 @@ _COMMANDS: Final = {
     ),
     "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
     "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
+    "profile": (
+        "rose.cli.profile:profile",
+        "Measure what serving leaves, and say how much could be lent at which SLO.",
+    ),
     "publish": (
         "rose.cli.publish:publish",
         "Serve checkpoints as versions of weights, each as what changed.",

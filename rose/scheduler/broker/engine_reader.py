@@ -1,0 +1,61 @@
+"""Turns what an engine says, again and again, into observations of its device."""
+
+import math
+from collections import deque
+from typing import Final
+
+from rose.scheduler.broker.exposition import EngineMetrics
+from rose.scheduler.broker.histogram import Histogram
+from rose.scheduler.broker.nvml import GpuUse
+from rose.scheduler.broker.observation import LatencyWindow, Observation, ServingDevice
+
+WINDOW_MS: Final = 15_000.0
+"""What tails are taken over: hundreds of tokens, and old news are forgotten in three readings."""
+
+
+class EngineReader:
+    """Keeps the readings of a window, because engines count from their start."""
+
+    def __init__(self, device: ServingDevice, *, window_ms: float = WINDOW_MS) -> None:
+        """Start without a reading; the first has no latencies, for nobody knows of when they are.
+
+        Args:
+            device: that the engine serves on.
+            window_ms: that latencies are taken over.
+        """
+        self._device = device
+        self._window_ms = window_ms
+        self._readings: deque[tuple[float, EngineMetrics]] = deque()
+
+    def observe(
+        self, said: EngineMetrics, at_ms: float, *, use: GpuUse | None = None
+    ) -> Observation:
+        """Return how serving is now.
+
+        Args:
+            said: by the engine.
+            at_ms: when.
+            use: of the GPU, if somebody measures it.
+        """
+        self._readings.append((at_ms, said))
+        # The oldest that is kept lies at the window's beginning or before it.
+        while len(self._readings) > 2 and self._readings[1][0] <= at_ms - self._window_ms:
+            self._readings.popleft()
+        oldest = self._readings[0][1]
+        last = self._readings[-2][1] if len(self._readings) > 1 else said
+        return Observation(
+            device=self._device,
+            at_ms=at_ms,
+            kv_used=said.kv_used,
+            running=said.running,
+            waiting=said.waiting,
+            preempted=math.ceil(max(0.0, said.preempted - last.preempted)),
+            ttft=_window(said.ttft, oldest.ttft, is_first=len(self._readings) == 1),
+            tpot=_window(said.tpot, oldest.tpot, is_first=len(self._readings) == 1),
+            sm_busy=None if use is None else use.sm_busy,
+            memory_used=None if use is None else use.memory_used,
+        )
+
+
+def _window(now: Histogram, before: Histogram, *, is_first: bool) -> LatencyWindow | None:
+    return None if is_first else now.since(before).window()

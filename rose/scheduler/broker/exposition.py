@@ -1,0 +1,217 @@
+"""What vLLM and SGLang say on `/metrics`, as numbers that were checked."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from rose.errors import CorruptData
+from rose.scheduler.broker.histogram import Histogram, summed
+
+# More samples of the few metrics that are read: no engine has so many ranks.
+_LINES_MAX: Final = 20_000
+_TOKENS_MAX: Final = 1 << 40
+# A pool that is full may be rounded to a little more.
+_SHARE_SLACK: Final = 0.02
+_HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """One reading of one engine.
+
+    Args:
+        engine: "vLLM" or "SGLang".
+        model: what it calls its model; "" if it does not say.
+        kv_used: the share of its KV pool that requests hold, of the fullest rank, 0 to 1.
+        kv_tokens: that the pool holds, over all ranks; None if it does not say.
+        running: requests that it works on.
+        waiting: requests that it has not begun.
+        preempted: requests that it put back for want of KV, since it started.
+        ttft: times to the first token.
+        tpot: times between tokens.
+    """
+
+    engine: str
+    model: str
+    kv_used: float
+    kv_tokens: int | None
+    running: int
+    waiting: int
+    preempted: float
+    ttft: Histogram
+    tpot: Histogram
+
+
+_Samples: TypeAlias = dict[str, list[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """The names of one engine; where there are several, the first that is there counts."""
+
+    engine: str
+    prefix: str
+    kv_used: tuple[str, ...]
+    running: str
+    waiting: str
+    preempted: tuple[str, ...]
+    ttft: tuple[str, ...]
+    tpot: tuple[str, ...]
+    kv_tokens: Callable[[_Samples], int | None]
+
+    def names(self) -> Iterator[str]:
+        """Yield all names that samples may have."""
+        yield from (*self.kv_used, self.running, self.waiting, *self.preempted)
+        for name in (*self.ttft, *self.tpot):
+            yield from (f"{name}{part}" for part in _HISTOGRAM_PARTS)
+
+
+def _vllm_kv_tokens(samples: _Samples) -> int | None:
+    """Multiply blocks by their size, which are labels of a sample that is always 1."""
+    tokens = 0
+    for sample in samples.get("vllm:cache_config_info", []):
+        blocks, size = (sample.labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
+        if not (blocks.isdecimal() and size.isdecimal() and len(blocks + size) < 16):
+            return None
+        tokens += int(blocks) * int(size)
+    return tokens if 0 < tokens <= _TOKENS_MAX else None
+
+
+def _sglang_kv_tokens(samples: _Samples) -> int | None:
+    found = samples.get("sglang:max_total_num_tokens", [])
+    tokens = sum(sample.value for sample in found)
+    return int(tokens) if 0 < tokens <= _TOKENS_MAX else None
+
+
+_DIALECTS: Final = (
+    _Dialect(
+        engine="vLLM",
+        prefix="vllm:",
+        kv_used=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        preempted=("vllm:num_preemptions_total",),
+        ttft=("vllm:time_to_first_token_seconds",),
+        tpot=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        kv_tokens=_vllm_kv_tokens,
+    ),
+    _Dialect(
+        engine="SGLang",
+        prefix="sglang:",
+        kv_used=("sglang:token_usage",),
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        preempted=("sglang:num_retracted_requests_total",),
+        ttft=("sglang:time_to_first_token_seconds",),
+        tpot=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
+        kv_tokens=_sglang_kv_tokens,
+    ),
+)
+_INFO_NAMES: Final = ("vllm:cache_config_info", "sglang:max_total_num_tokens")
+
+
+def read_metrics(text: str) -> EngineMetrics:
+    """Return what an engine says.
+
+    Raises:
+        CorruptData: it is no engine that is known, what is needed is not there, or it makes no
+            sense; the sentence says which.
+    """
+    lines = text.splitlines()
+    dialect = next(
+        (one for one in _DIALECTS if any(line.startswith(one.prefix) for line in lines)), None
+    )
+    if dialect is None:
+        raise CorruptData("there are no metrics of vLLM (vllm:...) or SGLang (sglang:...)")
+    samples = _samples(lines, frozenset((*dialect.names(), *_INFO_NAMES)))
+    used = _values(samples, dialect.kv_used)
+    if not used:
+        raise CorruptData(f"{dialect.engine} does not say {dialect.kv_used[0]}")
+    if not 0 <= max(used) <= 1 + _SHARE_SLACK:
+        raise CorruptData(f"{dialect.kv_used[0]} is {max(used):g}, which is no share")
+    return EngineMetrics(
+        engine=dialect.engine,
+        model=_model(samples),
+        kv_used=min(1.0, max(used)),
+        kv_tokens=dialect.kv_tokens(samples),
+        running=_requests(samples, dialect.running),
+        waiting=_requests(samples, dialect.waiting),
+        preempted=sum(_values(samples, dialect.preempted)),
+        ttft=_histogram(samples, dialect.ttft),
+        tpot=_histogram(samples, dialect.tpot),
+    )
+
+
+def _samples(lines: Iterable[str], names: frozenset[str]) -> _Samples:
+    """Parse the lines that are of use: an engine says hundreds of others."""
+    wanted = [line for line in lines if line.split("{", 1)[0].split(" ", 1)[0] in names]
+    if len(wanted) > _LINES_MAX:
+        raise CorruptData(
+            f"there are {len(wanted)} samples of a few metrics: no engine has so many"
+        )
+    found: _Samples = defaultdict(list)
+    try:
+        for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
+            for sample in family.samples:
+                found[sample.name].append(sample)
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
+        raise CorruptData(f"this is no text of Prometheus: {error}") from None
+    return found
+
+
+def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
+    """Return the values of the first name that is there, each a number that is not negative."""
+    for name in names:
+        values = [sample.value for sample in samples.get(name, [])]
+        if any(not (math.isfinite(value) and value >= 0) for value in values):
+            raise CorruptData(f"{name} is negative or no number")
+        if values:
+            return values
+    return []
+
+
+def _requests(samples: _Samples, name: str) -> int:
+    values = _values(samples, (name,))
+    if not values:
+        raise CorruptData(f"{name} is missing")
+    return math.ceil(min(sum(values), 1e9))
+
+
+def _model(samples: _Samples) -> str:
+    names = (sample.labels.get("model_name", "") for found in samples.values() for sample in found)
+    return next((name for name in names if name), "")
+
+
+def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
+    for name in names:
+        found = list(_labelled(samples, name))
+        if found:
+            return summed(found)
+    raise CorruptData(f"the histogram {names[0]} is missing")
+
+
+def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
+    """Yield the histogram of each set of labels."""
+    buckets: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
+    for sample in samples.get(f"{name}_bucket", []):
+        labels = dict(sample.labels)
+        try:
+            bound_s = float(labels.pop("le", ""))
+        except ValueError:
+            raise CorruptData(f"a bucket of {name} has no bound") from None
+        buckets[tuple(sorted(labels.items()))][bound_s] = sample.value
+    sums = {
+        tuple(sorted(sample.labels.items())): sample.value
+        for sample in samples.get(f"{name}_sum", [])
+    }
+    for key, counts in buckets.items():
+        if key not in sums:
+            raise CorruptData(f"{name} has buckets without a sum")
+        ordered = sorted(counts.items())
+        bounds_s, at_or_below = zip(*ordered, strict=True)
+        yield Histogram(bounds_s, at_or_below, sums[key])

@@ -1,0 +1,149 @@
+"""What the broker is told: which devices serve, and how serving is on each."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+from rose.errors import InvalidArgument
+from rose.slo.targets import SLO
+
+
+@dataclass(frozen=True, slots=True)
+class ServingDevice:
+    """A device, or a group of them, that one engine serves on.
+
+    Args:
+        name: unique.
+        domain: what fails, or comes under pressure, together: a node, a rack, a deployment.
+        owner: whose serving it is; see `OwnerRules`.
+        kv_bytes: all of serving's KV pool, lent parts included.
+        reserve_bytes: that serving can always have; no loan touches it.
+        slab_bytes: the least that is lent; loans are whole slabs.
+        slo: what serving's requests were promised.
+    """
+
+    name: str
+    domain: str
+    owner: str
+    kv_bytes: int
+    reserve_bytes: int
+    slab_bytes: int
+    slo: SLO
+
+    def __post_init__(self) -> None:
+        """Refuse a device that could not be.
+
+        Raises:
+            InvalidArgument: a size is out of range.
+        """
+        if not (self.kv_bytes > 0 and self.slab_bytes > 0 and self.reserve_bytes >= 0):
+            raise InvalidArgument(
+                f"device {self.name}: kv_bytes and slab_bytes must be above 0, and reserve_bytes "
+                f"at least 0, not {self.kv_bytes}, {self.slab_bytes} and {self.reserve_bytes}"
+            )
+
+    def whole_slabs(self, size_bytes: float) -> int:
+        """Return the bytes of the whole slabs in `size_bytes`, at least 0."""
+        return max(0, int(size_bytes // self.slab_bytes)) * self.slab_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyWindow:
+    """Latencies that ended within the last seconds.
+
+    Args:
+        count: of them, > 0.
+        mean_ms: their mean.
+        p50_ms: half were at most so long.
+        p99_ms: 99 % were; infinite when it is beyond what is measured.
+    """
+
+    count: float
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+
+    def __post_init__(self) -> None:
+        """Refuse what was not measured.
+
+        Raises:
+            InvalidArgument: a value is negative or not a number.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value >= 0:
+                raise InvalidArgument(f"LatencyWindow({field.name}={value}) must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One reading of a device.
+
+    Args:
+        device: which.
+        at_ms: when it was read, on the clock of the decisions.
+        kv_used: the share of the pool that serving's own requests hold, 0 to 1. What is lent is
+            not in it.
+        running: requests that serving works on.
+        waiting: requests that it has not begun.
+        preempted: requests that it put back for want of KV since the reading before.
+        ttft: to the first token; None when no request had one in the window.
+        tpot: between tokens; None likewise.
+        sm_busy: the share of the time in which the device computes, rollouts included; None when
+            nobody measures it.
+        memory_used: the share of the device's memory that is taken; None likewise. For reports:
+            loans lie in the pool, so no rule looks at it.
+        lent_bytes: on loan now, as the device's executor says; None when nobody asked it.
+        revocations: loans that it took back by itself, counted since it started.
+    """
+
+    device: ServingDevice
+    at_ms: float
+    kv_used: float
+    running: int
+    waiting: int
+    preempted: int = 0
+    ttft: LatencyWindow | None = None
+    tpot: LatencyWindow | None = None
+    sm_busy: float | None = None
+    memory_used: float | None = None
+    lent_bytes: int | None = None
+    revocations: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what was not measured.
+
+        Raises:
+            InvalidArgument: a value is out of its range; the sentence names it.
+        """
+        for name in ("kv_used", "sm_busy", "memory_used"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise InvalidArgument(f"device {self.device.name}: {name} is {value}, not a share")
+        for name in ("running", "waiting", "preempted", "lent_bytes", "revocations"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidArgument(f"device {self.device.name}: {name} is {value}")
+        if not math.isfinite(self.at_ms):
+            raise InvalidArgument(f"device {self.device.name} was read at {self.at_ms} ms")
+
+    @property
+    def used_bytes(self) -> int:
+        """What serving's requests hold, rounded up."""
+        return math.ceil(self.kv_used * self.device.kv_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A device whose telemetry could not be had.
+
+    Args:
+        device: which.
+        why: one sentence.
+    """
+
+    device: ServingDevice
+    why: str
+
+
+Reading: TypeAlias = Observation | Unread

@@ -1,0 +1,80 @@
+"""Whether serving needs its device: read off one observation, and off what is lent there."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rose.scheduler.broker.observation import LatencyWindow, Observation
+from rose.scheduler.broker.settings import BrokerSettings
+
+
+class Severity(Enum):
+    """What pressure asks for."""
+
+    MEMORY = "the loan is cut to what fits"
+    NEAR = "a part of the loan goes back"
+    LATE = "all of the loan goes back"
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A reason to give back.
+
+    Args:
+        severity: how much.
+        why: one sentence.
+    """
+
+    severity: Severity
+    why: str
+
+
+def pressure_of(seen: Observation, lent_bytes: int, settings: BrokerSettings) -> Pressure | None:
+    """Return the gravest pressure, or None while serving has all it needs.
+
+    Args:
+        seen: of the device.
+        lent_bytes: on loan there.
+        settings: what counts as pressure.
+    """
+    slo = seen.device.slo
+    tails = (
+        _Tail("first tokens", seen.ttft, slo.ttft_ms, settings.ttft_near, settings.ttft_late),
+        _Tail("later tokens", seen.tpot, slo.tpot_ms, settings.tpot_near, settings.tpot_late),
+    )
+    for tail in tails:
+        if tail.is_over(tail.late):
+            return Pressure(Severity.LATE, tail.sentence())
+    if seen.preempted:
+        return Pressure(Severity.LATE, f"{seen.preempted} requests were put back for want of KV")
+    for tail in tails:
+        if tail.is_over(tail.near):
+            return Pressure(Severity.NEAR, tail.sentence())
+    if seen.waiting > settings.waiting_max:
+        return Pressure(Severity.NEAR, f"{seen.waiting} requests wait for serving")
+    if lent_bytes > free_bytes(seen):
+        return Pressure(Severity.MEMORY, "serving's requests and its reserve need what is lent")
+    return None
+
+
+def free_bytes(seen: Observation) -> int:
+    """Return what serving's requests and its reserve leave of the pool, in whole slabs."""
+    device = seen.device
+    return device.whole_slabs(device.kv_bytes - seen.used_bytes - device.reserve_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """One latency, and the ratios to its target that mean something."""
+
+    name: str
+    window: LatencyWindow | None
+    target_ms: float
+    near: float
+    late: float
+
+    def is_over(self, ratio: float) -> bool:
+        return self.window is not None and self.window.p99_ms > ratio * self.target_ms
+
+    def sentence(self) -> str:
+        p99_ms = 0.0 if self.window is None else self.window.p99_ms
+        return f"{self.name} have a P99 of {p99_ms:.0f} ms, with a target of {self.target_ms:g} ms"
