@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
+# How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
+JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
@@ -35,7 +37,7 @@ demo: build
 	$(BIN)/rose demo $(ARGS)
 
 test: build
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

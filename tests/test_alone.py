@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.alone import ALONE, FIRST, place, turn
 
-LONG_S = 100.0
+LONG_S = 200.0
 CONTEXT = multiprocessing.get_context("fork")
 
 

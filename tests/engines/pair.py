@@ -22,7 +22,7 @@ from rose.executor import SLO, CoServing, Policy, RolloutLane
 from rose.memory import choose_slab_bytes
 
 POOL_BYTES = 40 << 20
-WAIT_S = 60.0
+WAIT_S = 200.0
 
 
 # Two tokens whose logits differ by less are a tie, which rounding decides: the same sum over

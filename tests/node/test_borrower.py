@@ -44,7 +44,7 @@ def wait_for_tokens(load: RemoteRollouts, more_than: int) -> int:
     return tokens
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rollouts_of_another_process_run_pause_and_end(tmp_path: Path) -> None:
     model = load_model("tiny-policy", seed=0)
     geometry = kv_geometry(model, EngineConfig(max_batch_tokens=32))
