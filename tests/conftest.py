@@ -1,4 +1,4 @@
-"""What every test shares: the root of the repository, how Hypothesis searches, who runs beside whom.
+"""What every test shares: the root, how Hypothesis searches, and who runs beside whom.
 
 In a run of several processes (`pytest -n 2 --dist loadfile`, which `make test` is) a file is run by
 one of them, and the files of `tests/alone.py` while the others wait.

@@ -14,8 +14,8 @@ from tests.engines.policies import TileCommit, later
 from tests.engines.recorder import Recorder
 
 BIG_TILE = 1 << 20
-# No test waits for as long, and no machine stands still for as long: a lease that runs out by itself
-# is a new one, of another epoch, whose turns are others.
+# No machine stands still for as long: after a lease that ran out by itself comes one of another
+# epoch, under which the turns of a test are none.
 TTL_MS = 600_000.0
 LEASED_POOL_BYTES = 72 * MIB  # the pair's, and 24 MiB of weights
 
