@@ -26,6 +26,7 @@ CALM = {
     "revoke_ms": 2000.0,
     "blocking_ms": 5000.0,
     "heartbeat_ttl_ms": 5000.0,
+    "lease_ttl_ms": 600_000.0,
     "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
 }
 

@@ -13,7 +13,12 @@ from rose.memory import choose_slab_bytes
 from rose.rl.borrower_settings import BorrowerSettings
 from rose.units import MIB
 
-CALM = Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), blocking_ms=60_000, revoke_ms=2000.0)
+CALM = Policy(
+    latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
+    blocking_ms=60_000,
+    revoke_ms=2000.0,
+    lease_ttl_ms=600_000.0,
+)
 
 
 def settings(path: str) -> BorrowerSettings:
