@@ -13,6 +13,7 @@ FIRST: Final = ("tests/cpp/", "tests/test_packaging.py", "tests/building/")
 # once for the machine.
 ALONE: Final = (
     "tests/bench/test_netns.py",
+    "tests/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
     "tests/cli/test_demo.py",
     "tests/engines/test_chaos.py",
     "tests/engines/test_chaos_commits.py",
