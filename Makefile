@@ -9,7 +9,7 @@ SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build demo test lint format bench gpu clean
+.PHONY: install build demo test lint lint-style lint-types lint-layout format bench gpu clean
 
 install: $(STAMP)
 
@@ -39,10 +39,17 @@ demo: build
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: install
+# Each of them takes one core: `make -j2 lint`.
+lint: lint-style lint-types lint-layout
+
+lint-style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: install
 	$(BIN)/mypy
+
+lint-layout: install
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: install

@@ -9,17 +9,13 @@ from typing import Final
 # They build with a process for each core: the others fill in what is left of the time.
 FIRST: Final = ("tests/cpp/", "tests/test_packaging.py", "tests/building/")
 # A clock judges what they look at (targets of a service, a program that counts as dead when it is
-# silent), or they start as many programs as would take all cores, or they look at what is there
-# once for the machine.
+# silent), or they look at what is there once for the machine. Most tests need not be here: they
+# wait for what must happen, however long it takes.
 ALONE: Final = (
     "tests/bench/test_netns.py",
     "tests/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
     "tests/cli/test_demo.py",
-    "tests/engines/test_chaos.py",
-    "tests/engines/test_chaos_commits.py",
-    "tests/executor/test_failures.py",
     "tests/rl/test_circle.py",
-    "tests/transfer/test_processes.py",
 )
 
 
