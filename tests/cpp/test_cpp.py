@@ -49,7 +49,7 @@ STANDARD = Path("standard.h")
 # build of the extension has these warnings, and sanitizers see what they are about.
 QUIET = (
     "-Wno-array-bounds -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow "
-    "-Wno-stringop-overread"
+    "-Wno-stringop-overread -Wno-unknown-warning-option"
 )
 HEADERS = """
 algorithm array atomic bit chrono condition_variable cstring deque functional iostream limits map
