@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
+# How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
+JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build demo test lint format bench gpu clean
+.PHONY: install build demo test lint lint-style lint-types lint-layout format bench gpu clean
 
 install: $(STAMP)
 
@@ -35,12 +37,19 @@ demo: build
 	$(BIN)/rose demo $(ARGS)
 
 test: build
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: install
+# Each of them takes one core: `make -j2 lint`.
+lint: lint-style lint-types lint-layout
+
+lint-style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: install
 	$(BIN)/mypy
+
+lint-layout: install
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: install

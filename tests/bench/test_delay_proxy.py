@@ -20,7 +20,7 @@ from rose.errors import InternalError, Unavailable
 
 HERE = "127.0.0.1"
 PROXY = "127.0.0.2"
-WAIT_S = 60.0
+WAIT_S = 200.0
 
 Steps = list[tuple[bytes, int]]
 steps = st.lists(st.tuples(st.binary(min_size=1, max_size=8), st.integers(0, 50)), max_size=30)

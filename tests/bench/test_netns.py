@@ -16,7 +16,7 @@ from bench import netns
 from bench.netns import Link, check_able, inside, leftovers, shaped_link
 from rose.errors import Unavailable
 
-WAIT_S = 60.0
+WAIT_S = 200.0
 MBIT = 1e6
 
 

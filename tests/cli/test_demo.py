@@ -55,7 +55,7 @@ def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path
     assert "rose" in done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
     out = tmp_path / "report"
     process = subprocess.Popen(

@@ -18,7 +18,7 @@ from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.live import create_checkpoint, open_live
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 60.0
+LONG_S = 200.0
 TOKEN = secrets.token_hex(32)
 SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "layer.weight": ("BF16", (1100, 2000)),

@@ -14,13 +14,18 @@ from tests.engines.policies import TileCommit, later
 from tests.engines.recorder import Recorder
 
 BIG_TILE = 1 << 20
+# No machine stands still for as long: after a lease that ran out by itself comes one of another
+# epoch, under which the turns of a test are none.
+TTL_MS = 600_000.0
 LEASED_POOL_BYTES = 72 * MIB  # the pair's, and 24 MiB of weights
 
 
 class Borrowed:
     """Serving, and a borrower over live weights that is a worker; they may be leased too."""
 
-    def __init__(self, serving_model: Model, *, is_leased: bool = False) -> None:
+    def __init__(
+        self, serving_model: Model, *, is_leased: bool = False, ttl_ms: float = TTL_MS
+    ) -> None:
         self.model = load_model("tiny-policy", seed=4)
         self.weights = LiveWeights(self.model, tile_elements=BIG_TILE)
         leased = {
@@ -32,7 +37,7 @@ class Borrowed:
         )
         self.heard = Recorder()
         self.worker = EngineWorker(
-            self.pair.rollout, 2, WorkerKind.BORROWED, self.heard, flush_ms=0.0, ttl_ms=600.0
+            self.pair.rollout, 2, WorkerKind.BORROWED, self.heard, flush_ms=0.0, ttl_ms=ttl_ms
         )
 
     @property

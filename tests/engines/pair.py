@@ -22,7 +22,7 @@ from rose.executor import SLO, CoServing, Policy, RolloutLane
 from rose.memory import choose_slab_bytes
 
 POOL_BYTES = 40 << 20
-WAIT_S = 60.0
+WAIT_S = 200.0
 
 
 # Two tokens whose logits differ by less are a tie, which rounding decides: the same sum over
@@ -78,7 +78,11 @@ class Pair:
             slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
             # Deadlines that a thread which lost its core for a while still keeps.
             policy=Policy(
-                regrow_after_ms=5.0, revoke_ms=200.0, blocking_ms=2000.0, heartbeat_ttl_ms=5000.0
+                regrow_after_ms=5.0,
+                revoke_ms=200.0,
+                blocking_ms=2000.0,
+                heartbeat_ttl_ms=5000.0,
+                lease_ttl_ms=600_000.0,
             ),
         )
         self.serving_lane = self.device.serving(

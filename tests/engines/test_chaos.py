@@ -10,7 +10,7 @@ from tests.engines.conftest import POISON
 from tests.engines.pair import Client, Pair
 
 _SECONDS = 4.0  # at least so long, and until enough has happened
-_SECONDS_MAX = 60.0
+_SECONDS_MAX = 250.0
 _SLABS_RETURNED = 20
 _STEPS_ABORTED = 3
 
@@ -64,7 +64,7 @@ def _chaos(pair: Pair, *, seed: int) -> tuple[Client, Client]:
     return serving, rollout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("poisoned_on_hand_out")
 def test_outputs_are_right_while_slabs_change_hands(models: tuple[Model, Model]) -> None:
     with Pair(models) as pair:
@@ -81,7 +81,7 @@ def test_outputs_are_right_while_slabs_change_hands(models: tuple[Model, Model])
     assert rollout.wrong(pair.rollout_model) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_check_sees_a_live_slab_that_was_poisoned(models: tuple[Model, Model]) -> None:
     """The negative control: without it the chaos test could pass by not looking."""
     with Pair(models) as pair:

@@ -18,7 +18,7 @@ SLABS = 16
 HEADERS = 2
 SERVING_KV = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)  # 4 blocks in a slab
 ROLLOUT_KV = KVGeometry(layers=1, block_tokens=8, bytes_per_token=64)  # 8 blocks in a slab
-LONG_S = 30.0
+LONG_S = 200.0
 
 # Deadlines that a busy machine does not miss, targets that leave room for any quantum, and an
 # engine so slow that it takes little within a deadline.
@@ -26,6 +26,7 @@ CALM = {
     "revoke_ms": 2000.0,
     "blocking_ms": 5000.0,
     "heartbeat_ttl_ms": 5000.0,
+    "lease_ttl_ms": 600_000.0,
     "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
 }
 

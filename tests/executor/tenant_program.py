@@ -95,7 +95,7 @@ class Tenant:
         self.may_go_on.set()
 
     def end_step(self) -> str:
-        self.step.join(30)
+        self.step.join(200)
         return self.outcome
 
     def credit(self) -> dict:

@@ -26,6 +26,7 @@ CALM: dict[str, Any] = {
     "revoke_ms": 5000.0,
     "blocking_ms": 50_000.0,
     "heartbeat_ttl_ms": 5000.0,
+    "lease_ttl_ms": 600_000.0,
     "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
 }
 OUT_OF_MEMORY = 2

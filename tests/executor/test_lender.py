@@ -554,12 +554,12 @@ def test_lease_of_an_idle_borrower_lasts(open_rig) -> None:
 
 
 def test_lease_of_a_long_step_lasts_as_long_as_it_comes_by(open_rig) -> None:
-    rig = open_rig(lease_ttl_ms=200.0, tend_every_ms=5.0)
+    rig = open_rig(lease_ttl_ms=1000.0, tend_every_ms=5.0)
     rig.held = rig.borrow(30)
     lent = rig.counts()[1]
 
     def body() -> None:
-        for _ in range(40):
+        for _ in range(100):  # longer than the lease, each wait far shorter
             threading.Event().wait(0.015)
             rig.rollout.gate()  # never parked: every gate is open
 

@@ -33,6 +33,7 @@ class Rig:
                 revoke_ms=5000.0,
                 regrow_after_ms=0.0,
                 heartbeat_ttl_ms=5000.0,
+                lease_ttl_ms=600_000.0,
                 latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
             ),
         )

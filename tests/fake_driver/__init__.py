@@ -166,7 +166,7 @@ def run_python(
         env={**os.environ, **environment, **paths},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
 

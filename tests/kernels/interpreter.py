@@ -28,7 +28,7 @@ class Child:
         self._pool = pool
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return self._pool.submit(function, *args, **options).result(timeout=110)
+        return self._pool.submit(function, *args, **options).result(timeout=280)
 
 
 @contextmanager

@@ -160,11 +160,21 @@ def test_every_kernel_is_compiled_below(child: Child) -> None:
     assert child.run(kernels) == sorted(VARIANTS)
 
 
+def variants_of(name: str, *, how_many: str) -> list[dict[str, Any]]:
+    """Return all variants of a kernel, or one of 16 bits: to compile it all takes minutes."""
+    common = (one for one in VARIANTS[name] if one.get("width", 16) == 16)
+    return [next(common)] if how_many == "one" else VARIANTS[name]
+
+
+how_many = pytest.mark.parametrize("how_many", ["one", pytest.param("all", marks=pytest.mark.slow)])
+
+
+@how_many
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_compiles_for_hopper_and_ampere(child: Child, name: str, arch: int) -> None:
-    for variant in VARIANTS[name]:
-        # Of other widths only one: the code is the same, and to compile it all takes minutes.
+def test_compiles_for_hopper_and_ampere(child: Child, name: str, arch: int, how_many: str) -> None:
+    for variant in variants_of(name, how_many=how_many):
+        # Of other widths only one: the code is the same.
         for aligned in (True, False) if variant.get("width", 16) == 16 else (True,):
             report = child.run(ptxas_report, name, variant, arch, aligned)
             assert re.search(r"^binary [1-9]", report), report
@@ -172,9 +182,10 @@ def test_compiles_for_hopper_and_ampere(child: Child, name: str, arch: int) -> N
             assert spills == ["0", "0"], report
 
 
+@how_many
 @pytest.mark.parametrize("name", VARIANTS)
-def test_compiles_for_mi300(child: Child, name: str) -> None:
-    for variant in VARIANTS[name]:
+def test_compiles_for_mi300(child: Child, name: str, how_many: str) -> None:
+    for variant in variants_of(name, how_many=how_many):
         assembly = child.run(amd_assembly, name, variant)
         assert re.findall(r"\.vgpr_spill_count: +(\d+)", assembly) == ["0"]
 

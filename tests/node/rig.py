@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerLost
 from tests.node.steady import VERSION, logprob_at, token_at
 
-LONG_S = 30.0
+LONG_S = 200.0
 
 
 def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> None:

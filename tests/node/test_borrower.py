@@ -13,7 +13,12 @@ from rose.memory import choose_slab_bytes
 from rose.rl.borrower_settings import BorrowerSettings
 from rose.units import MIB
 
-CALM = Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), blocking_ms=60_000, revoke_ms=2000.0)
+CALM = Policy(
+    latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
+    blocking_ms=60_000,
+    revoke_ms=2000.0,
+    lease_ttl_ms=600_000.0,
+)
 
 
 def settings(path: str) -> BorrowerSettings:
@@ -44,7 +49,7 @@ def wait_for_tokens(load: RemoteRollouts, more_than: int) -> int:
     return tokens
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_rollouts_of_another_process_run_pause_and_end(tmp_path: Path) -> None:
     model = load_model("tiny-policy", seed=0)
     geometry = kv_geometry(model, EngineConfig(max_batch_tokens=32))

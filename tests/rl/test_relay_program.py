@@ -17,7 +17,7 @@ from rose.transfer.wire.server import serve
 from tests.transfer.worker import TILE, Worker, changed, weights
 
 TOKEN = "17" * 32
-LONG_S = 60.0
+LONG_S = 200.0
 
 
 @contextmanager
@@ -40,7 +40,6 @@ def relay_of(upstream: str, *options: str) -> Iterator[Any]:
             pipe.close()
 
 
-@pytest.mark.timeout(120)
 def test_worker_follows_through_the_relay_and_goes_on_without_the_trainer() -> None:
     log = VersionLog()
     bits = weights(1)
@@ -70,7 +69,6 @@ def test_worker_follows_through_the_relay_and_goes_on_without_the_trainer() -> N
     assert figures[-1]["sent_bytes"] == 2 * moved
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("options", "says"),
     [(["--weights-address=8.8.8.8:0"], "8.8.8.8"), (["--cores=4095"], "cores [4095]")],

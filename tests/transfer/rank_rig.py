@@ -20,7 +20,7 @@ from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
 
 NAMELESS = Version("", 0, 0)
-LONG_S = 60.0
+LONG_S = 200.0
 
 
 class RankRig:

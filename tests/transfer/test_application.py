@@ -151,7 +151,7 @@ def test_a_stop_may_come_from_another_thread() -> None:
     application.step(ONE_BLOCK)
     other = Thread(target=stop.set)
     other.start()
-    other.join(timeout=30)
+    other.join(timeout=200)
     assert not application.run(PLENTY)
     assert application.applied_blocks == 1
     application.undo()  # a stop does not keep it from being taken back

@@ -14,7 +14,7 @@ from tests.transfer.faults.script import script_of
 from tests.transfer.faults.shrink import shortest
 from tests.transfer.faults.world import World, failure_of
 
-DEFAULT, ALL = 200, 10_000
+DEFAULT, ALL = 100, 10_000
 AT_ONCE = 25
 # Seeds until a guard that is missing must have been missed.
 MUTANT_SEEDS = 400

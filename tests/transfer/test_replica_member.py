@@ -43,7 +43,7 @@ from tests.transfer.shards import PAIR, model, places, plan, shard, source_place
 
 PLAN = plan()
 TOKEN = bytes(range(32))
-LONG_S = 60.0
+LONG_S = 200.0
 
 
 class Failing(ShardViews):

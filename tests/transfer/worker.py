@@ -21,7 +21,7 @@ from rose.transfer.version import Version
 Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64
 TILES = Tiles.of(COUNT, TILE)
-LONG_S = 60.0
+LONG_S = 200.0
 NAMELESS = Version("", 0, 0)
 
 

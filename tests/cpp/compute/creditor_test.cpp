@@ -14,7 +14,7 @@ using namespace rose::compute;
 
 namespace {
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
+constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr CreditorConfig kConfig{.max_segments = 4, .poll_ns = 1'000'000};
 
 class ScriptedPolicy final : public CreditPolicy {

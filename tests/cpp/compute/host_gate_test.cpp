@@ -13,7 +13,7 @@ using namespace rose::compute;
 
 namespace {
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
+constexpr Nanoseconds kLongNs = 200'000'000'000;
 
 std::unique_ptr<HostGate> make_gate(std::shared_ptr<const Clock> clock, std::uint32_t first = 0) {
   auto gate = HostGate::create(std::move(clock), first);

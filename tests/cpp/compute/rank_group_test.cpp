@@ -13,7 +13,7 @@ using namespace rose::compute;
 
 namespace {
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
+constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr std::uint32_t kQuantum = 4;
 
 // A group with its ranks and their votes, all in one process.

@@ -24,7 +24,7 @@ using driver::KernelLibrary;
 using driver::Priority;
 using driver::Stream;
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
+constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr Nanoseconds kShortNs = 2'000'000;
 
 struct Rig {

@@ -15,7 +15,7 @@ using namespace rose::compute;
 
 namespace {
 
-constexpr Nanoseconds kLongNs = 30'000'000'000;
+constexpr Nanoseconds kLongNs = 200'000'000'000;
 constexpr Nanoseconds kAfterNs = 50'000'000;
 
 class Written final : public ForcedRecord {

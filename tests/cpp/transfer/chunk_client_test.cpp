@@ -227,7 +227,7 @@ TEST(a_server_that_sends_byte_by_byte_is_an_error_in_time) {
       }
       wire.receive(1 << 20);
     }};
-    Rig rig{server.port(), 1, 300 * kMs};
+    Rig rig{server.port(), 1, 1000 * kMs};
     CHECK(rig.fetch(tiles(1), kBytes).ok());
     CHECK(rig.collect().status().message().find("comes too slowly") != std::string::npos);
     rig.client->close();
@@ -238,7 +238,7 @@ TEST(a_frame_may_take_long_where_the_client_is_paced) {
   constexpr std::size_t kBytes = 20'000;
   ScriptedServer server{served_well_from(0, {}, kBytes)};
   // The last of them comes at half of the least rate, when the burst is spent.
-  Rig rig{server.port(), 1, 300 * kMs, kToken, 8'000};
+  Rig rig{server.port(), 1, 1000 * kMs, kToken, 8'000};
   CHECK(rig.fetch(tiles(14), kBytes).ok());
   check_all(rig, tiles(14), kBytes);
   CHECK_EQ(rig.client->stats().losses, 0);

@@ -28,7 +28,7 @@ namespace rose::test {
 using Bytes = std::vector<std::byte>;
 
 // Bounds a hang, and nothing else.
-inline constexpr int kLongS = 60;
+inline constexpr int kLongS = 200;
 inline constexpr Nanoseconds kLongNs = Nanoseconds{kLongS} * 1'000'000'000;
 
 inline Bytes frame_of(std::size_t nbytes, unsigned seed) {

@@ -23,7 +23,7 @@ from rose.errors import InvalidArgument
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = 4
 DEADLINE_S = 240
-pytestmark = pytest.mark.timeout(300)  # four ranks of torch, on a machine that may be busy
+pytestmark = pytest.mark.timeout(600)  # four ranks of torch, on a machine that may be busy
 
 
 def local_of(whole: torch.Tensor, mesh_shape, placements, at) -> torch.Tensor:

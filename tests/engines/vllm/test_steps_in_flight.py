@@ -12,7 +12,7 @@ from tests.engines.vllm.rig import BLOCK_TOKENS, BLOCKS_PER_SLAB, REQUEST_TOKENS
 pytestmark = pytest.mark.peer
 
 SLABS = 40
-LONG_S = 30.0
+LONG_S = 200.0
 PROMPT, TOKENS = 4 * BLOCK_TOKENS + 3, 20
 
 

@@ -1,0 +1,44 @@
+"""Tests that nothing may run beside, when several processes share a run of pytest."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+# They build with a process for each core: the others fill in what is left of the time.
+FIRST: Final = ("tests/cpp/", "tests/test_packaging.py", "tests/building/")
+# A clock judges what they look at (targets of a service, a program that counts as dead when it is
+# silent), or they look at what is there once for the machine. Most tests need not be here: they
+# wait for what must happen, however long it takes.
+ALONE: Final = (
+    "tests/bench/test_netns.py",
+    "tests/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
+    "tests/cli/test_demo.py",
+    "tests/rl/test_circle.py",
+)
+
+
+def is_alone(nodeid: str) -> bool:
+    """Return whether a test is one of those."""
+    return nodeid.startswith(ALONE)
+
+
+def place(nodeid: str) -> int:
+    """Return what tests are sorted by: what takes all cores, all others, what runs alone."""
+    return 0 if nodeid.startswith(FIRST) else 2 if is_alone(nodeid) else 1
+
+
+@contextmanager
+def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Wait until nothing runs beside a test that is to be alone, and keep all others out.
+
+    Processes take turns at a door, so one that waits for the others to end is not passed by those
+    that come after it. A process that is killed lets go of both.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
