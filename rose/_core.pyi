@@ -1599,7 +1599,7 @@ class SchedulerCore:
         attempts_max: int,
         stall_ms: float,
         wait_max_ms: float,
-        tail_age_ratio: float,
+        tail_seats: float,
         urgent_time_weight: float,
         urgent_risk_weight: float,
         staleness_s_per_version: float,
@@ -1607,7 +1607,15 @@ class SchedulerCore:
         hazard_per_s: float,
         requeue_ms: float,
         turn_tokens_prior: float,
+        turns_prior: float,
+        token_ms_prior: float,
+        tool_ms_prior: float,
+        job_weight: float,
         turn_window: int,
+        version_window: int,
+        reserve_quantile: float,
+        reserve_ahead_tokens: int,
+        longest_first: float,
     ) -> None: ...
     def step(self, rows: list[tuple[float, ...]], now_ns: int) -> list[tuple[int, ...]]: ...
     def stats(self) -> dict[str, Any]: ...

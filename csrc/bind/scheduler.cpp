@@ -153,6 +153,7 @@ py::dict stats_of(const Core& core) {
   out["done"] = counters.done;
   out["dropped"] = counters.dropped;
   out["recalls"] = counters.recalls;
+  out["outgrown"] = counters.outgrown;
   out["resumed"] = counters.resumed;
   out["stale_events"] = counters.stale_events;
   out["tokens_delivered"] = counters.tokens_delivered;
@@ -161,10 +162,15 @@ py::dict stats_of(const Core& core) {
   out["turns_dedicated"] = counters.turns[0];
   out["turns_borrowed"] = counters.turns[1];
   out["used_tokens"] = stats.used_tokens;
+  out["stale"] = stats.fates.stale().count();
+  out["lengths_done"] = stats.fates.done().counts();
+  out["lengths_stale"] = stats.fates.stale().counts();
+  out["lengths_dropped"] = stats.fates.dropped().counts();
+  out["length_bias"] = stats.fates.length_bias();
   py::dict jobs;
   for (const auto& [number, job] : stats.jobs) {
-    jobs[py::int_(number)] =
-        py::make_tuple(job.published, job.admitted, job.done, job.dropped, job.consumed);
+    jobs[py::int_(number)] = py::make_tuple(job.published, job.admitted, job.done, job.dropped,
+                                            job.consumed, job.stale, job.length_bias);
   }
   out["jobs"] = jobs;
   return out;
@@ -176,11 +182,14 @@ Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms *
 std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
                              std::int64_t batch_trajectories, std::int64_t worker_lag_max,
                              double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
-                             double stall_ms, double wait_max_ms, double tail_age_ratio,
+                             double stall_ms, double wait_max_ms, double tail_seats,
                              double urgent_time_weight, double urgent_risk_weight,
                              double staleness_s_per_version, double leave_home_margin_s,
                              double hazard_per_s, double requeue_ms, double turn_tokens_prior,
-                             std::int64_t turn_window) {
+                             double turns_prior, double token_ms_prior, double tool_ms_prior,
+                             double job_weight, std::int64_t turn_window,
+                             std::int64_t version_window, double reserve_quantile,
+                             std::int64_t reserve_ahead_tokens, double longest_first) {
   if (policy < 0 || policy > static_cast<int>(Policy::kLeastLoadedSticky)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
@@ -192,7 +201,7 @@ std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
                                          .attempts_max = attempts_max,
                                          .stall_ns = ns_of(stall_ms),
                                          .wait_max_ns = ns_of(wait_max_ms),
-                                         .tail_age_ratio = tail_age_ratio,
+                                         .tail_seats = tail_seats,
                                          .urgent_time_weight = urgent_time_weight,
                                          .urgent_risk_weight = urgent_risk_weight,
                                          .staleness_s_per_version = staleness_s_per_version,
@@ -200,7 +209,15 @@ std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
                                          .hazard_per_s = hazard_per_s,
                                          .requeue_s = requeue_ms / kMsPerS,
                                          .turn_tokens_prior = turn_tokens_prior,
-                                         .turn_window = turn_window},
+                                         .turns_prior = turns_prior,
+                                         .token_s_prior = token_ms_prior / kMsPerS,
+                                         .tool_s_prior = tool_ms_prior / kMsPerS,
+                                         .job_weight = job_weight,
+                                         .turn_window = turn_window,
+                                         .version_window = version_window,
+                                         .reserve_quantile = reserve_quantile,
+                                         .reserve_ahead_tokens = reserve_ahead_tokens,
+                                         .longest_first = longest_first},
                                 static_cast<Policy>(policy));
 }
 
@@ -211,10 +228,13 @@ void bind_scheduler(py::module_& module) {
       .def(py::init(&create), py::kw_only(), py::arg("policy"), py::arg("max_staleness"),
            py::arg("batch_trajectories"), py::arg("worker_lag_max"), py::arg("recall_grace_ms"),
            py::arg("retry_ms"), py::arg("attempts_max"), py::arg("stall_ms"),
-           py::arg("wait_max_ms"), py::arg("tail_age_ratio"), py::arg("urgent_time_weight"),
+           py::arg("wait_max_ms"), py::arg("tail_seats"), py::arg("urgent_time_weight"),
            py::arg("urgent_risk_weight"), py::arg("staleness_s_per_version"),
            py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("requeue_ms"),
-           py::arg("turn_tokens_prior"), py::arg("turn_window"))
+           py::arg("turn_tokens_prior"), py::arg("turns_prior"), py::arg("token_ms_prior"),
+           py::arg("tool_ms_prior"), py::arg("job_weight"), py::arg("turn_window"),
+           py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
+           py::arg("longest_first"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of);
 }

@@ -12,26 +12,26 @@ constexpr double kPrefillMaxS = 3600;
 
 }  // namespace
 
-void TurnLength::observe(std::int64_t tokens) noexcept {
-  count_ = std::min(count_ + 1, window_ + 1);
-  mean_ += (static_cast<double>(tokens) - mean_) / static_cast<double>(count_);
-}
-
 Book::Book(const Settings& settings_) noexcept
-    : settings{settings_},
-      jobs{settings_},
-      workers{settings_.hazard_per_s},
-      turn_length{settings_.turn_tokens_prior, settings_.turn_window} {}
+    : settings{settings_}, jobs{settings_}, workers{settings_.hazard_per_s} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
   actions_ = &actions;
 }
 
+void Book::create(const TrajectoryCreated& event) {
+  const std::size_t place = jobs.place_of(event.job);
+  Job& job = jobs[place];
+  job.outlook.create(trajectories.create(event.trajectory, event.group, place));
+  job.waiting.push_back(event.trajectory);
+}
+
 void Book::admit(Trajectory& trajectory) {
   Job& job = jobs[trajectory.job];
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = job.published;
+  job.outlook.admit(trajectory, now_ns);
   ++counters.admitted;
   ++job.admitted;
   act(Admit{trajectory.id});
@@ -44,11 +44,7 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
   trajectory.tries = 0;
   trajectory.attempts = 0;
   trajectory.avoided = {};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kFresh, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kFresh);
 }
 
 void Book::start(Trajectory& trajectory, std::size_t slot) {
@@ -64,7 +60,8 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
   const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
-  workers.hold(slot, trajectory.id, trajectory.need_tokens(), prompt - cached);
+  const std::int64_t reserved = reserve_tokens(trajectory);
+  workers.hold(slot, trajectory.id, reserved, prompt - cached);
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       static_cast<double>(worker.backlog_tokens));
   trajectory.run = {
@@ -75,6 +72,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
       .version = worker.version,
       .prefill_tokens = prompt - cached,
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
+      .reserved_tokens = reserved,
       .is_held = true};
   if (worker.kind == WorkerKind::kBorrowed) {
     stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
@@ -87,6 +85,7 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
                    std::int64_t tokens) {
   act(Deliver{trajectory.id, trajectory.turn, event, skip, tokens});
   trajectory.known_tokens += tokens;
+  trajectory.said_tokens += tokens;
   counters.tokens_delivered += tokens;
   const Run& run = trajectory.run;
   trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
@@ -98,6 +97,21 @@ void Book::note_progress(Trajectory& trajectory) {
   run.stall_at_ns = now_ns + settings.stall_ns;
   if (run.is_held && run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
   run.prefill_tokens = 0;
+}
+
+bool Book::extend(Trajectory& trajectory) {
+  Run& run = trajectory.run;
+  const std::int64_t ahead = settings.reserve_ahead_tokens;
+  const std::int64_t most = trajectory.need_tokens();
+  if (!run.is_held || std::min(trajectory.prompt_tokens() + ahead, most) <= run.reserved_tokens) {
+    return false;
+  }
+  // Twice as far ahead, or the next word would do it again.
+  const Outlook& outlook = jobs[trajectory.job].outlook;
+  const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
+  workers.grow(run.slot, reserved - run.reserved_tokens);
+  run.reserved_tokens = reserved;
+  return true;
 }
 
 void Book::recall(Trajectory& trajectory) {
@@ -125,16 +139,12 @@ void Book::requeue(Trajectory& trajectory) {
   release(trajectory);
   const Run& run = trajectory.run;
   trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
-  move(trajectory, TrajectoryState::kQueued);
-  trajectory.queue_key = {QueueRank::kResumed, trajectory.started_ns, trajectory.id};
-  trajectory.queued_ns = now_ns;
-  turns.push(trajectory.queue_key, now_ns);
-  has_changed = true;
+  wait_for_worker(trajectory, QueueRank::kResumed);
 }
 
 void Book::finish(Trajectory& trajectory) {
   release(trajectory);
-  turn_length.observe(trajectory.known_tokens);
+  jobs[trajectory.job].outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
   move(trajectory, TrajectoryState::kEnv);
   act(TurnDone{trajectory.id, trajectory.turn});
@@ -152,6 +162,7 @@ void Book::fail(Trajectory& trajectory) {
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
   ++jobs[trajectory.job].done;
+  jobs[trajectory.job].outlook.over(trajectory, true);
   move(trajectory, TrajectoryState::kDone);
 }
 
@@ -164,6 +175,7 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
   release(trajectory);
   ++counters.dropped;
   Job& job = jobs[trajectory.job];
+  job.outlook.over(trajectory, false);
   ++job.dropped;
   job.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
@@ -207,27 +219,41 @@ std::vector<TrajectoryId> Book::take_overdue() {
   return overdue;
 }
 
-double Book::urgency(const Trajectory& trajectory) const noexcept {
+double Book::lag(const Trajectory& trajectory) const {
   const Job& job = jobs[trajectory.job];
-  const double mean_s = job.ages.mean_s(now_ns);
-  const double age_s = static_cast<double>(now_ns - trajectory.started_ns) / kNsPerS;
-  const double span_s = mean_s * (settings.tail_age_ratio - 1);
-  const double by_age = span_s > 0 ? (age_s - mean_s) / span_s : 0;
   const double by_version = static_cast<double>(job.published - trajectory.version_min) /
                             static_cast<double>(job.max_staleness + 1);
-  return std::clamp(std::max(by_age, by_version), 0.0, 1.0);
+  return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
+}
+
+double Book::urgency(const Trajectory& trajectory) const {
+  const auto live = static_cast<double>(jobs[trajectory.job].outlook.live());
+  const auto free = static_cast<double>(workers.free_seats(trajectory.job));
+  return settings.tail_seats * live < free ? 1 : lag(trajectory);
+}
+
+Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
+  const Job& job = jobs[trajectory.job];
+  // Without this one the trainer cannot fill its next batch: it will wait for it.
+  if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
+  const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
+  return job.outlook.freshness(trajectory, versions_left, now_ns);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
-  AgeSum& ages = jobs[trajectory.job].ages;
-  const bool was_waiting = trajectory.state == TrajectoryState::kWaiting;
-  const Nanoseconds started_ns = trajectory.started_ns;
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";
-    return;
   }
-  if (was_waiting && to == TrajectoryState::kEnv) ages.add(now_ns);
-  if (!was_waiting && is_over(to)) ages.remove(started_ns);
+}
+
+void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
+  Outlook& outlook = jobs[trajectory.job].outlook;
+  move(trajectory, TrajectoryState::kQueued);
+  outlook.queue(trajectory, now_ns);
+  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id};
+  trajectory.queued_ns = now_ns;
+  turns.push(trajectory.queue_key, now_ns);
+  has_changed = true;
 }
 
 void Book::release(Trajectory& trajectory) noexcept {
@@ -235,7 +261,7 @@ void Book::release(Trajectory& trajectory) noexcept {
   if (!run.is_held) return;
   if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
   run.prefill_tokens = 0;
-  workers.release(run.slot, trajectory.id, trajectory.need_tokens());
+  workers.release(run.slot, trajectory.id, run.reserved_tokens);
   run.is_held = false;
   has_changed = true;
 }

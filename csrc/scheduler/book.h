@@ -16,20 +16,6 @@
 
 namespace rose::scheduler {
 
-// The mean length of a turn, with a memory of `window` turns. The prior counts as one.
-class TurnLength {
- public:
-  TurnLength(double prior_tokens, std::int64_t window) noexcept
-      : mean_{prior_tokens}, window_{window} {}
-  void observe(std::int64_t tokens) noexcept;
-  double mean() const noexcept { return mean_; }
-
- private:
-  double mean_;
-  std::int64_t window_;
-  std::int64_t count_{1};
-};
-
 // Each move writes the actions that make it true outside, in the order in which they must happen:
 // nobody is started elsewhere before the Stop of where it was.
 //
@@ -44,6 +30,7 @@ class Book {
 
   void begin_step(Nanoseconds now_ns, std::vector<Action>& actions) noexcept;
 
+  void create(const TrajectoryCreated& event);
   void admit(Trajectory& trajectory);
   void queue(Trajectory& trajectory, const TurnReady& event);
   void start(Trajectory& trajectory, std::size_t slot);
@@ -51,6 +38,13 @@ class Book {
   void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
   // The worker has shown that the prompt is computed and that it lives.
   void note_progress(Trajectory& trajectory);
+  // What a start of the turn takes of a lease.
+  std::int64_t reserve_tokens(const Trajectory& trajectory) const noexcept {
+    return jobs[trajectory.job].outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
+  }
+  // Keeps what a turn takes of its lease ahead of what it has said, whether there is room or not.
+  // True if it takes more than before.
+  bool extend(Trajectory& trajectory);
   // Takes a turn that is RUNNING away from its worker.
   void recall(Trajectory& trajectory);
   // The worker is done with the turn, but tokens that it said are still under way.
@@ -70,8 +64,11 @@ class Book {
   // Those whose grace period is over.
   std::vector<TrajectoryId> take_overdue();
 
-  // 0 in bulk, 1 in the tail: how much older than the mean it is, or how close to going stale.
-  double urgency(const Trajectory& trajectory) const noexcept;
+  // How far it is behind the others, or how close to going stale: from 0 to 1.
+  double lag(const Trajectory& trajectory) const;
+  // 0 in bulk and 1 in the tail: its lag, or 1 for all when seats are left for all.
+  double urgency(const Trajectory& trajectory) const;
+  Freshness freshness(const Trajectory& trajectory) const noexcept;
   std::int64_t version_floor(std::size_t job) const noexcept {
     return jobs[job].published - settings.worker_lag_max;
   }
@@ -81,7 +78,6 @@ class Book {
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
-  TurnLength turn_length;
   Counters counters;
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
@@ -98,6 +94,7 @@ class Book {
   };
 
   void move(Trajectory& trajectory, TrajectoryState to);
+  void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   void release(Trajectory& trajectory) noexcept;
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }

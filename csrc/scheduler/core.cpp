@@ -54,6 +54,7 @@ void Core::admit_of(Job& job) {
 Stats Core::stats() const {
   const TrajectoryTable& trajectories = book_.trajectories;
   Stats stats{.counters = book_.counters,
+              .fates = {},
               .waiting = trajectories.count(TrajectoryState::kWaiting),
               .environment = trajectories.count(TrajectoryState::kEnv),
               .queued = trajectories.count(TrajectoryState::kQueued),
@@ -71,7 +72,10 @@ Stats Core::stats() const {
                               .admitted = job.admitted,
                               .done = job.done,
                               .dropped = job.dropped,
-                              .consumed = job.consumed};
+                              .consumed = job.consumed,
+                              .stale = job.outlook.fates().stale().count(),
+                              .length_bias = job.outlook.fates().length_bias()};
+    stats.fates.add(job.outlook.fates());
   }
   return stats;
 }

@@ -9,6 +9,9 @@ namespace {
 
 // Who holds what is promised during a rescue; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
+// A turn that only a dedicated worker may run is looked at again, though nothing else changed: it
+// may be too late for it by then, and any worker will do.
+constexpr Nanoseconds kLookAgainMinNs = 100'000'000;
 
 }  // namespace
 
@@ -18,23 +21,28 @@ void Dispatch::place() {
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
+  look_for_dedicated();
   // No turn of a job that is as large finds room: room only shrinks while turns are placed.
-  too_large_.assign(book_.jobs.size(), std::numeric_limits<double>::infinity());
+  limits_.assign(book_.jobs.size(), Limits{});
   std::size_t jobs_left = book_.jobs.size();
   for (auto place = turns.begin(); place != turns.end();) {
     const QueueKey key = *place++;  // start() takes it out of the queue
     Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
-    double& too_large = too_large_[trajectory.job];
-    if (static_cast<double>(trajectory.need_tokens()) > too_large) continue;
-    const Query query = query_of(trajectory);
+    Limits& limits = limits_[trajectory.job];
+    if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) continue;
+    const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
+    double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
+    if (query.need_tokens > limit) continue;
     if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
       book_.start(trajectory, *slot);
       continue;
     }
     if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
     if (key.rank == QueueRank::kStarved) keep_for(query);
-    too_large = std::min(too_large, room_max(trajectory.job));
-    if (too_large < 1 && --jobs_left == 0) break;  // every turn takes at least one token
+    if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
+    limit = std::min(limit, room_max(query));
+    // Every turn takes at least one token.
+    if (limits.room < 1 && !query.is_dedicated_only && --jobs_left == 0) break;
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
@@ -44,6 +52,7 @@ void Dispatch::rescue() {
   if (book_.now_ns < book_.stall_check_ns) return;
   book_.stall_check_ns = kNever;
   promises_.clear();
+  look_for_dedicated();
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
@@ -61,25 +70,28 @@ void Dispatch::rescue_from(std::size_t slot) {
     Nanoseconds& check_ns = book_.stall_check_ns;
     check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
-    Query query = query_of(*trajectory);
+    Query query = query_of(*trajectory, false);
     query.avoid = slot;
     const auto elsewhere = placement_.choose(book_.workers.columns(), query);
     if (!elsewhere) continue;
     // Room is promised once: the next stalled turn has to find room of its own.
-    promises_.push_back({*elsewhere, trajectory->need_tokens()});
-    book_.workers.hold(*elsewhere, kPromise, trajectory->need_tokens(), 0);
+    const auto tokens = static_cast<std::int64_t>(query.need_tokens);
+    promises_.push_back({*elsewhere, tokens});
+    book_.workers.hold(*elsewhere, kPromise, tokens, 0);
     book_.recall(*trajectory);
   }
 }
 
-Query Dispatch::query_of(const Trajectory& trajectory) const {
+Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   const WorkerTable& workers = book_.workers;
   const std::int64_t left = trajectory.max_new_tokens - trajectory.known_tokens;
   Query query;
-  query.need_tokens = static_cast<double>(trajectory.need_tokens());
+  query.need_tokens = static_cast<double>(book_.reserve_tokens(trajectory));
+  query.most_tokens = static_cast<double>(trajectory.need_tokens());
+  query.is_dedicated_only = !has_starved && has_dedicated_[trajectory.job] &&
+                            book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
-  // As if lengths had no memory: a turn that is long already is not nearly over.
-  query.expected_tokens = std::min(static_cast<double>(left), book_.turn_length.mean());
+  query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
   query.urgency = book_.urgency(trajectory);
   query.job = trajectory.job;
   query.published = static_cast<double>(book_.jobs[trajectory.job].published);
@@ -110,7 +122,7 @@ void Dispatch::keep_for(const Query& query) {
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     const bool could = worker.lease.is_live && worker.job == query.job &&
-                       static_cast<double>(worker.lease.kv_tokens) >= query.need_tokens &&
+                       static_cast<double>(worker.lease.kv_tokens) >= query.most_tokens &&
                        columns.version[slot] >= query.version_floor && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
@@ -124,13 +136,28 @@ void Dispatch::keep_for(const Query& query) {
   book_.workers.hide(*best);
 }
 
-double Dispatch::room_max(std::size_t job) const noexcept {
+Nanoseconds Dispatch::look_again_ns() const noexcept {
+  return book_.now_ns + std::max(book_.settings.retry_ns, kLookAgainMinNs);
+}
+
+void Dispatch::look_for_dedicated() {
   const WorkerColumns& columns = book_.workers.columns();
-  const auto floor = static_cast<double>(book_.version_floor(job));
+  has_dedicated_.assign(book_.jobs.size(), false);
+  for (std::size_t slot = 0; slot < columns.size(); ++slot) {
+    if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
+      has_dedicated_[columns.job[slot]] = true;
+    }
+  }
+}
+
+double Dispatch::room_max(const Query& query) const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    if (columns.job[slot] != job) continue;
-    if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
+    if (columns.job[slot] != query.job) continue;
+    if (query.is_dedicated_only && columns.kind[slot] == WorkerKind::kBorrowed) continue;
+    if (columns.version[slot] >= query.version_floor)
+      most = std::max(most, columns.room_tokens[slot]);
   }
   return most;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -24,23 +25,33 @@ class Dispatch {
   void rescue();
 
  private:
+  // What larger turns need not ask for while turns are placed.
+  struct Limits {
+    double room{std::numeric_limits<double>::infinity()};
+    double dedicated_room{std::numeric_limits<double>::infinity()};
+  };
+
   struct Promise {
     std::size_t slot;
     std::int64_t tokens;
   };
 
-  Query query_of(const Trajectory& trajectory) const;
+  // A turn that has starved may run anywhere, also where its trajectory may get too old.
+  Query query_of(const Trajectory& trajectory, bool has_starved) const;
+  Nanoseconds look_again_ns() const noexcept;
+  void look_for_dedicated();
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
   void keep_for(const Query& query);
-  double room_max(std::size_t job) const noexcept;
+  double room_max(const Query& query) const noexcept;
   void rescue_from(std::size_t slot);
 
   Book& book_;
   Placement placement_;
-  Nanoseconds place_at_ns_{kNever};  // when a worker is no longer avoided
+  Nanoseconds place_at_ns_{kNever};  // when time alone may let a turn start
   std::vector<std::size_t> kept_;
-  std::vector<double> too_large_;  // by job
+  std::vector<Limits> limits_;       // by job
+  std::vector<bool> has_dedicated_;  // by job: one with a live lease
   std::vector<Promise> promises_;
 };
 

@@ -14,12 +14,14 @@ bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCoun
 void EventRules::apply(std::span<const Event> events) {
   place_ = 0;
   shrunk_.clear();
+  outgrown_.clear();
   for (const Event& event : events) {
     std::visit(*this, event);
     ++place_;
   }
   // After all of them: turns that the worker itself gave up may be reported behind its lease.
   for (const std::size_t slot : shrunk_) fit(slot);
+  for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
 
 void EventRules::operator()(const WorkerJoined& event) {
@@ -56,6 +58,7 @@ void EventRules::operator()(const WorkerLost& event) {
 void EventRules::operator()(const VersionPublished& event) {
   Job& job = book_.jobs[book_.jobs.place_of(event.job)];
   if (event.version > job.published) {
+    job.outlook.publish(event.version - job.published, book_.now_ns);
     job.published = event.version;
   } else {
     ++book_.counters.stale_events;
@@ -72,11 +75,7 @@ void EventRules::operator()(const VersionCommitted& event) {
   book_.has_changed = true;
 }
 
-void EventRules::operator()(const TrajectoryCreated& event) {
-  const std::size_t job = book_.jobs.place_of(event.job);
-  book_.trajectories.create(event.trajectory, event.group, job);
-  book_.jobs[job].waiting.push_back(event.trajectory);
-}
+void EventRules::operator()(const TrajectoryCreated& event) { book_.create(event); }
 
 void EventRules::operator()(const TurnReady& event) {
   Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
@@ -130,8 +129,10 @@ void EventRules::operator()(const TrajectoryEnded& event) {
 }
 
 void EventRules::operator()(const Consumed& event) {
+  Job& job = book_.jobs[book_.jobs.place_of(event.job)];
+  job.outlook.consume(event.trajectories, job.published, job.max_staleness);
+  job.consumed += event.trajectories;
   book_.counters.consumed += event.trajectories;
-  book_.jobs[book_.jobs.place_of(event.job)].consumed += event.trajectories;
 }
 
 void EventRules::operator()(const JobJoined& event) { book_.jobs.join(event); }
@@ -154,6 +155,7 @@ void EventRules::deliver_news(Trajectory& trajectory, const TurnProgress& event)
   book_.counters.tokens_ignored += event.tokens - news;
   if (!is_news) return;
   book_.deliver(trajectory, place_, known - event.first_token, news);
+  if (book_.extend(trajectory)) outgrown_.push_back(trajectory.run.slot);
   if (event.version_min >= 0) {
     trajectory.version_min = std::min(trajectory.version_min, event.version_min);
   }
@@ -167,31 +169,35 @@ void EventRules::conclude(Trajectory& trajectory, TurnEnd end) {
   }
 }
 
-void EventRules::fit(std::size_t slot) {
+std::int64_t EventRules::fit(std::size_t slot) {
   const WorkerTable& workers = book_.workers;
   const Share share = workers.share(slot);
   std::int64_t tokens = 0;
-  // urgency, what is lost, id
-  std::vector<std::tuple<double, std::int64_t, TrajectoryId>> victims;
+  // lag, what is lost, the youngest, id
+  std::vector<std::tuple<double, std::int64_t, Nanoseconds, TrajectoryId>> victims;
   for (const std::size_t peer : workers[slot].peers) {
     for (const TrajectoryId id : workers[peer].held) {
       const Trajectory* const trajectory = book_.trajectories.find(id);
       if (trajectory == nullptr || trajectory->state != TrajectoryState::kRunning) continue;
-      tokens += trajectory->need_tokens();
-      victims.emplace_back(book_.urgency(*trajectory), trajectory->prompt_tokens(), id);
+      tokens += trajectory->run.reserved_tokens;
+      victims.emplace_back(book_.lag(*trajectory), trajectory->prompt_tokens(),
+                           -trajectory->started_ns, id);
     }
   }
   auto turns = static_cast<std::int64_t>(victims.size());
   const auto fits = [&] { return tokens <= share.kv_tokens && turns <= share.seats; };
-  if (fits()) return;
+  if (fits()) return 0;
   std::sort(victims.begin(), victims.end());
-  for (const auto& [urgency, lost, id] : victims) {
-    if (fits()) return;
+  std::int64_t recalled = 0;
+  for (const auto& [lag, lost, age, id] : victims) {
+    if (fits()) break;
     Trajectory* const trajectory = book_.trajectories.find(id);
-    tokens -= trajectory->need_tokens();
+    tokens -= trajectory->run.reserved_tokens;
     --turns;
     book_.recall(*trajectory);
+    ++recalled;
   }
+  return recalled;
 }
 
 }  // namespace rose::scheduler

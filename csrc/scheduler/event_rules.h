@@ -38,12 +38,14 @@ class EventRules {
   Trajectory* find_turn(const E& event) noexcept;
   void deliver_news(Trajectory& trajectory, const TurnProgress& event);
   void conclude(Trajectory& trajectory, TurnEnd end);
-  // Recalls the least urgent turns until the others fit the lease.
-  void fit(std::size_t slot);
+  // Recalls turns until the others fit the lease, and says how many: those that are least behind,
+  // of them those that are cheapest to compute again, of them the youngest.
+  std::int64_t fit(std::size_t slot);
 
   Book& book_;
-  std::int64_t place_{0};  // of the event at hand
-  std::vector<std::size_t> shrunk_;
+  std::int64_t place_{0};              // of the event at hand
+  std::vector<std::size_t> shrunk_;    // leases
+  std::vector<std::size_t> outgrown_;  // by their turns
 };
 
 }  // namespace rose::scheduler

@@ -11,6 +11,7 @@ namespace rose::scheduler {
 
 using WorkerId = std::int64_t;
 using TrajectoryId = std::int64_t;
+using GroupId = std::int64_t;
 using JobId = std::int64_t;
 using DeviceId = std::int64_t;
 
@@ -62,7 +63,7 @@ struct VersionCommitted {
 
 struct TrajectoryCreated {
   TrajectoryId trajectory;
-  std::int64_t group{0};
+  GroupId group{0};
   JobId job{0};
 };
 

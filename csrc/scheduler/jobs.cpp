@@ -10,10 +10,10 @@ std::optional<std::size_t> JobTable::find(JobId number) const noexcept {
 std::size_t JobTable::place_of(JobId number) {
   const auto [found, is_new] = places_.try_emplace(number, jobs_.size());
   if (is_new) {
-    Job& job = jobs_.emplace_back();
+    Job& job = jobs_.emplace_back(settings_);
     job.number = number;
-    job.batch_trajectories = batch_trajectories_;
-    job.max_staleness = max_staleness_;
+    job.batch_trajectories = settings_.batch_trajectories;
+    job.max_staleness = settings_.max_staleness;
   }
   return found->second;
 }

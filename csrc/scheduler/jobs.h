@@ -7,13 +7,15 @@
 #include <optional>
 #include <unordered_map>
 
-#include "scheduler/ages.h"
 #include "scheduler/events.h"
+#include "scheduler/outlook.h"
 #include "scheduler/settings.h"
 
 namespace rose::scheduler {
 
 struct Job {
+  explicit Job(const Settings& settings) noexcept : outlook{settings} {}
+
   JobId number{0};
   std::int64_t batch_trajectories{1};
   std::int64_t max_staleness{0};
@@ -26,12 +28,17 @@ struct Job {
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
   std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
-  AgeSum ages;                       // of the admitted that are not over
+  Outlook outlook;
 
+  std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
+  // Those that started and were not consumed.
+  std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
   // Whether one more may start: see Core.
-  bool can_admit() const noexcept {
-    const std::int64_t ahead_max = (max_staleness + 1) * batch_trajectories;
-    return admitted - dropped_admitted - consumed < ahead_max;
+  bool can_admit() const noexcept { return ahead() < ahead_max(); }
+  // How many there may be ahead before one is consumed: with those that wait, or more.
+  std::int64_t could_be_ahead() const noexcept {
+    const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
+    return all < ahead_max() ? all : ahead_max();
   }
 };
 
@@ -39,8 +46,7 @@ struct Job {
 // the settings. None is ever forgotten: its consumed counts bound what its front may say.
 class JobTable {
  public:
-  explicit JobTable(const Settings& settings) noexcept
-      : batch_trajectories_{settings.batch_trajectories}, max_staleness_{settings.max_staleness} {}
+  explicit JobTable(const Settings& settings) noexcept : settings_{settings} {}
 
   std::size_t size() const noexcept { return jobs_.size(); }
   Job& operator[](std::size_t place) noexcept { return jobs_[place]; }
@@ -52,8 +58,7 @@ class JobTable {
   void join(const JobJoined& event);
 
  private:
-  std::int64_t batch_trajectories_;
-  std::int64_t max_staleness_;
+  Settings settings_;
   std::deque<Job> jobs_;
   std::unordered_map<JobId, std::size_t> places_;  // looked up, never walked
 };

@@ -8,7 +8,9 @@ namespace {
 
 bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
-         workers.version[slot] >= query.version_floor && query.avoid != slot;
+         workers.lease_tokens[slot] >= query.most_tokens &&
+         workers.version[slot] >= query.version_floor && query.avoid != slot &&
+         !(query.is_dedicated_only && workers.kind[slot] == WorkerKind::kBorrowed);
 }
 
 bool can_home_take(const WorkerColumns& workers, const Query& query) noexcept {

@@ -15,7 +15,9 @@ namespace rose::scheduler {
 // A turn that wants a worker.
 struct Query : CostQuery {
   std::size_t job{0};                  // whose workers may run it
-  double need_tokens{0};               // it takes of a lease
+  double need_tokens{0};               // it takes of a lease now
+  double most_tokens{0};               // it may take at last: a worker must be able to hold it
+  bool is_dedicated_only{false};       // a borrowed worker may not run it
   double version_floor{0};             // of a worker that may run it
   std::optional<std::size_t> home{};   // the worker that had it last
   double hit_tokens{0};                // of the prompt, cached at home

@@ -23,7 +23,7 @@ struct Settings {
   std::int64_t attempts_max{3};
   Nanoseconds stall_ns{0};
   Nanoseconds wait_max_ns{0};
-  double tail_age_ratio{2};
+  double tail_seats{1};
   double urgent_time_weight{1};
   double urgent_risk_weight{1};
   double staleness_s_per_version{0};
@@ -31,7 +31,15 @@ struct Settings {
   double hazard_per_s{0};
   double requeue_s{0};
   double turn_tokens_prior{1};
+  double turns_prior{1};
+  double token_s_prior{0};
+  double tool_s_prior{0};
+  double job_weight{1};
   std::int64_t turn_window{1};
+  std::int64_t version_window{1};
+  double reserve_quantile{1};
+  std::int64_t reserve_ahead_tokens{1};
+  double longest_first{0};
 };
 
 }  // namespace rose::scheduler

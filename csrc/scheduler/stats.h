@@ -6,6 +6,7 @@
 #include <map>
 
 #include "scheduler/events.h"
+#include "scheduler/fates.h"
 
 namespace rose::scheduler {
 
@@ -15,7 +16,8 @@ struct Counters {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t recalls{0};
-  std::int64_t resumed{0};  // starts in the middle of a turn
+  std::int64_t outgrown{0};  // of them, those for a turn that became longer than expected
+  std::int64_t resumed{0};   // starts in the middle of a turn
   std::int64_t stale_events{0};
   std::int64_t tokens_delivered{0};
   std::int64_t tokens_ignored{0};
@@ -29,10 +31,13 @@ struct JobStats {
   std::int64_t done{0};
   std::int64_t dropped{0};
   std::int64_t consumed{0};
+  std::int64_t stale{0};
+  double length_bias{1};
 };
 
 struct Stats {
   Counters counters;
+  Fates fates;
   std::int64_t waiting{0};
   std::int64_t environment{0};
   std::int64_t queued{0};

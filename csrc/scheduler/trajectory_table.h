@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "scheduler/events.h"
+#include "scheduler/predictor.h"
 #include "scheduler/trajectory_state.h"
 #include "scheduler/turn_queue.h"
 
@@ -19,10 +20,11 @@ struct Run {
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t lease_epoch{0};
-  std::int64_t version{0};         // of the weights it started with
-  std::int64_t prefill_tokens{0};  // of the worker's backlog, until the first sign of life
-  Nanoseconds stall_at_ns{0};      // without progress until then it counts as stalled
-  bool is_held{false};             // whether it counts against the worker's seats and tokens
+  std::int64_t version{0};          // of the weights it started with
+  std::int64_t prefill_tokens{0};   // of the worker's backlog, until the first sign of life
+  Nanoseconds stall_at_ns{0};       // without progress until then it counts as stalled
+  std::int64_t reserved_tokens{0};  // of the lease
+  bool is_held{false};              // whether it counts against the worker's seats and tokens
 };
 
 // Whose cache has the context: it dies with the lease, and with the weights that computed it.
@@ -43,11 +45,15 @@ struct Avoided {
 
 struct Trajectory {
   TrajectoryId id{0};
-  std::int64_t group{0};
   std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
+  GroupId group{0};
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
+  std::int64_t said_tokens{0};  // delivered, in all turns
+  std::size_t life_number{0};   // in the line of lives, from its admission on
+  double life_s{0};             // predicted when its last turn was queued
+  Nanoseconds turn_ns{0};       // when the turn at hand came; in ENV, when the last was over
 
   // The turn at hand, or in ENV the next one.
   std::int64_t turn{0};
@@ -58,6 +64,7 @@ struct Trajectory {
   std::int64_t attempts{0};         // of them, those that failed
   std::int64_t computed_tokens{0};  // the longest context that some worker had computed
 
+  Forecast forecast;   // as of when the turn was queued
   QueueKey queue_key;  // while QUEUED
   Nanoseconds queued_ns{0};
 
@@ -70,7 +77,7 @@ struct Trajectory {
   std::int64_t awaited_tokens{kTokensUnknown};
   TurnEnd awaited_end{TurnEnd::kInterrupted};
 
-  // What it takes of a lease. A resumed turn takes the same: what it has said is context now.
+  // What it may take of a lease. A resumed turn may take the same: what it has said is context now.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
 };

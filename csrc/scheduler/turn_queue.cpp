@@ -5,7 +5,7 @@ namespace rose::scheduler {
 namespace {
 
 QueueKey starved(TrajectoryId trajectory, Nanoseconds queued_ns) noexcept {
-  return {.rank = QueueRank::kStarved, .since_ns = queued_ns, .trajectory = trajectory};
+  return {.rank = QueueRank::kStarved, .order_ns = queued_ns, .trajectory = trajectory};
 }
 
 }  // namespace

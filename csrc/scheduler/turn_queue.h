@@ -18,11 +18,12 @@ enum class QueueRank : std::uint8_t {
   kFresh,
 };
 
-// Within a rank the oldest trajectory is first. Urgency grows with age and nothing else tells two
-// waiting trajectories apart, so this is the order of urgency, and no key changes while it waits.
+// Within a rank the earliest is first: a turn counts as queued the earlier, the more is left of its
+// trajectory and the more urgent it is. So the longest goes first, and whoever waits gains on all
+// that come later, though no key changes while it waits.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
-  Nanoseconds since_ns{0};
+  Nanoseconds order_ns{0};
   TrajectoryId trajectory{0};
 
   auto operator<=>(const QueueKey&) const = default;

@@ -47,6 +47,7 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job) {
 }
 
 void WorkerTable::leave(std::size_t slot) noexcept {
+  set_free_seats(slot, 0);
   const Worker left = std::exchange(workers_[slot], Worker{});
   slots_.erase(left.number);
   free_slots_.push_back(slot);
@@ -155,6 +156,11 @@ void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens) noexcep
   refresh(slot);
 }
 
+void WorkerTable::grow(std::size_t slot, std::int64_t tokens) noexcept {
+  workers_[slot].used_tokens += tokens;
+  refresh(slot);
+}
+
 std::size_t WorkerTable::take_slot() {
   if (!free_slots_.empty()) {
     const std::size_t slot = free_slots_.back();
@@ -164,10 +170,12 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t slot = workers_.size();
   const std::size_t size = slot + 1;
   workers_.resize(size);
+  seats_left_.resize(size);
   columns_.number.resize(size, kNobody);
   columns_.kind.resize(size);
   columns_.job.resize(size);
   columns_.room_tokens.resize(size, -1);
+  columns_.lease_tokens.resize(size);
   columns_.turns.resize(size);
   columns_.backlog_tokens.resize(size);
   columns_.version.resize(size);
@@ -178,6 +186,12 @@ std::size_t WorkerTable::take_slot() {
   return slot;
 }
 
+void WorkerTable::set_free_seats(std::size_t slot, std::int64_t seats) noexcept {
+  const std::size_t job = workers_[slot].job;
+  if (job >= free_seats_.size()) free_seats_.resize(job + 1);
+  free_seats_[job] += seats - std::exchange(seats_left_[slot], seats);
+}
+
 void WorkerTable::refresh(std::size_t slot) noexcept {
   const Share share = this->share(slot);
   const bool has_seat = share.turns < share.seats;
@@ -185,9 +199,11 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
     columns_.room_tokens[peer] = has_seat && worker.lease.is_live ? room : -1;
+    columns_.lease_tokens[peer] = static_cast<double>(share.kv_tokens);
     columns_.turns[peer] = static_cast<double>(share.turns);
     columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);
     columns_.version[peer] = static_cast<double>(worker.version);
+    set_free_seats(peer, has_seat && worker.lease.is_live ? share.seats - share.turns : 0);
   }
 }
 

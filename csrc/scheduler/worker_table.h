@@ -43,8 +43,9 @@ struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
   std::vector<std::size_t> job;
-  std::vector<double> room_tokens;  // what may still be started; -1 without a lease or a seat
-  std::vector<double> turns;        // on its device
+  std::vector<double> room_tokens;   // what may still be started; -1 without a lease or a seat
+  std::vector<double> lease_tokens;  // of its device
+  std::vector<double> turns;         // on its device
   std::vector<double> backlog_tokens;
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
@@ -78,6 +79,10 @@ class WorkerTable {
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
   const WorkerColumns& columns() const noexcept { return columns_; }
+  // Seats of a job's live leases that nobody has; on a shared device another job may take them.
+  std::int64_t free_seats(std::size_t job) const noexcept {
+    return job < free_seats_.size() ? free_seats_[job] : 0;
+  }
   // The earliest deadline of a live lease, or earlier.
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
@@ -97,6 +102,8 @@ class WorkerTable {
             std::int64_t prefill_tokens);
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens) noexcept;
+  // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
+  void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
   // Of the worker's device.
   Share share(std::size_t slot) const noexcept;
@@ -108,6 +115,7 @@ class WorkerTable {
  private:
   std::size_t take_slot();
   void settle(std::size_t slot);
+  void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;
   // The columns of all workers on the device.
   void refresh(std::size_t slot) noexcept;
 
@@ -115,7 +123,9 @@ class WorkerTable {
   std::vector<Worker> workers_;
   WorkerColumns columns_;
   std::vector<std::size_t> free_slots_;
-  std::unordered_map<WorkerId, std::size_t> slots_;                 // looked up, never walked
+  std::vector<std::int64_t> seats_left_;             // by slot
+  std::vector<std::int64_t> free_seats_;             // by job: the sum over its workers
+  std::unordered_map<WorkerId, std::size_t> slots_;  // looked up, never walked
   std::unordered_map<DeviceId, std::vector<std::size_t>> devices_;  // shared ones; the same
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};

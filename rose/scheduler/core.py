@@ -22,6 +22,7 @@ from rose.scheduler.events import (
     Stop,
     TrajectoryCreated,
     TrajectoryEnded,
+    TrajectoryFate,
     TurnDone,
     TurnEnded,
     TurnProgress,
@@ -111,9 +112,14 @@ class SchedulerCore:
             WorkerKind.BORROWED: counted.pop("turns_borrowed"),
         }
         used_kv_tokens = counted.pop("used_tokens")
+        lengths = {fate: tuple(counted.pop(f"lengths_{fate.value}")) for fate in TrajectoryFate}
         jobs = {number: JobStats(*fields) for number, fields in counted.pop("jobs").items()}
         return SchedulerStats(
-            turns_by_kind=turns_by_kind, used_kv_tokens=used_kv_tokens, jobs=jobs, **counted
+            turns_by_kind=turns_by_kind,
+            used_kv_tokens=used_kv_tokens,
+            lengths_by_fate=lengths,
+            jobs=jobs,
+            **counted,
         )
 
 

@@ -60,7 +60,7 @@ class TrajectoryCreated:
 
     Args:
         trajectory: a number >= 0 that was never used before, also by one that is over.
-        group: of trajectories that share a task.
+        group: of trajectories that share a task: those that are over tell of the others.
         job: that wants it.
     """
 
@@ -269,6 +269,14 @@ class Drop:
 Action: TypeAlias = Admit | Start | Stop | Deliver | TurnDone | Drop
 
 
+class TrajectoryFate(Enum):
+    """What became of a trajectory that had been admitted."""
+
+    DONE = "done"
+    STALE = "stale"
+    DROPPED = "dropped"
+
+
 @dataclass(frozen=True, slots=True)
 class JobStats:
     """What is and was of one job.
@@ -279,6 +287,8 @@ class JobStats:
         done: ended by their environment.
         dropped: for whatever reason.
         consumed: by its trainer.
+        stale: as in SchedulerStats.
+        length_bias: as in SchedulerStats.
     """
 
     published: int
@@ -286,6 +296,8 @@ class JobStats:
     done: int
     dropped: int
     consumed: int
+    stale: int
+    length_bias: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +314,10 @@ class SchedulerStats:
         consumed: by the trainer.
         done: ended by their environment.
         dropped: for whatever reason.
+        stale: of those that are done, how many were consumed when they were more than
+            max_staleness versions old, if they were consumed in the order in which they ended.
         recalls: turns taken away from a worker by the scheduler.
+        outgrown: of them, those that made room for a turn that became longer than expected.
         resumed: starts in the middle of a turn.
         stale_events: of workers, that changed nothing: late, doubled, or without a meaning.
         tokens_delivered: in order, each once.
@@ -310,6 +325,11 @@ class SchedulerStats:
         reprefill_tokens: of prompts that a worker had to compute though one had done so before.
         turns_by_kind: turns that finished, by the kind of the worker that finished them.
         used_kv_tokens: promised of its lease, by worker, now.
+        lengths_by_fate: how many trajectories said no token, 1, 2 to 3, 4 to 7 and so on. Stale
+            ones are among those that are done, too.
+        length_bias: mean tokens of those that were dropped or stale, over that of all others that
+            are done. 1 when none was lost: 2 means that what the trainer does not see is twice as
+            long as what it sees.
         jobs: by number, all that were heard of.
     """
 
@@ -322,7 +342,9 @@ class SchedulerStats:
     consumed: int
     done: int
     dropped: int
+    stale: int
     recalls: int
+    outgrown: int
     resumed: int
     stale_events: int
     tokens_delivered: int
@@ -330,4 +352,6 @@ class SchedulerStats:
     reprefill_tokens: int
     turns_by_kind: Mapping[WorkerKind, int]
     used_kv_tokens: Mapping[int, int]
+    lengths_by_fate: Mapping[TrajectoryFate, tuple[int, ...]]
+    length_bias: float
     jobs: Mapping[int, JobStats]

@@ -22,10 +22,21 @@ _MAY_BE_ZERO: Final = frozenset(
         "leave_home_margin_s",
         "hazard_per_s",
         "requeue_ms",
+        "longest_first",
+        "tail_seats",
+        "tool_ms_prior",
     }
 )
 _INTEGERS: Final = frozenset(
-    {"max_staleness", "batch_trajectories", "worker_lag_max", "attempts_max", "turn_window"}
+    {
+        "max_staleness",
+        "batch_trajectories",
+        "worker_lag_max",
+        "attempts_max",
+        "turn_window",
+        "version_window",
+        "reserve_ahead_tokens",
+    }
 )
 
 
@@ -56,7 +67,8 @@ class SchedulerSettings:
         stall_ms: a borrowed worker without progress for so long, beyond the time for its prompts,
             has stalled. Two seconds is what the paper waits.
         wait_max_ms: a turn that waits longer comes before all others, and room is kept for it.
-        tail_age_ratio: a trajectory so many times as old as the mean is in the tail, > 1.
+        tail_seats: when so many seats for each live trajectory are free, all of them are urgent:
+            one means that there is a seat for each and others beside. 0: always, 1e9: never.
         urgent_time_weight: how much more its own time counts for an urgent turn.
         urgent_risk_weight: how much more a revocation counts for an urgent turn.
         staleness_s_per_version: seconds that a fresher worker is worth, per version.
@@ -64,9 +76,25 @@ class SchedulerSettings:
             measurements differ by so much without a reason.
         hazard_per_s: how often a borrowed lease is revoked, until somebody estimates it.
         requeue_ms: what a revoked turn waits for its next worker, besides the prompt.
-        turn_tokens_prior: mean length of a turn before any has finished.
-        turn_window: turns that the mean remembers; enough to be steady, few enough to follow a
-            policy that learns to be brief.
+        turn_tokens_prior: mean length of a turn before any has finished; it counts for one turn.
+        turns_prior: mean turns of a trajectory before any is over.
+        token_ms_prior: what a token takes, waiting for a worker and prompts included, before a
+            turn has finished: a busy engine's step.
+        tool_ms_prior: mean time of a tool before one was seen; most tools answer within a second.
+        job_weight: a group's own observations against those of all others of its job: these count
+            for so many. Two, as members of a group are much alike.
+        turn_window: turns, tools and trajectories that predictions remember; enough to be steady,
+            few enough to follow a policy that learns to be brief.
+        version_window: intervals between versions that their mean remembers.
+        reserve_quantile: the part of turns that stay within what is reserved for them at first; 1
+            reserves all that a turn may say. When one grows beyond it and its worker has no room,
+            the turn there that is cheapest to move goes elsewhere.
+        reserve_ahead_tokens: a reservation stays so far ahead of what a turn is known to have
+            said: more than it says until another's Stop has freed room for it. 64 steps take more
+            than a second.
+        longest_first: seconds of waiting that each second left of a trajectory is worth in the
+            queue, twice that for the most urgent. One lets the longest of them begin first, and a
+            short one wait no longer than the longest takes. 0 is first come, first served.
     """
 
     max_staleness: int = 1
@@ -77,7 +105,7 @@ class SchedulerSettings:
     attempts_max: int = 3
     stall_ms: float = 2000.0
     wait_max_ms: float = 30_000.0
-    tail_age_ratio: float = 2.0
+    tail_seats: float = 1.0
     urgent_time_weight: float = 1.0
     urgent_risk_weight: float = 1.0
     staleness_s_per_version: float = 0.5
@@ -85,7 +113,15 @@ class SchedulerSettings:
     hazard_per_s: float = 1 / 60
     requeue_ms: float = 100.0
     turn_tokens_prior: float = 128.0
+    turns_prior: float = 4.0
+    token_ms_prior: float = 30.0
+    tool_ms_prior: float = 1000.0
+    job_weight: float = 2.0
     turn_window: int = 256
+    version_window: int = 8
+    reserve_quantile: float = 0.9
+    reserve_ahead_tokens: int = 64
+    longest_first: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning.
@@ -105,6 +141,6 @@ def _is_in_range(name: str, value: float) -> bool:
         return False
     if not (math.isfinite(value) and value <= _MAX):
         return False
-    if name == "tail_age_ratio":
-        return value > 1
+    if name == "reserve_quantile":
+        return 0 < value <= 1
     return value >= 0 if name in _MAY_BE_ZERO else value > 0

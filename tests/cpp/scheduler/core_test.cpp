@@ -24,7 +24,15 @@ constexpr Settings kSettings{.max_staleness = 1,
                              .wait_max_ns = 200 * kMs,
                              .hazard_per_s = 0.1,
                              .turn_tokens_prior = 10,
-                             .turn_window = 16};
+                             .turns_prior = 2,
+                             .token_s_prior = 0.01,
+                             .tool_s_prior = 0.1,
+                             .job_weight = 2,
+                             .turn_window = 16,
+                             .version_window = 4,
+                             .reserve_quantile = 0.9,
+                             .reserve_ahead_tokens = 4,
+                             .longest_first = 1};
 
 WorkerJoined joined(WorkerId worker, WorkerKind kind) {
   return {worker, kind, 4, 1000.0, 10.0, 1.0, 0};
@@ -59,15 +67,6 @@ TEST(illegal_move_changes_nothing) {
   CHECK(trajectory.state == TrajectoryState::kWaiting);
   CHECK_EQ(table.count(TrajectoryState::kWaiting), 1);
   CHECK_EQ(table.count(TrajectoryState::kRunning), 0);
-}
-
-TEST(mean_age_is_of_those_that_started_and_are_not_over) {
-  AgeSum ages;
-  CHECK_EQ(ages.mean_s(7 * kMs), 0.0);
-  for (const Nanoseconds started_s : {1, 2, 3}) ages.add(started_s * 1000 * kMs);
-  CHECK_EQ(ages.mean_s(5000 * kMs), 3.0);
-  ages.remove(1000 * kMs);
-  CHECK_EQ(ages.mean_s(5000 * kMs), 2.5);
 }
 
 TEST(starved_turns_come_first_and_leave_the_queue_like_others) {
