@@ -71,11 +71,14 @@ _MODES: Final = ("synchronous", "one-step-off", "asynchronous")
 _TURNS_MAX: Final = 40_000
 _VERSIONS: Final = (3, 6)  # at least, at most
 _LOAD_PEAK_MAX: Final = 0.95  # of the busiest minute: serving alone must keep its promise
-# To guess how long a batch is rolled out: what a GPU says in a second, the seconds of a token and
-# of a tool, and how many times as long as the mean the longest trajectory is. Only the time of
-# training and the horizon depend on it.
-_TOKENS_PER_S: Final = 1000.0
-_TOKEN_S: Final = 0.025
+# To guess how long a batch is rolled out: what an H800 says and hears in a second with 8 B
+# parameters, what others do of that, the seconds of a token and of a tool, and how many times
+# as long as the mean the longest trajectory is. Only the time of training and the horizon need it.
+_TOKENS_PER_S: Final = 3000.0
+_PROMPT_TOKENS_PER_S: Final = 25_000.0
+_SPEED: Final = {"H100": 1.0, "H800": 1.0, "A100": 0.4, "L40S": 0.26}
+_SIZE: Final = {"Qwen3-4B": 0.5, "Qwen3-8B": 1.0, "Qwen3-14B": 1.8, "Qwen3-32B": 4.0}
+_TOKEN_S: Final = 0.015
 _TOOL_S: Final = 1.0
 _LONGEST: Final = 4.0
 
@@ -112,7 +115,8 @@ def drawn_content(seed: int) -> dict[str, Any]:
     kinds = _gpu_kinds(random)
     dedicated = _dedicated(kinds[0], _log(random, 2, 64), tp)
     borrowed = dedicated["count"] * _log(random, 0.5, 4) / len(kinds)
-    job, versions, rollout_s = _job(random, gpus=dedicated["count"] + borrowed / 2)
+    speed = _SPEED[kinds[0]] * dedicated["count"] + borrowed / 2 * sum(_SPEED[one] for one in kinds)
+    job, versions, rollout_s = _job(random, speed=speed / _SIZE[model])
     return {
         "name": f"drawn-{seed}",
         "about": "Drawn at random from documented ranges.",
@@ -126,18 +130,18 @@ def drawn_content(seed: int) -> dict[str, Any]:
             "changed_share": _log(random, 0.005, 0.05),
         },
         "stress": _stress(random),
-        # Long enough for a policy that takes four times as long as was guessed.
-        "horizon_s": math.ceil(4 * versions * (job["train_s"] + rollout_s)) + 1800,
+        # Long enough for a policy that takes eight times as long as was guessed.
+        "horizon_s": math.ceil(8 * versions * (job["train_s"] + rollout_s)) + 1800,
         "versions": versions,
         "arms": list(_ARMS),
     }
 
 
-def _job(random: np.random.Generator, *, gpus: float) -> tuple[dict[str, Any], int, float]:
+def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], int, float]:
     """Return the job, its versions, and a guess of how many seconds a batch is rolled out."""
     group = int(_one(random, (4, 8, 16)))
     batch = round(_log(random, 32, 1024) / group) * group
-    environment, turns, said = _environment(random)
+    environment, turns, heard, said = _environment(random)
     is_dapo = random.random() < 0.25
     redundancy = 1.5 if is_dapo else 1.0  # of a log-uniform up to 3, less its upper half
     per_version = batch * turns * redundancy
@@ -145,7 +149,8 @@ def _job(random: np.random.Generator, *, gpus: float) -> tuple[dict[str, Any], i
     if per_version * versions > _TURNS_MAX:
         batch = max(1, int(_TURNS_MAX / (turns * redundancy * versions * group))) * group
     mode = str(_one(random, _MODES))
-    bulk_s = batch * redundancy * turns * said / (gpus * _TOKENS_PER_S)
+    turn_s = (said / _TOKENS_PER_S + heard / _PROMPT_TOKENS_PER_S) / speed
+    bulk_s = batch * redundancy * turns * turn_s
     rollout_s = max(bulk_s, _LONGEST * turns * (said * _TOKEN_S + _TOOL_S))
     job: dict[str, Any] = {
         "name": "job",
@@ -163,16 +168,17 @@ def _job(random: np.random.Generator, *, gpus: float) -> tuple[dict[str, Any], i
     return job, versions, rollout_s
 
 
-def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, float]:
-    """Return the environment, the mean number of turns, and the mean of what one says."""
+def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, float, float]:
+    """Return the environment, and the means: turns, and what one of them hears and says."""
     turns, turns_sigma = _log(random, 2, 24), _uniform(random, 0.3, 1)
     said, said_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
+    heard, heard_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
     tail = _uniform(random, 0.01, 0.1)
     environment = {
         "kind": "drawn",
         "turns": _lognormal(turns, turns_sigma),
         "first_heard": _lognormal(_log(random, 256, 4096), 0.3),
-        "heard": _lognormal(_log(random, 64, 2048), _uniform(random, 0.2, 0.8)),
+        "heard": _lognormal(heard, heard_sigma),
         "said": _lognormal(said, said_sigma),
         "tool_s": {
             "kind": "mixture",
@@ -185,7 +191,8 @@ def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, fl
         "group_share": _uniform(random, 0, 1),
         "hardness": _uniform(random, 0, 0.5),
     }
-    return environment, _mean(turns, turns_sigma), _mean(said, said_sigma)
+    means = (_mean(turns, turns_sigma), _mean(heard, heard_sigma), _mean(said, said_sigma))
+    return environment, *means
 
 
 def _borrowed(random: np.random.Generator, gpu: str, gpus: float, tp: int) -> dict[str, Any]:

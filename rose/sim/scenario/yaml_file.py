@@ -6,13 +6,14 @@ from typing import Any, Final
 import yaml
 
 from rose.errors import InvalidArgument
-from rose.sim.scenario.scenario import Scenario, scenario_from
+from rose.sim.scenario.scenario import Scenario
+from rose.sim.scenario.sweep import scenarios_from
 
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Read a scenario file.
+def read_scenarios(path: Path) -> tuple[Scenario, ...]:
+    """Read a scenario file, of one scenario or of a sweep.
 
     Raises:
         InvalidArgument: it cannot be read, is no YAML, or a field makes no sense; the sentence
@@ -27,7 +28,7 @@ def read_scenario(path: Path) -> Scenario:
             f"{path} has more than {_FILE_BYTES_MAX >> 10} KiB; it is no scenario"
         )
     try:
-        return scenario_from(parsed(content))
+        return scenarios_from(parsed(content))
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
 

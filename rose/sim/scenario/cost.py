@@ -1,0 +1,108 @@
+"""What a run cost: price lines, and what that is for a trajectory and for a correct answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rose.errors import InvalidArgument
+from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.world import ClusterOutcome, Lending
+from rose.sim.scenario.arms import RULES, Arm, Loan
+from rose.sim.scenario.build import Built
+from rose.sim.scenario.parts import Prices
+
+_MS_PER_HOUR: Final = 3_600_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Dollars of a run, line by line.
+
+    Args:
+        dedicated: GPUs that roll out only, for all of the time.
+        trainer: GPUs that train, for all of the time.
+        borrowed: for the time that rollouts computed on them; whole GPUs for all that they had.
+        opportunity: what serving could have had for that time.
+        trajectories: that a version learned from, and that were not thrown away.
+    """
+
+    dedicated: float
+    trainer: float
+    borrowed: float
+    opportunity: float
+    trajectories: int
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all lines."""
+        return self.dedicated + self.trainer + self.borrowed + self.opportunity
+
+    @property
+    def per_trajectory(self) -> float | None:
+        """Return dollars for one that was learned from; None if there was none."""
+        return self.total / self.trajectories if self.trajectories else None
+
+    def per_correct_answer(self, accept_rate: float) -> float | None:
+        """Return dollars for one that was accepted.
+
+        Args:
+            accept_rate: share of the trajectories with a correct answer, in (0, 1]. No simulation
+                knows it: it is an input, and reports sweep it.
+
+        Raises:
+            InvalidArgument: it is no such share.
+        """
+        if not 0 < accept_rate <= 1:
+            raise InvalidArgument(
+                f"an accept rate of {accept_rate} is none; give a share above 0 and at most 1"
+            )
+        per_trajectory = self.per_trajectory
+        return None if per_trajectory is None else per_trajectory / accept_rate
+
+
+def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gpus: int) -> Cost:
+    """Return what a run cost.
+
+    Args:
+        built: the arm that was run.
+        outcome: of it.
+        prices: of an hour.
+        trainer_gpus: that train, >= 0.
+    """
+    hours = outcome.ended_ms / _MS_PER_HOUR
+    dedicated, borrowed = 0.0, 0.0  # GPU-hours
+    rules = zip(built.world.workers, built.gpus, outcome.busy_ms_by_worker, strict=True)
+    for worker, gpus, busy_ms in rules:
+        if worker.kind is WorkerKind.DEDICATED:
+            dedicated += gpus * hours
+        elif built.arm is Arm.TRAINING_GPUS or worker.lending is None:
+            continue  # paid for by whoever trains
+        elif RULES[built.arm].loan is Loan.WHOLE_GPUS:
+            borrowed += gpus * lent_ms(worker.lending, outcome.ended_ms) / _MS_PER_HOUR
+        else:
+            borrowed += gpus * float(busy_ms) / _MS_PER_HOUR
+    useful = sum(
+        int(np.count_nonzero((job.used_by >= 0) & kept))
+        for job, kept in zip(outcome.jobs, built.kept, strict=True)
+    )
+    return Cost(
+        dedicated=dedicated * prices.dedicated,
+        trainer=trainer_gpus * hours * prices.trainer,
+        borrowed=borrowed * prices.borrowed,
+        opportunity=borrowed * prices.opportunity,
+        trajectories=useful,
+    )
+
+
+def lent_ms(lending: Lending, until_ms: float) -> float:
+    """Return the device's time that was lent up to a time."""
+    ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
+    lasts = np.maximum(ends - lending.at_ms, 0.0)
+    return float((lasts * lending.share).sum())
+
+
+def swept(cost: Cost, accept_rates: Sequence[float]) -> tuple[tuple[float, float | None], ...]:
+    """Return (accept rate, dollars for a correct answer) for each rate."""
+    return tuple((rate, cost.per_correct_answer(rate)) for rate in accept_rates)
