@@ -87,9 +87,10 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
             try:
                 model, at_s, rate = row[0], float(row[1]), float(row[2])
             except (IndexError, ValueError):
-                raise InvalidArgument(
-                    f"{path} line {line}: give model, seconds and a rate"
-                ) from None
+                raise InvalidArgument(f"{path} line {line}: {_EXPECTED}") from None
+            of_model = rates.setdefault(model, [])
+            if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
+                raise InvalidArgument(f"{path} line {line}: {_EXPECTED}") from None
             of_model = rates.setdefault(model, [])
             if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
                 raise InvalidArgument(

@@ -147,7 +147,7 @@ def _union(hints: tuple[Any, ...], value: object, path: str) -> Any:
         return _value(hint, value, path)
     items = dict(_items(value, path))
     tag, names = items.pop(TAG, None), list(kinds)
-    if tag not in kinds:
+    if not isinstance(tag, str) or tag not in kinds:
         what = "is missing" if tag is None else f"{shown(tag)} is unknown{_meant(tag, names)}"
         raise refused(under(path, TAG), f"{what}; give {_either(names)}")
     return _dataclass(kinds[tag], items, path)

@@ -322,4 +322,4 @@ Stress: TypeAlias = (
 
 def _check_whole(count: int, tp: int) -> None:
     if count % tp:
-        raise InvalidArgument(f"count: {count} GPUs make no engines of {tp}; give a multiple")
+        raise InvalidArgument(f"tp: {count} GPUs make no engines of {tp}; give a divisor")

@@ -52,7 +52,7 @@ def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
     if not _has(at, last):
         raise refused(
             f"{SWEEP}.field",
-            f"the file has no {field}; write it down, and it is changed from there",
+            f"the file has no {field}; write it down to have it changed",
         )
     at[last] = value
     changed["name"] = f"{content.get('name')}, {field} {value}"

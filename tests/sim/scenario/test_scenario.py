@@ -1,0 +1,261 @@
+"""A scenario file that makes no sense is refused in one sentence with the field and the mend."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rose.errors import InvalidArgument
+from rose.scheduler.settings import SchedulerSettings
+from rose.sim.scenario.arms import RULES, Arm
+from rose.sim.scenario.environments import ENVIRONMENTS
+from rose.sim.scenario.scenario import Mode, scenario_from
+from rose.sim.scenario.sweep import scenarios_from
+from rose.sim.scenario.yaml_file import parsed, read_scenarios
+from tests.sim.scenario.files import TEXT, changed, content, scenario
+
+FOLDER = Path(__file__).parents[3] / "bench" / "scenarios"
+NAN = float("nan")
+
+# path, value, what the sentence says after the path
+BAD = [
+    ("naem", "x", "no such field (did you mean name?)"),
+    ("name", 7, "7 is not a text"),
+    ("name", "  ", "the text is empty"),
+    ("model", "Qwen9-8B", "no model 'Qwen9-8B'"),
+    ("versions", 0, "0 is out of range; give at least 1 versions"),
+    ("versions", 2.5, "2.5 is not a whole number"),
+    ("versions", True, "True is not a whole number"),
+    ("versions", "2", "'2' is not a whole number"),
+    ("horizon_s", 0, "0 is out of range; give more than 0 s"),
+    ("horizon_s", 3.6e9, "out of range"),
+    ("horizon_s", NAN, "it is no finite number"),
+    ("horizon_s", 10**400, "it is no finite number"),
+    ("seeds", 3, "3 is not a list"),
+    ("seeds", [], "there is none"),
+    ("seeds", [1, 1], "one is there twice"),
+    ("seeds[0]", -1, "out of range"),
+    ("arms", [], "there is none"),
+    ("arms", ["rose", "rose"], "one is there twice"),
+    ("arms[0]", "rosé", "did you mean rose?"),
+    ("arms[0]", ["rose"], "unknown"),
+    ("resolution", "fuzzy", "give one of exact, fluid"),
+    ("jobs", [], "there is none"),
+    ("jobs", {"name": "lake"}, "is not a list"),
+    ("jobs[0]", "lake", "has no fields"),
+    ("jobs[0].batch", 30, "30 trajectories make no groups of 8"),
+    ("jobs[0].batch", -8, "out of range"),
+    ("jobs[0].batch_size", 8, "no such field (did you mean batch?)"),
+    ("jobs[0].algorithm", "ppo", "give one of grpo, dapo"),
+    ("jobs[0].mode", "one_step_off", "did you mean one-step-off?"),
+    ("jobs[0].train_s", "20s", "is not a number"),
+    ("jobs[0].max_staleness", 65, "out of range"),
+    ("jobs[0].weight", 0, "more than 0"),
+    ("jobs[0].environment", {"name": "frozen-lake"}, "kind: is missing"),
+    ("jobs[0].environment.kind", "nmaed", "did you mean named?"),
+    ("jobs[0].environment.name", "lake", "no environment 'lake'"),
+    ("jobs[0].environment.trace", "x.csv", "no such field"),
+    ("jobs[0].redundancy", 3, "has no fields"),
+    ("jobs[0].redundancy", {"kind": "uniform", "least": 3, "most": 1}, "most: 1 is below least"),
+    (
+        "jobs[0].redundancy",
+        {"kind": "mixture", "parts": [{"weight": 0.5, "of": {"kind": "constant", "value": 1}}]},
+        "weights add up to 0.5",
+    ),
+    (
+        "jobs[0].redundancy",
+        {"kind": "mixture", "parts": [{"weight": 1, "of": {"kind": "mixture", "parts": []}}]},
+        "parts[0].of.kind",
+    ),
+    ("dedicated", [], "there is none"),
+    ("dedicated[0].gpu", "B300", "give one of H100"),
+    ("dedicated[0].count", 0, "at least 1 GPUs"),
+    ("dedicated[0].tp", 3, "4 GPUs make no engines of 3"),
+    ("dedicated[0].job", "pond", "'pond' is no job; give lake"),
+    ("borrowed[0].job", "pond", "'pond' is no job; give lake"),
+    ("borrowed[0].serving_model", "Qwen2.5-6B", "no model"),
+    ("borrowed[0].slo", {"ttft_ms": 500}, "tpot_ms: is missing; add it"),
+    ("borrowed[0].slo.ttft_ms", 0, "more than 0 ms"),
+    ("borrowed[0].slo.ttft_s", 0.5, "did you mean ttft_ms?"),
+    ("borrowed[0].traffic.load", 19, "at most 0.95"),
+    ("borrowed[0].traffic.second_peak", 1.2, "1.2 is below minute_peak"),
+    ("borrowed[0].traffic.kind", "azure", "give one of trace, daily, synthetic"),
+    ("borrowed[0].traffic.kind", ["trace"], "is unknown"),
+    ("trainer.tp", 3, "4 GPUs make no engines of 3"),
+    ("network.link_gbit_per_s", 0, "more than 0 Gb/s"),
+    ("network.link_gb_per_s", 25, "did you mean link_gbit_per_s?"),
+    ("network.changed_share", 3, "at most 1"),
+    ("prices.dedicated", -1, "at least 0 $ per GPU-hour"),
+    ("stress", [{"kind": "revoke"}], "give one of revoke-all"),
+    ("stress", [{"kind": "revoke-all", "at_s": 5}], "for_s: is missing"),
+    ("stress", [{"kind": "flapping", "lent_s": 0, "away_s": 5}], "more than 0 s"),
+    ("scheduler", {"stall": 5}, "is no such setting; there are"),
+    ("scheduler", {"max_staleness": 5}, "is said by each job"),
+    ("scheduler", {"stall_ms": -5}, "out of range"),
+    ("scheduler", {"attempts_max": 1.5}, "1.5 is no whole number"),
+    ("scheduler", {"stall_ms": "5"}, "is not a number"),
+    ("scheduler", {5: 5}, "is not a text"),
+]
+
+
+def place_in(path: str, sentence: str) -> bool:
+    """Whether a sentence starts with the path, or with that of a field in or around it."""
+    named = sentence.split(": ", maxsplit=1)[0]
+    return named.startswith(path) or path.startswith(named)
+
+
+@pytest.mark.parametrize(("path", "value", "says"), BAD)
+def test_a_bad_field_is_named_with_its_mend(path: str, value: object, says: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        scenario_from(changed(path, value) if path != "seeds[0]" else scenario_seed(value))
+    sentence = str(error.value)
+    assert says in sentence
+    assert place_in(path, sentence), sentence
+    assert "\n" not in sentence
+
+
+def scenario_seed(value: object) -> dict[str, object]:
+    return {**content(), "seeds": [value]}
+
+
+@pytest.mark.parametrize("field", ["name", "model", "jobs", "dedicated", "network", "arms"])
+def test_a_field_that_is_missing_is_named(field: str) -> None:
+    short = content()
+    del short[field]
+    with pytest.raises(InvalidArgument, match=rf"^{field}: is missing; add it"):
+        scenario_from(short)
+
+
+@pytest.mark.parametrize("nonsense", [None, 7, "rose", [], [1]])
+def test_a_file_without_fields_is_refused(nonsense: object) -> None:
+    with pytest.raises(InvalidArgument, match="the scenario: it has no fields"):
+        scenario_from(nonsense)
+
+
+def test_what_no_single_field_shows_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"^jobs\[0\]\.max_staleness: 0 leaves nothing"):
+        scenario_from(changed("jobs[0].mode", "one-step-off"))
+    with pytest.raises(InvalidArgument, match=r"^stress: nothing is borrowed"):
+        scenario(borrowed=[], stress=[{"kind": "stalled-trainer", "factor": 2}])
+    without = content()
+    del without["trainer"]
+    with pytest.raises(InvalidArgument, match=r"^trainer: is missing, and an arm reuses"):
+        scenario_from({**without, "arms": ["training-gpus"]})
+    twins = content()["jobs"] * 2
+    with pytest.raises(InvalidArgument, match=r"^jobs: one is there twice"):
+        scenario(jobs=twins)
+
+
+def test_settings_are_the_jobs_own_and_the_overrides() -> None:
+    made = scenario(scheduler={"stall_ms": 750, "attempts_max": 5})
+    settings = made.settings(made.jobs[0])
+    assert settings == SchedulerSettings(
+        max_staleness=0, batch_trajectories=32, stall_ms=750.0, attempts_max=5
+    )
+
+
+def test_a_scenario_cannot_be_changed() -> None:
+    made = scenario(scheduler={"stall_ms": 750})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.name = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        made.scheduler["stall_ms"] = 1  # type: ignore[index]
+
+
+def test_every_arm_has_rules_and_every_mode_is_one_of_the_trainer() -> None:
+    assert set(RULES) == set(Arm)
+    assert [mode.trainer_mode.name for mode in Mode] == [mode.name for mode in Mode]
+    assert {"frozen-lake", "alfworld", "swe-bench", "coding-agent"} <= set(ENVIRONMENTS)
+
+
+# --- YAML -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\na: 2", "line 2: a is there twice"),
+        ("x: {b: 1, b: 2}", "line 1: b is there twice"),
+        ("a: &x [1]\nb: *x", "line 1: an alias refers to this"),
+        ("a: [1", "this is no YAML"),
+        ("a: \x01", "this is no YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "this is no YAML"),
+        ("a: 2020-99-99", "this is no YAML"),
+    ],
+)
+def test_yaml_that_is_not_what_it_looks_like_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        parsed(text)
+
+
+def test_a_file_is_named_with_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(TEXT.replace("load: 0.2", "load: 20"), encoding="utf-8")
+    with pytest.raises(InvalidArgument, match=r"bad\.yaml: borrowed\[0\]\.traffic\.load: 20 is"):
+        read_scenarios(path)
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        read_scenarios(tmp_path / "none.yaml")
+    path.write_bytes(b"#" * (1 << 21))
+    with pytest.raises(InvalidArgument, match="KiB"):
+        read_scenarios(path)
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_one_scenario_for_each_value() -> None:
+    swept = {**content(), "sweep": {"field": "borrowed[0].count", "values": [2, 6]}}
+    made = scenarios_from(swept)
+    assert [one.borrowed[0].count for one in made] == [2, 6]
+    assert made[1].name == "small, borrowed[0].count 6"
+    assert made[0].jobs == made[1].jobs
+
+
+@pytest.mark.parametrize(
+    ("sweep", "says"),
+    [
+        (3, "sweep: give the two fields"),
+        ({"field": "versions"}, "sweep: give the two fields"),
+        ({"field": "versions", "values": 3}, "sweep.values: give a list"),
+        ({"field": "versions", "values": []}, "sweep.values: give a list"),
+        ({"field": "jobs.batch", "values": [1]}, "the file has no jobs.batch"),
+        ({"field": "jobs[4].batch", "values": [1]}, "the file has no"),
+        ({"field": "resolution", "values": ["exact"]}, "the file has no resolution"),
+        ({"field": "a b", "values": [1]}, "is no path"),
+        ({"field": "versions", "values": [0]}, "versions: 0 is out of range"),
+    ],
+)
+def test_a_bad_sweep_is_refused(sweep: object, says: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        scenarios_from({**content(), "sweep": sweep})
+    assert says in str(error.value)
+
+
+# --- the project's own files ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_scenario_of_the_bench_can_be_read(path: Path) -> None:
+    for one in read_scenarios(path):
+        assert one.about != "-"
+        assert one.arms
+
+
+def test_the_paper_scenarios_are_those_of_the_paper() -> None:
+    (small,), (large,) = (read_scenarios(FOLDER / f"paper_{size}.yaml") for size in ("8b", "32b"))
+    for one, batch, rollout, train, lent, tp in (
+        (small, 256, 8, 8, 16, 1),
+        (large, 1024, 16, 32, 64, 4),
+    ):
+        (job,), (dedicated,), (borrowed,) = one.jobs, one.dedicated, one.borrowed
+        assert (job.batch, job.group, job.context_tokens) == (batch, 16, 32768)
+        assert (dedicated.count, dedicated.tp, borrowed.count, borrowed.tp) == (
+            rollout,
+            tp,
+            lent,
+            tp,
+        )
+        assert one.trainer is not None
+        assert (one.trainer.count, one.trainer.tp) == (train, 4)
+    assert (small.borrowed[0].slo.ttft_ms, small.borrowed[0].slo.tpot_ms) == (500, 150)
+    assert (large.borrowed[0].slo.ttft_ms, large.borrowed[0].slo.tpot_ms) == (1000, 450)

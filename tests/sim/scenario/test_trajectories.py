@@ -1,0 +1,299 @@
+"""Columns of trajectories hold what is published of them, fit their context, and are replayed."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import InvalidArgument
+from rose.sim.cluster.world import Trajectories
+from rose.sim.scenario.distributions import (
+    Constant,
+    Lognormal,
+    LogUniform,
+    Mixture,
+    Pareto,
+    Part,
+    Uniform,
+)
+from rose.sim.scenario.environments import ENVIRONMENTS, Drawn
+from rose.sim.scenario.sessions import Sessions, fit_sessions, fitted, ks_distance
+from rose.sim.scenario.trajectories import (
+    context_tokens_of,
+    drawn_trajectories,
+    heard_share,
+    replayed_trajectories,
+)
+
+CONTEXT = 32_768
+
+
+def made(name: str, batch: int, seed: int, context_tokens: int = CONTEXT) -> Trajectories:
+    return drawn_trajectories(
+        ENVIRONMENTS[name],
+        groups=batch // 16,
+        group=16,
+        context_tokens=context_tokens,
+        random=np.random.default_rng(seed),
+    )
+
+
+def durations_s(one: Trajectories, *, token_s: float, prompt_tokens_per_s: float):
+    """How long each takes on an engine that nobody else uses."""
+    turns = token_s * one.said_tokens + one.heard_tokens / prompt_tokens_per_s + one.tool_ms / 1000
+    return np.add.reduceat(turns, one.first_turn[:-1])
+
+
+# Decode steps of 12 and 20 ms, prompts at 20 and 10 thousand tokens a second: 8B and 32B on H800.
+PUBLISHED = [("frozen-lake", 256, 0.012, 20_000), ("alfworld", 1024, 0.02, 10_000)]
+
+
+@pytest.mark.parametrize(("name", "batch", "token_s", "prompt_rate"), PUBLISHED)
+def test_what_is_published_of_the_paper_s_trajectories_holds(
+    name: str, batch: int, token_s: float, prompt_rate: float
+) -> None:
+    """77-86 % of tokens are prompts; P75 ends within 30 % of the time; the tail is 5-10 times."""
+    p75, tail = [], []
+    for seed in range(12):
+        one = made(name, batch, seed)
+        assert 0.77 <= heard_share(one) <= 0.86
+        took_s = durations_s(one, token_s=token_s, prompt_tokens_per_s=prompt_rate)
+        p75.append(np.quantile(took_s, 0.75) / took_s.max())
+        tail.append(took_s.max() / np.median(took_s))
+        assert context_tokens_of(one).max() <= CONTEXT
+    assert max(p75) <= 0.3
+    assert 5 <= np.median(tail) <= 10
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("context_tokens", [2, 31, 1024, 65_536])
+def test_a_context_is_never_exceeded_and_every_turn_says_something(
+    name: str, context_tokens: int
+) -> None:
+    one = made(name, 64, 0, context_tokens)
+    assert (np.diff(one.first_turn) >= 1).all()
+    assert one.first_turn[-1] == one.heard_tokens.size == one.said_tokens.size == one.tool_ms.size
+    assert one.heard_tokens.min() >= 1
+    assert one.said_tokens.min() >= 1
+    assert (one.tool_ms >= 0).all()
+    assert (one.tool_ms[one.first_turn[1:] - 1] == 0).all()
+    assert context_tokens_of(one).max() <= context_tokens
+
+
+def test_equal_seeds_give_equal_columns_and_others_do_not() -> None:
+    one, again, other = (made("swe-bench", 64, seed) for seed in (3, 3, 4))
+    assert one.said_tokens.tobytes() == again.said_tokens.tobytes()
+    assert one.tool_ms.tobytes() == again.tool_ms.tobytes()
+    assert one.said_tokens.tobytes() != other.said_tokens.tobytes()
+
+
+def test_a_group_shares_its_task_and_follows_itself() -> None:
+    one = made("frozen-lake", 64, 0)
+    assert one.group.tolist() == [group for group in range(4) for _ in range(16)]
+    tasks = one.heard_tokens[one.first_turn[:-1]].reshape(4, 16)
+    assert (tasks == tasks[:, :1]).all()
+    assert len(set(tasks[:, 0].tolist())) > 1
+
+
+def lengths_of(group_share: float) -> npt.NDArray[np.float64]:
+    environment = Drawn(
+        turns=Lognormal(8.0, 0.6),
+        first_heard=Constant(10),
+        heard=Constant(10),
+        said=Constant(100),
+        tool_s=Constant(0),
+        group_share=group_share,
+        hardness=0.5,
+    )
+    one = drawn_trajectories(
+        environment,
+        groups=200,
+        group=8,
+        context_tokens=1 << 20,
+        random=np.random.default_rng(0),
+    )
+    return np.diff(one.first_turn).reshape(200, 8).astype(float)
+
+
+def test_the_group_s_share_is_what_its_members_have_in_common() -> None:
+    """The variance between groups over all of it, by hand: 1/8 of it is there by chance."""
+    for share in (0.0, 0.5, 1.0):
+        logs = np.log(lengths_of(share))
+        between = logs.mean(axis=1).var() / logs.var()
+        assert between == pytest.approx(share + (1 - share) / 8, abs=0.08)
+
+
+def test_the_share_of_a_group_leaves_the_distribution_as_it_is() -> None:
+    assert np.sort(lengths_of(0.0).ravel()).tolist() == pytest.approx(
+        np.sort(lengths_of(1.0).ravel()).tolist(), abs=6
+    )
+
+
+def test_hard_trajectories_say_more_in_each_turn() -> None:
+    environment = Drawn(
+        turns=Lognormal(8.0, 0.6),
+        first_heard=Constant(10),
+        heard=Constant(10),
+        said=Constant(1000),
+        tool_s=Constant(0),
+        hardness=0.5,
+    )
+    one = drawn_trajectories(
+        environment,
+        groups=2000,
+        group=1,
+        context_tokens=1 << 20,
+        random=np.random.default_rng(0),
+    )
+    said = one.said_tokens[one.first_turn[:-1]]
+    assert np.corrcoef(np.log(said), np.diff(one.first_turn))[0, 1] > 0.7
+    assert said.mean() == pytest.approx(1000, rel=0.05)
+
+
+# --- distributions --------------------------------------------------------------------------------
+
+DRAWS = 200_000
+
+
+@pytest.mark.parametrize(
+    ("of", "mean", "p90"),
+    [
+        (Constant(3), 3.0, 3.0),
+        (Uniform(2, 4), 3.0, 3.8),
+        (LogUniform(1, 4), 3 / np.log(4), 4**0.9),
+        (Lognormal(2, 0.5), 2 * np.exp(0.125), 2 * np.exp(0.5 * 1.2816)),
+        (Lognormal(2, 0.5, least=2, most=2), 2.0, 2.0),
+        (Pareto(1, 3), 1.5, 10 ** (1 / 3)),
+        (Pareto(1, 1.2, most=2), None, 2.0),
+        (Mixture((Part(0.25, Constant(4)), Part(0.75, Constant(0)))), 1.0, 4.0),
+    ],
+    ids=repr,
+)
+def test_a_distribution_is_what_its_formula_says(of, mean, p90) -> None:
+    values = of.draw(np.random.default_rng(0), DRAWS)
+    assert values.shape == (DRAWS,)
+    assert np.quantile(values, 0.9) == pytest.approx(p90, rel=0.02)
+    if mean is not None:
+        assert values.mean() == pytest.approx(mean, rel=0.02)
+
+
+# --- fits and replays -----------------------------------------------------------------------------
+
+
+def sessions(count: int, seed: int = 0) -> Sessions:
+    random = np.random.default_rng(seed)
+    turns = np.maximum(1, np.rint(Lognormal(12, 0.7).draw(random, count))).astype(np.int64)
+    first = np.concatenate(([0], np.cumsum(turns)))
+    total = int(first[-1])
+    heard = np.maximum(1, np.rint(Lognormal(600, 1.0).draw(random, total))).astype(np.int64)
+    said = np.maximum(1, np.rint(Lognormal(200, 0.8).draw(random, total))).astype(np.int64)
+    waits = Mixture((Part(0.7, Lognormal(5, 0.4)), Part(0.3, Lognormal(80, 1.5))))
+    wait_s = waits.draw(random, total)
+    wait_s[first[1:] - 1] = 0
+    return Sessions(first, heard, said, wait_s)
+
+
+def test_a_fit_finds_what_the_values_were_drawn_from() -> None:
+    fit = fit_sessions(sessions(2000), parts=1)
+    (heard,), (said,) = fit.heard.of.parts, fit.said.of.parts
+    assert (heard.of.median, heard.of.sigma) == pytest.approx((600, 1.0), rel=0.03)
+    assert (said.of.median, said.of.sigma) == pytest.approx((200, 0.8), rel=0.03)
+    assert max(fit.heard.ks, fit.said.ks) < 0.01
+
+
+def test_a_heavy_tail_takes_a_part_of_its_own() -> None:
+    values = sessions(2000)
+    waits = values.wait_s[values.wait_s > 0]
+    one, two = (fitted(waits, parts=parts, random=np.random.default_rng(0)) for parts in (1, 2))
+    assert two.ks < 0.01 < one.ks
+    near, far = two.of.parts
+    assert (near.weight, near.of.median) == pytest.approx((0.7, 5), rel=0.05)
+    assert (far.of.median, far.of.sigma) == pytest.approx((80, 1.5), rel=0.1)
+    assert sum(part.weight for part in two.of.parts) == pytest.approx(1)
+
+
+def test_the_distance_is_that_of_cumulative_shares() -> None:
+    assert ks_distance(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 3, 4])) == 0
+    assert ks_distance(np.array([1.0, 2]), np.array([3.0, 4])) == 1
+    assert ks_distance(np.array([1.0, 2, 3, 4]), np.array([3.0, 4, 5, 6])) == 0.5
+
+
+@pytest.mark.parametrize("values", [[], [1.0] * 9, [0.0] + [1.0] * 20, [np.nan] + [1.0] * 20])
+def test_too_little_is_not_fitted(values: list[float]) -> None:
+    with pytest.raises(InvalidArgument, match="at least ten values"):
+        fitted(np.array(values), parts=1, random=np.random.default_rng(0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    groups=st.integers(1, 12),
+    group=st.integers(1, 4),
+    context_tokens=st.integers(2, 20_000),
+    seed=st.integers(0, 99),
+)
+def test_a_replayed_turn_is_one_of_the_trace(
+    groups: int, group: int, context_tokens: int, seed: int
+) -> None:
+    trace = sessions(5, seed)
+    one = replayed_trajectories(
+        trace,
+        groups=groups,
+        group=group,
+        context_tokens=context_tokens,
+        wait_s_max=30.0,
+        first_heard_max=512,
+        random=np.random.default_rng(seed),
+    )
+    assert one.group.size == groups * group
+    assert context_tokens_of(one).max() <= context_tokens
+    assert one.tool_ms.max() <= 30_000
+    originals = [
+        trace.heard_tokens[begin:end]
+        for begin, end in zip(trace.first_turn[:-1], trace.first_turn[1:], strict=True)
+    ]
+    for begin, end in zip(one.first_turn[:-1], one.first_turn[1:], strict=True):
+        later = one.heard_tokens[begin + 1 : end].tolist()
+        assert one.heard_tokens[begin] <= 512
+        assert any(original[1 : 1 + len(later)].tolist() == later for original in originals)
+    # Members of a group are the same session.
+    counts = np.diff(one.first_turn).reshape(groups, group)
+    assert (counts == counts[:, :1]).all()
+
+
+def test_every_session_is_replayed_before_one_is_again() -> None:
+    trace = Sessions(
+        np.arange(6), np.arange(1, 6), np.full(5, 3, dtype=np.int64), np.zeros(5, dtype=np.float64)
+    )
+    one = replayed_trajectories(
+        trace,
+        groups=10,
+        group=1,
+        context_tokens=100,
+        wait_s_max=1.0,
+        first_heard_max=100,
+        random=np.random.default_rng(0),
+    )
+    heard = one.heard_tokens.tolist()
+    assert sorted(heard[:5]) == sorted(heard[5:]) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("first", "heard", "said", "wait"),
+    [
+        ([0], [], [], []),
+        ([0, 1, 1], [5], [5], [0.0]),
+        ([0, 2], [5, 5], [5], [0.0, 0.0]),
+        ([0, 1], [0], [5], [0.0]),
+        ([0, 1], [5], [5], [-1.0]),
+        ([0, 1], [5], [5], [np.nan]),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(first, heard, said, wait) -> None:
+    with pytest.raises(InvalidArgument, match="sessions: "):
+        Sessions(
+            np.array(first, dtype=np.int64),
+            np.array(heard, dtype=np.int64),
+            np.array(said, dtype=np.int64),
+            np.array(wait, dtype=np.float64),
+        )
