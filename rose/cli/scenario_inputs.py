@@ -90,9 +90,6 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
                 raise InvalidArgument(f"{path} line {line}: {_EXPECTED}") from None
             of_model = rates.setdefault(model, [])
             if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
-                raise InvalidArgument(f"{path} line {line}: {_EXPECTED}") from None
-            of_model = rates.setdefault(model, [])
-            if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
                 raise InvalidArgument(
                     f"{path} line {line}: {model} is at {at_s:g} s; rates are of ten minutes each, "
                     "from 0, in order"

@@ -106,6 +106,7 @@ class Machine:
         step_noise: Noise,
         rollout_noise: Noise,
         observer: Observer | None = None,
+        until_ms: float = 0.0,
     ) -> None:
         """Start at time 0 with nothing on the device.
 
@@ -117,7 +118,9 @@ class Machine:
             step_noise: of serving's steps.
             rollout_noise: of rollouts' steps; one factor for all segments of a step.
             observer: told about everything that begins and ends.
+            until_ms: rollouts go on at least until then, also when every request is served.
         """
+        self._until_ns = ns_of(until_ms)
         self._requests = requests
         self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
         self._device = device
@@ -156,9 +159,9 @@ class Machine:
         return self._now_ns / NS_PER_MS
 
     def run(self) -> Tally:
-        """Serve every request, and return what came of it."""
+        """Serve every request, go on until the end, and return what came of it."""
         self._settle()  # Somebody may arrive at the very start.
-        while self._live:
+        while self._live or self._now_ns < self._until_ns:
             self._dispatch()
             self._advance(self._next_ns())
             self._settle()
@@ -176,6 +179,8 @@ class Machine:
         for task in (self._step, self._segment):
             if task is not None:
                 next_ns = min(next_ns, self._now_ns + task.ends_in_ns())
+        if next_ns == _NEVER and self._now_ns < self._until_ns:
+            return self._until_ns
         check(next_ns < _NEVER, "requests are left, and nothing will happen")
         return next_ns
 

@@ -68,6 +68,7 @@ def simulate(
     seed: int,
     log_path: str = "",
     observer: Observer | None = None,
+    until_ms: float = 0.0,
 ) -> ArmOutcome:
     """Serve a trace under a scheme, with endless rollout work behind it.
 
@@ -84,6 +85,7 @@ def simulate(
         seed: of the noise, >= 0.
         log_path: where a scheme of rose writes its certificates, which are then verified.
         observer: told about everything that begins and ends.
+        until_ms: rollouts go on at least until then, also when every request is served.
 
     Raises:
         InvalidArgument: an unknown scheme, a log for a scheme that has none, or requests that are
@@ -107,6 +109,7 @@ def simulate(
         step_noise=step_noise,
         rollout_noise=rollout_noise,
         observer=observer,
+        until_ms=until_ms,
     )
     outcome = _outcome(scheme, machine.run())
     if isinstance(governor, CoreGovernor):

@@ -1,7 +1,7 @@
 """What a device lends while it serves, quantum by quantum, as the machine of `rose.sim` says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,8 +19,8 @@ from rose.sim.simulation import simulate
 from rose.slo import SLO, Policy
 from rose.units import NS_PER_MS
 
-# What comes at the horizon so that the machine runs until then; nobody looks at its service.
-_LAST: Final = (1, 1)
+# The machine runs on behind the horizon for so many rollout steps: the work there has ended then.
+_STEPS_BEHIND: Final = 10
 _SAME_SPEED: Final = 0.1
 
 
@@ -98,9 +98,16 @@ def lend_exactly(
     if not requests or not requests[-1].arrival_ms <= horizon_ms < np.inf:
         raise InvalidArgument(f"a timeline of {horizon_ms} ms needs requests, all of them in it")
     watch = _Watch()
-    asked = [*requests, Request(horizon_ms, *_LAST)]
-    outcome = simulate(asked, device, arm.scheme, slo=slo, policy=policy, seed=seed, observer=watch)
-    outcome = replace(outcome, requests=outcome.requests[:-1])
+    outcome = simulate(
+        requests,
+        device,
+        arm.scheme,
+        slo=slo,
+        policy=policy,
+        seed=seed,
+        observer=watch,
+        until_ms=horizon_ms + _STEPS_BEHIND * device.layers * device.layer_ms,
+    )
     if alone is None:
         alone = simulate(requests, device, "alone", slo=slo, seed=seed)
     at_ms, share = watch.quanta(device.layer_ms)
@@ -111,7 +118,7 @@ def lend_exactly(
     lending = joined(
         at_ms,
         share,
-        kv_at_ms=kv_bin_ms * np.arange(len(lent)),
+        kv_at_ms=kv_bin_ms * np.arange(len(lent), dtype=np.float64),
         kv_tokens=lent * pool.rollout_tokens,
         horizon_ms=horizon_ms,
     )

@@ -11,7 +11,7 @@ decode step what the scheme lends; and what runs on when somebody arrives.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ _ROUNDS_MAX: Final = 24
 _SETTLED_MS: Final = 0.5  # of a request's end, which is seconds after its arrival
 # How many times a bin the KV is looked at.
 _LOOKS: Final = 4
+_NOTHING: Final[Column] = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +101,34 @@ def lend_as_fluid(
     if len(traffic.arrival_ms) and traffic.arrival_ms.max() > horizon_ms:
         raise InvalidArgument(f"a request arrives after the horizon of {horizon_ms} ms")
     looks_ms = np.linspace(edges_ms[:-1], edges_ms[1:], _LOOKS, endpoint=False).T.ravel()
-    share: list[Column] = []
-    busy: list[Column] = []
     slabs: list[Column] = []
-    ttft_ms: list[Column] = []
-    tpot_ms: list[Column] = []
+    blocks: list[_Columns] = []
     for block in traffic.blocks(_REQUESTS_OF_BLOCK):
-        fluid = _Fluid(block, device, mode, slo, horizon_ms)
-        fluid.settle()
-        for column, part in zip((share, busy), fluid.lent(edges_ms), strict=True):
-            column.append(part)
-        for column, part in zip((ttft_ms, tpot_ms), fluid.felt(), strict=True):
-            column.append(part)
-        lent = kv.lent_slabs(pool.used_slabs(fluid.context(looks_ms)), pool, bin_ms=bin_ms / _LOOKS)
+        fluid = _Fluid(block, device, mode, slo.ttft_ms, horizon_ms=horizon_ms)
+        columns = fluid.columns(edges_ms, looks_ms)
+        lent = kv.lent_slabs(pool.used_slabs(columns.context), pool, bin_ms=bin_ms / _LOOKS)
         slabs.append(lent.reshape(len(edges_ms) - 1, _LOOKS, block.devices).mean(axis=1))
+        # What was looked at is as large as all the rest together.
+        blocks.append(columns._replace(context=_NOTHING))
     return FluidLending(
         bin_ms=bin_ms,
         horizon_ms=horizon_ms,
-        share=np.hstack(share),
+        share=np.hstack([columns.share for columns in blocks]),
         kv_tokens=np.hstack(slabs).astype(np.int64) * pool.rollout_tokens,
-        busy=np.hstack(busy),
-        ttft_ms=np.concatenate(ttft_ms),
-        mean_tpot_ms=np.concatenate(tpot_ms),
+        busy=np.hstack([columns.busy for columns in blocks]),
+        ttft_ms=np.concatenate([columns.ttft_ms for columns in blocks]),
+        mean_tpot_ms=np.concatenate([columns.mean_tpot_ms for columns in blocks]),
     )
+
+
+class _Columns(NamedTuple):
+    """Of a block: (bins, devices) twice, (looks, devices), and (n,) twice."""
+
+    share: Column
+    busy: Column
+    context: Column
+    ttft_ms: Column
+    mean_tpot_ms: Column
 
 
 class _Fluid:
@@ -137,13 +143,15 @@ class _Fluid:
         traffic: FleetTraffic,
         device: DeviceModel,
         mode: FluidMode,
-        slo: SLO,
+        ttft_ms: float,
+        *,
         horizon_ms: float,
     ) -> None:
         self._traffic, self._device, self._mode = traffic, device, mode
-        self._ttft_ms, self._horizon_ms = slo.ttft_ms, horizon_ms
+        self._ttft_ms, self._horizon_ms = ttft_ms, horizon_ms
         sizes = np.diff(traffic.first)
         self._owner = np.arange(traffic.devices).repeat(sizes)
+        self._is_last = np.append(np.diff(self._owner) > 0, values=True)[: len(self._owner)]
         self._place = np.arange(len(self._owner)) - traffic.first[:-1].repeat(sizes)
         self._prompt = traffic.prompt_tokens.astype(np.float64)
         self._said = traffic.output_tokens - 1.0
@@ -158,7 +166,17 @@ class _Fluid:
         self._room = np.full(len(self._owner), -np.inf)
         self._open = nothing  # the chance that rollouts run when a request comes to who decodes
 
-    def settle(self) -> None:
+    def columns(self, edges_ms: Column, looks_ms: Column) -> _Columns:
+        """Return everything that is asked of a block."""
+        bins, devices = len(edges_ms) - 1, self._traffic.devices
+        if not len(self._owner):
+            idle = np.full((bins, devices), self._mode.idle_share)
+            context = np.zeros((len(looks_ms), devices))
+            return _Columns(idle, np.zeros((bins, devices)), context, _NOTHING, _NOTHING)
+        self._settle()
+        return _Columns(*self._lent(edges_ms), self._context(looks_ms), *self._felt())
+
+    def _settle(self) -> None:
         """Go round until ends hardly move, on average."""
         ended = np.zeros(len(self._owner))
         for _ in range(_ROUNDS_MAX):
@@ -237,7 +255,8 @@ class _Fluid:
         self._beside, self._beside_context = self._decoding(self._front, index)
         self._behind, self._behind_context = self._decoding(self._first, index + 1)
         self._next, self._next_context = (
-            np.append(column[1:], 1.0) for column in (self._beside, self._beside_context)
+            np.where(self._is_last, 1.0, np.append(column[1:], 1.0))
+            for column in (self._beside, self._beside_context)
         )
         batch = self._device.batch_max
         self._room = np.full(len(index), -np.inf)
@@ -281,30 +300,28 @@ class _Fluid:
 
     # ---- what follows
 
-    def felt(self) -> tuple[Column, Column]:
+    def _felt(self) -> tuple[Column, Column]:
         """Return the TTFT of each request, and the mean of its later gaps."""
         gaps = np.maximum(self._said, 1.0)
         return self._first - self._arrived, (self._ended - self._first) / gaps
 
-    def context(self, looks_ms: Column) -> Column:
+    def _context(self, looks_ms: Column) -> Column:
         """Return (looks, devices) of the tokens that serving's contexts have."""
         times = (looks_ms[:, None] + self._begin_ms).ravel()
         came = np.searchsorted(self._first, times, side="right")
         _, context = self._decoding(times, came)
-        if len(self._first):
-            # The prompt that is being done has a part of its KV.
-            at = np.minimum(came, len(self._first) - 1)
-            begun = (times - self._first[at]) / self._takes_ms[at] + 1
-            context += self._prompt[at] * np.clip(begun, 0.0, 1.0) * (came < len(self._first))
+        # The prompt that is being done has a part of its KV.
+        at = np.minimum(came, len(self._first) - 1)
+        begun = (times - self._first[at]) / self._takes_ms[at] + 1
+        context += self._prompt[at] * np.clip(begun, 0.0, 1.0) * (came < len(self._first))
         return context.reshape(len(looks_ms), -1)
 
-    def lent(self, edges_ms: Column) -> tuple[Column, Column]:
+    def _lent(self, edges_ms: Column) -> tuple[Column, Column]:
         """Return (bins, devices) of the share, and of the time in which there were requests."""
         mode = self._mode
         ends = (self._begin_ms + self._horizon_ms)[self._owner]
-        is_last = np.append(np.diff(self._owner) > 0, True)
         # Behind a prompt its device decodes, then it is idle, then the next request is there.
-        until = np.where(is_last, np.maximum(ends, self._first), self._until)
+        until = np.where(self._is_last, np.maximum(ends, self._first), self._until)
         over = np.maximum.accumulate(self._ended)
         idle_from = np.minimum(np.maximum(over, self._first), until)
         lends = mode.lent_share * self._lent_ms / self._period_ms + mode.busy_share
@@ -314,7 +331,7 @@ class _Fluid:
         lent_ms = np.concatenate(([0.0], self._lent_ms[:-1]))
         cut_ms = self._open * self._runs_on_ms + (1 - self._open) * mode.lent_share * lent_ms / 2
         prompts += np.where(self._is_new() & (self._beside >= 1), cut_ms, 0.0)
-        idle = self._idle_work(until - idle_from, cuts=~is_last)
+        idle = self._idle_work(until - idle_from, cuts=~self._is_last)
         marks = np.stack((self._front, self._first, idle_from, until), axis=1)
         work = np.stack((np.zeros_like(prompts), prompts, lends * (idle_from - self._first), idle))
         busy = np.diff(marks, axis=1, prepend=marks[:, :1])
@@ -330,8 +347,9 @@ class _Fluid:
 
     def _idle_work(self, idle_ms: Column, *, cuts: npt.NDArray[np.bool_]) -> Column:
         """Return the work of stretches without requests; an arrival cuts a piece that runs on."""
-        longest_ms = float((self._serving_ms / self._chunks).max(initial=0.0))
-        lasts_ms = idle_ms - self._mode.reopens_ms(longest_ms)
+        longest_ms = np.zeros(self._traffic.devices)
+        np.maximum.at(longest_ms, self._owner, self._serving_ms / self._chunks)
+        lasts_ms = idle_ms - self._mode.reopens_ms(longest_ms)[self._owner]
         work = self._mode.idle_share * lasts_ms + self._runs_on_ms * cuts
         return np.where(lasts_ms > 0, work, 0.0)
 

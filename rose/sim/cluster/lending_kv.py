@@ -102,7 +102,7 @@ class RoseKv:
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
         """Return the least that was left."""
         left = np.maximum(pool.slabs - _reserve(pool, self.reserve_share) - used, 0)
-        lent = left.copy()
+        lent: Slabs = left.copy()
         for back in range(1, min(len(left), _bins(self.regrow_after_ms, bin_ms) + 1)):
             np.minimum(lent[back:], left[:-back], out=lent[back:])
         return lent

@@ -35,7 +35,8 @@ class FluidMode:
         lent_share: of that time, that is work.
         prompt_ms: how long rollouts go first before each step of a prompt, while it is in time.
         piece_ms: of rollout work that runs on when a request arrives, half of it on average.
-        reopens_ms: (longest step) -> from the end of the last request to the first rollout work.
+        reopens_ms: (d,) longest steps of devices -> from the end of the last request to the first
+            rollout work.
     """
 
     slowdown: float
@@ -45,7 +46,7 @@ class FluidMode:
     lent_share: float
     prompt_ms: float
     piece_ms: float
-    reopens_ms: Callable[[float], float]
+    reopens_ms: Callable[[Column], Column]
 
 
 def fluid_mode(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
@@ -69,11 +70,11 @@ def _beside(device: DeviceModel, sharing: Sharing) -> FluidMode:
         slowdown=device.serving_slowdown(sharing, is_beside=True),
         busy_share=1 / device.rollout_slowdown(sharing, is_beside=True),
         idle_share=1 / device.rollout_slowdown(sharing, is_beside=False),
-        lent_ms=np.zeros_like,
+        lent_ms=_none,
         lent_share=0.0,
         prompt_ms=0.0,
         piece_ms=0.0,
-        reopens_ms=lambda _: 0.0,
+        reopens_ms=_none,
     )
 
 
@@ -81,16 +82,17 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
     step_ms = device.layers * device.layer_ms
     segment_ms = device.layers_per_segment * device.layer_ms + device.gate_ms
     word_ms = 2 * device.signal_ms  # to the rollouts, and back to serving
-    lent_ms, prompt_ms, piece_ms = np.zeros_like, 0.0, segment_ms
+    lent_ms: Callable[[Column], Column] = _none
+    prompt_ms, piece_ms = 0.0, segment_ms
     lent_share = idle_share = device.layers_per_segment * device.layer_ms / segment_ms
-    reopens: Callable[[float], float] = lambda _: device.signal_ms  # noqa: E731
+    reopens = _constant(device.signal_ms)
     if scheme == "rose_paper":
         lent_ms, prompt_ms, piece_ms = _steps(step_ms + word_ms, slo), step_ms + word_ms, step_ms
         lent_share, idle_share = step_ms / (step_ms + word_ms), 1.0
     elif scheme == "rose_slack":
         lent_ms = _quanta(segment_ms, word_ms, device.noise, slo)
     elif scheme == "valve":
-        reopens = lambda longest_ms: 2 * longest_ms  # noqa: E731
+        reopens = _cool_down
     elif scheme == "alone":
         idle_share = piece_ms = 0.0
     return FluidMode(
@@ -103,6 +105,18 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
         piece_ms=piece_ms,
         reopens_ms=reopens,
     )
+
+
+def _none(step_ms: Column) -> Column:
+    return np.zeros_like(step_ms)
+
+
+def _constant(ms: float) -> Callable[[Column], Column]:
+    return lambda column: np.full_like(column, ms)
+
+
+def _cool_down(longest_ms: Column) -> Column:
+    return 2 * longest_ms
 
 
 def _steps(rollout_ms: float, slo: SLO) -> Callable[[Column], Column]:

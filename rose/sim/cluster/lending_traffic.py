@@ -209,12 +209,12 @@ def diurnal(*, mean_rps: float, peak_over_mean: float, windows: int = 144) -> En
         mean_rps: of a device over the day, > 0.
         peak_over_mean: in [1, 2]; services have 1.8 and more, of which the windows of ServeGen's
             smaller ones reach 3 with what falls into single windows.
-        windows: of the day, > 0.
+        windows: of the day, > 1.
 
     Raises:
         InvalidArgument: a value is out of its range.
     """
-    if not (0 < mean_rps < math.inf and 1 <= peak_over_mean <= 2 and windows > 0):
+    if not (0 < mean_rps < math.inf and 1 <= peak_over_mean <= 2 and windows > 1):
         raise InvalidArgument(
             f"a day of {windows} windows at {mean_rps} requests/s cannot peak at {peak_over_mean} "
             f"times that; give a rate above 0 and a peak of 1 to 2"
@@ -263,7 +263,7 @@ def bursty(
     lengths: Lengths,
     devices: int,
     duration_ms: float,
-    variation: float = 1.0,
+    variation: float = 0.55,
     burst_ms: float = 1000.0,
     shared: float = 0.0,
     from_ms: float = 0.0,
@@ -271,7 +271,7 @@ def bursty(
     """Draw traffic: a Cox process whose rate is the envelope times a Gamma factor a second.
 
     A second's count then varies (standard deviation over mean) by sqrt(variation^2 + 1 / rate).
-    At a factor of 1 the busiest second of an hour has some 4 to 8 times the mean, by the rate.
+    At 0.55 the busiest second of an hour has four times the mean, as in the paper's figures.
 
     Args:
         random: used by nobody else while this runs.
@@ -295,12 +295,12 @@ def bursty(
             f"variation {variation} and a shared part of {shared}"
         )
     bursts = math.ceil(duration_ms / burst_ms)
-    bursts_ms = burst_ms * np.arange(bursts)
+    bursts_ms = burst_ms * np.arange(bursts, dtype=np.float64)
     # Gammas of one scale add up to a Gamma, so the part that is shared leaves the factor's own law.
     factors = _factors(random, variation, shared, (1, bursts))
     factors = factors + _factors(random, variation, 1 - shared, (devices, bursts))
     spans_s = np.minimum(burst_ms, duration_ms - bursts_ms) / MS_PER_S
-    counts = random.poisson(envelope.at(from_ms + bursts_ms) * spans_s * factors)
+    counts: Tokens = random.poisson(envelope.at(from_ms + bursts_ms) * spans_s * factors)
     total = int(counts.sum())
     burst = np.tile(np.arange(bursts), devices).repeat(counts.ravel())
     device = np.arange(devices).repeat(counts.sum(axis=1))

@@ -1,7 +1,8 @@
 """Whole devices or nothing: what elastic systems lend that do not share a device.
 
 Serving keeps as many devices as its requests need, and the others run rollouts, after they have
-started up. A device that is needed again stops its rollouts at once, and serves when it is released.
+started up. A device that is needed again stops its rollouts at once, and serves when it is
+released.
 """
 
 import math

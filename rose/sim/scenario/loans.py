@@ -91,6 +91,10 @@ class Serving:
             self._kept[loan] = tuple(self._loan(fleet, arm) for fleet in self._fleets)
         return self._kept[loan]
 
+    def busy_shares(self) -> tuple[float, ...]:
+        """Return the share of the time in which each group's devices have requests, unlent."""
+        return tuple(float(fleet.alone().busy.mean()) for fleet in self._fleets)
+
     def _loan(self, fleet: "_Fleet", arm: Arm) -> GroupLoan:
         rules, scenario, group = RULES[arm], self._scenario, fleet.group
         horizon_ms = MS_PER_S * scenario.horizon_s
@@ -213,9 +217,12 @@ class _Fleet:
         return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
 
     def whole(self, full_tokens: int, release_ms: float) -> GroupLoan:
-        fluid = self._as_fluid("alone", ReservedKv(0.0))
+        fluid = self.alone()
         lendings = whole_gpus(fluid.busy, full_tokens, bin_ms=_FLUID_BIN_MS, release_ms=release_ms)
         return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
+
+    def alone(self) -> FluidLending:
+        return self._as_fluid("alone", ReservedKv(0.0))
 
     def exactly(self, how: LendingArm) -> GroupLoan:
         made = [

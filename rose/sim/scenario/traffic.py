@@ -34,8 +34,8 @@ _WINDOWS: Final = 120
 RATES_WINDOW_MS: Final = 600_000.0
 # A pilot of so many devices and seconds tells how busy a rate makes them; each halving of the
 # interval doubles what is known of the rate.
-_PILOT_DEVICES: Final = 2
-_PILOT_MS: Final = 120_000.0
+_PILOT_DEVICES: Final = 4
+_PILOT_MS: Final = 600_000.0
 _HALVINGS: Final = 12
 # The standard normal's quantile at 1 - 1/3600: the busiest second of an hour.
 _BUSIEST: Final = 3.45
@@ -100,7 +100,8 @@ def fleet_traffic(
     lengths = _lengths(traffic.prompt_tokens, traffic.output_tokens, random)
     wave, window_ms, bursts = _shape(traffic, inputs)
     prompts_rps = MS_PER_S / (device.prefill_ms * float(lengths.prompt_tokens.mean()))
-    rate_rps = _rate(traffic.load, busy, lengths, most_rps=prompts_rps)
+    # Prompts alone keep it busy for so much; outputs come on top.
+    rate_rps = _rate(traffic.load, busy, lengths, most_rps=prompts_rps * traffic.load)
     return bursty(
         random,
         envelope=Envelope(rate_rps * wave, window_ms),

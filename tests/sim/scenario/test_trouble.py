@@ -1,0 +1,98 @@
+"""Trouble takes back what was lent, when and from whom a scenario says, and nothing else."""
+
+import numpy as np
+import pytest
+
+from rose.sim.cluster.world import Lending
+from rose.sim.scenario.parts import (
+    EngineCrashes,
+    Flapping,
+    RevokeAfterPrefill,
+    RevokeAll,
+    RevokeDuringUpdate,
+    StalledTrainer,
+    Stress,
+)
+from rose.sim.scenario.trouble import Lent, troubled
+
+HORIZON_MS = 600_000.0
+ALL = Lending(np.zeros(1), np.ones(1), np.array([1000], dtype=np.int64))
+
+
+def engine(domain: int, prefill: float = 1000.0) -> Lent:
+    return Lent(ALL, domain, start_up_ms=5000.0, update_ms=2000.0, prefill_tokens_per_s=prefill)
+
+
+ENGINES = [engine(0), engine(0), engine(1), engine(2)]
+
+
+def run(*stress: Stress, published_ms=(), engines=ENGINES, seed: int = 0) -> tuple[Lending, ...]:
+    return troubled(
+        engines,
+        stress,
+        horizon_ms=HORIZON_MS,
+        published_ms=np.array(published_ms, dtype=np.float64),
+        random=np.random.default_rng(seed),
+    )
+
+
+def away(lending: Lending) -> list[tuple[float, float]]:
+    """When nothing is lent, in seconds."""
+    ends = np.append(lending.at_ms[1:], HORIZON_MS)
+    gone = lending.kv_tokens == 0
+    assert (lending.share[gone] == 0).all()
+    assert (lending.share[~gone] == 1).all()
+    return [
+        (begin / 1000, end / 1000)
+        for begin, end in zip(lending.at_ms[gone].tolist(), ends[gone].tolist(), strict=True)
+    ]
+
+
+def test_everything_is_revoked_at_once() -> None:
+    for one in run(RevokeAll(at_s=60, for_s=30)):
+        assert away(one) == [(60, 90)]
+
+
+def test_a_share_of_the_domains_is_hit_whole_domains_at_a_time() -> None:
+    hit = [bool(away(one)) for one in run(RevokeAll(at_s=60, for_s=30, share=0.5))]
+    assert hit == [True, True, True, False]  # two of three domains
+    assert not any(away(one) for one in run(RevokeAll(at_s=60, for_s=30, share=0.0)))
+
+
+def test_leases_flap_with_their_period() -> None:
+    spans = away(run(Flapping(lent_s=20, away_s=10, from_s=60))[0])
+    assert spans[:2] == [(80, 90), (110, 120)]
+    assert spans[-1][1] <= HORIZON_MS / 1000
+    assert sum(end - begin for begin, end in spans) == pytest.approx(180)
+
+
+def test_updates_are_interrupted_where_the_run_before_had_them() -> None:
+    stress = RevokeDuringUpdate(into=0.5, for_s=4)
+    assert away(run(stress, published_ms=[50_000, 90_000])[0]) == [(51, 55), (91, 95)]
+    assert away(run(stress)[0]) == []
+
+
+def test_a_lease_ends_when_its_long_prompt_was_computed() -> None:
+    """5 s to start, 30,000 tokens at 1,000 or 3,000 a second, then 10 s away."""
+    stress = RevokeAfterPrefill(prompt_tokens=30_000, away_s=10)
+    slow, fast = run(stress, engines=[engine(0), engine(0, prefill=3000.0)])
+    assert away(slow)[:2] == [(35, 45), (80, 90)]
+    assert away(fast)[:2] == [(15, 25), (40, 50)]
+
+
+def test_engines_of_a_domain_crash_together_and_others_at_other_times() -> None:
+    first, second, third, _ = run(EngineCrashes(every_s=60, down_s=5))
+    assert away(first) == away(second) != away(third)
+    for one in (first, third):
+        assert {round(end - begin, 6) for begin, end in away(one)} <= {5.0}
+    many = [len(away(run(EngineCrashes(every_s=60, down_s=5), seed=seed)[0])) for seed in range(40)]
+    assert np.mean(many) == pytest.approx(600 / 65, rel=0.15)
+
+
+def test_a_stalled_trainer_takes_nothing_back() -> None:
+    assert not any(away(one) for one in run(StalledTrainer(factor=20)))
+
+
+def test_troubles_add_up() -> None:
+    one = run(RevokeAll(at_s=10, for_s=5), RevokeAll(at_s=30, for_s=5))[0]
+    assert away(one) == [(10, 15), (30, 35)]
