@@ -53,6 +53,7 @@ class ArmRules:
         start_up_s: of an engine on a GPU that was lent anew: below 16 B parameters, and above.
         release_s: before serving needs a GPU, it must have been let go: likewise.
         seats_per_gpu: turns that an engine runs at once at most, for each of its GPUs.
+        lacks: what of the system is not in the arm, for reports; None where nothing is.
     """
 
     policy: PlacementPolicy
@@ -61,6 +62,7 @@ class ArmRules:
     start_up_s: tuple[float, float] = (5.0, 5.0)
     release_s: tuple[float, float] = (0.0, 0.0)
     seats_per_gpu: int = 64
+    lacks: str | None = None
 
     def start_up_ms(self, parameters: int) -> float:
         """Return what an engine of a model takes to start."""
@@ -96,8 +98,13 @@ RULES: Final[dict[Arm, ArmRules]] = {
     Arm.PUBLISHED: ArmRules(
         PlacementPolicy.ROSE_PUBLISHED, Loan.PUBLISHED, UpdateScheme.COO, seats_per_gpu=16
     ),
-    # Libra's queues over rose's lending and updates.
-    Arm.MLFQ: ArmRules(_STICKY, Loan.CERTIFIED, UpdateScheme.DELTA),
+    # Libra over rose's lending and updates.
+    Arm.MLFQ: ArmRules(
+        _STICKY,
+        Loan.CERTIFIED,
+        UpdateScheme.DELTA,
+        lacks="its queues of several levels, so it is the arm least-loaded-sticky again",
+    ),
     # PEARL: engines on the trainer's GPUs while it waits; a resident process takes 6.3 s to run
     # again, and 3.2 or 4.4 s to let go.
     Arm.TRAINING_GPUS: ArmRules(
