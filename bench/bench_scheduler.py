@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.conftest import Report
-from bench.decision import build_decisions
+from bench.decision import build_bursts, build_decisions
 from bench.paired import quantile, timed
 from bench.rows import Peer
 from rose.errors import check
@@ -189,6 +189,21 @@ def test_correlated_revocation(report: Report) -> None:
     report.add(f"revoke_{REVOKED}_of_{WORKERS}_workers_ms", took_ms, "ms")
     report.add("revoke_moved_turns_count", moved, "turns")
     report.add("revoke_moved_turn_us", 1000 * took_ms / moved, "us")
+
+
+def test_correlated_revocation_in_the_core(report: Report, tmp_path: Path) -> None:
+    burst_ms = build_bursts(tmp_path)
+    samples: list[float] = []
+    moved = 0
+
+    def burst() -> None:
+        nonlocal moved
+        took_ms, moved = burst_ms(WORKERS, REVOKED, TURNS_EACH, report.count(5))
+        samples.append(took_ms)
+
+    report.repeat(burst, 5)
+    report.add(f"revoke_{REVOKED}_of_{WORKERS}_ms", quantile(samples, 0.5), "ms")
+    report.add("revoke_moved_turns_in_the_core_count", moved, "turns")
 
 
 def test_events_from_python(report: Report) -> None:

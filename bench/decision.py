@@ -1,4 +1,4 @@
-"""The choice of the scheduler's core, measured in C++: from Python the crossing would be most."""
+"""The scheduler's core, measured in C++: from Python the crossing would be most of it."""
 
 import os
 import shutil
@@ -19,19 +19,41 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
     Args:
         folder: where the program goes.
     """
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler for the scheduler's choice: set CXX")
-    program = folder / "scheduler_decision"
     parts = ("placement.cpp", "cost.cpp", "worker_table.cpp")
-    sources = [str(_HERE / "scheduler_decision.cpp"), *(str(_ROOM / part) for part in parts)]
-    flags = ["-std=c++20", "-O3", "-DNDEBUG", f"-I{_CORE}"]  # those of the extension
-    subprocess.run([compiler, *flags, *sources, "-o", str(program)], check=True)
+    program = _build(folder, "scheduler_decision", [_ROOM / part for part in parts])
 
     def decision_ns(workers: int, rounds: int) -> float:
-        done = subprocess.run(
-            [program, str(workers), str(rounds)], check=True, capture_output=True, text=True
-        )
-        return float(done.stdout)
+        return float(_run(program, workers, rounds))
 
     return decision_ns
+
+
+def build_bursts(folder: Path) -> Callable[[int, int, int, int], tuple[float, int]]:
+    """Return a function of (workers, revoked, turns, rounds): median ms of the step, turns moved.
+
+    Args:
+        folder: where the program goes.
+    """
+    program = _build(folder, "scheduler_burst", sorted(_ROOM.glob("*.cpp")))
+
+    def burst_ms(workers: int, revoked: int, turns: int, rounds: int) -> tuple[float, int]:
+        took_ms, moved = _run(program, workers, revoked, turns, rounds).split()
+        return float(took_ms), int(moved)
+
+    return burst_ms
+
+
+def _build(folder: Path, name: str, parts: list[Path]) -> Path:
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler for the scheduler's core: set CXX")
+    program = folder / name
+    sources = [str(_HERE / f"{name}.cpp"), *map(str, parts)]
+    flags = ["-std=c++20", "-O3", "-DNDEBUG", f"-I{_CORE}"]  # those of the extension
+    subprocess.run([compiler, *flags, *sources, "-o", str(program)], check=True)
+    return program
+
+
+def _run(program: Path, *arguments: int) -> str:
+    words = [str(program), *map(str, arguments)]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout

@@ -18,12 +18,15 @@ using namespace rose::scheduler;
 
 constexpr std::int64_t kNeed = 1000;
 
-WorkerTable table_of(std::int64_t workers, std::mt19937_64& random) {
+// Eight workers fail together; all have the same job, and something is exposed everywhere.
+WorkerTable table_of(std::int64_t workers, ExposureTable& exposures, std::mt19937_64& random) {
   WorkerTable table{1.0 / 60};
   for (WorkerId number = 0; number < workers; ++number) {
     const auto kind = number % 3 == 0 ? WorkerKind::kDedicated : WorkerKind::kBorrowed;
     const double speed = 1 + static_cast<double>(random() % 4);
-    table.join({number, kind, 1 << 20, 4000 * speed, 20 / speed, 0.5, 0});
+    const std::size_t domain = exposures.place_of(number / 8);
+    table.join({number, kind, 1 << 20, 4000 * speed, 20 / speed, 0.5, 0}, 0, domain);
+    exposures.add(0, domain, {.tokens = 1000, .prefill_tokens_per_s = 4000});
     table.set_lease(*table.find(number), {number, 1, kCountMax, 0}, 1);
   }
   return table;
@@ -36,8 +39,13 @@ int main(int argc, char** argv) {
   const std::int64_t workers = std::atoll(argv[1]);
   const std::int64_t rounds = std::atoll(argv[2]);
   std::mt19937_64 random{7};
-  WorkerTable table = table_of(workers, random);
-  Placement placement{{.requeue_s = 0.1, .turn_tokens_prior = 128}, Policy::kJoint};
+  Settings settings;
+  settings.exposure_max_s = 30;
+  settings.requeue_s = 0.1;
+  settings.turn_tokens_prior = 128;
+  ExposureTable exposures{settings};
+  WorkerTable table = table_of(workers, exposures, random);
+  Placement placement{settings, Policy::kJoint};
   std::vector<std::int64_t> samples;
   for (std::int64_t round = 0; round < rounds; ++round) {
     Query query;
@@ -47,6 +55,10 @@ int main(int argc, char** argv) {
     query.urgency = static_cast<double>(random() % 100) / 100;
     query.home = random() % static_cast<std::uint64_t>(workers);
     query.hit_tokens = query.prompt_tokens / 2;
+    query.restart_tokens = round % 2 == 0 ? query.prompt_tokens : 0;
+    query.burst_tokens = 32'768;
+    query.is_urgent = query.urgency > 0.5;
+    query.exposures = &exposures;
     const auto began = std::chrono::steady_clock::now();
     const auto slot = placement.choose(table.columns(), query);
     samples.push_back((std::chrono::steady_clock::now() - began).count());

@@ -1605,6 +1605,15 @@ class SchedulerCore:
         staleness_s_per_version: float,
         leave_home_margin_s: float,
         hazard_per_s: float,
+        hazard_prior_s: float,
+        hazard_window_s: float,
+        hold_min_ms: float,
+        hold_max_ms: float,
+        flap_window_ms: float,
+        exposure_max_s: float,
+        urgent_share_max: float,
+        burst_prefill_tokens: int,
+        fair_lead_tokens: int,
         requeue_ms: float,
         turn_tokens_prior: float,
         turns_prior: float,
@@ -1619,6 +1628,9 @@ class SchedulerCore:
     ) -> None: ...
     def step(self, rows: list[tuple[float, ...]], now_ns: int) -> list[tuple[int, ...]]: ...
     def stats(self) -> dict[str, Any]: ...
+    def snapshot(self) -> bytes: ...
+    @staticmethod
+    def restored(image: bytes) -> SchedulerCore: ...
 
 class ClusterWorld:
     def __init__(
@@ -1667,6 +1679,7 @@ class ClusterWorld:
         batch: int,
         train_ms: float,
         max_staleness: int,
+        weight: float,
     ) -> None: ...
     def run(
         self,

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -173,23 +175,38 @@ py::dict stats_of(const Core& core) {
                                             job.consumed, job.stale, job.length_bias);
   }
   out["jobs"] = jobs;
+  out["hazards_per_s"] = stats.hazards_per_s;
+  out["exposure_s"] = stats.exposure_s;
+  out["recovery_bound_s"] = stats.recovery_bound_s;
   return out;
+}
+
+py::bytes snapshot_of(Core& core) {
+  const std::vector<std::byte> bytes = core.snapshot();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::unique_ptr<Core> restored(const py::bytes& image) {
+  const std::string_view bytes{image};
+  auto core = Core::restored(std::as_bytes(std::span{bytes}));
+  check(core.status());
+  return core.take();
 }
 
 Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
 
 // rose/scheduler/settings.py has checked the numbers.
-std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
-                             std::int64_t batch_trajectories, std::int64_t worker_lag_max,
-                             double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
-                             double stall_ms, double wait_max_ms, double tail_seats,
-                             double urgent_time_weight, double urgent_risk_weight,
-                             double staleness_s_per_version, double leave_home_margin_s,
-                             double hazard_per_s, double requeue_ms, double turn_tokens_prior,
-                             double turns_prior, double token_ms_prior, double tool_ms_prior,
-                             double job_weight, std::int64_t turn_window,
-                             std::int64_t version_window, double reserve_quantile,
-                             std::int64_t reserve_ahead_tokens, double longest_first) {
+std::unique_ptr<Core> create(
+    int policy, std::int64_t max_staleness, std::int64_t batch_trajectories,
+    std::int64_t worker_lag_max, double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
+    double stall_ms, double wait_max_ms, double tail_seats, double urgent_time_weight,
+    double urgent_risk_weight, double staleness_s_per_version, double leave_home_margin_s,
+    double hazard_per_s, double hazard_prior_s, double hazard_window_s, double hold_min_ms,
+    double hold_max_ms, double flap_window_ms, double exposure_max_s, double urgent_share_max,
+    std::int64_t burst_prefill_tokens, std::int64_t fair_lead_tokens, double requeue_ms,
+    double turn_tokens_prior, double turns_prior, double token_ms_prior, double tool_ms_prior,
+    double job_weight, std::int64_t turn_window, std::int64_t version_window,
+    double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first) {
   if (policy < 0 || policy > static_cast<int>(Policy::kLeastLoadedSticky)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
@@ -207,6 +224,15 @@ std::unique_ptr<Core> create(int policy, std::int64_t max_staleness,
                                          .staleness_s_per_version = staleness_s_per_version,
                                          .leave_home_margin_s = leave_home_margin_s,
                                          .hazard_per_s = hazard_per_s,
+                                         .hazard_prior_s = hazard_prior_s,
+                                         .hazard_window_s = hazard_window_s,
+                                         .hold_min_ns = ns_of(hold_min_ms),
+                                         .hold_max_ns = ns_of(hold_max_ms),
+                                         .flap_window_ns = ns_of(flap_window_ms),
+                                         .exposure_max_s = exposure_max_s,
+                                         .urgent_share_max = urgent_share_max,
+                                         .burst_prefill_tokens = burst_prefill_tokens,
+                                         .fair_lead_tokens = fair_lead_tokens,
                                          .requeue_s = requeue_ms / kMsPerS,
                                          .turn_tokens_prior = turn_tokens_prior,
                                          .turns_prior = turns_prior,
@@ -230,13 +256,18 @@ void bind_scheduler(py::module_& module) {
            py::arg("retry_ms"), py::arg("attempts_max"), py::arg("stall_ms"),
            py::arg("wait_max_ms"), py::arg("tail_seats"), py::arg("urgent_time_weight"),
            py::arg("urgent_risk_weight"), py::arg("staleness_s_per_version"),
-           py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("requeue_ms"),
+           py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("hazard_prior_s"),
+           py::arg("hazard_window_s"), py::arg("hold_min_ms"), py::arg("hold_max_ms"),
+           py::arg("flap_window_ms"), py::arg("exposure_max_s"), py::arg("urgent_share_max"),
+           py::arg("burst_prefill_tokens"), py::arg("fair_lead_tokens"), py::arg("requeue_ms"),
            py::arg("turn_tokens_prior"), py::arg("turns_prior"), py::arg("token_ms_prior"),
            py::arg("tool_ms_prior"), py::arg("job_weight"), py::arg("turn_window"),
            py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
            py::arg("longest_first"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
-      .def("stats", &stats_of);
+      .def("stats", &stats_of)
+      .def("snapshot", &snapshot_of)
+      .def_static("restored", &restored, py::arg("image"));
 }
 
 }  // namespace rose::bind

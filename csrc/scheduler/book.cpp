@@ -13,7 +13,11 @@ constexpr double kPrefillMaxS = 3600;
 }  // namespace
 
 Book::Book(const Settings& settings_) noexcept
-    : settings{settings_}, jobs{settings_}, workers{settings_.hazard_per_s} {}
+    : settings{settings_},
+      jobs{settings_},
+      workers{settings_.hazard_per_s},
+      risk{settings_},
+      fairness{settings_} {}
 
 void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
   now_ns = now;
@@ -48,8 +52,10 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
 }
 
 void Book::start(Trajectory& trajectory, std::size_t slot) {
-  turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  const bool is_urgent = lag(trajectory) > kUrgentLag;
+  leave_queue(trajectory);
   move(trajectory, TrajectoryState::kRunning);
+  const bool is_restart = trajectory.tries > 0;
   ++trajectory.tries;
   const Worker& worker = workers[slot];
   const Home& home = trajectory.home;
@@ -61,7 +67,8 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
   counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
   const std::int64_t reserved = reserve_tokens(trajectory);
-  workers.hold(slot, trajectory.id, reserved, prompt - cached);
+  const std::int64_t restarted = is_restart ? prompt - cached : 0;
+  workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted);
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       static_cast<double>(worker.backlog_tokens));
   trajectory.run = {
@@ -73,7 +80,10 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
       .prefill_tokens = prompt - cached,
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
       .reserved_tokens = reserved,
+      .restart_tokens = restarted,
       .is_held = true};
+  risk.run(trajectory, worker, is_urgent);
+  fairness.serve(jobs, worker, trajectory.need_tokens());
   if (worker.kind == WorkerKind::kBorrowed) {
     stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
   }
@@ -87,6 +97,7 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
   trajectory.known_tokens += tokens;
   trajectory.said_tokens += tokens;
   counters.tokens_delivered += tokens;
+  if (trajectory.run.is_held) risk.grow(trajectory, tokens);
   const Run& run = trajectory.run;
   trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
   trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
@@ -95,8 +106,14 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
 void Book::note_progress(Trajectory& trajectory) {
   Run& run = trajectory.run;
   run.stall_at_ns = now_ns + settings.stall_ns;
-  if (run.is_held && run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
+  if (run.is_held) compute(run);
+}
+
+void Book::compute(Run& run) noexcept {
+  if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens, run.restart_tokens);
+  has_changed = has_changed || run.restart_tokens > 0;  // another may restart there
   run.prefill_tokens = 0;
+  run.restart_tokens = 0;
 }
 
 bool Book::extend(Trajectory& trajectory) {
@@ -169,7 +186,7 @@ void Book::end(Trajectory& trajectory) {
 void Book::drop(Trajectory& trajectory, DropReason reason) {
   if (trajectory.state == TrajectoryState::kRunning) stop(trajectory);
   if (trajectory.state == TrajectoryState::kQueued) {
-    turns.remove(trajectory.queue_key, trajectory.queued_ns);
+    leave_queue(trajectory);
     has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
@@ -186,19 +203,45 @@ void Book::stop(const Trajectory& trajectory) {
   act(Stop{trajectory.id, trajectory.run.worker, trajectory.run.lease_epoch});
 }
 
+void Book::set_lease(std::size_t slot, const LeaseChanged& event) {
+  const Lease& lease = workers[slot].lease;
+  const bool is_same = lease.is_live && lease.epoch == event.lease_epoch;
+  has_changed = true;
+  if (is_same && event.kv_tokens > 0) {
+    const Share was = workers.share(slot);
+    workers.set_lease(slot, event, now_ns);
+    risk.go_on(workers, slot, was, now_ns);
+    return;
+  }
+  end_lease(slot);
+  if (is_same) return;
+  workers.set_lease(slot, event, now_ns);
+  if (event.kv_tokens > 0) {
+    risk.begin(workers, slot, now_ns);
+  } else {
+    workers.end_lease(slot);  // it is over before it began
+  }
+}
+
 void Book::end_lease(std::size_t slot) {
+  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+  has_changed = true;  // others on its device may have room now
   for (const TrajectoryId id : workers.end_lease(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
+    risk.leave(*trajectory);
     trajectory->run.is_held = false;
     if (trajectory->state == TrajectoryState::kRunning) recall(*trajectory);
   }
 }
 
 void Book::lose(std::size_t slot) {
+  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+  has_changed = true;
   for (const TrajectoryId id : workers.end_lease(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
+    risk.leave(*trajectory);
     trajectory->run.is_held = false;
     requeue(*trajectory);  // nothing more will come of it
   }
@@ -240,6 +283,20 @@ Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   return job.outlook.freshness(trajectory, versions_left, now_ns);
 }
 
+bool Book::is_sound() noexcept {
+  const auto is_queued = [&](const QueueKey& key) {
+    const Trajectory* const trajectory = trajectories.find(key.trajectory);
+    return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
+  };
+  const auto is_known = [&](const Trajectory& trajectory) {
+    return jobs[trajectory.job].outlook.knows(trajectory) &&
+           (!trajectory.run.is_held || trajectory.run.domain < risk.exposures.domains());
+  };
+  return jobs.is_sound() && workers.is_sound(jobs.size(), risk.exposures.domains()) &&
+         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all(is_known) &&
+         std::all_of(turns.begin(), turns.end(), is_queued);
+}
+
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
     fault = "a trajectory was about to make a move that is not in the table";
@@ -250,17 +307,24 @@ void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
   Outlook& outlook = jobs[trajectory.job].outlook;
   move(trajectory, TrajectoryState::kQueued);
   outlook.queue(trajectory, now_ns);
-  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id};
+  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id,
+                          trajectory.job};
   trajectory.queued_ns = now_ns;
   turns.push(trajectory.queue_key, now_ns);
+  jobs[trajectory.job].want(trajectory.need_tokens());
   has_changed = true;
+}
+
+void Book::leave_queue(Trajectory& trajectory) {
+  turns.remove(trajectory.queue_key, trajectory.queued_ns);
+  jobs[trajectory.job].want_no_more(trajectory.need_tokens());
 }
 
 void Book::release(Trajectory& trajectory) noexcept {
   Run& run = trajectory.run;
   if (!run.is_held) return;
-  if (run.prefill_tokens > 0) workers.compute(run.slot, run.prefill_tokens);
-  run.prefill_tokens = 0;
+  compute(run);
+  risk.leave(trajectory);
   workers.release(run.slot, trajectory.id, run.reserved_tokens);
   run.is_held = false;
   has_changed = true;

@@ -7,7 +7,9 @@
 
 #include "base/clock.h"
 #include "scheduler/actions.h"
+#include "scheduler/fairness.h"
 #include "scheduler/jobs.h"
+#include "scheduler/risk.h"
 #include "scheduler/settings.h"
 #include "scheduler/stats.h"
 #include "scheduler/trajectory_table.h"
@@ -15,6 +17,9 @@
 #include "scheduler/worker_table.h"
 
 namespace rose::scheduler {
+
+// A turn that is further behind than this is urgent.
+inline constexpr double kUrgentLag = 0.5;
 
 // Each move writes the actions that make it true outside, in the order in which they must happen:
 // nobody is started elsewhere before the Stop of where it was.
@@ -59,6 +64,8 @@ class Book {
   void drop(Trajectory& trajectory, DropReason reason);
 
   void stop(const Trajectory& trajectory);
+  // A lease of a new epoch, or the one that lives with other tokens: with none it ends.
+  void set_lease(std::size_t slot, const LeaseChanged& event);
   void end_lease(std::size_t slot);
   void lose(std::size_t slot);
   // Those whose grace period is over.
@@ -78,6 +85,8 @@ class Book {
   TrajectoryTable trajectories;
   WorkerTable workers;
   TurnQueue turns;
+  Risk risk;
+  Fairness fairness;
   Counters counters;
   Nanoseconds now_ns{0};
   // Whether something that waits could find a worker now that it did not find before.
@@ -87,15 +96,30 @@ class Book {
   // A bug of the scheduler: the step reports it.
   const char* fault{nullptr};
 
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
+          stall_check_ns, graces_);
+  }
+  // Whether what refers to something finds it: an image may say anything.
+  bool is_sound() noexcept;
+
  private:
   struct Grace {
-    Nanoseconds until_ns;
-    TrajectoryId trajectory;
+    Nanoseconds until_ns{0};
+    TrajectoryId trajectory{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(until_ns, trajectory);
+    }
   };
 
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   void release(Trajectory& trajectory) noexcept;
+  void compute(Run& run) noexcept;
+  void leave_queue(Trajectory& trajectory);
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }
 

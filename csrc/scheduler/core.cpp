@@ -23,6 +23,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
   book_.begin_step(now_ns, actions);
   rules_.apply(events);
   expire();
+  book_.risk.settle(book_.workers);
   admit();
   dispatch_.place();
   dispatch_.rescue();
@@ -33,6 +34,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
 void Core::expire() {
   for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
   for (const TrajectoryId id : book_.take_overdue()) book_.requeue(*book_.trajectories.find(id));
+  if (book_.workers.take_back(book_.now_ns)) book_.has_changed = true;
 }
 
 void Core::admit() {
@@ -61,10 +63,17 @@ Stats Core::stats() const {
               .running = trajectories.count(TrajectoryState::kRunning),
               .recalled = trajectories.count(TrajectoryState::kRecalled),
               .used_tokens = {},
-              .jobs = {}};
+              .hazards_per_s = {},
+              .jobs = {},
+              .exposure_s = book_.risk.exposure_s(book_.jobs.size()),
+              .recovery_bound_s =
+                  recovery_bound_s(book_.workers, trajectories, book_.jobs.size(), book_.settings)};
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
-    if (worker.number != kNobody) stats.used_tokens[worker.number] = worker.used_tokens;
+    if (worker.number != kNobody) {
+      stats.used_tokens[worker.number] = worker.used_tokens;
+      stats.hazards_per_s[worker.number] = book_.workers.columns().hazard_per_s[slot];
+    }
   }
   for (std::size_t place = 0; place < book_.jobs.size(); ++place) {
     const Job& job = book_.jobs[place];

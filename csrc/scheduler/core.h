@@ -1,6 +1,8 @@
 // The scheduler: a deterministic step(events, now) -> actions.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,6 +42,11 @@ class Core {
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
+
+  // All that decides what it does next. Equal cores give equal bytes.
+  std::vector<std::byte> snapshot();
+  // A core that goes on where the one of the image was. Corrupt: the bytes are no image.
+  static Result<std::unique_ptr<Core>> restored(std::span<const std::byte> bytes);
 
  private:
   void expire();

@@ -1,7 +1,9 @@
 #include "scheduler/dispatch.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 namespace rose::scheduler {
 
@@ -9,6 +11,8 @@ namespace {
 
 // Who holds what is promised during a rescue; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
+// Turns that found no worker, kept to pass over those that ask for more.
+constexpr std::size_t kFailuresMax = 8;
 // A turn that only a dedicated worker may run is looked at again, though nothing else changed: it
 // may be too late for it by then, and any worker will do.
 constexpr Nanoseconds kLookAgainMinNs = 100'000'000;
@@ -24,28 +28,139 @@ void Dispatch::place() {
   look_for_dedicated();
   // No turn of a job that is as large finds room: room only shrinks while turns are placed.
   limits_.assign(book_.jobs.size(), Limits{});
-  std::size_t jobs_left = book_.jobs.size();
-  for (auto place = turns.begin(); place != turns.end();) {
-    const QueueKey key = *place++;  // start() takes it out of the queue
-    Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
-    Limits& limits = limits_[trajectory.job];
-    if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) continue;
-    const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
-    double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
-    if (query.need_tokens > limit) continue;
-    if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
-      book_.start(trajectory, *slot);
-      continue;
-    }
-    if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
-    if (key.rank == QueueRank::kStarved) keep_for(query);
-    if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
-    limit = std::min(limit, room_max(query));
-    // Every turn takes at least one token.
-    if (limits.room < 1 && !query.is_dedicated_only && --jobs_left == 0) break;
+  jobs_left_ = book_.jobs.size();
+  failures_.clear();
+  if (Fairness::is_needed(book_.workers)) {
+    place_fairly();
+  } else {
+    place_in_order();
   }
   for (const std::size_t slot : kept_) book_.workers.show(slot);
   kept_.clear();
+}
+
+void Dispatch::place_in_order() {
+  const Place end = book_.turns.end();
+  for (Place place = book_.turns.begin(); place != end && jobs_left_ > 0;) {
+    const QueueKey key = *place++;  // start() takes it out of the queue
+    try_start(key);
+  }
+}
+
+void Dispatch::place_fairly() {
+  book_.fairness.refresh(book_.jobs, book_.workers);
+  least_wants_.assign(book_.jobs.size(), -1);
+  cursors_.clear();
+  for (std::size_t job = 0; job < book_.jobs.size(); ++job) {
+    cursors_.push_back({.next = skip_to(book_.turns.begin(), job)});
+  }
+  while (jobs_left_ > 0) {
+    Cursor* const cursor = first_cursor();
+    if (cursor == nullptr) return;
+    const QueueKey key = *cursor->next;
+    const Place after = skip_to(std::next(cursor->next), key.job);
+    const std::int64_t starts = starts_;
+    cursor->waits = !try_start(key);
+    if (cursor->waits) continue;
+    cursor->next = after;
+    // Whoever waited may be behind no longer.
+    if (starts_ == starts) continue;
+    for (Cursor& other : cursors_) other.waits = false;
+  }
+}
+
+Dispatch::Cursor* Dispatch::first_cursor() noexcept {
+  const Place end = book_.turns.end();
+  const auto first = [&]() -> Cursor* {
+    Cursor* best = nullptr;
+    for (Cursor& cursor : cursors_) {
+      if (cursor.next == end || cursor.waits) continue;
+      if (best == nullptr || *cursor.next < *best->next) best = &cursor;
+    }
+    return best;
+  };
+  if (Cursor* const found = first()) return found;
+  // All that are left wait for one another: their next turns step aside for smaller ones.
+  for (Cursor& cursor : cursors_) {
+    if (cursor.next != end) cursor.next = skip_to(std::next(cursor.next), cursor.next->job);
+    cursor.waits = false;
+  }
+  return first();
+}
+
+Dispatch::Place Dispatch::skip_to(Place place, std::size_t job) const noexcept {
+  while (place != book_.turns.end() && place->job != job) ++place;
+  return place;
+}
+
+bool Dispatch::try_start(const QueueKey& key) {
+  Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
+  Limits& limits = limits_[trajectory.job];
+  if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) return true;
+  const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
+  double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
+  if (query.need_tokens > limit || is_hopeless(query)) return true;
+  if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
+    book_.start(trajectory, *slot);
+    ++starts_;
+    refresh_bars(*slot);
+    return true;
+  }
+  if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
+  if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
+  if (is_barred_only(query)) return false;
+  if (key.rank == QueueRank::kStarved) keep_for(query);
+  note_failure(query);
+  const bool was_full = limits.room < 1;
+  limit = std::min(limit, room_max(query));
+  if (limits.room < 1 && !was_full) --jobs_left_;  // every turn takes at least one token
+  return true;
+}
+
+bool Dispatch::is_barred_only(const Query& query) const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
+  for (const auto& [device, slots] : book_.workers.devices()) {
+    for (const std::size_t slot : slots) {
+      const bool is_barred = columns.is_barred[slot] != 0;
+      if (is_barred && Placement::could_if_not_barred(columns, slot, query)) return true;
+    }
+  }
+  return false;
+}
+
+void Dispatch::refresh_bars(std::size_t slot) {
+  if (!Fairness::is_needed(book_.workers)) return;
+  const Worker& worker = book_.workers[slot];
+  const auto& wants = book_.jobs[worker.job].wants;
+  const std::int64_t least = wants.empty() ? kCountMax : wants.begin()->first;
+  // A job that asks for more, or for nothing, may be backlogged on fewer devices.
+  if (std::exchange(least_wants_[worker.job], least) != least) {
+    book_.fairness.refresh(book_.jobs, book_.workers);
+  } else {
+    book_.fairness.refresh(book_.jobs, book_.workers, worker.device);
+  }
+}
+
+bool Dispatch::is_hopeless(const Query& query) const noexcept {
+  if (query.hit_tokens > 0) return false;
+  return std::any_of(failures_.begin(), failures_.end(), [&](const Failure& failed) {
+    return query.job == failed.job && query.is_dedicated_only >= failed.is_dedicated_only &&
+           query.need_tokens >= failed.need_tokens && query.most_tokens >= failed.most_tokens &&
+           query.prompt_tokens >= failed.prompt_tokens &&
+           query.restart_tokens >= failed.restart_tokens;
+  });
+}
+
+void Dispatch::note_failure(const Query& query) {
+  // What a worker that it avoids would have done says nothing of others, and neither do urgent
+  // turns: they may find more room as others of them start elsewhere.
+  if (query.avoid || query.is_urgent || failures_.size() == kFailuresMax) return;
+  failures_.push_back({.job = query.job,
+                       .is_dedicated_only = query.is_dedicated_only,
+                       .need_tokens = query.need_tokens,
+                       .most_tokens = query.most_tokens,
+                       .prompt_tokens = query.prompt_tokens,
+                       .restart_tokens = query.restart_tokens});
 }
 
 void Dispatch::rescue() {
@@ -98,6 +213,10 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
+  query.restart_tokens = trajectory.tries > 0 ? query.prompt_tokens : 0;
+  query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
+  query.is_urgent = book_.lag(trajectory) > kUrgentLag;
+  query.exposures = &book_.risk.exposures;
   if (query.home) {
     const Worker& home = workers[*query.home];
     const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&
@@ -112,7 +231,8 @@ std::optional<std::size_t> Dispatch::avoided_slot(const Trajectory& trajectory) 
   const Avoided& avoided = trajectory.avoided;
   if (book_.now_ns >= avoided.until_ns) return std::nullopt;
   const auto slot = book_.workers.find(avoided.worker);
-  const bool is_same = slot && book_.workers[*slot].lease.epoch == avoided.lease_epoch;
+  const bool is_same = slot && book_.workers[*slot].lease.is_live &&
+                       book_.workers[*slot].lease.epoch == avoided.lease_epoch;
   return is_same ? slot : std::nullopt;
 }
 

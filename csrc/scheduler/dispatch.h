@@ -24,6 +24,12 @@ class Dispatch {
   // Recalls turns of borrowed workers that show no progress, if others have room for them now.
   void rescue();
 
+  Policy policy() const noexcept { return placement_.policy(); }
+  template <typename Image>
+  void image(Image& image) {
+    image(place_at_ns_);
+  }
+
  private:
   // What larger turns need not ask for while turns are placed.
   struct Limits {
@@ -35,6 +41,37 @@ class Dispatch {
     std::size_t slot;
     std::int64_t tokens;
   };
+
+  using Place = TurnQueue::Place;
+
+  // The turns of a job that are still to be looked at.
+  struct Cursor {
+    Place next;
+    bool waits{false};  // its next turn has room only where its job is barred for now
+  };
+
+  // What a turn asked for that found no worker.
+  struct Failure {
+    std::size_t job;
+    bool is_dedicated_only;
+    double need_tokens;
+    double most_tokens;
+    double prompt_tokens;
+    double restart_tokens;
+  };
+
+  // Starts the turn if it can. False if it could but for a bar.
+  bool try_start(const QueueKey& key);
+  void place_in_order();
+  // Of several jobs with a device in common, the one that is ahead waits for the others.
+  void place_fairly();
+  Cursor* first_cursor() noexcept;
+  Place skip_to(Place place, std::size_t job) const noexcept;
+  bool is_barred_only(const Query& query) const noexcept;
+  void refresh_bars(std::size_t slot);
+  // Whether one that asked for no more found nothing.
+  bool is_hopeless(const Query& query) const noexcept;
+  void note_failure(const Query& query);
 
   // A turn that has starved may run anywhere, also where its trajectory may get too old.
   Query query_of(const Trajectory& trajectory, bool has_starved) const;
@@ -53,6 +90,11 @@ class Dispatch {
   std::vector<Limits> limits_;       // by job
   std::vector<bool> has_dedicated_;  // by job: one with a live lease
   std::vector<Promise> promises_;
+  std::vector<Failure> failures_;
+  std::vector<Cursor> cursors_;            // by job
+  std::vector<std::int64_t> least_wants_;  // by job, when all bars were last looked at
+  std::size_t jobs_left_{0};               // that may find room yet
+  std::int64_t starts_{0};
 };
 
 }  // namespace rose::scheduler

@@ -25,7 +25,8 @@ void EventRules::apply(std::span<const Event> events) {
 }
 
 void EventRules::operator()(const WorkerJoined& event) {
-  book_.workers.join(event, book_.jobs.place_of(event.job));
+  const std::size_t domain = book_.risk.exposures.place_of(event.domain);
+  book_.workers.join(event, book_.jobs.place_of(event.job), domain);
 }
 
 void EventRules::operator()(const LeaseChanged& event) {
@@ -40,11 +41,8 @@ void EventRules::operator()(const LeaseChanged& event) {
     ++book_.counters.stale_events;
     return;
   }
-  if (is_new) book_.end_lease(*slot);
-  workers.set_lease(*slot, event, book_.now_ns);
-  if (event.kv_tokens == 0) book_.end_lease(*slot);
+  book_.set_lease(*slot, event);
   shrunk_.push_back(*slot);
-  book_.has_changed = true;
 }
 
 void EventRules::operator()(const WorkerLost& event) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <variant>
 
+#include "scheduler/image.h"
+
 namespace rose::scheduler {
 
 using WorkerId = std::int64_t;
@@ -24,8 +26,16 @@ inline constexpr std::int64_t kTokensUnknown = -1;
 
 enum class WorkerKind : std::uint8_t { kDedicated = 0, kBorrowed };
 inline constexpr std::size_t kWorkerKinds = 2;
+template <>
+struct EnumSize<WorkerKind> {
+  static constexpr std::size_t value = kWorkerKinds;
+};
 
 enum class TurnEnd : std::uint8_t { kFinished = 0, kInterrupted, kFailed };
+template <>
+struct EnumSize<TurnEnd> {
+  static constexpr std::size_t value = 3;
+};
 
 struct WorkerJoined {
   WorkerId worker;

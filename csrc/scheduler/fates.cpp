@@ -26,7 +26,7 @@ void Fates::add(const Fates& others) noexcept {
 
 void Fates::end(std::int64_t tokens, std::int64_t version_min) {
   done_.add(tokens);
-  ended_.push_back({tokens, version_min});
+  ended_.push_back(Ended{tokens, version_min});
 }
 
 void Fates::consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness) {

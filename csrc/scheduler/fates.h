@@ -22,6 +22,11 @@ class LengthCounts {
   std::int64_t count() const noexcept { return count_; }
   double sum() const noexcept { return sum_; }
 
+  template <typename Image>
+  void image(Image& image) {
+    image(counts_, count_, sum_);
+  }
+
  private:
   std::array<std::int64_t, kBins> counts_{};
   std::int64_t count_{0};
@@ -50,10 +55,20 @@ class Fates {
   // either is without a length: longer ones are lost more often above it, shorter ones below.
   double length_bias() const noexcept;
 
+  template <typename Image>
+  void image(Image& image) {
+    image(done_, stale_, dropped_, ended_);
+  }
+
  private:
   struct Ended {
-    std::int64_t tokens;
-    std::int64_t version_min;
+    std::int64_t tokens{0};
+    std::int64_t version_min{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(tokens, version_min);
+    }
   };
 
   LengthCounts done_;

@@ -29,6 +29,10 @@ double TrainerClock::versions_in(double in_s, Nanoseconds now_ns) const noexcept
   return in_s < next_in_s ? 0 : 1 + std::floor((in_s - next_in_s) / version_s_);
 }
 
+bool TrainerClock::is_sound() const noexcept {
+  return window_ > 0 && count_ >= 0 && count_ <= window_ && version_s_ >= 0;
+}
+
 Freshness freshness(const TrainerClock& clock, std::int64_t versions_left, double left_s,
                     double left_s_high, Nanoseconds now_ns) noexcept {
   const auto left = static_cast<double>(versions_left);

@@ -20,6 +20,12 @@ class TrainerClock {
   // comes at once: a trainer that stands still makes nothing older.
   double versions_in(double in_s, Nanoseconds now_ns) const noexcept;
 
+  template <typename Image>
+  void image(Image& image) {
+    image(window_, count_, version_s_, has_published_, published_ns_);
+  }
+  bool is_sound() const noexcept;
+
  private:
   std::int64_t window_;
   std::int64_t count_{0};

@@ -18,6 +18,14 @@ std::size_t JobTable::place_of(JobId number) {
   return found->second;
 }
 
+bool JobTable::is_sound() const noexcept {
+  if (places_.size() != jobs_.size()) return false;
+  for (std::size_t place = 0; place < jobs_.size(); ++place) {
+    if (find(jobs_[place].number) != place || !jobs_[place].outlook.is_sound()) return false;
+  }
+  return true;
+}
+
 void JobTable::join(const JobJoined& event) {
   Job& job = jobs_[place_of(event.job)];
   job.batch_trajectories = event.batch_trajectories;

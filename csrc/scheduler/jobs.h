@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <unordered_map>
 
@@ -14,7 +15,7 @@
 namespace rose::scheduler {
 
 struct Job {
-  explicit Job(const Settings& settings) noexcept : outlook{settings} {}
+  explicit Job(const Settings& settings = {}) noexcept : outlook{settings} {}
 
   JobId number{0};
   std::int64_t batch_trajectories{1};
@@ -27,8 +28,15 @@ struct Job {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
-  std::deque<TrajectoryId> waiting;  // for admission, in order; some may be gone
+  std::deque<TrajectoryId> waiting;            // for admission, in order; some may be gone
+  std::map<std::int64_t, std::int64_t> wants;  // tokens of a queued turn -> how many want that
   Outlook outlook;
+
+  void want(std::int64_t tokens) { ++wants[tokens]; }
+  void want_no_more(std::int64_t tokens) {
+    const auto found = wants.find(tokens);
+    if (found != wants.end() && --found->second == 0) wants.erase(found);
+  }
 
   std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
   // Those that started and were not consumed.
@@ -39,6 +47,12 @@ struct Job {
   std::int64_t could_be_ahead() const noexcept {
     const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
     return all < ahead_max() ? all : ahead_max();
+  }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, batch_trajectories, max_staleness, weight, published, admitted, dropped_admitted,
+          done, dropped, consumed, waiting, wants, outlook);
   }
 };
 
@@ -56,6 +70,12 @@ class JobTable {
   std::size_t place_of(JobId number);
   // New values; what was counted stays.
   void join(const JobJoined& event);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(jobs_, places_);
+  }
+  bool is_sound() const noexcept;
 
  private:
   Settings settings_;

@@ -1,6 +1,7 @@
 #include "scheduler/life_line.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace rose::scheduler {
 
@@ -47,6 +48,24 @@ double LifeLine::lag(double life_s) const {
   const double span_s = high_s_ - median_s_;
   if (life_s <= median_s_ || span_s <= 0) return 0;
   return std::min(1.0, (life_s - median_s_) / span_s);
+}
+
+bool LifeLine::has(std::size_t number) const noexcept {
+  if (number >= places_.size()) return false;
+  const std::size_t place = places_[number];
+  return place < numbers_.size() && numbers_[place] == number;
+}
+
+bool LifeLine::is_sound() const noexcept {
+  const auto is_life = [](double life_s) { return std::isfinite(life_s); };
+  const auto is_used = [&](std::size_t number) { return has(number); };
+  const auto is_unused = [&](std::size_t number) {
+    return number < places_.size() && !has(number);
+  };
+  return lives_s_.size() == numbers_.size() && lives_s_.size() + unused_.size() == places_.size() &&
+         std::all_of(lives_s_.begin(), lives_s_.end(), is_life) &&
+         std::all_of(numbers_.begin(), numbers_.end(), is_used) &&
+         std::all_of(unused_.begin(), unused_.end(), is_unused);
 }
 
 void LifeLine::select() const {

@@ -20,6 +20,13 @@ class LifeLine {
   // 0 up to the median, 1 from the 95th percentile on.
   double lag(double life_s) const;
 
+  template <typename Image>
+  void image(Image& image) {
+    image(lives_s_, numbers_, places_, unused_, changes_, median_s_, high_s_);
+  }
+  bool is_sound() const noexcept;
+  bool has(std::size_t number) const noexcept;
+
  private:
   void select() const;
 

@@ -10,6 +10,7 @@ namespace {
 constexpr double kNsPerS = 1e9;
 // Nothing is ordered by more than this: the sum with any time fits 64 bits.
 constexpr double kOrderMaxS = 1e6;
+constexpr auto kTokensMax = static_cast<double>(2 * kCountMax);
 
 double seconds(Nanoseconds from_ns, Nanoseconds to_ns) noexcept {
   return static_cast<double>(to_ns - from_ns) / kNsPerS;
@@ -58,7 +59,8 @@ void Outlook::over(const Trajectory& trajectory, bool is_done) {
 std::int64_t Outlook::reserve_tokens(const Trajectory& trajectory,
                                      std::int64_t ahead_tokens) const noexcept {
   if (settings_.reserve_quantile >= 1) return trajectory.need_tokens();
-  const auto high = static_cast<std::int64_t>(trajectory.forecast.turn_tokens_high);
+  const double most = std::min(trajectory.forecast.turn_tokens_high, kTokensMax);
+  const auto high = static_cast<std::int64_t>(most);
   const std::int64_t turn = std::max(high, trajectory.known_tokens + ahead_tokens);
   return trajectory.context_tokens + std::min(turn, trajectory.max_new_tokens);
 }
@@ -81,6 +83,18 @@ Freshness Outlook::freshness(const Trajectory& trajectory, std::int64_t versions
                              Nanoseconds now_ns) const noexcept {
   const Forecast& forecast = trajectory.forecast;
   return scheduler::freshness(clock_, versions_left, forecast.left_s, forecast.left_s_high, now_ns);
+}
+
+bool Outlook::is_sound() const noexcept {
+  return predictor_.is_sound() && lives_.is_sound() && clock_.is_sound();
+}
+
+bool Outlook::knows(const Trajectory& trajectory) const noexcept {
+  const bool is_waiting = trajectory.state == TrajectoryState::kWaiting;
+  const Forecast& forecast = trajectory.forecast;
+  return (is_waiting || lives_.has(trajectory.life_number)) && forecast.turn_tokens_left >= 0 &&
+         forecast.turn_tokens_high >= 0 && forecast.left_s >= 0 && forecast.left_s_high >= 0 &&
+         trajectory.life_s >= 0;
 }
 
 void Outlook::expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept {

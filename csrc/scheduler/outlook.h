@@ -17,7 +17,7 @@ namespace rose::scheduler {
 // may come again for a turn that left its worker, and finish, for each turn; at last over.
 class Outlook {
  public:
-  explicit Outlook(const Settings& settings) noexcept;
+  explicit Outlook(const Settings& settings = {}) noexcept;
 
   void create(const Trajectory& trajectory);
   void admit(Trajectory& trajectory, Nanoseconds now_ns);
@@ -46,6 +46,14 @@ class Outlook {
 
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
   const Fates& fates() const noexcept { return fates_; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(settings_, predictor_, lives_, clock_, fates_);
+  }
+  bool is_sound() const noexcept;
+  // Whether it was told of the trajectory, and expects something that can be.
+  bool knows(const Trajectory& trajectory) const noexcept;
 
  private:
   void expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept;

@@ -6,11 +6,32 @@ namespace rose::scheduler {
 
 namespace {
 
-bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+// Prompts that come back after a revocation do so a few at a time, or decodes would starve; one
+// alone may always.
+bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+  const double under_way = workers.restart_tokens[slot];
+  if (query.restart_tokens <= 0 || under_way <= 0) return true;
+  const double cached = query.home == slot ? query.hit_tokens : 0;
+  return under_way + query.restart_tokens - cached <= query.burst_tokens;
+}
+
+bool can_expose(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+  return query.exposures == nullptr || workers.kind[slot] == WorkerKind::kDedicated ||
+         query.exposures->can_join(query.job, workers.domain[slot], query.prompt_tokens,
+                                   query.is_urgent);
+}
+
+bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
+                           const Query& query) noexcept {
   return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
          workers.lease_tokens[slot] >= query.most_tokens &&
          workers.version[slot] >= query.version_floor && query.avoid != slot &&
-         !(query.is_dedicated_only && workers.kind[slot] == WorkerKind::kBorrowed);
+         !(query.is_dedicated_only && workers.kind[slot] == WorkerKind::kBorrowed) &&
+         can_restart(workers, slot, query) && can_expose(workers, slot, query);
+}
+
+bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+  return workers.is_barred[slot] == 0 && can_take_but_for_bars(workers, slot, query);
 }
 
 bool can_home_take(const WorkerColumns& workers, const Query& query) noexcept {
@@ -33,6 +54,11 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
 }
 
 }  // namespace
+
+bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
+                                    const Query& query) noexcept {
+  return can_take_but_for_bars(workers, slot, query);
+}
 
 std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const Query& query) {
   switch (policy_) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "scheduler/cost.h"
+#include "scheduler/exposure.h"
 #include "scheduler/settings.h"
 #include "scheduler/worker_table.h"
 
@@ -22,6 +23,10 @@ struct Query : CostQuery {
   std::optional<std::size_t> home{};   // the worker that had it last
   double hit_tokens{0};                // of the prompt, cached at home
   std::optional<std::size_t> avoid{};  // may not run it now
+  double restart_tokens{0};            // its prompt, if it ran before
+  double burst_tokens{0};              // of restarted prompts a worker computes at once
+  bool is_urgent{false};
+  const ExposureTable* exposures{nullptr};  // of the domains of borrowed workers, to be kept low
 };
 
 // Pure but for scratch memory: the same columns and query give the same slot. Among equals the
@@ -33,6 +38,10 @@ class Placement {
   Placement(const Settings& settings, Policy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
+  Policy policy() const noexcept { return policy_; }
+  // Whether the worker could take the turn now, were its job not ahead of others there.
+  static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
+                                  const Query& query) noexcept;
   // The slot of the best worker that can take the turn now, or nothing: it waits.
   std::optional<std::size_t> choose(const WorkerColumns& workers, const Query& query);
 

@@ -19,6 +19,21 @@ void WindowMean::observe(double value) noexcept {
   mean_ += (value - mean_) / static_cast<double>(count_);
 }
 
+bool WindowMean::is_sound() const noexcept {
+  return std::isfinite(mean_) && mean_ >= 0 && count_ >= 0 && window_ > 0 && window_ < kCountMax;
+}
+
+bool Predictor::Lengths::is_sound() const noexcept {
+  return turn_tokens.is_sound() && turns.is_sound() && tokens.is_sound() && tool_ms.is_sound();
+}
+
+bool Predictor::is_sound() const noexcept {
+  return job_.is_sound() && turn_s_.is_sound() && turn_tokens_.is_sound() &&
+         std::all_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+           return entry.second.lengths.is_sound() && entry.second.live > 0;
+         });
+}
+
 Predictor::Predictor(const Settings& settings) noexcept
     : settings_{settings},
       job_{settings.turn_window},

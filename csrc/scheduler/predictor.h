@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "scheduler/events.h"
 #include "scheduler/quantile.h"
 #include "scheduler/settings.h"
 
@@ -15,6 +16,12 @@ class WindowMean {
   WindowMean(double prior, std::int64_t window) noexcept : mean_{prior}, window_{window} {}
   void observe(double value) noexcept;
   double mean() const noexcept { return mean_; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(mean_, window_, count_);
+  }
+  bool is_sound() const noexcept;
 
  private:
   double mean_;
@@ -35,6 +42,11 @@ struct Forecast {
   double turn_tokens_high{0};  // of the whole turn: at most so many, in settings.reserve_quantile
   double left_s{0};            // until the trajectory is over: half of them take longer
   double left_s_high{0};       // and one of ten takes longer than this
+
+  template <typename Image>
+  void image(Image& image) {
+    image(turn_tokens_left, turn_tokens_high, left_s, left_s_high);
+  }
 };
 
 // The members of a group share a task, so those that are over tell of the others. What a group has
@@ -60,18 +72,35 @@ class Predictor {
   Forecast forecast(GroupId group, const Said& said) const noexcept;
   std::size_t groups() const noexcept { return groups_.size(); }
 
+  template <typename Image>
+  void image(Image& image) {
+    image(settings_, job_, turn_s_, turn_tokens_, groups_);
+  }
+  bool is_sound() const noexcept;
+
  private:
   struct Lengths {
-    explicit Lengths(std::int64_t window) noexcept
+    explicit Lengths(std::int64_t window = 1) noexcept
         : turn_tokens{window}, turns{window}, tokens{window}, tool_ms{window} {}
     Sketch turn_tokens;  // of a turn
     Sketch turns;        // of a trajectory
     Sketch tokens;       // of a trajectory
     Sketch tool_ms;
+
+    template <typename Image>
+    void image(Image& image) {
+      image(turn_tokens, turns, tokens, tool_ms);
+    }
+    bool is_sound() const noexcept;
   };
   struct Group {
     Lengths lengths;
     std::int64_t live{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(lengths, live);
+    }
   };
 
   Lengths* find(GroupId group) noexcept;

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "scheduler/events.h"
+
 namespace rose::scheduler {
 
 namespace {
@@ -104,6 +106,12 @@ void Sketch::assume(double mean) {
   for (const double part : kExponential) {
     observe(std::llround(std::max(1.0, part * mean)), 1.0 / kExponential.size());
   }
+}
+
+bool Sketch::is_sound() const noexcept {
+  const auto is_weight = [](double weight) { return weight >= 0 && std::isfinite(weight); };
+  return weights_.size() <= kBinsMax && is_weight(total_) && is_weight(window_) &&
+         std::all_of(weights_.begin(), weights_.end(), is_weight);
 }
 
 Left left_of(const Sketch* near, const Sketch& far, double far_observations, std::int64_t given,

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/events.h"
+#include "scheduler/image.h"
 
 namespace rose::scheduler {
 
@@ -22,7 +22,7 @@ class Sketch {
  public:
   // Remembers between half of `window` observations and all of it: when there are more, every one
   // counts half of what it did.
-  explicit Sketch(std::int64_t window) noexcept : window_{static_cast<double>(window)} {}
+  explicit Sketch(std::int64_t window = 1) noexcept : window_{static_cast<double>(window)} {}
 
   // `length` in [0, kCountMax].
   void observe(std::int64_t length, double weight = 1);
@@ -30,6 +30,12 @@ class Sketch {
   void assume(double mean);
   double total() const noexcept { return total_; }
   const std::vector<double>& weights() const noexcept { return weights_; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(window_, total_, weights_);
+  }
+  bool is_sound() const noexcept;
 
  private:
   double window_;

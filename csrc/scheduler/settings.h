@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "scheduler/image.h"
 
 namespace rose::scheduler {
 
@@ -12,6 +13,11 @@ enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
   kLeastLoadedSticky,  // home while it has room, else the fewest turns
+};
+
+template <>
+struct EnumSize<Policy> {
+  static constexpr std::size_t value = 3;
 };
 
 struct Settings {
@@ -29,6 +35,15 @@ struct Settings {
   double staleness_s_per_version{0};
   double leave_home_margin_s{0};
   double hazard_per_s{0};
+  double hazard_prior_s{1e9};
+  double hazard_window_s{1e9};
+  Nanoseconds hold_min_ns{0};
+  Nanoseconds hold_max_ns{0};
+  Nanoseconds flap_window_ns{0};
+  double exposure_max_s{1e9};
+  double urgent_share_max{1};
+  std::int64_t burst_prefill_tokens{std::int64_t{1} << 40};
+  std::int64_t fair_lead_tokens{0};
   double requeue_s{0};
   double turn_tokens_prior{1};
   double turns_prior{1};
@@ -40,6 +55,17 @@ struct Settings {
   double reserve_quantile{1};
   std::int64_t reserve_ahead_tokens{1};
   double longest_first{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
+          attempts_max, stall_ns, wait_max_ns, tail_seats, urgent_time_weight, urgent_risk_weight,
+          staleness_s_per_version, leave_home_margin_s, hazard_per_s, hazard_prior_s,
+          hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
+          urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
+          turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
+          reserve_quantile, reserve_ahead_tokens, longest_first);
+  }
 };
 
 }  // namespace rose::scheduler

@@ -23,6 +23,12 @@ struct Counters {
   std::int64_t tokens_ignored{0};
   std::int64_t reprefill_tokens{0};
   std::array<std::int64_t, kWorkerKinds> turns{};  // finished, by kind of worker
+
+  template <typename Image>
+  void image(Image& image) {
+    image(admitted, consumed, done, dropped, recalls, outgrown, resumed, stale_events,
+          tokens_delivered, tokens_ignored, reprefill_tokens, turns);
+  }
 };
 
 struct JobStats {
@@ -44,7 +50,10 @@ struct Stats {
   std::int64_t running{0};
   std::int64_t recalled{0};
   std::map<WorkerId, std::int64_t> used_tokens;
+  std::map<WorkerId, double> hazards_per_s;
   std::map<JobId, JobStats> jobs;
+  double exposure_s{0};
+  double recovery_bound_s{0};
 };
 
 }  // namespace rose::scheduler

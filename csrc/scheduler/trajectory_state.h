@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "scheduler/image.h"
+
 namespace rose::scheduler {
 
 enum class TrajectoryState : std::uint8_t {
@@ -27,6 +29,10 @@ enum class TrajectoryState : std::uint8_t {
   kDropped,
 };
 inline constexpr std::size_t kTrajectoryStates = 7;
+template <>
+struct EnumSize<TrajectoryState> {
+  static constexpr std::size_t value = kTrajectoryStates;
+};
 
 constexpr bool is_move(TrajectoryState from, TrajectoryState to) noexcept {
   using enum TrajectoryState;

@@ -1,5 +1,7 @@
 #include "scheduler/trajectory_table.h"
 
+#include <algorithm>
+
 namespace rose::scheduler {
 
 Trajectory* TrajectoryTable::find(TrajectoryId id) noexcept {
@@ -19,6 +21,14 @@ Trajectory& TrajectoryTable::create(TrajectoryId id, std::int64_t group, std::si
   made.job = job;
   ++counts_[static_cast<std::size_t>(made.state)];
   return made;
+}
+
+bool TrajectoryTable::is_sound(std::size_t jobs, std::size_t slots) const noexcept {
+  return std::all_of(by_id_.begin(), by_id_.end(), [&](const auto& entry) {
+    const auto& [id, trajectory] = entry;
+    return trajectory.id == id && trajectory.job < jobs &&
+           (!trajectory.run.is_held || trajectory.run.slot < slots);
+  });
 }
 
 bool TrajectoryTable::move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns) {

@@ -1,6 +1,7 @@
 // The book of trajectories, and the one door through which a trajectory changes its state.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "base/clock.h"
 #include "scheduler/events.h"
+#include "scheduler/exposure.h"
 #include "scheduler/predictor.h"
 #include "scheduler/trajectory_state.h"
 #include "scheduler/turn_queue.h"
@@ -24,7 +26,16 @@ struct Run {
   std::int64_t prefill_tokens{0};   // of the worker's backlog, until the first sign of life
   Nanoseconds stall_at_ns{0};       // without progress until then it counts as stalled
   std::int64_t reserved_tokens{0};  // of the lease
+  std::int64_t restart_tokens{0};   // of prefill_tokens, those of a turn that ran before
+  std::size_t domain{0};            // the place of the worker's
+  Exposed exposed{};                // what it adds there
   bool is_held{false};              // whether it counts against the worker's seats and tokens
+
+  template <typename Image>
+  void image(Image& image) {
+    image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
+          restart_tokens, domain, exposed, is_held);
+  }
 };
 
 // Whose cache has the context: it dies with the lease, and with the weights that computed it.
@@ -33,6 +44,11 @@ struct Home {
   std::int64_t lease_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(worker, lease_epoch, version, cached_tokens);
+  }
 };
 
 // A turn that left a worker unfinished does not come back under the same lease for a while: the
@@ -41,6 +57,11 @@ struct Avoided {
   WorkerId worker{kNobody};
   std::int64_t lease_epoch{0};
   Nanoseconds until_ns{0};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(worker, lease_epoch, until_ns);
+  }
 };
 
 struct Trajectory {
@@ -80,6 +101,14 @@ struct Trajectory {
   // What it may take of a lease. A resumed turn may take the same: what it has said is context now.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(id, group, job, state, started_ns, version_min, said_tokens, life_number, life_s, turn_ns,
+          turn, context_tokens, max_new_tokens, known_tokens, tries, attempts, computed_tokens,
+          forecast, queue_key, queued_ns, run, home, avoided, recalled_until_ns, awaited_tokens,
+          awaited_end);
+  }
 };
 
 // Invariants:
@@ -96,6 +125,18 @@ class TrajectoryTable {
 
   std::int64_t count(TrajectoryState state) const noexcept {
     return counts_[static_cast<std::size_t>(state)];
+  }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(by_id_, counts_);
+  }
+  // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots.
+  bool is_sound(std::size_t jobs, std::size_t slots) const noexcept;
+  template <typename Predicate>
+  bool all(const Predicate& is_so) const {
+    return std::all_of(by_id_.begin(), by_id_.end(),
+                       [&](const auto& entry) { return is_so(entry.second); });
   }
 
  private:

@@ -4,8 +4,11 @@ namespace rose::scheduler {
 
 namespace {
 
-QueueKey starved(TrajectoryId trajectory, Nanoseconds queued_ns) noexcept {
-  return {.rank = QueueRank::kStarved, .order_ns = queued_ns, .trajectory = trajectory};
+QueueKey starved(const QueueKey& key, Nanoseconds queued_ns) noexcept {
+  return {.rank = QueueRank::kStarved,
+          .order_ns = queued_ns,
+          .trajectory = key.trajectory,
+          .job = key.job};
 }
 
 }  // namespace
@@ -17,14 +20,14 @@ void TurnQueue::push(const QueueKey& key, Nanoseconds queued_ns) {
 
 void TurnQueue::remove(const QueueKey& key, Nanoseconds queued_ns) {
   const bool has_waited = waits_.erase({queued_ns, key.trajectory}) == 0;
-  order_.erase(has_waited ? starved(key.trajectory, queued_ns) : key);
+  order_.erase(has_waited ? starved(key, queued_ns) : key);
 }
 
 void TurnQueue::starve(Nanoseconds until_ns) {
   while (!waits_.empty() && waits_.begin()->first.first <= until_ns) {
     const auto& [since, key] = *waits_.begin();
     order_.erase(key);
-    order_.insert(starved(key.trajectory, since.first));
+    order_.insert(starved(key, since.first));
     waits_.erase(waits_.begin());
   }
 }

@@ -1,6 +1,7 @@
 #include "scheduler/worker_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace rose::scheduler {
@@ -11,6 +12,8 @@ constexpr double kMsPerS = 1000;
 constexpr double kNsPerMs = 1e6;
 // Longer ones do not run out: the deadline stays far from the end of 64 bits.
 constexpr double kTtlMaxMs = 1e12;
+// A sum of such speeds fits 64 bits.
+constexpr double kPrefillMaxPerS = 1e12;
 
 }  // namespace
 
@@ -24,19 +27,23 @@ bool WorkerTable::is_new_epoch(std::size_t slot, std::int64_t epoch) const noexc
   return found == last_epochs_.end() || epoch > found->second;
 }
 
-void WorkerTable::join(const WorkerJoined& event, std::size_t job) {
+void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t domain) {
   const std::size_t slot = take_slot();
   Worker& worker = workers_[slot];
   worker.number = event.worker;
   worker.kind = event.kind;
-  worker.domain = event.domain;
+  worker.domain = domain;
   worker.job = job;
   worker.device = event.device;
   worker.seats = event.seats;
   worker.version = event.version;
+  worker.prefill_tokens_per_s =
+      std::llround(std::clamp(event.prefill_tokens_per_s, 1.0, kPrefillMaxPerS));
   columns_.number[slot] = event.worker;
   columns_.kind[slot] = event.kind;
   columns_.job[slot] = job;
+  columns_.domain[slot] = domain;
+  columns_.is_barred[slot] = 0;
   columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
   columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
   columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
@@ -57,7 +64,11 @@ void WorkerTable::leave(std::size_t slot) noexcept {
   std::vector<std::size_t>& sharers = devices_[left.device];
   std::erase(sharers, slot);
   for (const std::size_t peer : sharers) workers_[peer].peers = sharers;
-  if (!sharers.empty()) refresh(sharers.front());
+  if (sharers.empty()) {
+    devices_.erase(left.device);
+  } else {
+    refresh(sharers.front());
+  }
 }
 
 void WorkerTable::settle(std::size_t slot) {
@@ -80,9 +91,54 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
     is_lent = true;
     share.used_tokens += worker.used_tokens;
     share.backlog_tokens += worker.backlog_tokens;
+    share.restart_tokens += worker.restart_tokens;
     share.turns += static_cast<std::int64_t>(worker.held.size());
   }
   return share;
+}
+
+bool WorkerTable::is_sound(std::size_t jobs, std::size_t domains) noexcept {
+  const std::size_t size = workers_.size();
+  const auto are_there = [&](const std::vector<std::size_t>& slots) {
+    return std::all_of(slots.begin(), slots.end(), [&](std::size_t slot) { return slot < size; });
+  };
+  bool is_so = columns_.has_size(size) && seats_left_.size() == size && are_there(free_slots_);
+  for (const Worker& worker : workers_) {
+    is_so =
+        is_so && are_there(worker.peers) &&
+        (worker.number == kNobody ? worker.job == 0 : worker.job < jobs && worker.domain < domains);
+  }
+  for (const auto& entry : devices_) is_so = is_so && are_there(entry.second);
+  for (const auto& [number, slot] : slots_) {
+    is_so = is_so && slot < size && workers_[slot].number == number;
+  }
+  return is_so;
+}
+
+void WorkerTable::hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept {
+  Worker& worker = workers_[slot];
+  worker.is_held_off = until_ns > now_ns;
+  worker.held_off_until_ns = until_ns;
+  if (worker.is_held_off) next_held_off_ns_ = std::min(next_held_off_ns_, until_ns);
+  refresh(slot);
+}
+
+bool WorkerTable::take_back(Nanoseconds now_ns) noexcept {
+  if (now_ns < next_held_off_ns_) return false;
+  bool has_any = false;
+  next_held_off_ns_ = kNever;
+  for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
+    Worker& worker = workers_[slot];
+    if (!worker.is_held_off) continue;
+    if (worker.held_off_until_ns > now_ns) {
+      next_held_off_ns_ = std::min(next_held_off_ns_, worker.held_off_until_ns);
+      continue;
+    }
+    worker.is_held_off = false;
+    has_any = true;
+    refresh(slot);
+  }
+  return has_any;
 }
 
 void WorkerTable::hide(std::size_t slot) noexcept {
@@ -107,6 +163,8 @@ std::vector<TrajectoryId> WorkerTable::end_lease(std::size_t slot) noexcept {
   worker.lease.is_live = false;
   worker.used_tokens = 0;
   worker.backlog_tokens = 0;
+  worker.restart_tokens = 0;
+  worker.is_held_off = false;
   std::vector<TrajectoryId> held = std::exchange(worker.held, {});
   refresh(slot);
   return held;
@@ -134,11 +192,12 @@ std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
 }
 
 void WorkerTable::hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
-                       std::int64_t prefill_tokens) {
+                       std::int64_t prefill_tokens, std::int64_t restart_tokens) {
   Worker& worker = workers_[slot];
   worker.held.push_back(trajectory);
   worker.used_tokens += tokens;
   worker.backlog_tokens += prefill_tokens;
+  worker.restart_tokens += restart_tokens;
   refresh(slot);
 }
 
@@ -151,8 +210,10 @@ void WorkerTable::release(std::size_t slot, TrajectoryId trajectory, std::int64_
   refresh(slot);
 }
 
-void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens) noexcept {
+void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens,
+                          std::int64_t restart_tokens) noexcept {
   workers_[slot].backlog_tokens -= prefill_tokens;
+  workers_[slot].restart_tokens -= restart_tokens;
   refresh(slot);
 }
 
@@ -171,18 +232,7 @@ std::size_t WorkerTable::take_slot() {
   const std::size_t size = slot + 1;
   workers_.resize(size);
   seats_left_.resize(size);
-  columns_.number.resize(size, kNobody);
-  columns_.kind.resize(size);
-  columns_.job.resize(size);
-  columns_.room_tokens.resize(size, -1);
-  columns_.lease_tokens.resize(size);
-  columns_.turns.resize(size);
-  columns_.backlog_tokens.resize(size);
-  columns_.version.resize(size);
-  columns_.prefill_s_per_token.resize(size);
-  columns_.step_s.resize(size);
-  columns_.step_s_per_sequence.resize(size);
-  columns_.hazard_per_s.resize(size);
+  columns_.resize(size);
   return slot;
 }
 
@@ -198,12 +248,14 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
   const auto room = static_cast<double>(share.kv_tokens - share.used_tokens);
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
-    columns_.room_tokens[peer] = has_seat && worker.lease.is_live ? room : -1;
+    const bool can_start = has_seat && worker.lease.is_live && !worker.is_held_off;
+    columns_.room_tokens[peer] = can_start ? room : -1;
     columns_.lease_tokens[peer] = static_cast<double>(share.kv_tokens);
     columns_.turns[peer] = static_cast<double>(share.turns);
     columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);
+    columns_.restart_tokens[peer] = static_cast<double>(share.restart_tokens);
     columns_.version[peer] = static_cast<double>(worker.version);
-    set_free_seats(peer, has_seat && worker.lease.is_live ? share.seats - share.turns : 0);
+    set_free_seats(peer, can_start ? share.seats - share.turns : 0);
   }
 }
 

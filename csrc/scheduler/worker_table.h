@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -20,21 +21,36 @@ struct Lease {
   std::int64_t kv_tokens{0};
   Nanoseconds deadline_ns{kNever};
   bool is_live{false};
+
+  template <typename Image>
+  void image(Image& image) {
+    image(epoch, kv_tokens, deadline_ns, is_live);
+  }
 };
 
 struct Worker {
   WorkerId number{kNobody};  // kNobody: the slot is free
   WorkerKind kind{WorkerKind::kDedicated};
-  std::int64_t domain{0};
-  std::size_t job{0};  // its place among the jobs
+  std::size_t domain{0};  // its place among the domains
+  std::size_t job{0};     // its place among the jobs
   DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
   Lease lease;
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
+  std::int64_t restart_tokens{0};  // of them, those of turns that ran elsewhere before
+  std::int64_t prefill_tokens_per_s{0};
+  Nanoseconds held_off_until_ns{0};
+  bool is_held_off{false};         // starts nothing until then
   std::vector<TrajectoryId> held;  // in the order of their starts
   std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
+
+  template <typename Image>
+  void image(Image& image) {
+    image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
+          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, held, peers);
+  }
 };
 
 // What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
@@ -43,10 +59,13 @@ struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
   std::vector<std::size_t> job;
+  std::vector<std::size_t> domain;
   std::vector<double> room_tokens;   // what may still be started; -1 without a lease or a seat
   std::vector<double> lease_tokens;  // of its device
   std::vector<double> turns;         // on its device
   std::vector<double> backlog_tokens;
+  std::vector<double> restart_tokens;   // of the backlog, of turns that ran elsewhere before
+  std::vector<std::uint8_t> is_barred;  // from its device, as its job is ahead of others there
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
   std::vector<double> step_s;
@@ -54,6 +73,25 @@ struct WorkerColumns {
   std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
+
+  template <typename Column>
+  void each(Column&& column) {
+    column(number, kind, job, domain, room_tokens, lease_tokens, turns, backlog_tokens,
+           restart_tokens, is_barred, version, prefill_s_per_token, step_s, step_s_per_sequence,
+           hazard_per_s);
+  }
+  template <typename Image>
+  void image(Image& image) {
+    each(image);
+  }
+  void resize(std::size_t size) {
+    each([size](auto&... columns) { (columns.resize(size), ...); });
+  }
+  bool has_size(std::size_t size) {
+    bool is_so = true;
+    each([&](auto&... columns) { is_so = ((columns.size() == size) && ...); });
+    return is_so;
+  }
 };
 
 // What a device lends to the workers on it. Each says what the device has in all; the least that
@@ -63,6 +101,7 @@ struct Share {
   std::int64_t seats{0};
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};
+  std::int64_t restart_tokens{0};
   std::int64_t turns{0};
 };
 
@@ -87,8 +126,8 @@ class WorkerTable {
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
 
-  // `job`: its place among the jobs.
-  void join(const WorkerJoined& event, std::size_t job = 0);
+  // `job`, `domain`: their places.
+  void join(const WorkerJoined& event, std::size_t job = 0, std::size_t domain = 0);
   // Nothing may be held of it any more.
   void leave(std::size_t slot) noexcept;
   // A new epoch: nothing may be held of the one before. The same: renew and resize.
@@ -99,18 +138,37 @@ class WorkerTable {
   std::vector<std::size_t> expired(Nanoseconds now_ns);
 
   void hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
-            std::int64_t prefill_tokens);
+            std::int64_t prefill_tokens, std::int64_t restart_tokens = 0);
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
-  void compute(std::size_t slot, std::int64_t prefill_tokens) noexcept;
+  void compute(std::size_t slot, std::int64_t prefill_tokens,
+               std::int64_t restart_tokens = 0) noexcept;
   // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
+  void set_hazard(std::size_t slot, double per_s) noexcept { columns_.hazard_per_s[slot] = per_s; }
+  void set_barred(std::size_t slot, bool is_barred) noexcept {
+    columns_.is_barred[slot] = is_barred ? 1 : 0;
+  }
+  // Starts nothing there until then.
+  void hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept;
+  // Ends what was held off until now; true if that was anybody.
+  bool take_back(Nanoseconds now_ns) noexcept;
+  // The slots of the workers on devices that may be shared.
+  const std::map<DeviceId, std::vector<std::size_t>>& devices() const noexcept { return devices_; }
   // Of the worker's device.
   Share share(std::size_t slot) const noexcept;
 
   // Shows no room on a worker's device, until show().
   void hide(std::size_t slot) noexcept;
   void show(std::size_t slot) noexcept { refresh(slot); }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
+          devices_, last_epochs_, next_deadline_ns_);
+  }
+  // Whether every slot that something names is there, and every job and domain is one of so many.
+  bool is_sound(std::size_t jobs, std::size_t domains) noexcept;
 
  private:
   std::size_t take_slot();
@@ -126,9 +184,10 @@ class WorkerTable {
   std::vector<std::int64_t> seats_left_;             // by slot
   std::vector<std::int64_t> free_seats_;             // by job: the sum over its workers
   std::unordered_map<WorkerId, std::size_t> slots_;  // looked up, never walked
-  std::unordered_map<DeviceId, std::vector<std::size_t>> devices_;  // shared ones; the same
+  std::map<DeviceId, std::vector<std::size_t>> devices_;
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};
+  Nanoseconds next_held_off_ns_{kNever};  // the earliest end of such a time, or earlier
 };
 
 }  // namespace rose::scheduler

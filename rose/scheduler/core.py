@@ -90,6 +90,21 @@ class SchedulerCore:
     def __init__(self, settings: SchedulerSettings, policy: PlacementPolicy) -> None:
         self._core = _core.SchedulerCore(policy=_POLICIES.index(policy), **asdict(settings))
 
+    @classmethod
+    def restored(cls, image: bytes) -> "SchedulerCore":
+        """Return a core that goes on where the one that made `image` was: the same actions.
+
+        Raises:
+            CorruptData: the bytes are no image, or one of another version of rose.
+        """
+        core = cls.__new__(cls)
+        core._core = _core.SchedulerCore.restored(image)
+        return core
+
+    def snapshot(self) -> bytes:
+        """Return all that decides what the core does next: equal cores give equal bytes."""
+        return self._core.snapshot()
+
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         """Apply events in their order and return what is to be done, in its order.
 

@@ -331,6 +331,11 @@ class SchedulerStats:
             are done. 1 when none was lost: 2 means that what the trainer does not see is twice as
             long as what it sees.
         jobs: by number, all that were heard of.
+        hazards_per_s: revocations to expect, by worker; 0 for dedicated ones.
+        exposure_s: what one failure domain holds of one job, as the time for which the workers in
+            all others would compute it again: the most of all, now.
+        recovery_bound_s: if all borrowed workers were taken back now, each of their turns would run
+            again within this. Infinite where a job has no dedicated worker.
     """
 
     waiting: int
@@ -355,3 +360,6 @@ class SchedulerStats:
     lengths_by_fate: Mapping[TrajectoryFate, tuple[int, ...]]
     length_bias: float
     jobs: Mapping[int, JobStats]
+    hazards_per_s: Mapping[int, float]
+    exposure_s: float
+    recovery_bound_s: float

@@ -21,6 +21,10 @@ _MAY_BE_ZERO: Final = frozenset(
         "staleness_s_per_version",
         "leave_home_margin_s",
         "hazard_per_s",
+        "hold_min_ms",
+        "hold_max_ms",
+        "flap_window_ms",
+        "fair_lead_tokens",
         "requeue_ms",
         "longest_first",
         "tail_seats",
@@ -36,6 +40,8 @@ _INTEGERS: Final = frozenset(
         "turn_window",
         "version_window",
         "reserve_ahead_tokens",
+        "burst_prefill_tokens",
+        "fair_lead_tokens",
     }
 )
 
@@ -74,7 +80,24 @@ class SchedulerSettings:
         staleness_s_per_version: seconds that a fresher worker is worth, per version.
         leave_home_margin_s: a turn leaves the cache it is used to for more than this only;
             measurements differ by so much without a reason.
-        hazard_per_s: how often a borrowed lease is revoked, until somebody estimates it.
+        hazard_per_s: how often a borrowed lease is revoked, before anything was seen.
+        hazard_prior_s: how many seconds of leases, seen, that belief is worth: a domain's against
+            what it saw, and a worker's domain against what the worker saw. Five minutes follow a
+            change of load and ride out one burst.
+        hazard_window_s: what was seen longer ago fades; load follows the hours of the day.
+        hold_min_ms: a lease gets no turns for so long when it was revoked twice within the flap
+            window, and for twice as long with each time more: a prompt that is computed and lost
+            costs more than the wait.
+        hold_max_ms: it never waits longer.
+        flap_window_ms: revocations of one worker that are closer than this are flapping.
+        exposure_max_s: a borrowed worker gets no turn that would lift what its domain's turns cost
+            the survivors, were they all taken back at once, above this.
+        urgent_share_max: of a job's urgent turns, at most so many are in one borrowed domain, in
+            (0, 1]. The trainer waits for these.
+        burst_prefill_tokens: of prompts that come back after a revocation, a worker computes at
+            most so many at once, or one, so that decodes go on between them.
+        fair_lead_tokens: how far a job may run ahead of another that waits for the same shared
+            device, over its weight. More keeps turns at their caches, less shares more evenly.
         requeue_ms: what a revoked turn waits for its next worker, besides the prompt.
         turn_tokens_prior: mean length of a turn before any has finished; it counts for one turn.
         turns_prior: mean turns of a trajectory before any is over.
@@ -111,6 +134,15 @@ class SchedulerSettings:
     staleness_s_per_version: float = 0.5
     leave_home_margin_s: float = 0.1
     hazard_per_s: float = 1 / 60
+    hazard_prior_s: float = 300.0
+    hazard_window_s: float = 3600.0
+    hold_min_ms: float = 1000.0
+    hold_max_ms: float = 30_000.0
+    flap_window_ms: float = 10_000.0
+    exposure_max_s: float = 30.0
+    urgent_share_max: float = 0.75
+    burst_prefill_tokens: int = 32_768
+    fair_lead_tokens: int = 16_384
     requeue_ms: float = 100.0
     turn_tokens_prior: float = 128.0
     turns_prior: float = 4.0

@@ -106,10 +106,9 @@ def cost_s(
 
 
 def urgency(
-    *, age_s: float, mean_age_s: float, versions_old: int, settings: SchedulerSettings
+    *, lag: float, versions_old: int, live: int, free_seats: int, settings: SchedulerSettings
 ) -> float:
-    """Return 0 in bulk and 1 in the tail."""
-    span_s = mean_age_s * (settings.tail_age_ratio - 1)
-    by_age = (age_s - mean_age_s) / span_s if span_s > 0 else 0.0
-    by_version = versions_old / (settings.max_staleness + 1)
-    return min(1.0, max(0.0, by_age, by_version))
+    """Return 0 in bulk and 1 in the tail, which is when there are seats for all and more."""
+    if settings.tail_seats * live < free_seats:
+        return 1.0
+    return min(1.0, max(0.0, lag, versions_old / (settings.max_staleness + 1)))

@@ -1,5 +1,6 @@
 """What must be true after every step, from what the core was told and what it wanted done."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,8 +12,10 @@ from rose.scheduler.events import (
     Deliver,
     Drop,
     Event,
+    JobJoined,
     Start,
     Stop,
+    TrajectoryCreated,
     TrajectoryEnded,
     TurnDone,
     TurnEnded,
@@ -21,13 +24,18 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerLost
+from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
 
 
 @dataclass
 class WorkerSeen:
+    kind: WorkerKind
+    domain: int
+    job: int
+    device: int | None
     seats: int
+    prefill_tokens_per_s: float
     version: int
     epoch: int = 0
     kv_tokens: int = 0
@@ -37,11 +45,29 @@ class WorkerSeen:
 
 @dataclass
 class TurnSeen:
+    job: int = 0
     turn: int = -1
+    tries: int = 0
+    ran: set[tuple[int, int]] = field(default_factory=set)  # where, and under which lease
+    restarting: int = 0  # tokens of its prompt, if it ran before and shows no progress yet
     context_tokens: int = 0
     max_new_tokens: int = 0
     delivered: int = 0
+    version_min: int = 0
+    is_under_way: bool = False
     on: tuple[int, int] | None = None  # worker, epoch: started there and not known to have left
+
+
+@dataclass
+class JobSeen:
+    batch: int
+    max_staleness: int
+    published: int = 0
+    admitted: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    consumed: int = 0
+    # The oldest version of each that is done and not consumed.
+    ended: deque[int] = field(default_factory=deque)
 
 
 @dataclass
@@ -58,14 +84,15 @@ class Audit:
         self.workers: dict[int, WorkerSeen] = {}
         self.epochs: dict[int, int] = {}
         self.turns: dict[int, TurnSeen] = {}
-        self.published = 0
-        self.admitted: set[int] = set()
-        self.dropped: set[int] = set()
-        self.consumed = 0
+        self.jobs: dict[int, JobSeen] = {}
+        self.job_of: dict[int, int] = {}
+        self.events = 0
+        self.stale = 0
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         actions = self.core.step(events, now_ns)
         self.history.append((list(events), now_ns, actions))
+        self.events += len(events)
         for event in events:
             self._hear(event, now_ns)
         for number, worker in self.workers.items():
@@ -89,32 +116,51 @@ class Audit:
     def _hear(self, event: Event, now_ns: int) -> None:
         match event:
             case WorkerJoined():
-                self.workers[event.worker] = WorkerSeen(event.seats, event.version)
+                self.workers[event.worker] = WorkerSeen(
+                    *(event.kind, event.domain, event.job, event.device, event.seats),
+                    *(event.prefill_tokens_per_s, event.version),
+                )
             case WorkerLost() if event.worker in self.workers:
                 self._end_lease(event.worker)
                 del self.workers[event.worker]
             case LeaseChanged() if event.worker in self.workers:
                 self._hear_lease(event, now_ns)
             case VersionPublished():
-                self.published = max(self.published, event.version)
+                job = self._job(event.job)
+                job.published = max(job.published, event.version)
+            case JobJoined():
+                job = self._job(event.job)
+                job.batch, job.max_staleness = event.batch_trajectories, event.max_staleness
+            case TrajectoryCreated():
+                self.job_of[event.trajectory] = event.job
             case VersionCommitted() if event.worker in self.workers:
                 self.workers[event.worker].version = event.version
             case TurnReady():
                 seen = self.turns[event.trajectory]
                 assert seen.on is None
-                seen.turn, seen.delivered = event.turn, 0
+                seen.turn, seen.delivered, seen.is_under_way = event.turn, 0, True
+                seen.tries, seen.ran = 0, set()
                 seen.context_tokens, seen.max_new_tokens = (
                     event.context_tokens,
                     event.max_new_tokens,
                 )
+            case TurnProgress():
+                seen = self.turns.get(event.trajectory, TurnSeen())
+                if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
+                    seen.restarting = 0
             case TurnEnded():
                 seen = self.turns.get(event.trajectory, TurnSeen())
                 if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
                     seen.on = None
             case Consumed():
-                self.consumed += event.trajectories
+                job = self._job(event.job)
+                job.consumed += event.trajectories
+                for _ in range(event.trajectories):
+                    self.stale += job.published - job.ended.popleft() > job.max_staleness
             case TrajectoryEnded():
-                pass
+                seen = self.turns[event.trajectory]
+                if not seen.is_under_way:
+                    self._job(seen.job).ended.append(seen.version_min)
 
     def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
@@ -141,11 +187,13 @@ class Audit:
     def _see(self, action: Action, events: Sequence[Event], now_ns: int) -> None:
         match action:
             case Admit():
-                assert action.trajectory not in self.admitted
-                self.admitted.add(action.trajectory)
-                self.turns[action.trajectory] = TurnSeen()
-                ahead_max = (self.settings.max_staleness + 1) * self.settings.batch_trajectories
-                assert len(self.admitted - self.dropped) - self.consumed <= ahead_max
+                number = self.job_of[action.trajectory]
+                job = self._job(number)
+                assert action.trajectory not in job.admitted
+                job.admitted.add(action.trajectory)
+                self.turns[action.trajectory] = TurnSeen(number, version_min=job.published)
+                ahead_max = (job.max_staleness + 1) * job.batch
+                assert len(job.admitted - job.dropped) - job.consumed <= ahead_max
             case Start():
                 self._see_start(action, now_ns)
             case Stop():
@@ -158,21 +206,30 @@ class Audit:
                 seen = self.turns[action.trajectory]
                 assert seen.turn == action.turn
                 assert seen.on is None
+                seen.is_under_way = False
                 assert self.is_finished(action.trajectory, action.turn, seen.delivered)
             case Drop():
-                self.dropped.add(action.trajectory)
+                self._job(self.job_of[action.trajectory]).dropped.add(action.trajectory)
 
     def _see_start(self, action: Start, now_ns: int) -> None:
         seen, worker = self.turns[action.trajectory], self.workers[action.worker]
         assert worker.is_live
         assert now_ns < worker.deadline_ns
         assert action.lease_epoch == worker.epoch
-        assert worker.version >= self.published - self.settings.worker_lag_max
+        published = self._job(seen.job).published
+        assert worker.job == seen.job
+        assert worker.version >= published - self.settings.worker_lag_max
         assert seen.on is None, f"{action} while it runs on {seen.on}"
+        # Alone it fits to its last word.
+        assert seen.context_tokens + seen.max_new_tokens <= worker.kv_tokens
         assert action.turn == seen.turn
         assert action.first_token == seen.delivered
         assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
+        self._check_exposure(seen, worker)
+        self._check_pace(seen, action.worker)
         seen.on = (action.worker, action.lease_epoch)
+        seen.ran.add(seen.on)
+        seen.tries += 1
 
     def _see_deliver(self, action: Deliver, events: Sequence[Event]) -> None:
         seen, event = self.turns[action.trajectory], events[action.event]
@@ -183,22 +240,69 @@ class Audit:
         assert 0 <= action.skip <= event.tokens - action.tokens
         assert event.first_token + action.skip == seen.delivered
         seen.delivered += action.tokens
+        seen.version_min = min(seen.version_min, event.version_min)
         assert seen.delivered <= seen.max_new_tokens
+
+    def _job(self, number: int) -> JobSeen:
+        default = JobSeen(self.settings.batch_trajectories, self.settings.max_staleness)
+        return self.jobs.setdefault(number, default)
+
+    def _check_exposure(self, turn: TurnSeen, worker: WorkerSeen) -> None:
+        """Check the cap of a borrowed worker's domain, as it is before the turn starts there."""
+        survivors = sum(
+            other.prefill_tokens_per_s
+            for other in self.workers.values()
+            if other.is_live and other.job == turn.job and other.domain != worker.domain
+        )
+        there = sum(
+            other.context_tokens + other.delivered
+            for other in self.turns.values()
+            if other.on is not None
+            and other.job == turn.job
+            and self.workers[other.on[0]].domain == worker.domain
+        )
+        if worker.kind is WorkerKind.DEDICATED or not survivors or not there:
+            return
+        tokens = there + turn.context_tokens + turn.delivered
+        assert tokens <= self.settings.exposure_max_s * survivors
+
+    def _check_pace(self, turn: TurnSeen, number: int) -> None:
+        """Check that prompts that come back do so a few at a time, caches aside."""
+        worker = self.workers[number]
+        turn.restarting = 0
+        if turn.tries == 0 or (number, worker.epoch) in turn.ran:
+            return
+        prompt = turn.context_tokens + turn.delivered
+        under_way = sum(
+            other.restarting
+            for other in self.turns.values()
+            if other.on is not None and self._device(other.on[0]) == self._device(number)
+        )
+        assert under_way == 0 or under_way + prompt <= self.settings.burst_prefill_tokens
+        turn.restarting = prompt
+
+    def _device(self, number: int) -> tuple[str, int]:
+        device = self.workers[number].device
+        return ("worker", number) if device is None else ("device", device)
 
     # ---- what must hold at the end of a step
 
     def _check_capacity(self) -> None:
-        used: dict[int, list[int]] = {}
+        used: dict[tuple[str, int], list[int]] = {}
         for seen in self.turns.values():
             if seen.on is not None:
-                used.setdefault(seen.on[0], []).append(seen.context_tokens + seen.max_new_tokens)
-        for number, needs in used.items():
-            assert len(needs) <= self.workers[number].seats
-            assert sum(needs) <= self.workers[number].kv_tokens
+                tokens = seen.context_tokens + seen.delivered
+                used.setdefault(self._device(seen.on[0]), []).append(tokens)
+        for number, worker in self.workers.items():  # each says what its device has
+            tokens_each = used.get(self._device(number), [])
+            if worker.is_live:
+                assert len(tokens_each) <= worker.seats
+                assert sum(tokens_each) <= worker.kv_tokens
 
     def _check_stats(self) -> None:
         stats = self.core.stats()
         assert stats.running == sum(seen.on is not None for seen in self.turns.values())
-        assert stats.admitted == len(self.admitted)
-        assert stats.dropped == len(self.dropped)
+        assert stats.stale == self.stale
+        assert stats.admitted == sum(len(job.admitted) for job in self.jobs.values())
+        assert stats.dropped == sum(len(job.dropped) for job in self.jobs.values())
         assert set(stats.used_kv_tokens) == set(self.workers)

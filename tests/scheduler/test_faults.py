@@ -18,18 +18,22 @@ TICKS_MAX = 3000  # bounds a hang
 def test_every_token_is_delivered_once_and_in_order_and_everything_ends(
     policy: PlacementPolicy, seed: int
 ) -> None:
-    world = World(seed, policy, trajectories=TRAJECTORIES)
-    for _ in range(TICKS_OF_FAULTS):
+    live_through(World(seed, policy, trajectories=TRAJECTORIES))
+
+
+def live_through(world: World, ticks_of_faults: int = TICKS_OF_FAULTS) -> None:
+    """Let faults happen, end them, and check that all that began has come to its end."""
+    for _ in range(ticks_of_faults):
         world.tick()
     world.heal()
     for _ in range(TICKS_MAX):
-        if world.audit.core.stats().done == TRAJECTORIES:
+        if world.audit.core.stats().done == world.trajectories:
             break
         world.tick()
     stats = world.audit.core.stats()
-    assert world.done == set(range(TRAJECTORIES)), stats
+    assert world.done == set(range(world.trajectories)), stats
     assert world.values == {}
-    assert stats.done == TRAJECTORIES
+    assert stats.done == world.trajectories
     assert stats.waiting == stats.queued == stats.running == stats.recalled == 0
     assert set(stats.used_kv_tokens.values()) == {0}
     world.audit.replay()
@@ -47,3 +51,15 @@ def test_the_faults_do_happen() -> None:
         stale += stats.stale_events
         ignored += stats.tokens_ignored
     assert min(recalls, resumed, stale, ignored) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_events() -> None:
+    events = seed = 0
+    policies = list(PlacementPolicy)
+    while events < 1_000_000:
+        world = World(seed, policies[seed % len(policies)], trajectories=150)
+        live_through(world, ticks_of_faults=800)
+        events += world.audit.events
+        seed += 1

@@ -171,7 +171,7 @@ def free(rig: Rig, *starts: Start) -> list[int]:
     return [action.trajectory for action in actions if isinstance(action, Start)]
 
 
-def test_oldest_trajectory_comes_first() -> None:
+def test_among_equals_the_longest_wait_is_over_first() -> None:
     rig = Rig()
     rig.join(0, seats=1)
     start = rig.run(0)
@@ -179,7 +179,7 @@ def test_oldest_trajectory_comes_first() -> None:
     rig.step(TrajectoryCreated(1, 0), after_ms=10)
     rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
     rig.step(TurnReady(2, 0, 10, 20), after_ms=10)
-    assert free(rig, start) == [2]
+    assert free(rig, start) == [1]
 
 
 def test_turn_that_ran_comes_before_turns_that_did_not() -> None:
@@ -322,7 +322,11 @@ def test_reprefill_counts_what_was_computed_before() -> None:
         {"max_staleness": 0.5},
         {"batch_trajectories": 0},
         {"attempts_max": 0},
-        {"tail_age_ratio": 1.0},
+        {"tail_seats": -1.0},
+        {"reserve_quantile": 0.0},
+        {"reserve_quantile": 1.1},
+        {"reserve_ahead_tokens": 0.5},
+        {"job_weight": 0.0},
         {"recall_grace_ms": -1.0},
         {"stall_ms": 0.0},
         {"hazard_per_s": float("nan")},

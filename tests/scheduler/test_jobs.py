@@ -39,8 +39,8 @@ def test_consumption_of_one_job_admits_nobody_of_another() -> None:
     rig.step(TrajectoryEnded(0), TrajectoryEnded(1))
     assert rig.step(Consumed(1, job=1)) == [Admit(3)]
     assert rig.core.stats().jobs == {
-        0: JobStats(published=0, admitted=1, done=1, dropped=0, consumed=0),
-        1: JobStats(published=0, admitted=2, done=1, dropped=0, consumed=1),
+        0: JobStats(0, admitted=1, done=1, dropped=0, consumed=0, stale=0, length_bias=1.0),
+        1: JobStats(0, admitted=2, done=1, dropped=0, consumed=1, stale=0, length_bias=1.0),
     }
 
 

@@ -120,7 +120,7 @@ def test_shrunk_lease_keeps_the_urgent_turns() -> None:
         starts.append(rig.run(trajectory))
         rig.step(after_ms=1000)
     actions = rig.step(LeaseChanged(0, 1, 65, 0.0))
-    assert actions == [stop_of(starts[2]), stop_of(starts[3])]
+    assert actions == [stop_of(starts[3]), stop_of(starts[2])]
     assert rig.core.stats().running == 2
 
 

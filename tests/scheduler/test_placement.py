@@ -24,6 +24,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
+from tests.reference.outlook import PlainOutlook
 from tests.reference.scheduler import PlainTurn, PlainWorker, choose, urgency
 
 
@@ -31,8 +32,14 @@ from tests.reference.scheduler import PlainTurn, PlainWorker, choose, urgency
 class Plain:
     """A trajectory as the reference knows it."""
 
+    number: int
+    group: int
     started_ms: int
     version_min: int
+    said: int = 0
+    turn_ms: int = 0
+    turn_left: float = 0.0
+    life_s: float = 0.0
     turn: int = 0
     context: int = 0
     max_new: int = 0
@@ -56,20 +63,25 @@ class Twins:
             retry_ms=50.0,
             stall_ms=1e9,
             wait_max_ms=1e9,
-            tail_age_ratio=self.rng.choice([1.1, 2.0, 5.0]),
+            tail_seats=self.rng.choice([0.5, 1.0, 4.0]),
             urgent_time_weight=self.rng.choice([0.0, 1.0, 3.0]),
             urgent_risk_weight=self.rng.choice([0.0, 1.0, 3.0]),
             staleness_s_per_version=self.rng.choice([0.0, 0.5]),
             leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
             hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
+            hazard_prior_s=1e9,  # what is seen does not count: the reference knows no time
+            hold_min_ms=0.0,
             requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,
+            turns_prior=2.0,
+            job_weight=self.rng.choice([0.5, 2.0]),
             turn_window=4,
+            reserve_quantile=1.0,
         )
+        self.outlook = PlainOutlook(self.settings)
         self.core = SchedulerCore(self.settings, policy)
         self.now_ms = 1
         self.published = 0
-        self.mean, self.seen = 20.0, 1
         self.workers: dict[int, PlainWorker] = {}
         self.live: dict[int, Plain] = {}
         self.next = 0
@@ -123,15 +135,20 @@ class Twins:
             number, at_epoch, until_ms = plain.avoid
             is_same = self.workers[number].epoch == at_epoch
             avoid = number if self.now_ms < until_ms and is_same else None
-        ages_us = [(self.now_ms - other.started_ms) * 1000 for other in self.live.values()]
+        lag = self.outlook.lag(plain.life_s)
         turn = PlainTurn(
             need_tokens=plain.context + plain.max_new,
             prompt_tokens=prompt,
-            expected_tokens=min(plain.max_new - plain.known, self.mean),
+            expected_tokens=min(plain.max_new - plain.known, plain.turn_left),
             urgency=urgency(
-                age_s=(self.now_ms - plain.started_ms) * NS_PER_MS / 1e9,
-                mean_age_s=sum(ages_us) / len(ages_us) / 1e6,
+                lag=lag,
                 versions_old=self.published - plain.version_min,
+                live=len(self.live),
+                free_seats=sum(
+                    worker.seats - len(worker.needs)
+                    for worker in self.workers.values()
+                    if worker.kv_tokens > 0
+                ),
                 settings=self.settings,
             ),
             home=home,
@@ -149,6 +166,7 @@ class Twins:
     def place(self, number: int, event: Event) -> None:
         """Tell the core what makes a turn want a worker, and compare the choices."""
         plain = self.live[number]
+        self.expect(plain)
         due = self.expected(plain)
         actions = self.step(event)
         starts = [action for action in actions if isinstance(action, Start)]
@@ -157,6 +175,8 @@ class Twins:
         if due is None:
             del self.live[number]
             self.step(TrajectoryEnded(number))
+            self.outlook.set_life(number, None)
+            self.outlook.leave(plain.group)
             return
         worker = self.workers[due]
         home = plain.home
@@ -166,8 +186,18 @@ class Twins:
         worker.needs[number] = plain.context + plain.max_new
         worker.backlog[number] = prompt - (min(home[3], prompt) if is_warm else 0)
 
+    def expect(self, plain: Plain) -> None:
+        plain.turn_left, left_s = self.outlook.forecast(
+            plain.group, known=plain.known, said=plain.said, turns=plain.turn
+        )
+        plain.life_s = (self.now_ms - plain.started_ms) / 1000 + left_s
+        self.outlook.set_life(plain.number, plain.life_s)
+
     def ready(self, number: int) -> None:
         plain = self.live[number]
+        if plain.turn > 0:
+            self.outlook.observe("tool_ms", plain.group, self.now_ms - plain.turn_ms)
+        plain.turn_ms = self.now_ms
         plain.context += self.rng.randint(0, 200)
         plain.max_new, plain.known, plain.avoid = self.rng.randint(1, 60), 0, None
         self.place(number, TurnReady(number, plain.turn, plain.context, plain.max_new))
@@ -182,8 +212,11 @@ class Twins:
 
     def create(self) -> None:
         number, self.next = self.next, self.next + 1
-        assert self.step(TrajectoryCreated(number, 0)) == [Admit(number)]
-        self.live[number] = Plain(self.now_ms, self.published)
+        group = self.rng.randrange(3)
+        assert self.step(TrajectoryCreated(number, group)) == [Admit(number)]
+        self.live[number] = Plain(number, group, self.now_ms, self.published)
+        self.outlook.enter(group)
+        self.expect(self.live[number])
         self.ready(number)
 
     def progress(self, number: int) -> None:
@@ -198,6 +231,7 @@ class Twins:
         )
         assert len(self.step(event)) == 1
         plain.known += news
+        plain.said += news
         plain.version_min = min(plain.version_min, version)
         worker.backlog.pop(number, None)
         plain.home = (
@@ -211,10 +245,19 @@ class Twins:
         end = TurnEnded(number, plain.turn, worker.number, worker.epoch, TurnEnd.FINISHED)
         assert self.step(end)[-1] == TurnDone(number, plain.turn)
         self.leave(plain, number)
-        self.seen = min(self.seen + 1, self.settings.turn_window + 1)
-        self.mean += (plain.known - self.mean) / self.seen
+        seconds = (self.now_ms - plain.turn_ms) / 1000
+        self.outlook.observe_turn(plain.group, plain.known, seconds)
+        plain.turn_ms = self.now_ms
         plain.context += plain.known
         plain.turn += 1
+
+    def end(self, number: int) -> None:
+        plain = self.live.pop(number)
+        self.step(TrajectoryEnded(number))
+        self.outlook.observe("tokens", plain.group, plain.said)
+        self.outlook.observe("turns", plain.group, plain.turn)
+        self.outlook.set_life(number, None)
+        self.outlook.leave(plain.group)
 
     def interrupt(self, number: int) -> None:
         plain = self.live[number]
@@ -243,6 +286,7 @@ class Twins:
             moves += [partial(self.interrupt, number)]
         if idle:
             moves += [partial(self.ready, self.rng.choice(idle))] * 3
+            moves += [partial(self.end, self.rng.choice(idle))]
         self.rng.choice(moves)()
 
     def happen_to_worker(self) -> None:

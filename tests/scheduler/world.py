@@ -16,6 +16,7 @@ from rose.scheduler.events import (
     Consumed,
     Deliver,
     Event,
+    JobJoined,
     Start,
     Stop,
     TrajectoryCreated,
@@ -39,6 +40,15 @@ SETTINGS = SchedulerSettings(
     attempts_max=1000,  # a trajectory that is dropped proves nothing about its tokens
     stall_ms=200.0,
     wait_max_ms=300.0,
+    hazard_prior_s=2.0,
+    hold_min_ms=20.0,
+    hold_max_ms=200.0,
+    flap_window_ms=400.0,
+    exposure_max_s=0.12,
+    urgent_share_max=0.5,
+    burst_prefill_tokens=60,
+    fair_lead_tokens=40,
+    reserve_ahead_tokens=3,
 )
 TTL_MS = 250.0
 MAX_NEW = 24
@@ -71,6 +81,10 @@ class Faults:
     freeze: float = 0.02
     kill: float = 0.01
     skip_renewal: float = 0.05
+    revoke_domain: float = 0.01
+    flap: float = 0.3  # of those revoked, how many are granted again at once
+    stand_still: float = 0.2  # the clock, per tick
+    jump: float = 0.005
 
 
 NO_FAULTS = Faults(**dict.fromkeys(vars(Faults()), 0.0))
@@ -81,7 +95,6 @@ class Running:
     turn: int
     epoch: int
     said: int  # tokens of the turn so far
-    need: int
 
 
 @dataclass
@@ -90,6 +103,9 @@ class PoolWorker:
     kind: WorkerKind
     seats: int
     kv_max: int
+    domain: int = 0
+    job: int = 0
+    device: int | None = None
     kv_tokens: int = 0
     epoch: int = 0
     is_up: bool = False
@@ -102,7 +118,9 @@ class PoolWorker:
 class World:
     """Time goes in ticks of a few milliseconds; each delivers what is due and steps the core."""
 
-    def __init__(self, seed: int, policy: PlacementPolicy, *, trajectories: int) -> None:
+    def __init__(
+        self, seed: int, policy: PlacementPolicy, *, trajectories: int, jobs: int | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.faults = Faults()
         self.audit = Audit(SETTINGS, policy, lambda k, turn, n: n == length(k, turn))
@@ -111,18 +129,37 @@ class World:
         self.mail: list[tuple[int, int, Event]] = []  # to the core: due, order, what
         self.values: dict[tuple[int, int], list[int]] = {}  # delivered, by trajectory and turn
         self.done: set[int] = set()
-        self.consumed = 0
-        self.published = 0
-        kinds = [WorkerKind.DEDICATED, WorkerKind.BORROWED, WorkerKind.BORROWED]
-        self.pool = [
-            PoolWorker(number, kind, seats=2 + number, kv_max=160 + 90 * number)
-            for number, kind in enumerate(kinds)
-        ]
+        self.jobs = jobs or self.rng.randint(1, 3)
+        self.consumed = dict.fromkeys(range(self.jobs), 0)
+        self.published = dict.fromkeys(range(self.jobs), 0)
+        self.pool: list[PoolWorker] = []
+        for job in range(self.jobs):
+            self.add_workers(job, shares=self.jobs > 1 and self.rng.random() < 0.7)
+        for job in range(1, self.jobs):
+            weight = self.rng.choice([0.5, 1.0, 3.0])
+            self.tell(JobJoined(job, self.rng.randint(3, 8), self.rng.randint(0, 2), weight))
         self.trajectories = trajectories
         for trajectory in range(trajectories):
-            self.tell(TrajectoryCreated(trajectory, group=trajectory // 4))
+            self.tell(
+                TrajectoryCreated(trajectory, group=trajectory // 4, job=self.job_of(trajectory))
+            )
         for worker in self.pool:
             self.join(worker)
+
+    def add_workers(self, job: int, *, shares: bool) -> None:
+        """Add a dedicated worker and two borrowed ones, which may share devices with other jobs."""
+        kinds = [WorkerKind.DEDICATED, WorkerKind.BORROWED, WorkerKind.BORROWED]
+        for place, kind in enumerate(kinds):
+            is_shared = shares and kind is WorkerKind.BORROWED
+            self.pool.append(
+                PoolWorker(
+                    *(len(self.pool), kind, 2 + place, 160 + 90 * place, place, job),
+                    device=place if is_shared else None,
+                )
+            )
+
+    def job_of(self, trajectory: int) -> int:
+        return trajectory % self.jobs
 
     # ---- messages
 
@@ -149,7 +186,8 @@ class World:
         worker.is_up = True
         self.tell(
             WorkerJoined(
-                *(worker.number, worker.kind, 0, worker.seats, 1000.0, 5.0, 1.0, worker.version)
+                *(worker.number, worker.kind, worker.domain, worker.seats, 1000.0, 5.0, 1.0),
+                *(worker.version, worker.job, worker.device),
             )
         )
         self.grant(worker)
@@ -169,6 +207,11 @@ class World:
         worker.kv_tokens = 0
         self.report_lease(worker)
 
+    def revoke_domain(self, domain: int) -> None:
+        for worker in self.pool:
+            if worker.domain == domain and worker.is_up and worker.kv_tokens:
+                self.revoke(worker)
+
     def kill(self, worker: PoolWorker) -> None:
         worker.is_up, worker.kv_tokens = False, 0
         worker.running.clear()
@@ -177,7 +220,7 @@ class World:
 
     def shrink(self, worker: PoolWorker) -> None:
         worker.kv_tokens = self.rng.randint(1, worker.kv_max)
-        while sum(run.need for run in worker.running.values()) > worker.kv_tokens:
+        while self.held(worker) > worker.kv_tokens:
             self.leave(worker, next(reversed(worker.running)), TurnEnd.INTERRUPTED)
         self.report_lease(worker)
 
@@ -193,20 +236,29 @@ class World:
 
     def take_turn(self, worker: PoolWorker, order: Start) -> None:
         assert order.trajectory not in worker.running, "it was not stopped before"
-        need = self.context(order.trajectory, order.turn) + MAX_NEW
-        used = sum(run.need for run in worker.running.values())
-        run = Running(order.turn, order.lease_epoch, order.first_token, need)
+        run = Running(order.turn, order.lease_epoch, order.first_token)
         worker.running[order.trajectory] = run
-        is_bad = order.lease_epoch != worker.epoch or used + need > worker.kv_tokens
+        is_bad = order.lease_epoch != worker.epoch
         if is_bad or self.rng.random() < self.faults.fail:
             self.leave(worker, order.trajectory, TurnEnd.FAILED)
             return
+        if self.held(worker) > worker.kv_tokens:
+            self.leave(worker, order.trajectory, TurnEnd.INTERRUPTED)
+            return
         assert len(worker.running) <= worker.seats
+
+    def held(self, worker: PoolWorker) -> int:
+        """Return the tokens of context that a worker's turns have: what they said is part of it."""
+        running = worker.running.items()
+        return sum(self.context(trajectory, run.turn) + run.said for trajectory, run in running)
 
     def generate(self, worker: PoolWorker) -> None:
         for trajectory, run in list(worker.running.items()):
             left = length(trajectory, run.turn) - run.said
             news = min(left, self.rng.randint(0, 4))
+            if self.held(worker) + news > worker.kv_tokens:  # a Stop for another is under way
+                self.leave(worker, trajectory, TurnEnd.INTERRUPTED)
+                continue
             if news:
                 self.report(
                     TurnProgress(
@@ -232,8 +284,9 @@ class World:
             worker.frozen_until = self.now_ms + self.rng.randint(50, 600)
         if self.now_ms < worker.frozen_until:
             return
-        if worker.version < self.published and odds() < 0.1:
-            worker.version = self.published
+        published = self.published[worker.job]
+        if worker.version < published and odds() < 0.1:
+            worker.version = published
             self.report(VersionCommitted(worker.number, worker.version, True, 1.0))
         self.take_orders(worker)
         if worker.kv_tokens == 0:
@@ -248,6 +301,8 @@ class World:
         odds, faults = self.rng.random, self.faults
         if odds() < faults.revoke:
             self.revoke(worker)
+            if odds() < faults.flap:
+                self.grant(worker)
         elif odds() < faults.resize:
             self.shrink(worker)
         elif odds() < faults.interrupt and worker.running:
@@ -302,20 +357,34 @@ class World:
             self.tell(TrajectoryEnded(trajectory), 1)
 
     def train(self) -> None:
-        ended = self.audit.core.stats().done
-        batch = SETTINGS.batch_trajectories
-        is_last = ended == self.trajectories
-        if ended - self.consumed >= batch or (is_last and ended > self.consumed):
-            taken = min(batch, ended - self.consumed)
-            self.consumed += taken
-            self.published += 1
-            self.tell(Consumed(taken))
-            self.tell(VersionPublished(self.published))
+        for job in range(self.jobs):
+            seen = self.audit.core.stats().jobs.get(job)
+            if seen is not None:
+                self.train_one(job, seen.done)
+
+    def train_one(self, job: int, ended: int) -> None:
+        batch = (
+            self.audit.jobs[job].batch if job in self.audit.jobs else SETTINGS.batch_trajectories
+        )
+        is_last = ended == len(range(job, self.trajectories, self.jobs))
+        left = ended - self.consumed[job]
+        if left >= batch or (is_last and left):
+            taken = min(batch, left)
+            self.consumed[job] += taken
+            self.published[job] += 1
+            self.tell(Consumed(taken, job))
+            self.tell(VersionPublished(self.published[job], job))
 
     # ---- time
 
     def tick(self) -> None:
-        self.now_ms += self.rng.randint(1, 15)
+        odds, faults = self.rng.random, self.faults
+        if odds() >= faults.stand_still:
+            self.now_ms += self.rng.randint(1, 15)
+        if odds() < faults.jump:
+            self.now_ms += self.rng.randint(100, 2000)
+        if odds() < faults.revoke_domain:
+            self.revoke_domain(self.rng.randint(1, 2))
         for worker in self.pool:
             self.live(worker)
         due = sorted(mail for mail in self.mail if mail[0] <= self.now_ms)
@@ -333,4 +402,4 @@ class World:
             if worker.is_up:
                 self.kill(worker)
             worker.frozen_until = 0
-            worker.version = self.published
+            worker.version = self.published[worker.job]

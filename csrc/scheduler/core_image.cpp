@@ -1,0 +1,73 @@
+// Core::snapshot and Core::restored: magic, version, checksum, then what Book::image names.
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "scheduler/core.h"
+#include "scheduler/image.h"
+#include "slo/crc32.h"
+
+namespace rose::scheduler {
+
+namespace {
+
+constexpr std::uint32_t kImageVersion = 1;
+
+struct Header {
+  std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};
+  std::uint32_t version{kImageVersion};
+  std::uint32_t checksum{0};
+  std::uint64_t size_bytes{0};  // of what follows
+
+  template <typename Image>
+  void image(Image& image) {
+    image(magic, version, checksum, size_bytes);
+  }
+};
+constexpr std::size_t kHeaderBytes = 24;
+
+Status refuse(const std::string& why) { return Status::corrupt("a scheduler's image: " + why); }
+
+}  // namespace
+
+std::vector<std::byte> Core::snapshot() {
+  std::vector<std::byte> body;
+  ImageWriter write{body};
+  Settings settings = book_.settings;
+  Policy policy = dispatch_.policy();
+  write(policy, settings, book_, dispatch_);
+  Header header;
+  header.checksum = slo::crc32(body.data(), body.size(), 0);
+  header.size_bytes = body.size();
+  std::vector<std::byte> bytes;
+  bytes.reserve(kHeaderBytes + body.size());
+  ImageWriter{bytes}(header);
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  return bytes;
+}
+
+Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
+  if (bytes.size() < kHeaderBytes) return refuse("it is shorter than its header");
+  Header header;
+  ImageReader{bytes.first(kHeaderBytes)}(header);
+  if (header.magic != Header{}.magic) return refuse("it does not begin like one");
+  if (header.version != kImageVersion) {
+    return refuse("it has version " + std::to_string(header.version) + ", this rose reads " +
+                  std::to_string(kImageVersion));
+  }
+  const std::span<const std::byte> body = bytes.subspan(kHeaderBytes);
+  if (body.size() != header.size_bytes) return refuse("it is cut short, or too long");
+  if (slo::crc32(body.data(), body.size(), 0) != header.checksum) {
+    return refuse("its checksum is wrong");
+  }
+  ImageReader read{body};
+  Policy policy{};
+  Settings settings;
+  read(policy, settings);
+  auto core = std::make_unique<Core>(settings, policy);
+  read(core->book_, core->dispatch_);
+  if (!read.is_whole() || !core->book_.is_sound()) return refuse("it contradicts itself");
+  return core;
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,111 @@
+// Who may take more of a device that several jobs share.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "scheduler/events.h"
+#include "scheduler/jobs.h"
+#include "scheduler/settings.h"
+#include "scheduler/worker_table.h"
+
+namespace rose::scheduler {
+
+// One device. A start of a turn serves its job by the tokens promised to it, over the job's weight.
+// A job is backlogged while a turn of it waits that the device could run were it empty. One that is
+// more than `lead` ahead of another backlogged one is barred: it starts nothing here.
+//
+// Bound: in any time in which jobs j and k are both backlogged,
+//   | served_j / w_j - served_k / w_k | <= 2 lead + need_j / w_j + need_k / w_k
+// with need the most tokens of one turn of a job. For the counter of a job that is backlogged is
+// within [floor, floor + lead + need / w]: it is raised to the floor when it becomes so (idleness
+// earns nothing), nobody above floor + lead starts, and the floor, which is the least counter of
+// the backlogged, only goes up. So two counters differ by lead + need / w at most, either way.
+class FairDevice {
+ public:
+  // Whether each job that has a worker here is backlogged.
+  void set_backlogged(const std::map<std::size_t, bool>& jobs);
+  bool is_barred(std::size_t job, double lead_tokens) const noexcept;
+  void serve(std::size_t job, double tokens_over_weight);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(floor_, jobs_);
+  }
+
+ private:
+  struct Account {
+    double served{0};
+    bool is_backlogged{false};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(served, is_backlogged);
+    }
+  };
+
+  double floor_{0};
+  std::map<std::size_t, Account> jobs_;
+};
+
+inline void FairDevice::set_backlogged(const std::map<std::size_t, bool>& jobs) {
+  for (auto& [job, account] : jobs_) account.is_backlogged &= jobs.contains(job);
+  for (const auto& [job, is_backlogged] : jobs) {
+    Account& account = jobs_[job];
+    if (is_backlogged && !account.is_backlogged) account.served = std::max(account.served, floor_);
+    account.is_backlogged = is_backlogged;
+  }
+}
+
+inline bool FairDevice::is_barred(std::size_t job, double lead_tokens) const noexcept {
+  const auto own = jobs_.find(job);
+  if (own == jobs_.end()) return false;
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
+    const auto& [other, account] = entry;
+    return other != job && account.is_backlogged &&
+           own->second.served > account.served + lead_tokens;
+  });
+}
+
+inline void FairDevice::serve(std::size_t job, double tokens_over_weight) {
+  Account& account = jobs_[job];
+  double least = account.served;
+  for (const auto& [other, theirs] : jobs_) {
+    if (theirs.is_backlogged) least = std::min(least, theirs.served);
+  }
+  floor_ = std::max(floor_, least);
+  account.served += tokens_over_weight;
+}
+
+// All devices that several jobs share. It keeps who is barred in the workers' columns.
+class Fairness {
+ public:
+  explicit Fairness(const Settings& settings) noexcept
+      : lead_tokens_{static_cast<double>(settings.fair_lead_tokens)},
+        lag_max_{settings.worker_lag_max} {}
+
+  // Whether there is a device to be fair about.
+  static bool is_needed(const WorkerTable& workers) noexcept { return !workers.devices().empty(); }
+  // Finds out who is backlogged where, and bars whoever is too far ahead.
+  void refresh(const JobTable& jobs, WorkerTable& workers);
+  // The same for one of them.
+  void refresh(const JobTable& jobs, WorkerTable& workers, DeviceId device);
+  void serve(const JobTable& jobs, const Worker& worker, std::int64_t tokens);
+
+  template <typename Image>
+  void image(Image& image) {
+    image(devices_);
+  }
+
+ private:
+  bool is_backlogged(const Job& job, const WorkerTable& workers, std::size_t slot) const noexcept;
+
+  double lead_tokens_;
+  std::int64_t lag_max_;
+  std::map<DeviceId, FairDevice> devices_;
+};
+
+}  // namespace rose::scheduler

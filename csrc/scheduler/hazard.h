@@ -1,0 +1,98 @@
+// How often leases are revoked, and for how long one that flaps is not trusted.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "scheduler/events.h"
+#include "scheduler/settings.h"
+
+namespace rose::scheduler {
+
+// Revocations in a time of exposure. The rate before anything was seen has the weight of `prior_s`
+// of it, and what is older than `window_s` fades: a Gamma-Poisson estimate with a memory.
+struct Revocations {
+  double count{0};
+  double exposed_s{0};
+
+  void expose(double seconds, double window_s) noexcept {
+    exposed_s += seconds;
+    if (exposed_s <= window_s) return;
+    count *= window_s / exposed_s;
+    exposed_s = window_s;
+  }
+  double per_s(double prior_per_s, double prior_s) const noexcept {
+    return (prior_per_s * prior_s + count) / (prior_s + exposed_s);
+  }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(count, exposed_s);
+  }
+};
+
+// Of borrowed workers; what fails in one domain is believed of the others there. Workers are
+// remembered for ever, as their epochs are: one that joins again is no better than it was.
+//
+// A worker's estimate has its domain's as the prior, the domain's has the settings'.
+class HazardTable {
+ public:
+  explicit HazardTable(const Settings& settings) noexcept
+      : prior_per_s_{settings.hazard_per_s},
+        prior_s_{settings.hazard_prior_s},
+        window_s_{settings.hazard_window_s},
+        hold_min_ns_{settings.hold_min_ns},
+        hold_max_ns_{settings.hold_max_ns},
+        flap_window_ns_{settings.flap_window_ns} {}
+
+  // The worker has a live lease from now on.
+  void begin(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
+  // Counts the time since the last of these.
+  void expose(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
+  // Serving has taken all of the lease or some.
+  void revoke(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
+  // It has no lease any more.
+  void end(WorkerId worker);
+
+  double per_s(WorkerId worker, std::size_t domain) const noexcept;
+  double domain_per_s(std::size_t domain) const noexcept;
+  // Until when what is granted now gets no turns. From the second revocation within the flap window
+  // on each doubles it, up to the most.
+  Nanoseconds hold_until_ns(WorkerId worker, Nanoseconds now_ns) const noexcept;
+
+  template <typename Image>
+  void image(Image& image) {
+    image(workers_, domains_);
+  }
+
+ private:
+  struct Record {
+    Revocations seen;
+    Nanoseconds exposed_from_ns{0};
+    bool is_exposed{false};
+    std::int64_t flaps{0};  // revocations, each within the flap window of the one before
+    Nanoseconds revoked_ns{0};
+
+    template <typename Image>
+    void image(Image& image) {
+      image(seen, exposed_from_ns, is_exposed, flaps, revoked_ns);
+    }
+  };
+
+  Revocations& domain(std::size_t place);
+
+  double prior_per_s_;
+  double prior_s_;
+  double window_s_;
+  Nanoseconds hold_min_ns_;
+  Nanoseconds hold_max_ns_;
+  Nanoseconds flap_window_ns_;
+  std::unordered_map<WorkerId, Record> workers_;  // looked up, never walked
+  std::vector<Revocations> domains_;              // by place
+};
+
+}  // namespace rose::scheduler

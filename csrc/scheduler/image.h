@@ -1,0 +1,223 @@
+// The state of the scheduler as bytes.
+//
+// A struct says its members once, in the order of the image, for both directions:
+//
+//   template <typename Image>
+//   void image(Image& image) {
+//     image(first, second);
+//   }
+//
+// A new member is one word there; a changed layout is a new kImageVersion in core_image.cpp.
+// Numbers are little-endian, as in memory. Hash tables are written in the order of their keys:
+// equal states give equal bytes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <set>
+#include <span>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace rose::scheduler {
+
+// How many values an enumeration of an image has, from 0 on.
+template <typename Enum>
+struct EnumSize;
+
+template <typename T>
+concept ImageNumber = std::is_arithmetic_v<T>;
+
+template <typename T>
+concept ImageEnum = std::is_enum_v<T>;
+
+class ImageWriter {
+ public:
+  explicit ImageWriter(std::vector<std::byte>& bytes) noexcept : bytes_{bytes} {}
+
+  template <typename... T>
+  void operator()(T&... values) {
+    (put(values), ...);
+  }
+
+ private:
+  template <ImageNumber T>
+  void put(T value) {
+    const auto* const begin = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), begin, begin + sizeof(T));
+  }
+  template <ImageEnum T>
+  void put(T value) {
+    put(static_cast<std::underlying_type_t<T>>(value));
+  }
+  template <typename T>
+    requires std::is_class_v<T>
+  void put(T& value) {
+    value.image(*this);
+  }
+  template <typename A, typename B>
+  void put(std::pair<A, B>& value) {
+    put(value.first);
+    put(value.second);
+  }
+  template <typename T, std::size_t n>
+  void put(std::array<T, n>& values) {
+    for (T& value : values) put(value);
+  }
+  template <typename T>
+  void put(std::vector<T>& values) {
+    put_all(values);
+  }
+  template <typename T>
+  void put(std::deque<T>& values) {
+    put_all(values);
+  }
+  template <typename T>
+  void put(std::set<T>& values) {
+    put(std::uint64_t{values.size()});
+    for (T value : values) put(value);
+  }
+  template <typename K, typename V>
+  void put(std::map<K, V>& values) {
+    put(std::uint64_t{values.size()});
+    for (auto& [constant_key, value] : values) {
+      K key = constant_key;
+      put(key);
+      put(value);
+    }
+  }
+  template <typename K, typename V>
+  void put(std::unordered_map<K, V>& values) {
+    std::vector<K> keys;
+    keys.reserve(values.size());
+    for (const auto& entry : values) keys.push_back(entry.first);
+    std::sort(keys.begin(), keys.end());
+    put(std::uint64_t{keys.size()});
+    for (K& key : keys) {
+      put(key);
+      put(values.find(key)->second);
+    }
+  }
+  template <typename Values>
+  void put_all(Values& values) {
+    put(std::uint64_t{values.size()});
+    for (auto& value : values) put(value);
+  }
+
+  std::vector<std::byte>& bytes_;
+};
+
+// After an error everything reads as zero, and is_whole() is false.
+class ImageReader {
+ public:
+  explicit ImageReader(std::span<const std::byte> bytes) noexcept : bytes_{bytes} {}
+
+  // Whether all was read, and all that was read could be.
+  bool is_whole() const noexcept { return is_good_ && bytes_.empty(); }
+
+  template <typename... T>
+  void operator()(T&... values) {
+    (take(values), ...);
+  }
+
+ private:
+  template <ImageNumber T>
+  void take(T& value) noexcept {
+    if constexpr (std::is_same_v<T, bool>) {
+      std::uint8_t byte = 0;
+      take(byte);
+      is_good_ = is_good_ && byte <= 1;
+      value = byte == 1;
+    } else {
+      value = T{};
+      is_good_ = is_good_ && bytes_.size() >= sizeof(T);
+      if (!is_good_) return;
+      std::memcpy(&value, bytes_.data(), sizeof(T));
+      bytes_ = bytes_.subspan(sizeof(T));
+    }
+  }
+  template <ImageEnum T>
+  void take(T& value) noexcept {
+    std::underlying_type_t<T> code{};
+    take(code);
+    is_good_ = is_good_ && static_cast<std::size_t>(code) < EnumSize<T>::value;
+    value = is_good_ ? static_cast<T>(code) : T{};
+  }
+  template <typename T>
+    requires std::is_class_v<T>
+  void take(T& value) {
+    value.image(*this);
+  }
+  template <typename A, typename B>
+  void take(std::pair<A, B>& value) {
+    take(value.first);
+    take(value.second);
+  }
+  template <typename T, std::size_t n>
+  void take(std::array<T, n>& values) {
+    for (T& value : values) take(value);
+  }
+  template <typename T>
+  void take(std::vector<T>& values) {
+    take_all(values);
+  }
+  template <typename T>
+  void take(std::deque<T>& values) {
+    take_all(values);
+  }
+  template <typename T>
+  void take(std::set<T>& values) {
+    values.clear();
+    for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
+      T value{};
+      take(value);
+      is_good_ = is_good_ && values.insert(value).second;
+    }
+  }
+  template <typename K, typename V>
+  void take(std::map<K, V>& values) {
+    take_entries<K>(values);
+  }
+  template <typename K, typename V>
+  void take(std::unordered_map<K, V>& values) {
+    take_entries<K>(values);
+  }
+
+  // Whatever is counted takes a byte at least: a count cannot make us take more memory than that.
+  std::uint64_t take_count() noexcept {
+    std::uint64_t count = 0;
+    take(count);
+    is_good_ = is_good_ && count <= bytes_.size();
+    return is_good_ ? count : 0;
+  }
+  template <typename Values>
+  void take_all(Values& values) {
+    values.clear();
+    for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
+      take(values.emplace_back());
+    }
+  }
+  template <typename K, typename Values>
+  void take_entries(Values& values) {
+    values.clear();
+    for (std::uint64_t left = take_count(); left > 0 && is_good_; --left) {
+      K key{};
+      take(key);
+      const auto [place, is_new] = values.try_emplace(key);
+      is_good_ = is_good_ && is_new;
+      if (is_good_) take(place->second);
+    }
+  }
+
+  std::span<const std::byte> bytes_;
+  bool is_good_{true};
+};
+
+}  // namespace rose::scheduler

@@ -1,0 +1,182 @@
+#include "scheduler/risk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace rose::scheduler {
+
+namespace {
+
+constexpr double kNsPerS = 1e9;
+// An estimate that moved by less changes no placement worth the work of showing it.
+constexpr double kMaterial = 1.0 / 16;
+
+bool differs(double now, double shown) noexcept {
+  return std::abs(now - shown) > kMaterial * shown;
+}
+
+// What one job would have to recover, and what with.
+struct Recovery {
+  double borrowed_tokens{0};
+  double borrowed_needs{0};
+  double longest_prompt{0};
+  double most_left{0};
+  double backlog_tokens{0};
+  double prefill_tokens_per_s{0};
+  double slowest_s_per_token{0};
+  double room_tokens{0};
+  double capacity_tokens{0};
+  double slowest_step_s{0};
+
+  void add_dedicated(const Worker& worker, const WorkerColumns& columns, std::size_t slot) {
+    const double prefill_s = columns.prefill_s_per_token[slot];
+    backlog_tokens += static_cast<double>(worker.backlog_tokens);
+    prefill_tokens_per_s += 1 / prefill_s;
+    slowest_s_per_token = std::max(slowest_s_per_token, prefill_s);
+    room_tokens += std::max(0.0, columns.room_tokens[slot]);
+    capacity_tokens += static_cast<double>(worker.lease.kv_tokens);
+    const double full = static_cast<double>(worker.seats);
+    slowest_step_s =
+        std::max(slowest_step_s, columns.step_s[slot] + full * columns.step_s_per_sequence[slot]);
+  }
+  void add_turn(const Trajectory& turn, bool is_borrowed) {
+    const double left = static_cast<double>(turn.max_new_tokens - turn.known_tokens);
+    most_left = std::max(most_left, left);
+    if (!is_borrowed) return;
+    const double prompt = static_cast<double>(turn.prompt_tokens());
+    borrowed_tokens += prompt;
+    borrowed_needs += static_cast<double>(turn.need_tokens());
+    longest_prompt = std::max(longest_prompt, prompt);
+  }
+  double seconds() const noexcept {
+    if (borrowed_needs <= 0) return 0;
+    if (prefill_tokens_per_s <= 0) return std::numeric_limits<double>::infinity();
+    const double prefill_s = (borrowed_tokens + backlog_tokens) / prefill_tokens_per_s +
+                             longest_prompt * slowest_s_per_token;
+    if (borrowed_needs <= room_tokens) return prefill_s;
+    // Whoever leaves a worker full makes room of at least its own size.
+    const double rounds = 1 + std::ceil(borrowed_needs / std::max(1.0, capacity_tokens));
+    return prefill_s + rounds * most_left * slowest_step_s;
+  }
+};
+
+}  // namespace
+
+void Risk::begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+  const Worker& worker = workers[slot];
+  exposures.add(worker.job, worker.domain, speed_of(worker));
+  if (worker.kind != WorkerKind::kBorrowed) return;
+  hazards_.begin(worker.number, worker.domain, now_ns);
+  workers.hold_off(slot, hazards_.hold_until_ns(worker.number, now_ns), now_ns);
+  show(workers, slot);
+}
+
+void Risk::go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns) {
+  const Worker& worker = workers[slot];
+  const std::int64_t lease_tokens = worker.lease.kv_tokens;
+  if (worker.kind != WorkerKind::kBorrowed) return;
+  const bool is_revoked = lease_tokens < was.used_tokens || 2 * lease_tokens < was.kv_tokens;
+  if (is_revoked) {
+    revoke(workers, slot, now_ns);
+    workers.hold_off(slot, hazards_.hold_until_ns(worker.number, now_ns), now_ns);
+  } else {
+    hazards_.expose(worker.number, worker.domain, now_ns);
+  }
+  is_dirty_ = true;
+  show(workers, slot);
+}
+
+void Risk::end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+  const Worker& worker = workers[slot];
+  exposures.remove(worker.job, worker.domain, speed_of(worker));
+  if (worker.kind != WorkerKind::kBorrowed) return;
+  revoke(workers, slot, now_ns);
+  hazards_.end(worker.number);
+}
+
+void Risk::revoke(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
+  hazards_.revoke(workers[slot].number, workers[slot].domain, now_ns);
+  is_dirty_ = true;
+}
+
+void Risk::settle(WorkerTable& workers) {
+  if (!is_dirty_) return;
+  is_dirty_ = false;
+  const std::size_t domains = exposures.domains();
+  shown_per_s_.resize(domains, 0);
+  std::vector<bool> has_moved(domains);
+  bool has_any = false;
+  for (std::size_t domain = 0; domain < domains; ++domain) {
+    const double per_s = hazards_.domain_per_s(domain);
+    if (!differs(per_s, shown_per_s_[domain])) continue;
+    shown_per_s_[domain] = per_s;
+    has_moved[domain] = has_any = true;
+  }
+  if (!has_any) return;
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    const Worker& worker = workers[slot];
+    const bool is_one = worker.number != kNobody && worker.kind == WorkerKind::kBorrowed;
+    if (is_one && has_moved[worker.domain]) show(workers, slot);
+  }
+}
+
+void Risk::show(WorkerTable& workers, std::size_t slot) {
+  const Worker& worker = workers[slot];
+  const double per_s = hazards_.per_s(worker.number, worker.domain);
+  if (differs(per_s, workers.columns().hazard_per_s[slot])) workers.set_hazard(slot, per_s);
+}
+
+void Risk::run(Trajectory& trajectory, const Worker& worker, bool is_urgent) {
+  Run& run = trajectory.run;
+  run.domain = worker.domain;
+  run.exposed = {.tokens = trajectory.prompt_tokens(), .urgent = is_urgent ? 1 : 0};
+  exposures.add(trajectory.job, run.domain, run.exposed);
+}
+
+void Risk::grow(Trajectory& trajectory, std::int64_t tokens) {
+  Run& run = trajectory.run;
+  run.exposed.tokens += tokens;
+  exposures.add(trajectory.job, run.domain, {.tokens = tokens});
+}
+
+void Risk::leave(Trajectory& trajectory) {
+  Run& run = trajectory.run;
+  exposures.remove(trajectory.job, run.domain, run.exposed);
+  run.exposed = {};
+}
+
+double Risk::exposure_s(std::size_t jobs) const noexcept {
+  double most = 0;
+  for (std::size_t job = 0; job < jobs; ++job) {
+    for (std::size_t domain = 0; domain < exposures.domains(); ++domain) {
+      most = std::max(most, exposures.seconds(job, domain));
+    }
+  }
+  return most;
+}
+
+Exposed Risk::speed_of(const Worker& worker) const noexcept {
+  return {.prefill_tokens_per_s = worker.prefill_tokens_per_s};
+}
+
+double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& trajectories,
+                        std::size_t jobs, const Settings& settings) {
+  std::vector<Recovery> recoveries(jobs);
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    const Worker& worker = workers[slot];
+    if (worker.number == kNobody || !worker.lease.is_live) continue;
+    Recovery& recovery = recoveries[worker.job];
+    const bool is_borrowed = worker.kind == WorkerKind::kBorrowed;
+    if (!is_borrowed) recovery.add_dedicated(worker, workers.columns(), slot);
+    for (const TrajectoryId id : worker.held) {
+      const Trajectory* const turn = trajectories.find(id);
+      if (turn != nullptr) recovery.add_turn(*turn, is_borrowed);
+    }
+  }
+  double most = 0;
+  for (const Recovery& recovery : recoveries) most = std::max(most, recovery.seconds());
+  return most > 0 ? most + static_cast<double>(settings.recall_grace_ns) / kNsPerS : 0;
+}
+
+}  // namespace rose::scheduler

@@ -1,0 +1,111 @@
+"""The image of a core: what is restored from it goes on as if nothing had happened."""
+
+import random
+import struct
+import zlib
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rose.errors import CorruptData
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from tests.scheduler.rig import SETTINGS, Rig
+from tests.scheduler.world import World
+
+HEADER = struct.Struct("<8sIIQ")
+
+
+def image_of_a_busy_core(ticks: int = 80) -> bytes:
+    world = World(5, PlacementPolicy.JOINT, trajectories=24)
+    for _ in range(ticks):
+        world.tick()
+    return world.audit.core.snapshot()
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy)
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_core_restored_before_any_step_takes_the_same_actions(
+    policy: PlacementPolicy, seed: int
+) -> None:
+    world = World(seed, policy, trajectories=24)
+    for _ in range(100):
+        before = world.audit.core.snapshot()
+        world.tick()
+        events, now_ns, actions = world.audit.history[-1]
+        again = SchedulerCore.restored(before)
+        assert again.snapshot() == before
+        assert again.step(events, now_ns) == actions
+        assert again.stats() == world.audit.core.stats()
+        assert again.snapshot() == world.audit.core.snapshot()
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy)
+def test_image_has_the_policy_and_the_settings(policy: PlacementPolicy) -> None:
+    settings = SchedulerSettings(max_staleness=3, tail_seats=7.0)
+    image = SchedulerCore(settings, policy).snapshot()
+    assert image == SchedulerCore.restored(image).snapshot()
+    assert image != SchedulerCore(SETTINGS, policy).snapshot()
+
+
+def test_equal_cores_have_equal_images_whatever_their_hash_tables_went_through() -> None:
+    rigs = [Rig(), Rig()]
+    for rig, order in zip(rigs, (range(50), range(50)), strict=True):
+        for trajectory in order:
+            rig.ready(trajectory)
+    one, other = (rig.core.snapshot() for rig in rigs)
+    assert one == other == SchedulerCore.restored(one).snapshot()
+
+
+def test_any_flipped_bit_is_refused() -> None:
+    image = image_of_a_busy_core()
+    rng = random.Random(3)
+    for _ in range(300):
+        at = rng.randrange(len(image))
+        wrong = bytearray(image)
+        wrong[at] ^= 1 << rng.randrange(8)
+        with pytest.raises(CorruptData):
+            SchedulerCore.restored(bytes(wrong))
+
+
+def test_image_cut_short_anywhere_is_refused() -> None:
+    image = image_of_a_busy_core()
+    for size in [*range(64), *range(64, len(image), 97)]:
+        with pytest.raises(CorruptData):
+            SchedulerCore.restored(image[:size])
+    with pytest.raises(CorruptData):
+        SchedulerCore.restored(image + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        (b"", "shorter"),
+        (b"\0" * 400, "begin"),
+        (HEADER.pack(b"rosecore", 999, 0, 0), "version 999"),
+        (HEADER.pack(b"rosecore", 1, 1, 0), "checksum"),
+        (HEADER.pack(b"rosecore", 1, 0, 0), "contradicts"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_its_reason(image: bytes, why: str) -> None:
+    with pytest.raises(CorruptData, match=why):
+        SchedulerCore.restored(image)
+
+
+def test_nonsense_under_a_right_checksum_never_breaks_the_core() -> None:
+    """Bytes that nobody wrote by accident: refused, or a core that can be stepped."""
+    image = image_of_a_busy_core()
+    body = image[HEADER.size :]
+    rng = random.Random(4)
+    refused = 0
+    for _ in range(400):
+        wrong = bytearray(body)
+        at = rng.randrange(len(wrong) - 8)
+        wrong[at : at + 8] = rng.choice([b"\xff" * 8, b"\0" * 8, rng.randbytes(8)])
+        header = HEADER.pack(b"rosecore", 1, zlib.crc32(wrong), len(wrong))
+        try:
+            SchedulerCore.restored(header + bytes(wrong))
+        except CorruptData:
+            refused += 1
+    assert refused > 20

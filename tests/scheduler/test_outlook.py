@@ -1,0 +1,301 @@
+"""What the core makes of what it has seen: order, reservations, urgency, freshness and fates."""
+
+from typing import Any
+
+import pytest
+
+from rose.scheduler import PlacementPolicy
+from rose.scheduler.events import (
+    Consumed,
+    Start,
+    Stop,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TrajectoryFate,
+    TurnReady,
+    VersionPublished,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
+
+LONG, SHORT = 1, 2  # groups
+TEACHER = 1000  # numbers from here on are those of trajectories that only teach
+
+
+def live_through(rig: Rig, number: int, tokens: int, *, group: int, after_ms: float = 0.0) -> None:
+    """Let a trajectory of one turn begin, say so much, and end."""
+    rig.step(TrajectoryCreated(number, group))
+    (start,) = rig.step(TurnReady(number, 0, 10, tokens + 1))
+    assert isinstance(start, Start)
+    rig.step(after_ms=after_ms)
+    rig.step(said(start, 0, tokens), ended(start, TurnEnd.FINISHED, tokens))
+    rig.step(TrajectoryEnded(number))
+
+
+def taught(policy: PlacementPolicy = PlacementPolicy.JOINT, **settings: Any) -> Rig:
+    """Return a rig with one teaching worker, in which LONG says 2000 tokens and SHORT 10.
+
+    A member of each is live, so that neither group is forgotten.
+    """
+    rig = Rig(policy, **settings)
+    rig.join(TEACHER, kv_tokens=50_000)
+    for group in (LONG, SHORT):
+        rig.step(TrajectoryCreated(TEACHER + group, group))
+    for member in range(10, 20):
+        live_through(rig, TEACHER + member, 10, group=SHORT, after_ms=100.0)
+        live_through(rig, TEACHER + member + 10, 2000, group=LONG, after_ms=20_000.0)
+    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0))
+    return rig
+
+
+def queue(rig: Rig, number: int, group: int, *, context: int = 10, max_new: int = 3000) -> None:
+    rig.step(TrajectoryCreated(number, group))
+    assert rig.step(TurnReady(number, 0, context, max_new)) == []
+
+
+def starts(actions: list[Any]) -> list[int]:
+    return [action.trajectory for action in actions if isinstance(action, Start)]
+
+
+# ---- the queue
+
+
+def test_longest_trajectory_goes_first() -> None:
+    rig = taught()
+    queue(rig, 1, SHORT)
+    queue(rig, 2, LONG)
+    queue(rig, 3, SHORT)
+    assert starts(rig.join(0, kv_tokens=50_000)) == [2, 1, 3]
+
+
+def test_short_one_that_waited_for_as_long_as_the_long_one_takes_goes_first() -> None:
+    rig = taught(wait_max_ms=1e8)
+    queue(rig, 1, SHORT)
+    rig.step(after_ms=100_000.0)  # twice 20 seconds and what may be between
+    queue(rig, 2, LONG)
+    assert starts(rig.join(0, kv_tokens=50_000)) == [1, 2]
+
+
+def test_first_come_first_served_is_a_setting() -> None:
+    rig = taught(longest_first=0.0)
+    queue(rig, 1, SHORT)
+    rig.step(after_ms=1.0)
+    queue(rig, 2, LONG)
+    assert starts(rig.join(0, kv_tokens=50_000)) == [1, 2]
+
+
+# ---- reservations
+
+
+def reserved(rig: Rig, worker: int) -> int:
+    return rig.core.stats().used_kv_tokens[worker]
+
+
+def test_turn_reserves_what_most_of_its_group_say() -> None:
+    rig = taught(reserve_ahead_tokens=4)
+    queue(rig, 1, SHORT)
+    queue(rig, 2, LONG)
+    rig.join(0, seats=1, kv_tokens=50_000)
+    assert 2010 <= reserved(rig, 0) <= 2010 + 2000 / 8
+    rig.join(7, seats=1, kv_tokens=50_000)
+    assert 10 + 10 <= reserved(rig, 7) <= 10 + 60
+
+
+def test_all_that_a_turn_may_say_is_reserved_if_so_set() -> None:
+    rig = taught(reserve_quantile=1.0)
+    queue(rig, 1, SHORT)
+    rig.join(0)
+    assert reserved(rig, 0) == 3010
+
+
+def test_worker_that_could_not_hold_the_whole_turn_is_not_asked() -> None:
+    rig = taught()
+    queue(rig, 1, SHORT)
+    assert rig.join(0, kv_tokens=3009) == []
+    assert starts(rig.step(LeaseChanged(0, 1, 3010, 0.0))) == [1]
+
+
+def test_reservation_stays_ahead_of_what_was_said() -> None:
+    rig = taught(reserve_ahead_tokens=50)
+    queue(rig, 1, SHORT)
+    (start,) = rig.join(0)
+    for place in range(300):
+        rig.step(said(start, place, 1))
+        assert 10 + place + 1 + 50 <= reserved(rig, 0) <= 10 + place + 1 + 100
+    rig.step(said(start, 300, 2700))
+    assert reserved(rig, 0) == 3010  # all that it may say
+
+
+def crowd(rig: Rig, *, kv_tokens: int) -> list[Start]:
+    """Start three short turns on a worker with no room for one to become longer."""
+    for number, context in ((1, 10), (2, 10), (3, 20)):
+        queue(rig, number, SHORT, context=context, max_new=100)
+    return [one for one in rig.join(0, kv_tokens=kv_tokens) if isinstance(one, Start)]
+
+
+def test_turn_that_outgrows_its_reservation_moves_the_cheapest_other() -> None:
+    rig = taught(reserve_ahead_tokens=30)
+    first, second, _ = crowd(rig, kv_tokens=140)
+    assert reserved(rig, 0) == 40 + 40 + 50
+    _, stop = rig.step(said(first, 0, 8))
+    assert stop == Stop(second.trajectory, 0, 1)  # its prompt is the shortest
+    stats = rig.core.stats()
+    assert stats.outgrown == stats.recalls == 1
+    assert reserved(rig, 0) == 78 + 40 + 50  # until it has left
+    rig.step(ended(second, TurnEnd.INTERRUPTED, 0))
+    assert reserved(rig, 0) == 78 + 50
+
+
+def test_turn_that_is_alone_never_outgrows_its_worker() -> None:
+    rig = taught(reserve_ahead_tokens=8)
+    queue(rig, 1, SHORT, max_new=90)
+    (start,) = rig.join(0, kv_tokens=100)
+    for place in range(90):
+        rig.step(said(start, place, 1))
+        assert reserved(rig, 0) <= 100
+    assert rig.core.stats().recalls == 0
+
+
+# ---- urgency
+
+
+def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
+    """Return where the second turn of a trajectory runs whose first ran on a slow loan.
+
+    Args:
+        turns_of_others: trajectories that are live, of one short turn each.
+        hosted: of them, how many run on the fast dedicated worker.
+    """
+    rig.join(0, BORROWED, step_ms=25.0, kv_tokens=50_000, seats=turns_of_others + 2)
+    rig.step(TrajectoryCreated(1, LONG))
+    (start,) = rig.step(TurnReady(1, 0, 10, 3000))
+    assert isinstance(start, Start)
+    rig.step(said(start, 0, 500), ended(start, TurnEnd.FINISHED, 500))
+    rig.step(*(TrajectoryCreated(number, SHORT) for number in range(2, 2 + turns_of_others)))
+    rig.join(7, DEDICATED, step_ms=20.0, kv_tokens=50_000, seats=turns_of_others)
+    rig.step(LeaseChanged(0, 1, 1, 0.0))
+    ready = [TurnReady(number, 0, 10, 100) for number in range(2, 2 + hosted)]
+    assert len(starts(rig.step(*ready))) == hosted
+    rig.step(LeaseChanged(0, 1, 50_000, 0.0))
+    (start,) = rig.step(TurnReady(1, 1, 510, 3000))
+    assert isinstance(start, Start)
+    return start
+
+
+def test_straggler_leaves_a_slow_loan_at_the_end_of_its_turn() -> None:
+    rig = taught(tail_seats=1e9, hazard_per_s=0.01)
+    assert straggler(rig, turns_of_others=8, hosted=4).worker == 7
+
+
+def test_turn_that_is_not_behind_does_not_slow_the_others() -> None:
+    rig = taught(tail_seats=1e9, hazard_per_s=0.01, urgent_time_weight=0.0)
+    for number in range(100, 108):  # lives as long as its own
+        rig.step(TrajectoryCreated(number, LONG))
+    assert straggler(rig, turns_of_others=8, hosted=4).worker == 0
+
+
+def test_home_is_left_for_more_than_the_margin_only() -> None:
+    rig = taught(tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=1e6)
+    assert straggler(rig, turns_of_others=8, hosted=4).worker == 0
+
+
+def test_all_are_urgent_while_there_are_more_seats_than_trajectories() -> None:
+    rig = taught(tail_seats=1.0, hazard_per_s=0.01)
+    for number in range(100, 108):
+        rig.step(TrajectoryCreated(number, LONG))
+    rig.join(9, seats=100, kv_tokens=1)  # nobody fits there, but the seats are free
+    assert straggler(rig, turns_of_others=8, hosted=4).worker == 7
+
+
+# ---- freshness
+
+
+@pytest.fixture
+def risky() -> Rig:
+    """Trajectories that half of the time take less than the two versions there are, or more."""
+    rig = Rig(max_staleness=1, batch_trajectories=1, worker_lag_max=100, wait_max_ms=1e8)
+    rig.join(TEACHER, kv_tokens=50_000)
+    for member in range(20):
+        tokens = 4000 if member % 5 == 0 else 500
+        live_through(rig, TEACHER + member, tokens, group=0, after_ms=10.0 * tokens)
+        rig.step(Consumed(1))
+    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
+    rig.step(VersionPublished(2), after_ms=10_000.0)
+    rig.step(TrajectoryCreated(1, 0), TrajectoryCreated(2, 0), TrajectoryCreated(3, 0))
+    return rig
+
+
+def ready_both(rig: Rig) -> list[int]:
+    return starts(rig.step(*(TurnReady(number, 0, 10, 5000) for number in (1, 2))))
+
+
+def test_trajectory_that_may_be_too_late_runs_on_dedicated_workers_only(risky: Rig) -> None:
+    risky.join(0, BORROWED, kv_tokens=50_000)
+    risky.join(7, DEDICATED, kv_tokens=1)
+    assert ready_both(risky) == []
+    actions = risky.step(LeaseChanged(7, 1, 50_000, 0.0))
+    assert [action.worker for action in actions if isinstance(action, Start)] == [7, 7]
+
+
+def test_trajectory_that_is_safe_runs_anywhere(risky: Rig) -> None:
+    risky.step(VersionPublished(3), after_ms=10_000_000.0)  # versions take long
+    risky.join(0, BORROWED, kv_tokens=50_000, version=3)
+    risky.join(7, DEDICATED, kv_tokens=1, version=3)
+    assert ready_both(risky) == [1, 2]
+
+
+def test_where_nobody_is_dedicated_everything_runs_on_loan(risky: Rig) -> None:
+    risky.join(0, BORROWED, kv_tokens=50_000)
+    assert ready_both(risky) == [1, 2]
+
+
+def test_trajectory_that_the_next_batch_needs_is_safe(risky: Rig) -> None:
+    risky.step(TrajectoryEnded(2), TrajectoryEnded(3))  # given up
+    risky.step(Consumed(1))
+    risky.join(0, BORROWED, kv_tokens=50_000)
+    risky.join(7, DEDICATED, kv_tokens=1)
+    assert starts(risky.step(TurnReady(1, 0, 10, 5000))) == [1]
+
+
+def test_trajectory_that_is_too_late_anyway_runs_anywhere(risky: Rig) -> None:
+    risky.join(0, BORROWED, kv_tokens=50_000)
+    risky.join(7, DEDICATED, kv_tokens=1)
+    assert ready_both(risky) == []
+    # Nothing else changes: time makes it certain.
+    assert starts(risky.step(after_ms=30_000.0)) == [1, 2]
+
+
+# ---- fates
+
+
+def test_what_was_consumed_too_late_is_stale_and_counted_by_its_length() -> None:
+    rig = Rig(max_staleness=1, batch_trajectories=10)
+    rig.join(0)
+    for number, tokens in ((0, 3), (1, 100)):
+        live_through(rig, number, tokens, group=0)
+    rig.step(Consumed(1))
+    rig.step(VersionPublished(2), VersionCommitted(0, 2, True, 0.0), Consumed(1))
+    stats = rig.core.stats()
+    assert stats.stale == 1
+    assert stats.length_bias == pytest.approx(100 / 3)
+    done = stats.lengths_by_fate[TrajectoryFate.DONE]
+    stale = stats.lengths_by_fate[TrajectoryFate.STALE]
+    assert (done[2], done[7], sum(done)) == (1, 1, 2)
+    assert (stale[7], sum(stale)) == (1, 1)
+
+
+def test_what_was_given_up_is_dropped_with_what_it_had_said() -> None:
+    rig = Rig()
+    rig.join(0)
+    live_through(rig, 0, 10, group=0)
+    start = rig.run(1)
+    rig.step(said(start, 0, 5))
+    rig.step(TrajectoryEnded(1))
+    stats = rig.core.stats()
+    assert sum(stats.lengths_by_fate[TrajectoryFate.DROPPED]) == 1
+    assert stats.length_bias == pytest.approx(0.5)
+
+
+def test_nothing_lost_is_no_bias() -> None:
+    rig = Rig()
+    assert rig.core.stats().length_bias == 1.0

@@ -1,0 +1,323 @@
+"""Revocations: how many to expect, what they may cost at most, and how turns come back from one."""
+
+import math
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from rose.scheduler.events import Action, Start, VersionPublished
+from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
+from tests.reference.hazard import PlainRate, hazard_per_s
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
+
+PRIOR_PER_S = 0.02
+# As far as what is shown may be from the estimate, and what is shown of the domain beneath it.
+MATERIAL = (1 + 1 / 16) ** 2
+
+
+def starts(actions: list[Action]) -> dict[int, int]:
+    """Return the worker of each trajectory that was started."""
+    return {one.trajectory: one.worker for one in actions if isinstance(one, Start)}
+
+
+# ---- hazard
+
+
+def test_hazard_of_a_borrowed_worker_is_the_prior_and_a_dedicated_one_has_none() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S)
+    rig.join(0, DEDICATED)
+    rig.join(1, BORROWED)
+    assert rig.core.stats().hazards_per_s == {0: 0.0, 1: PRIOR_PER_S}
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
+    rng = random.Random(seed)
+    prior_s = rng.choice([5.0, 60.0, 1000.0])
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=prior_s, hazard_window_s=1e6)
+    domain_of = {number: rng.randint(0, 1) for number in range(4)}
+    epochs, live = dict.fromkeys(domain_of, 1), set(domain_of)
+    workers = {number: PlainRate() for number in domain_of}
+    domains = {domain: PlainRate() for domain in (0, 1)}
+    for number, domain in domain_of.items():
+        rig.join(number, BORROWED, domain=domain)
+
+    def count(number: int) -> None:
+        workers[number].revocations += 1
+        domains[domain_of[number]].revocations += 1
+
+    for _ in range(60):
+        passed_s = rng.choice([0.0, 0.5, 3.0, 20.0])
+        rig.step(after_ms=1000 * passed_s)
+        for number in live:
+            workers[number].exposed_s += passed_s
+            domains[domain_of[number]].exposed_s += passed_s
+        number = rng.choice(list(domain_of))
+        what = rng.choice(["renew", "revoke", "shrink", "grow", "supersede"])
+        if number not in live:
+            epochs[number] += 1
+            live.add(number)
+            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+        elif what == "revoke":
+            live.remove(number)
+            count(number)
+            rig.step(LeaseChanged(number, epochs[number], 0, 0.0))
+        elif what == "supersede":
+            epochs[number] += 1
+            count(number)
+            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+        elif what == "shrink":
+            count(number)
+            rig.step(LeaseChanged(number, epochs[number], 4000, 0.0))
+            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+        else:
+            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+        for one in live:  # every one is looked at when it renews
+            rig.step(LeaseChanged(one, epochs[one], 10_000, 0.0))
+        shown = rig.core.stats().hazards_per_s
+        for one in live:
+            plain = hazard_per_s(
+                workers[one], domains[domain_of[one]], prior_per_s=PRIOR_PER_S, prior_s=prior_s
+            )
+            assert plain / MATERIAL <= shown[one] <= plain * MATERIAL
+
+
+def test_what_is_lost_or_runs_out_was_revoked() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
+    rig.join(0, BORROWED, ttl_ms=50.0)
+    rig.join(1, BORROWED)
+    rig.join(2, BORROWED, domain=1)
+    before = rig.core.stats().hazards_per_s[2]
+    rig.step(after_ms=60)
+    rig.step(WorkerLost(1, "gone"))
+    rig.join(1, BORROWED, epoch=2)
+    rig.step(LeaseChanged(0, 2, 10_000, 0.0))
+    shown = rig.core.stats().hazards_per_s
+    plain = PlainRate(2, 0.12).per_s(PRIOR_PER_S, 10.0)
+    both = PlainRate(1, 0.06).per_s(plain, 10.0)
+    assert shown[0] == pytest.approx(both, rel=0.1)
+    assert shown[1] == pytest.approx(both, rel=0.1)
+    assert shown[2] == before
+
+
+def test_worker_learns_from_its_domain() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
+    for number in range(3):
+        rig.join(number, BORROWED, domain=number // 2)
+    for epoch in range(1, 6):
+        rig.step(LeaseChanged(0, epoch, 0, 0.0))
+        rig.step(LeaseChanged(0, epoch + 1, 10_000, 0.0))
+    shown = rig.core.stats().hazards_per_s
+    assert shown[0] > 2 * shown[1] > 8 * PRIOR_PER_S
+    assert shown[2] == PRIOR_PER_S
+
+
+def test_our_own_stop_is_no_revocation() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0, stall_ms=100.0)
+    rig.join(0, BORROWED)
+    rig.run(1)
+    rig.join(1, BORROWED, domain=1)
+    assert rig.step(after_ms=1000) != []  # it has stalled, and is taken elsewhere
+    assert rig.core.stats().recalls == 1
+    rig.step(LeaseChanged(0, 1, 10_000, 0.0))
+    assert rig.core.stats().hazards_per_s[0] <= PRIOR_PER_S
+
+
+def test_lease_that_breathes_is_not_revoked() -> None:
+    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
+    rig.join(0, BORROWED, kv_tokens=10_000)
+    rig.run(1)
+    for kv_tokens in (9000, 6000, 10_000, 5000):
+        rig.step(LeaseChanged(0, 1, kv_tokens, 0.0))
+    assert rig.core.stats().hazards_per_s[0] == PRIOR_PER_S
+    rig.step(LeaseChanged(0, 1, 20, 0.0))  # what runs does not fit
+    assert rig.core.stats().hazards_per_s[0] > PRIOR_PER_S
+
+
+# ---- flapping
+
+
+def flap(rig: Rig, worker: int, epoch: int) -> None:
+    rig.step(LeaseChanged(worker, epoch, 0, 0.0))
+    rig.step(LeaseChanged(worker, epoch + 1, 10_000, 0.0))
+
+
+def test_first_revocation_holds_nobody_off() -> None:
+    rig = Rig(hold_min_ms=100.0)
+    rig.join(0, BORROWED)
+    flap(rig, 0, 1)
+    assert rig.run(1).worker == 0
+
+
+def test_lease_that_flaps_gets_turns_only_once_it_has_held() -> None:
+    rig = Rig(hold_min_ms=100.0, flap_window_ms=1000.0)
+    rig.join(0, BORROWED)
+    flap(rig, 0, 1)
+    flap(rig, 0, 2)
+    assert rig.ready(1) == []
+    assert rig.step(LeaseChanged(0, 3, 10_000, 0.0), after_ms=99) == []  # renewed, and held off
+    assert starts(rig.step(after_ms=1)) == {1: 0}
+
+
+def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
+    rig = Rig(hold_min_ms=100.0, hold_max_ms=350.0, flap_window_ms=1000.0)
+    rig.join(0, BORROWED)
+    held_ms = []
+    for epoch in range(1, 7):
+        flap(rig, 0, epoch)
+        actions, ms = rig.ready(epoch), 0
+        while not starts(actions):
+            actions, ms = rig.step(after_ms=10), ms + 10
+        held_ms.append(ms)
+        (start,) = (one for one in actions if isinstance(one, Start))
+        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+    assert held_ms == [0, 100, 200, 350, 350, 350]
+
+
+def test_revocations_that_are_far_apart_are_no_flapping() -> None:
+    rig = Rig(hold_min_ms=100.0, flap_window_ms=1000.0)
+    rig.join(0, BORROWED)
+    for epoch in range(1, 5):
+        flap(rig, 0, epoch)
+        rig.step(after_ms=1001)
+    flap(rig, 0, 5)
+    assert rig.run(1).worker == 0
+
+
+# ---- exposure
+
+
+def exposed(rig: Rig, context: int, count: int, first: int = 0) -> list[int | None]:
+    """Return where each of so many turns starts."""
+    answers = []
+    for trajectory in range(first, first + count):
+        where = starts(rig.ready(trajectory, context=context))
+        answers.append(where.get(trajectory))
+    return answers
+
+
+def test_domain_gets_no_more_than_its_survivors_can_compute_again_in_time() -> None:
+    # The survivor computes 1000 tokens a second, and has no seat: 0.5 s are 500 tokens.
+    rig = Rig(exposure_max_s=0.5)
+    for number in range(2):
+        rig.join(number, BORROWED, kv_tokens=10_000)
+    rig.join(2, DEDICATED, kv_tokens=1, domain=1)
+    placed = exposed(rig, 100, 8)
+    assert [where is not None for where in placed] == [True] * 5 + [False] * 3
+    assert rig.core.stats().exposure_s == pytest.approx(0.5)
+
+
+def test_tokens_that_are_said_are_exposed_too() -> None:
+    rig = Rig(exposure_max_s=0.5)
+    rig.join(0, BORROWED)
+    rig.join(1, DEDICATED, kv_tokens=1, domain=1)
+    start = rig.run(0, context=400, max_new=200)
+    rig.step(said(start, 0, 50))
+    assert rig.core.stats().exposure_s == pytest.approx(0.45)
+    assert exposed(rig, 60, 1, first=1) == [None]
+    assert starts(rig.step(ended(start, TurnEnd.FINISHED, 50))) == {1: 0}
+
+
+def test_turn_that_alone_exceeds_the_cap_may_run_where_nobody_else_is() -> None:
+    rig = Rig(exposure_max_s=0.1)
+    rig.join(0, BORROWED)
+    rig.join(1, DEDICATED, kv_tokens=1, domain=1)
+    assert exposed(rig, 5000, 2) == [0, None]
+
+
+def test_without_survivors_there_is_nowhere_else_to_be() -> None:
+    rig = Rig(exposure_max_s=0.1)
+    for number in range(2):
+        rig.join(number, BORROWED)
+    assert None not in exposed(rig, 500, 8)
+    assert rig.core.stats().exposure_s == 0
+
+
+def test_dedicated_workers_take_what_borrowed_ones_may_not() -> None:
+    rig = Rig(exposure_max_s=0.3)
+    rig.join(0, BORROWED)
+    rig.join(1, DEDICATED, domain=1, step_ms=900.0)  # nobody goes there without need
+    assert exposed(rig, 100, 6) == [0, 0, 0, 1, 1, 1]
+
+
+def test_workers_of_another_job_are_no_survivors() -> None:
+    rig = Rig(exposure_max_s=0.1)
+    rig.join(0, BORROWED)
+    rig.join(1, DEDICATED, domain=1, job=1)
+    assert None not in exposed(rig, 500, 4)
+
+
+def test_urgent_turns_are_spread_over_domains() -> None:
+    rig = Rig(urgent_share_max=0.5, max_staleness=1, worker_lag_max=9)
+    rig.join(0, BORROWED, domain=0, version=2)
+    rig.join(1, BORROWED, domain=1, version=2, step_ms=500.0)
+    assert exposed(rig, 10, 4) == [0, 0, 0, 0]
+    rig.step(*(LeaseChanged(0, 1, 0, 0.0), LeaseChanged(1, 1, 0, 0.0)), after_ms=1)
+    rig.step(VersionPublished(2), after_ms=1000)  # all are about to be too old
+    again = rig.step(LeaseChanged(0, 2, 10_000, 0.0), LeaseChanged(1, 2, 10_000, 0.0))
+    assert sorted(starts(again).values()) == [0, 0, 1, 1]
+
+
+# ---- pace
+
+
+def test_prompts_come_back_a_few_at_a_time() -> None:
+    rig = Rig(burst_prefill_tokens=250, recall_grace_ms=0.0)
+    rig.join(0, BORROWED)
+    for trajectory in range(6):
+        rig.run(trajectory, context=100)
+    rig.join(1, DEDICATED)
+    again = rig.step(LeaseChanged(0, 1, 0, 0.0))
+    moved = [one for one in again if isinstance(one, Start)]
+    assert len(moved) == 2
+    more = rig.step(said(moved[0], 0, 1))  # one prompt is computed: the next may come
+    assert len(starts(more)) == 1
+    assert rig.core.stats().queued == 3
+
+
+def test_fresh_turns_are_not_paced() -> None:
+    rig = Rig(burst_prefill_tokens=250)
+    rig.join(0)
+    for trajectory in range(6):
+        rig.run(trajectory, context=100)
+    assert rig.core.stats().running == 6
+
+
+def test_prompt_beyond_the_burst_comes_back_alone() -> None:
+    rig = Rig(burst_prefill_tokens=50, recall_grace_ms=0.0)
+    rig.join(0, BORROWED)
+    for trajectory in range(3):
+        rig.run(trajectory, context=100)
+    rig.join(1, DEDICATED)
+    again = [one for one in rig.step(LeaseChanged(0, 1, 0, 0.0)) if isinstance(one, Start)]
+    for _ in range(2):
+        assert len(again) == 1
+        again = [one for one in rig.step(said(again[0], 0, 1)) if isinstance(one, Start)]
+    assert len(again) == 1
+
+
+# ---- what all of it may cost
+
+
+def test_recovery_takes_the_prompts_on_what_is_ours() -> None:
+    rig = Rig(recall_grace_ms=100.0)
+    rig.join(0, BORROWED)
+    assert rig.core.stats().recovery_bound_s == 0
+    rig.run(0, context=500)
+    assert rig.core.stats().recovery_bound_s == math.inf
+    rig.join(1, DEDICATED)
+    # The grace, 500 tokens at 1000 a second, and as many again: the longest may come last.
+    assert rig.core.stats().recovery_bound_s == pytest.approx(0.1 + 0.5 + 0.5)
+
+
+def test_recovery_waits_for_room() -> None:
+    rig = Rig(recall_grace_ms=100.0)
+    rig.join(0, BORROWED)
+    rig.run(0, context=500, max_new=100)
+    rig.join(1, DEDICATED, kv_tokens=300, seats=1)
+    prompts_s = 0.1 + 0.5 + 0.5
+    rounds, step_s = 1 + math.ceil(600 / 300), 0.010 + 0.001
+    assert rig.core.stats().recovery_bound_s == pytest.approx(prompts_s + rounds * 100 * step_s)
