@@ -1,7 +1,8 @@
-"""Decisions, a burst of revocations, and events through Python."""
+"""Decisions, a burst of revocations, events through Python, and the simulator of a cluster."""
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from bench.conftest import Report
 from bench.decision import build_bursts, build_decisions
+from bench.fluid_cluster import fluid_cluster
 from bench.paired import quantile, timed
 from bench.rows import Peer
 from rose.errors import check
@@ -25,6 +27,7 @@ from rose.scheduler.events import (
     WorkerJoined,
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
+from rose.sim.cluster.simulate import simulate_cluster
 from rose.units import NS_PER_MS, NS_PER_S
 
 WORKERS = 1024
@@ -231,3 +234,34 @@ def test_events_from_python(report: Report) -> None:
 
     step_ns = report.loop(steps, rounds=20, calls=MAX_NEW // 2, undo=again)
     report.add("events_per_s", BATCH * NS_PER_S / step_ns, "events/s")
+
+
+def test_events_of_the_simulator(report: Report) -> None:
+    # Without lending that changes: what is left is the scheduler, engines and the order of events.
+    cluster = fluid_cluster(64, seconds=report.count(600, at_least=120))
+    steady = tuple(replace(one, kind=WorkerKind.DEDICATED, lending=None) for one in cluster.workers)
+    world = replace(cluster, workers=steady)
+    samples: list[float] = []
+
+    def simulate() -> None:
+        began_ns = time.perf_counter_ns()
+        found = simulate_cluster(world)
+        samples.append(found.events * NS_PER_S / (time.perf_counter_ns() - began_ns))
+
+    report.repeat(simulate, 5)
+    report.add("sim_events_per_s", quantile(samples, 0.5), "events/s")
+
+
+def test_an_hour_of_a_thousand_devices(report: Report) -> None:
+    seconds = report.count(3600, at_least=60)
+    world = fluid_cluster(1000, seconds=seconds)
+    took_s: list[float] = []
+
+    def simulate() -> None:
+        began_ns = time.perf_counter_ns()
+        found = simulate_cluster(world)
+        took_s.append((time.perf_counter_ns() - began_ns) / NS_PER_S * 3600 / seconds)
+        check(found.tokens_lost == 0, "no token is lost")
+
+    report.once(simulate)
+    report.add("fluid_1000_gpus_hour_s", took_s[-1], "s")

@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "bind/rows.h"
 #include "bind/status.h"
 #include "scheduler/core.h"
 
@@ -110,26 +111,6 @@ Event event_of(py::handle source) {
   raise(Status::invalid_argument("there is no such event"));
 }
 
-struct ToRow {
-  py::tuple operator()(const scheduler::Admit& a) const { return py::make_tuple(0, a.trajectory); }
-  py::tuple operator()(const scheduler::Start& a) const {
-    return py::make_tuple(1, a.trajectory, a.turn, a.worker, a.lease_epoch, a.first_token,
-                          a.max_new_tokens);
-  }
-  py::tuple operator()(const scheduler::Stop& a) const {
-    return py::make_tuple(2, a.trajectory, a.worker, a.lease_epoch);
-  }
-  py::tuple operator()(const scheduler::Deliver& a) const {
-    return py::make_tuple(3, a.trajectory, a.turn, a.event, a.skip, a.tokens);
-  }
-  py::tuple operator()(const scheduler::TurnDone& a) const {
-    return py::make_tuple(4, a.trajectory, a.turn);
-  }
-  py::tuple operator()(const scheduler::Drop& a) const {
-    return py::make_tuple(5, a.trajectory, static_cast<int>(a.reason));
-  }
-};
-
 py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
   std::vector<Event> events;
   events.reserve(rows.size());
@@ -137,7 +118,7 @@ py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
   std::vector<Action> actions;
   check(core.step(events, now_ns, actions));
   py::list answer{actions.size()};
-  for (std::size_t i = 0; i < actions.size(); ++i) answer[i] = std::visit(ToRow{}, actions[i]);
+  for (std::size_t i = 0; i < actions.size(); ++i) answer[i] = row_of(actions[i]);
   return answer;
 }
 

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "bind/rows.h"
 #include "bind/status.h"
 #include "sim/cluster.h"
 
@@ -87,7 +88,7 @@ void add_worker(World& world, std::int64_t number, int kind, std::int64_t domain
 void add_job(World& world, std::int64_t job, const Integers& first_turn,
              const Integers& heard_tokens, const Integers& said_tokens, const Doubles& tool_ms,
              const Integers& group, int mode, std::int64_t batch, double train_ms,
-             std::int64_t max_staleness) {
+             std::int64_t max_staleness, double weight) {
   world.jobs.push_back(JobSpec{.job = job,
                                .first_turn = vector_of(first_turn),
                                .heard_tokens = vector_of(heard_tokens),
@@ -97,7 +98,8 @@ void add_job(World& world, std::int64_t job, const Integers& first_turn,
                                .mode = static_cast<sim::TrainerMode>(mode),
                                .batch = batch,
                                .train_ns = ns_of(train_ms),
-                               .max_staleness = max_staleness});
+                               .max_staleness = max_staleness,
+                               .weight = weight});
 }
 
 std::unique_ptr<World> create(std::int64_t versions, double horizon_ms, double tick_ms,
@@ -136,6 +138,21 @@ py::dict dict_of(const sim::JobOutcome& job) {
   return out;
 }
 
+template <typename T>
+py::list rows_of(const std::vector<T>& all) {
+  py::list rows;
+  for (const T& one : all) rows.append(row_of(one));
+  return rows;
+}
+
+py::list list_of(const std::vector<sim::LoggedStep>& log) {
+  py::list steps;
+  for (const sim::LoggedStep& step : log) {
+    steps.append(py::make_tuple(step.now_ns, rows_of(step.events), rows_of(step.actions)));
+  }
+  return steps;
+}
+
 py::dict dict_of(const Outcome& outcome) {
   std::vector<double> busy_ms;
   for (const double ns : outcome.busy_ns_by_worker) busy_ms.push_back(ns / kNsPerMs);
@@ -154,6 +171,7 @@ py::dict dict_of(const Outcome& outcome) {
   out["events"] = outcome.events;
   out["decisions"] = outcome.decisions;
   out["digest"] = outcome.digest;
+  out["log"] = list_of(outcome.log);
   return out;
 }
 
@@ -191,7 +209,8 @@ void bind_sim(py::module_& module) {
            py::arg("share"), py::arg("lent_kv_tokens"))
       .def("add_job", &add_job, py::kw_only(), py::arg("job"), py::arg("first_turn"),
            py::arg("heard_tokens"), py::arg("said_tokens"), py::arg("tool_ms"), py::arg("group"),
-           py::arg("mode"), py::arg("batch"), py::arg("train_ms"), py::arg("max_staleness"))
+           py::arg("mode"), py::arg("batch"), py::arg("train_ms"), py::arg("max_staleness"),
+           py::arg("weight"))
       .def("run", &run, py::arg("core"), py::arg("on_progress") = py::none());
 }
 

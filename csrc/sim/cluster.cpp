@@ -39,13 +39,16 @@ Cluster::Cluster(const World& world, Core& core)
 }
 
 Status Cluster::run(const GoOn& go_on) {
+  for (const JobSpec& job : world_.jobs) {
+    inbox_.push(JobJoined{job.job, job.batch, job.max_staleness, job.weight}, now_ns_);
+  }
   for (RolloutWorker& worker : workers_) worker.join(now_ns_);
   ROSE_TRY(step());
   for (std::int64_t round = 1; !is_over() && next_ns() <= world_.horizon_ns; ++round) {
     ROSE_TRY(advance());
     if (round % kRoundsBetweenQuestions == 0 && !go_on(now_ns_, events_)) break;
   }
-  if (!is_over()) now_ns_ = std::max(now_ns_, std::min(next_ns(), world_.horizon_ns));
+  if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
   // What was not reported yet, so that the books close.
   for (RolloutWorker& worker : workers_) worker.report(now_ns_);
   return step();
@@ -114,7 +117,7 @@ void Cluster::happen(const Moment& moment) {
     case Happening::kBatchChanged:
       return worker_at(subject).on_batch_changed(moment.mark, flights_, now_ns_);
     case Happening::kReportDue:
-      return worker_at(subject).on_report_due(now_ns_);
+      return worker_at(subject).on_report_due(flights_, now_ns_);
     case Happening::kLendingChanged:
       return note_revocation(worker_at(subject).on_lending_changed(flights_, now_ns_));
     case Happening::kStartedUp:
@@ -175,8 +178,11 @@ void Cluster::create() {
     const auto count = static_cast<std::int64_t>(trainer.flights().size());
     while (trainer.created_so_far() < std::min(trainer.creatable(), count)) {
       const TrajectoryId id = first + trainer.created_so_far();
-      flight_of(id).state = FlightState::kWaiting;
-      told_.push_back(TrajectoryCreated{id});
+      Flight& flight = flight_of(id);
+      flight.state = FlightState::kWaiting;
+      const JobSpec& job = job_of(flight);
+      told_.push_back(
+          TrajectoryCreated{id, job.group[static_cast<std::size_t>(flight.index)], job.job});
       trainer.created();
     }
     first += count;
@@ -301,16 +307,19 @@ void Cluster::train(std::int64_t job) {
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
   if (trainer.take()) timeline_.foresee(now_ns_ + spec.train_ns, Happening::kLearned, job);
   // In a later step than the ends of these trajectories, which are answers.
-  if (const std::int64_t count = trainer.thrown_away()) inbox_.push(Consumed{count}, now_ns_);
+  if (const std::int64_t count = trainer.thrown_away()) {
+    inbox_.push(Consumed{count, spec.job}, now_ns_);
+  }
 }
 
 void Cluster::learned(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const std::int64_t learned_from = trainer.publish(now_ns_);
-  inbox_.push(VersionPublished{trainer.published()}, now_ns_);
-  inbox_.push(Consumed{learned_from}, now_ns_);
+  const JobId number = world_.jobs[static_cast<std::size_t>(job)].job;
+  inbox_.push(VersionPublished{trainer.published(), number}, now_ns_);
+  inbox_.push(Consumed{learned_from, number}, now_ns_);
   for (std::size_t place = 0; place < workers_.size(); ++place) {
-    if (world_.workers[place].job == job)
+    if (world_.workers[place].job == number)
       workers_[place].on_published(trainer.published(), now_ns_);
   }
   train(job);

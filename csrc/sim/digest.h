@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 #include <variant>
 
+#include "base/fields.h"
 #include "scheduler/actions.h"
 
 namespace rose::sim {
@@ -12,7 +14,12 @@ class Digest {
  public:
   void add(const scheduler::Action& action) noexcept {
     add(action.index());
-    std::visit([&](const auto& one) { add_fields(one); }, action);
+    std::visit(
+        [this](const auto& one) {
+          std::apply([this](auto... fields) { (add(static_cast<std::uint64_t>(fields)), ...); },
+                     fields_of(one));
+        },
+        action);
   }
   std::uint64_t value() const noexcept { return value_; }
 
@@ -24,23 +31,6 @@ class Digest {
     value_ *= 0xD6E8FEB86659FD93ULL;
     value_ ^= value_ >> 32;
   }
-  template <typename... Fields>
-  void add_all(Fields... fields) noexcept {
-    (add(static_cast<std::uint64_t>(fields)), ...);
-  }
-
-  void add_fields(const scheduler::Admit& a) noexcept { add_all(a.trajectory); }
-  void add_fields(const scheduler::Start& a) noexcept {
-    add_all(a.trajectory, a.turn, a.worker, a.lease_epoch, a.first_token, a.max_new_tokens);
-  }
-  void add_fields(const scheduler::Stop& a) noexcept {
-    add_all(a.trajectory, a.worker, a.lease_epoch);
-  }
-  void add_fields(const scheduler::Deliver& a) noexcept {
-    add_all(a.trajectory, a.turn, a.event, a.skip, a.tokens);
-  }
-  void add_fields(const scheduler::TurnDone& a) noexcept { add_all(a.trajectory, a.turn); }
-  void add_fields(const scheduler::Drop& a) noexcept { add_all(a.trajectory, a.reason); }
 
   std::uint64_t value_{0};
 };

@@ -84,8 +84,7 @@ std::int64_t Trainer::thrown_away() noexcept { return std::exchange(thrown_away_
 
 bool Trainer::is_over() const noexcept {
   if (published() == versions_) return true;
-  const bool is_used_up = over_ == std::ssize(flights_);
-  return is_used_up && !is_learning_ && ready_.empty();
+  return over_ == std::ssize(flights_) && !is_learning_;
 }
 
 void Trainer::allow_batch() {

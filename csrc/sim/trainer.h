@@ -46,7 +46,7 @@ class Trainer {
   std::int64_t thrown_away() noexcept;
 
   std::int64_t published() const noexcept { return static_cast<std::int64_t>(rollouts_.size()); }
-  // All its versions are out, or nothing is left to learn from.
+  // All its versions are out, or what is left is no batch. After take() said that there is none.
   bool is_over() const noexcept;
 
   std::span<const Flight> flights() const noexcept { return flights_; }

@@ -26,7 +26,8 @@ RolloutWorker::RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::in
 void RolloutWorker::join(Nanoseconds now_ns) {
   const StepTimes& times = spec_.times;
   inbox_.push(WorkerJoined{spec_.number, spec_.kind, spec_.seats, times.prefill_tokens_per_s,
-                           times.decode_step_ms, times.decode_ms_per_sequence, version_},
+                           times.decode_step_ms, times.decode_ms_per_sequence, version_,
+                           spec_.domain, spec_.job},
               now_ns);
   const Lending& lending = spec_.lending;
   if (!lending.at_ns.empty()) {
@@ -92,9 +93,11 @@ void RolloutWorker::on_batch_changed(std::int64_t mark, std::vector<Flight>& fli
   foresee_batch();
 }
 
-void RolloutWorker::on_report_due(Nanoseconds now_ns) {
+void RolloutWorker::on_report_due(std::vector<Flight>& flights, Nanoseconds now_ns) {
   is_report_foreseen_ = false;
   report(now_ns);
+  fit(flights, now_ns);
+  foresee_batch();
   if (!held_.empty()) foresee_report(now_ns);
 }
 
@@ -109,7 +112,8 @@ std::vector<TrajectoryId> RolloutWorker::on_lending_changed(std::vector<Flight>&
     timeline_.foresee(lending.at_ns[row_ + 1], Happening::kLendingChanged, place_);
   }
   std::vector<TrajectoryId> victims;
-  if (kv_tokens_ < before) victims = shrink(flights, now_ns);
+  if (kv_tokens_ < before) victims = fit(flights, now_ns);
+  counts_.revocations += victims.empty() ? 0 : 1;
   if (kv_tokens_ > 0 && before == 0) {
     timeline_.foresee(now_ns + spec_.start_up_ns, Happening::kStartedUp, place_, ++start_up_mark_);
   } else if (kv_tokens_ != before && is_leased_) {
@@ -198,7 +202,7 @@ void RolloutWorker::give_back(std::size_t place, std::vector<Flight>& flights, N
   ++counts_.recalls;
 }
 
-std::vector<TrajectoryId> RolloutWorker::shrink(std::vector<Flight>& flights, Nanoseconds now_ns) {
+std::vector<TrajectoryId> RolloutWorker::fit(std::vector<Flight>& flights, Nanoseconds now_ns) {
   std::vector<TrajectoryId> victims;
   std::int64_t tokens = held_tokens(now_ns);
   // Who came last has the least to lose.
@@ -209,7 +213,6 @@ std::vector<TrajectoryId> RolloutWorker::shrink(std::vector<Flight>& flights, Na
     give_back(last, flights, now_ns);
   }
   prefixes_.shrink_to(kv_tokens_ - tokens);
-  if (!victims.empty()) ++counts_.revocations;
   return victims;
 }
 

@@ -28,6 +28,9 @@ struct WorkerCounts {
 // Weights: a version that was published comes `update_ns` later, while the worker runs on. Then it
 // stands still for `pause_ns`, and has it. Turns that run keep what they have computed; what no
 // turn uses is forgotten. A worker that has no lease takes versions just the same.
+//
+// Memory: contexts grow with every token, but only when a turn starts are unused ones forgotten for
+// them, and only when the worker reports does it see that turns no longer fit.
 class RolloutWorker {
  public:
   RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::int64_t place, Timeline& timeline,
@@ -43,7 +46,8 @@ class RolloutWorker {
 
   // ---- what happens
   void on_batch_changed(std::int64_t mark, std::vector<Flight>& flights, Nanoseconds now_ns);
-  void on_report_due(Nanoseconds now_ns);
+  // An engine that is overfull gives turns back, too.
+  void on_report_due(std::vector<Flight>& flights, Nanoseconds now_ns);
   // Returns the turns that a smaller lease cost.
   std::vector<TrajectoryId> on_lending_changed(std::vector<Flight>& flights, Nanoseconds now_ns);
   void on_started_up(std::int64_t mark, Nanoseconds now_ns);
@@ -79,7 +83,8 @@ class RolloutWorker {
   void end(Held& held, const Engine::Progress& progress, scheduler::TurnEnd end, Flight& flight,
            Nanoseconds now_ns);
   void give_back(std::size_t place, std::vector<Flight>& flights, Nanoseconds now_ns);
-  std::vector<TrajectoryId> shrink(std::vector<Flight>& flights, Nanoseconds now_ns);
+  // Gives back turns, who came last first, until the others fit; returns whose they were.
+  std::vector<TrajectoryId> fit(std::vector<Flight>& flights, Nanoseconds now_ns);
   void open(Nanoseconds now_ns);
   void tell_lease(Nanoseconds now_ns);
   void pause(Nanoseconds now_ns);

@@ -31,7 +31,7 @@ struct WorkerSpec {
   WorkerId number{0};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t domain{0};
-  std::int64_t job{0};  // place of it in World::jobs
+  scheduler::JobId job{0};
   StepTimes times;
   std::int64_t seats{1};
   std::int64_t kv_tokens{1};
@@ -44,7 +44,7 @@ struct WorkerSpec {
 enum class TrainerMode : std::uint8_t { kSynchronous = 0, kOneStepOff, kAsynchronous };
 
 struct JobSpec {
-  std::int64_t job{0};
+  scheduler::JobId job{0};
   std::vector<std::int64_t> first_turn;  // one more than there are trajectories
   std::vector<std::int64_t> heard_tokens;
   std::vector<std::int64_t> said_tokens;
@@ -54,6 +54,7 @@ struct JobSpec {
   std::int64_t batch{1};
   Nanoseconds train_ns{0};
   std::int64_t max_staleness{0};
+  double weight{1};
 
   std::int64_t trajectories() const noexcept { return static_cast<std::int64_t>(group.size()); }
 };

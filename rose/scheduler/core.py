@@ -119,6 +119,11 @@ class SchedulerCore:
         rows = [_row_of(event) for event in events]
         return [_ACTIONS[code](*fields) for code, *fields in self._core.step(rows, now_ns)]
 
+    @property
+    def native(self) -> _core.SchedulerCore:
+        """The core itself, for a simulator in C++ that steps it without Python."""
+        return self._core
+
     def stats(self) -> SchedulerStats:
         """Return what is now, and what was counted."""
         counted = self._core.stats()

@@ -55,36 +55,58 @@ class PlainCluster:
         self.batch: list[int] = []
         self.learned_at = _NEVER
         self.ready: list[int] = []  # groups that are complete
-        self.over = 0
+        self.void = 0  # batches of which nothing was left
         self.commits: list[tuple[float, float]] = []  # stands still from, has the version at
 
     # ---- the trainer
 
-    def may_start(self) -> int:
-        """Return how many trajectories may have started by now."""
-        job, versions = self.job, len(self.out.published_ms)
+    def by_mode(self) -> int:
+        """Return how many trajectories the trainer wants to have started."""
+        job, versions = self.job, len(self.out.published_ms) + self.void
         taken = versions + (self.learned_at < _NEVER)
-        gate = self.consumed + (job.max_staleness + 1) * job.batch
-        by_mode = {
+        return {
             TrainerMode.ASYNCHRONOUS: len(self.turn),
             TrainerMode.SYNCHRONOUS: job.batch * (versions + 1),
             TrainerMode.ONE_STEP_OFF: job.batch * (taken + 1),
         }[job.mode]
-        return min(gate, by_mode, len(self.turn))
 
     def admit(self, at: float) -> None:
-        while self.started < self.may_start():
+        gate = self.consumed + (self.job.max_staleness + 1) * self.job.batch
+        while self.started < min(gate, self.by_mode(), len(self.turn)):
             heapq.heappush(self.arrivals, (at, self.started))
             self.context[self.started] = int(self.made.heard_tokens[self.first(self.started)])
             self.started += 1
 
+    def sift(self, at: float) -> None:
+        """Throw away what is too old, and groups of which nothing is left."""
+        for i, group in enumerate(self.made.group):
+            age = len(self.out.published_ms) - self.version_min[i]
+            is_waiting = int(group) in self.ready and i not in self.out.staleness
+            if is_waiting and age > self.job.max_staleness:
+                self.out.staleness[i] = age
+                self.consumed += 1
+        useful = {int(g) for i, g in enumerate(self.made.group) if i not in self.out.staleness}
+        self.ready = [group for group in self.ready if group in useful]
+        self.admit(at)
+
     def learn(self, at: float) -> None:
         """Take a batch, if one is complete."""
+        if self.learned_at < _NEVER:
+            return
+        self.sift(at)
         whole = self.ready[: self.job.batch // max(self.sizes.values())]
-        if self.learned_at < _NEVER or sum(self.sizes[g] for g in whole) < self.job.batch:
+        if self.job.mode is not TrainerMode.ASYNCHRONOUS:
+            if len(self.out.done_ms) < min(self.by_mode(), len(self.turn)):
+                return
+            self.void += not whole
+        elif sum(self.sizes[g] for g in whole) < self.job.batch:
+            return
+        if not whole:
+            self.admit(at)
             return
         self.ready = self.ready[len(whole) :]
-        self.batch = [i for i, g in enumerate(self.made.group) if int(g) in whole]
+        groups = enumerate(self.made.group)
+        self.batch = [i for i, g in groups if int(g) in whole and i not in self.out.staleness]
         for one in self.batch:
             self.out.used_by[one] = len(self.out.published_ms) + 1
             self.out.staleness[one] = len(self.out.published_ms) - self.version_min[one]
@@ -115,6 +137,12 @@ class PlainCluster:
                 ends += goes_on - max(pauses, begins)
         return ends
 
+    def may_start_at(self, at: float) -> float:
+        """Return when the worker has weights that are not too many versions behind."""
+        lag_max = min(self.world.settings.worker_lag_max, self.job.max_staleness)
+        oldest = sum(1 for published in self.out.published_ms if published <= at) - lag_max
+        return self.commits[oldest - 1][1] if oldest > 0 else at
+
     def first(self, trajectory: int) -> int:
         return int(self.made.first_turn[trajectory]) + self.turn[trajectory]
 
@@ -125,7 +153,12 @@ class PlainCluster:
         while len(self.out.published_ms) < self.world.versions:
             self.publish_until(self.now)
             while self.arrivals and self.arrivals[0][0] <= self.now:
-                running.append(self.start(*heapq.heappop(self.arrivals)))
+                ready, trajectory = heapq.heappop(self.arrivals)
+                may_at = max(ready, self.may_start_at(ready))
+                if may_at <= self.now:
+                    running.append(self.start(may_at, trajectory))
+                else:
+                    heapq.heappush(self.arrivals, (may_at, trajectory))
             if not running:
                 following = min(self.learned_at, self.arrivals[0][0] if self.arrivals else _NEVER)
                 self.now = following

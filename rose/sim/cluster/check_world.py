@@ -65,6 +65,7 @@ def _check_job(job: SimJob) -> None:
     _expect(job.job >= 0, f"{where}: its number must be >= 0")
     _expect(job.batch > 0, f"{where}: batch={job.batch} must be > 0")
     _expect(0 <= job.train_ms <= _MS_MAX, f"{where}: train_ms={job.train_ms} must be >= 0")
+    _expect(0 < job.weight <= _MS_MAX, f"{where}: weight={job.weight} must be > 0")
     _expect(job.max_staleness >= 0, f"{where}: max_staleness={job.max_staleness} must be >= 0")
     first, group = trajectories.first_turn, trajectories.group
     turns = len(trajectories.heard_tokens)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from rose import _core
-from rose.scheduler.settings import PlacementPolicy
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.check_world import check_world
 from rose.sim.cluster.world import (
@@ -23,7 +23,6 @@ from rose.sim.cluster.world import (
 OnProgress = Callable[[float, int], bool]
 
 # The places of their members are the values of the enumerations in csrc.
-_POLICIES: Final = tuple(PlacementPolicy)
 _KINDS: Final = tuple(WorkerKind)
 _MODES: Final = tuple(TrainerMode)
 
@@ -67,24 +66,20 @@ def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> Clus
         InternalError: a bug in the scheduler or the simulator.
     """
     check_world(world)
-    return outcome_of(native_world(world, options).run(new_core(world), options.on_progress))
+    found = native_world(world, options).run(new_core(world).native, options.on_progress)
+    return outcome_of(found)
 
 
-def new_core(world: ClusterWorld) -> _core.SchedulerCore:
+def new_core(world: ClusterWorld) -> SchedulerCore:
     """Return the scheduler that a world has.
 
     A worker may lag as far behind as the strictest trainer takes: what one that is further behind
     said would be thrown away.
     """
-    first = world.jobs[0]
     strictest = min(job.max_staleness for job in world.jobs)
-    settings = replace(
-        world.settings,
-        max_staleness=first.max_staleness,
-        batch_trajectories=first.batch,
-        worker_lag_max=min(world.settings.worker_lag_max, strictest),
-    )
-    return _core.SchedulerCore(policy=_POLICIES.index(world.policy), **asdict(settings))
+    lag_max = min(world.settings.worker_lag_max, strictest)
+    settings = replace(world.settings, worker_lag_max=lag_max)
+    return SchedulerCore(settings, world.policy)
 
 
 def native_world(
@@ -103,22 +98,21 @@ def native_world(
         is_stepwise=options.is_stepwise,
         is_logged=is_logged,
     )
-    places = {job.job: place for place, job in enumerate(world.jobs)}
     for worker in world.workers:
-        _add_worker(native, worker, places[worker.job])
+        _add_worker(native, worker)
     for job in world.jobs:
         _add_job(native, job)
     return native
 
 
-def _add_worker(native: _core.ClusterWorld, worker: SimWorker, job: int) -> None:
+def _add_worker(native: _core.ClusterWorld, worker: SimWorker) -> None:
     lending = worker.lending
     none = np.empty(0)
     native.add_worker(
         number=worker.number,
         kind=_KINDS.index(worker.kind),
         domain=worker.domain,
-        job=job,
+        job=worker.job,
         **asdict(worker.times),
         seats=worker.seats,
         kv_tokens=worker.kv_tokens,
@@ -144,11 +138,13 @@ def _add_job(native: _core.ClusterWorld, job: SimJob) -> None:
         batch=job.batch,
         train_ms=job.train_ms,
         max_staleness=job.max_staleness,
+        weight=job.weight,
     )
 
 
 def outcome_of(found: dict[str, Any]) -> ClusterOutcome:
-    """Return what the C++ found as what rose says it is."""
+    """Return what the C++ found as what rose says it is; the log is for whoever recorded it."""
+    found.pop("log")
     jobs = tuple(JobOutcome(**job) for job in found.pop("jobs"))
     digest = f"{found.pop('digest'):016x}"
     return ClusterOutcome(jobs=jobs, digest=digest, **found)

@@ -159,7 +159,8 @@ class JobOutcome:
         started_ms: (n,) float64 of each trajectory; NaN if it never started.
         done_ms: (n,) float64; NaN if it was not done.
         used_by: (n,) int64, the version that learned from it; -1 if none did.
-        staleness: (n,) int64, versions between its oldest token and its use; -1 if never used.
+        staleness: (n,) int64, versions between its oldest token and its use, or its being thrown
+            away because there were too many of them (then used_by is -1); -1 if neither happened.
         tokens_delivered: each generated token of a turn once.
         dropped: trajectories that the scheduler gave up.
     """
@@ -182,13 +183,14 @@ class ClusterOutcome:
         jobs: in the order of the world's.
         ended_ms: when the last version was published, or the horizon.
         tokens_by_worker: (w,) int64, generated, in the order of the world's workers.
-        busy_ms_by_worker: (w,) float64, of its own time in which it computed.
+        busy_ms_by_worker: (w,) float64, of its own time in which it computed: a second with half
+            of the device is half a second.
         revocations: leases that serving ended or shrank while turns were in them.
         recalls: turns that were taken from a worker before their end.
         reprefill_tokens: computed again because a turn came to another worker.
         tokens_lost: generated, reported by a worker, and not delivered: must be 0.
         recovery_ms: (b,) float64, for each moment at which leases were revoked: how long until
-            every turn that was on them ran again.
+            every turn that was on them ran again; NaN if the end came first.
         events: that the scheduler was told.
         decisions: turns that were placed.
         digest: of every action of the scheduler, in order: 16 hex digits.

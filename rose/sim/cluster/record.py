@@ -1,0 +1,125 @@
+"""What the scheduler was told in a simulation and what it said, as production would have it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rose.scheduler.events import (
+    Action,
+    Admit,
+    Consumed,
+    Deliver,
+    Drop,
+    DropReason,
+    Event,
+    JobJoined,
+    Start,
+    Stop,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TurnDone,
+    TurnEnded,
+    TurnProgress,
+    TurnReady,
+    VersionPublished,
+    WorkerJoined,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.sim.cluster.check_world import check_world
+from rose.sim.cluster.simulate import DEFAULT, SimOptions, native_world, new_core, outcome_of
+from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
+
+_KINDS: Final = tuple(WorkerKind)
+_ENDS: Final = tuple(TurnEnd)
+_REASONS: Final = tuple(DropReason)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step of the scheduler: with the same steps before it, the same events give the same.
+
+    Args:
+        now_ns: when.
+        events: what it was told.
+        actions: what it wanted done.
+    """
+
+    now_ns: int
+    events: Sequence[Event]
+    actions: Sequence[Action]
+
+
+def record_cluster(
+    world: ClusterWorld, options: SimOptions = DEFAULT
+) -> tuple[ClusterOutcome, list[RecordedStep]]:
+    """Run a world as `simulate_cluster` does, and keep all that the scheduler heard and said.
+
+    Raises:
+        InvalidArgument: as `simulate_cluster`.
+        InternalError: as `simulate_cluster`.
+    """
+    check_world(world)
+    native = native_world(world, options, is_logged=True)
+    found = native.run(new_core(world).native, options.on_progress)
+    steps = [
+        RecordedStep(
+            now_ns,
+            [_EVENTS[code](*fields) for code, *fields in events],
+            [_ACTIONS[code](*fields) for code, *fields in actions],
+        )
+        for now_ns, events, actions in found["log"]
+    ]
+    return outcome_of(found), steps
+
+
+def _joined(*row: Any) -> WorkerJoined:
+    worker, kind, seats, prefill, step_ms, sequence_ms, version, domain, job, device = row
+    return WorkerJoined(
+        worker=worker,
+        kind=_KINDS[kind],
+        domain=domain,
+        seats=seats,
+        prefill_tokens_per_s=prefill,
+        decode_step_ms=step_ms,
+        decode_ms_per_sequence=sequence_ms,
+        version=version,
+        job=job,
+        device=None if device < 0 else device,
+    )
+
+
+def _ended(*row: Any) -> TurnEnded:
+    trajectory, turn, worker, lease_epoch, end, tokens = row
+    return TurnEnded(
+        trajectory=trajectory,
+        turn=turn,
+        worker=worker,
+        lease_epoch=lease_epoch,
+        end=_ENDS[end],
+        tokens=None if tokens < 0 else tokens,
+    )
+
+
+# In the order of `Event` and `Action` in csrc/scheduler.
+_EVENTS: Final[tuple[Callable[..., Event], ...]] = (
+    _joined,
+    LeaseChanged,
+    lambda worker: WorkerLost(worker, ""),
+    VersionPublished,
+    lambda worker, version: VersionCommitted(worker, version, is_match=True, pause_ms=0.0),
+    TrajectoryCreated,
+    TurnReady,
+    TurnProgress,
+    _ended,
+    TrajectoryEnded,
+    Consumed,
+    JobJoined,
+)
+_ACTIONS: Final[tuple[Callable[..., Action], ...]] = (
+    Admit,
+    Start,
+    Stop,
+    Deliver,
+    TurnDone,
+    lambda trajectory, reason: Drop(trajectory, _REASONS[reason]),
+)
