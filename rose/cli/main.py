@@ -47,6 +47,10 @@ _COMMANDS: Final = {
         "Keep a checkpoint at the newest version that somebody publishes.",
     ),
     "relay": ("rose.cli.relay:relay", "Bring versions into a cluster once, for all who are there."),
+    "sim": (
+        "rose.cli.sim:sim",
+        "Simulate a cluster that borrows GPUs, beside other ways to use them.",
+    ),
     "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
     "trace": ("rose.cli.trace:trace", "Describe a trace of requests: rates, bursts, lengths."),
     "transfer": (

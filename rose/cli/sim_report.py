@@ -1,0 +1,155 @@
+"""What `rose sim` found, as the numbers that its table, its page and its JSON show."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.cost import swept
+from rose.sim.scenario.scenario import Scenario
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
+from rose.sim.study.published import PUBLISHED
+
+_RESAMPLING_SEED: Final = 1
+# No simulation knows how many answers are correct.
+ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioRuns:
+    """A scenario and what was run of it.
+
+    Args:
+        scenario: that.
+        figures: of each arm under each seed that was done.
+    """
+
+    scenario: Scenario
+    figures: tuple[ArmFigures, ...]
+
+
+def summarise_study(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
+    """Return the report of each scenario."""
+    return [_scenario(one) for one in runs if one.figures]
+
+
+def _scenario(runs: ScenarioRuns) -> dict[str, Any]:
+    scenario, subject = runs.scenario, runs.scenario.arms[0].value
+    arms = [arm.value for arm in scenario.arms]
+    done = [arm for arm in arms if any(one.arm == arm for one in runs.figures)]
+    return {
+        "name": scenario.name,
+        "about": scenario.about,
+        "subject": subject,
+        "seeds": sorted({one.seed for one in runs.figures}),
+        "versions": scenario.versions,
+        "resolution": scenario.resolution.value,
+        "arms": {arm: _arm(runs, arm, subject) for arm in done},
+        "checks": _checks(runs),
+        "runs": [_run(one) for one in runs.figures],
+    }
+
+
+def _run(figures: ArmFigures) -> dict[str, Any]:
+    row = asdict(figures)
+    row["gap"] = _or_none(figures.gap)
+    return row
+
+
+def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
+    mine = [one for one in runs.figures if one.arm == arm]
+    published = PUBLISHED.get(runs.scenario.name)
+    over = published.throughput_over.get(arm) if published else None
+    under = published.rollout_time_under.get(arm) if published else None
+    return {
+        "throughput_per_hour": _mean([one.throughput_per_hour for one in mine]),
+        "rollout_s": _mean([one.rollout_mean_s for one in mine]),
+        "bound_s": _mean([one.bound_s for one in mine]),
+        "gap": _mean([one.gap for one in mine]),
+        "borrowed_tokens_share": _mean([_borrowed_share(one) for one in mine]),
+        "borrowed_busy": _mean([one.borrowed_busy for one in mine]),
+        "revocations": _mean([float(one.revocations) for one in mine]),
+        "recalls": _mean([float(one.recalls) for one in mine]),
+        "recovery_s": max(one.recovery_s for one in mine),
+        "stale": _mean([one.stale for one in mine]),
+        "length_bias": _mean([one.length_bias for one in mine if one.length_bias is not None]),
+        "tokens_lost": sum(one.tokens_lost for one in mine),
+        "dropped": sum(one.dropped for one in mine),
+        "is_complete": all(one.is_complete for one in mine),
+        "ttft_ms_p99": _mean([one.served.ttft_ms_p99 for one in mine if one.served]),
+        "tpot_ms_p99": _mean([one.served.tpot_ms_p99 for one in mine if one.served]),
+        "late": _mean([one.served.late for one in mine if one.served]),
+        "excess": _sum([one.served.excess for one in mine if one.served]),
+        "subject_throughput_over": _factor(
+            throughput_over(runs.figures, subject, arm, _random()), over
+        ),
+        "subject_rollout_time_under": _factor(
+            rollout_time_under(runs.figures, subject, arm, _random()), under
+        ),
+        "cost": _cost(mine),
+    }
+
+
+def _borrowed_share(figures: ArmFigures) -> float:
+    total = figures.tokens_borrowed + figures.tokens_dedicated
+    return figures.tokens_borrowed / total if total else 0.0
+
+
+def _factor(factor: Factor | None, published: float | None) -> dict[str, Any] | None:
+    if factor is None:
+        return None
+    return {**asdict(factor), "published": published}
+
+
+def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
+    costs = [one.cost for one in mine if one.cost is not None]
+    if not costs:
+        return None
+    lines = ("dedicated", "trainer", "borrowed", "opportunity")
+    return {
+        **{line: _mean([getattr(one, line) for one in costs]) for line in lines},
+        "per_trajectory": _mean(
+            [one.per_trajectory for one in costs if one.per_trajectory is not None]
+        ),
+        "per_correct_answer": [
+            {"accept_rate": rate, "dollars": dollars}
+            for rate, dollars in swept(costs[0], ACCEPT_RATES)
+        ],
+    }
+
+
+def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
+    """Return what must hold whatever the figures are: each with what was found."""
+    mine = [one for one in runs.figures if one.arm == Arm.ROSE.value]
+    excess = _sum([one.served.excess for one in mine if one.served])
+    rows: list[tuple[str, bool | None, Any]] = [
+        ("no token was lost", sum(one.tokens_lost for one in runs.figures) == 0, None),
+        ("rose gave no trajectory up", sum(one.dropped for one in mine) == 0, None),
+        ("every version of rose came out", all(one.is_complete for one in mine), None),
+        (
+            "no request missed a target because of rose",
+            excess == 0 if excess is not None else None,
+            excess,
+        ),
+    ]
+    return [{"what": what, "holds": holds, "found": found} for what, holds, found in rows]
+
+
+def _random() -> np.random.Generator:
+    return np.random.default_rng(_RESAMPLING_SEED)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _or_none(float(np.mean(values))) if values else None
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [one for one in values if one is not None]
+    return sum(known) if known else None
+
+
+def _or_none(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,229 @@
+"""What one arm of a scenario came to under one seed, in the figures that a report has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.world import ClusterOutcome, JobOutcome
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.build import Built
+from rose.sim.scenario.cost import Cost, cost_of
+from rose.sim.scenario.scenario import Scenario
+from rose.sim.study.bound import rollout_bound_ms
+from rose.units import MS_PER_S
+
+Column = npt.NDArray[np.float64]
+
+_S_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serving on the borrowed GPUs felt; of the requests of one cycle of the traffic.
+
+    Args:
+        requests: that were simulated.
+        ttft_ms_p99: to the first token.
+        tpot_ms_p99: mean of a request's later tokens.
+        late: share of the requests over a target.
+        excess: requests that met their targets with serving alone and missed one here; None where
+            steps were not simulated one by one, so nobody knows.
+    """
+
+    requests: int
+    ttft_ms_p99: float
+    tpot_ms_p99: float
+    late: float
+    excess: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFigures:
+    """One arm under one seed; of several jobs, sums and means over all of them.
+
+    Args:
+        arm: its name.
+        seed: of the run.
+        versions: that came out before the horizon.
+        is_complete: all that were asked for came out.
+        ended_s: when the last did.
+        used: trajectories that a version learned from and that were not thrown away.
+        throughput_per_hour: of those.
+        rollout_s: of each version, from its batch's first start to its last end.
+        bound_s: what no schedule can go below for a mean batch.
+        tokens_dedicated: said on workers that are there all the time.
+        tokens_borrowed: said on the others.
+        borrowed_busy: share of what was lent in which rollouts computed; 0 where nothing was.
+        revocations: leases that serving ended or shrank with turns in them.
+        recalls: turns taken from a worker before their end.
+        reprefill_tokens: computed again elsewhere.
+        tokens_lost: reported and not delivered: 0.
+        dropped: trajectories that the scheduler gave up.
+        stale: share of the trajectories done that were too old to learn from.
+        length_bias: mean length of what was done and not used, over that of what was used, less 1;
+            None where everything was used, but for what is left at the end.
+        staleness: versions between a trajectory's oldest token and its use, mean.
+        recovery_s: longest time from a revocation until its turns ran again; 0 without one.
+        served: None where nothing is borrowed.
+        cost: None where the scenario has no prices.
+        events: that the scheduler was told.
+        digest: of all that the scheduler decided.
+    """
+
+    arm: str
+    seed: int
+    versions: int
+    is_complete: bool
+    ended_s: float
+    used: int
+    throughput_per_hour: float
+    rollout_s: tuple[float, ...]
+    bound_s: float
+    tokens_dedicated: int
+    tokens_borrowed: int
+    borrowed_busy: float
+    revocations: int
+    recalls: int
+    reprefill_tokens: int
+    tokens_lost: int
+    dropped: int
+    stale: float
+    length_bias: float | None
+    staleness: float
+    recovery_s: float
+    served: Served | None
+    cost: Cost | None
+    events: int
+    digest: str
+
+    @property
+    def rollout_mean_s(self) -> float:
+        """Return the mean over the versions; NaN without one."""
+        return float(np.mean(self.rollout_s)) if self.rollout_s else float("nan")
+
+    @property
+    def gap(self) -> float:
+        """Return how much longer a batch takes than the lower bound, as a factor."""
+        return self.rollout_mean_s / self.bound_s if self.bound_s else float("nan")
+
+
+def figures_of(
+    scenario: Scenario, built: Built, outcome: ClusterOutcome, *, seed: int
+) -> ArmFigures:
+    """Return the figures of a run."""
+    versions = sum(len(job.published_ms) for job in outcome.jobs)
+    wanted = scenario.versions * len(scenario.jobs)
+    used = sum(
+        int(np.count_nonzero((job.used_by >= 0) & kept))
+        for job, kept in zip(outcome.jobs, built.kept, strict=True)
+    )
+    ended_s = outcome.ended_ms / MS_PER_S
+    is_dedicated = np.array([one.kind is WorkerKind.DEDICATED for one in built.world.workers])
+    tokens = outcome.tokens_by_worker
+    jobs = range(len(scenario.jobs))
+    return ArmFigures(
+        arm=built.arm.value,
+        seed=seed,
+        versions=versions,
+        is_complete=versions == wanted,
+        ended_s=ended_s,
+        used=used,
+        throughput_per_hour=used / ended_s * _S_PER_HOUR if ended_s else 0.0,
+        rollout_s=tuple(
+            float(ms) / MS_PER_S for job in outcome.jobs for ms in job.rollout_ms if np.isfinite(ms)
+        ),
+        bound_s=float(np.mean([rollout_bound_ms(built.world, job=job) for job in jobs])) / MS_PER_S,
+        tokens_dedicated=int(tokens[is_dedicated].sum()),
+        tokens_borrowed=int(tokens[~is_dedicated].sum()),
+        borrowed_busy=_borrowed_busy(built, outcome, is_dedicated),
+        revocations=outcome.revocations,
+        recalls=outcome.recalls,
+        reprefill_tokens=outcome.reprefill_tokens,
+        tokens_lost=outcome.tokens_lost,
+        dropped=sum(job.dropped for job in outcome.jobs),
+        stale=_stale(outcome),
+        length_bias=_length_bias(built, outcome),
+        staleness=_staleness(outcome),
+        recovery_s=float(outcome.recovery_ms.max()) / MS_PER_S if len(outcome.recovery_ms) else 0.0,
+        served=_served(scenario, built),
+        cost=_cost(scenario, built, outcome),
+        events=outcome.events,
+        digest=outcome.digest,
+    )
+
+
+def _borrowed_busy(
+    built: Built, outcome: ClusterOutcome, is_dedicated: npt.NDArray[np.bool_]
+) -> float:
+    lent_ms = 0.0
+    for worker in built.world.workers:
+        if worker.lending is not None:
+            ends = np.minimum(
+                np.append(worker.lending.at_ms[1:], outcome.ended_ms), outcome.ended_ms
+            )
+            lent_ms += float(
+                (np.maximum(ends - worker.lending.at_ms, 0) * worker.lending.share).sum()
+            )
+    return float(outcome.busy_ms_by_worker[~is_dedicated].sum()) / lent_ms if lent_ms else 0.0
+
+
+def _thrown_away(job: JobOutcome) -> npt.NDArray[np.bool_]:
+    """Return which trajectories were done, too old when the trainer took them, and not used."""
+    return (job.used_by < 0) & (job.staleness >= 0)
+
+
+def _stale(outcome: ClusterOutcome) -> float:
+    stale = sum(int(_thrown_away(job).sum()) for job in outcome.jobs)
+    used = sum(int((job.used_by >= 0).sum()) for job in outcome.jobs)
+    return stale / (stale + used) if stale + used else 0.0
+
+
+def _length_bias(built: Built, outcome: ClusterOutcome) -> float | None:
+    lost: list[Column] = []
+    used: list[Column] = []
+    for made, job in zip(built.world.jobs, outcome.jobs, strict=True):
+        said = made.trajectories.said_tokens.astype(np.float64)
+        lengths = np.add.reduceat(said, made.trajectories.first_turn[:-1])
+        lost.append(lengths[_thrown_away(job)])
+        used.append(lengths[job.used_by >= 0])
+    all_lost, all_used = np.concatenate(lost), np.concatenate(used)
+    if not len(all_lost) or not len(all_used):
+        return None
+    return float(all_lost.mean() / all_used.mean()) - 1.0
+
+
+def _staleness(outcome: ClusterOutcome) -> float:
+    used = np.concatenate([job.staleness[job.used_by >= 0] for job in outcome.jobs])
+    return float(used.mean()) if len(used) else 0.0
+
+
+def _served(scenario: Scenario, built: Built) -> Served | None:
+    loans = [loan for loan in built.loans if len(loan.ttft_ms)]
+    if not loans:
+        return None
+    late = requests = 0
+    for group, loan in zip(scenario.borrowed, built.loans, strict=True):
+        is_late = (loan.ttft_ms > group.slo.ttft_ms) | (loan.tpot_ms > group.slo.tpot_ms)
+        late, requests = late + int(is_late.sum()), requests + len(is_late)
+    felt = [one for loan in loans for one in loan.felt]
+    return Served(
+        requests=requests,
+        ttft_ms_p99=float(np.quantile(np.concatenate([loan.ttft_ms for loan in loans]), 0.99)),
+        tpot_ms_p99=float(np.quantile(np.concatenate([loan.tpot_ms for loan in loans]), 0.99)),
+        late=late / requests,
+        excess=sum(int(one.excess.sum()) for one in felt) if felt else None,
+    )
+
+
+def _cost(scenario: Scenario, built: Built, outcome: ClusterOutcome) -> Cost | None:
+    if scenario.prices is None:
+        return None
+    gpus = scenario.trainer.count if scenario.trainer is not None else 0
+    return cost_of(built, outcome, scenario.prices, trainer_gpus=gpus)
+
+
+def is_subject(figures: ArmFigures) -> bool:
+    """Whether these are rose's own."""
+    return figures.arm == Arm.ROSE.value
