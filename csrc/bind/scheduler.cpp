@@ -80,7 +80,7 @@ Event event_of(py::handle source) {
       return WorkerJoined{integer(row),       row.take<WorkerKind>(), integer(row),
                           row.take<double>(), row.take<double>(),     row.take<double>(),
                           integer(row),       integer(row),           integer(row),
-                          integer(row)};
+                          integer(row),       row.take<double>()};
     case 1:
       return LeaseChanged{integer(row), integer(row), integer(row), row.take<double>()};
     case 2:
@@ -187,7 +187,8 @@ std::unique_ptr<Core> create(
     std::int64_t burst_prefill_tokens, std::int64_t fair_lead_tokens, double requeue_ms,
     double turn_tokens_prior, double turns_prior, double token_ms_prior, double tool_ms_prior,
     double job_weight, std::int64_t turn_window, std::int64_t version_window,
-    double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first) {
+    double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first,
+    double pace_rate) {
   if (policy < 0 || policy > static_cast<int>(Policy::kLeastLoadedSticky)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
@@ -224,7 +225,8 @@ std::unique_ptr<Core> create(
                                          .version_window = version_window,
                                          .reserve_quantile = reserve_quantile,
                                          .reserve_ahead_tokens = reserve_ahead_tokens,
-                                         .longest_first = longest_first},
+                                         .longest_first = longest_first,
+                                         .pace_rate = pace_rate},
                                 static_cast<Policy>(policy));
 }
 
@@ -244,7 +246,7 @@ void bind_scheduler(py::module_& module) {
            py::arg("turn_tokens_prior"), py::arg("turns_prior"), py::arg("token_ms_prior"),
            py::arg("tool_ms_prior"), py::arg("job_weight"), py::arg("turn_window"),
            py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
-           py::arg("longest_first"))
+           py::arg("longest_first"), py::arg("pace_rate"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of)
       .def("snapshot", &snapshot_of)

@@ -44,6 +44,10 @@ class Checker {
     if (!(std::isfinite(event.decode_ms_per_sequence) && event.decode_ms_per_sequence >= 0)) {
       return refuse_it("decode_ms_per_sequence must be finite and >= 0");
     }
+    if (!(std::isfinite(event.decode_ms_per_context_token) &&
+          event.decode_ms_per_context_token >= 0)) {
+      return refuse_it("decode_ms_per_context_token must be finite and >= 0");
+    }
     if (!is_count(event.version)) return refuse_it("version must be >= 0");
     if (event.job < 0) return refuse_it("its job must be >= 0");
     if (event.device < kOwnDevice) return refuse_it("its device must be >= 0");

@@ -7,6 +7,9 @@ namespace rose::scheduler {
 namespace {
 
 constexpr double kNsPerS = 1e9;
+// What one turn may say of its worker's pace: beyond it something else has happened.
+constexpr double kPaceMin = 0.25;
+constexpr double kPaceMax = 16;
 // A prompt is never waited for longer than this before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
 
@@ -81,6 +84,10 @@ void Book::start(Trajectory& trajectory, std::size_t slot) {
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
       .reserved_tokens = reserved,
       .restart_tokens = restarted,
+      .started_ns = now_ns,
+      .first_token = trajectory.known_tokens,
+      .foreseen_wait_s = prefill_s,
+      .foreseen_token_s = token_s(slot),
       .is_held = true};
   risk.run(trajectory, worker, is_urgent);
   fairness.serve(jobs, worker, trajectory.need_tokens());
@@ -101,6 +108,22 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
   const Run& run = trajectory.run;
   trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
   trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
+}
+
+double Book::token_s(std::size_t slot) const noexcept {
+  const WorkerColumns& columns = workers.columns();
+  return columns.step_s[slot] + columns.step_s_per_sequence[slot] * columns.turns[slot] +
+         columns.step_s_per_context_token[slot] * columns.context_tokens[slot];
+}
+
+void Book::note_pace(const Trajectory& trajectory) noexcept {
+  const Run& run = trajectory.run;
+  const auto said = static_cast<double>(trajectory.known_tokens - run.first_token);
+  if (!run.is_held || said <= 0) return;
+  const double foreseen_s = run.foreseen_wait_s + said * run.foreseen_token_s;
+  const double took_s = static_cast<double>(now_ns - run.started_ns) / kNsPerS;
+  const double ratio = std::clamp(took_s / foreseen_s, kPaceMin, kPaceMax);
+  workers.observe_pace(run.slot, ratio, settings.pace_rate);
 }
 
 void Book::note_progress(Trajectory& trajectory) {
@@ -160,6 +183,7 @@ void Book::requeue(Trajectory& trajectory) {
 }
 
 void Book::finish(Trajectory& trajectory) {
+  note_pace(trajectory);
   release(trajectory);
   jobs[trajectory.job].outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];

@@ -119,6 +119,10 @@ class Book {
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   void release(Trajectory& trajectory) noexcept;
   void compute(Run& run) noexcept;
+  // What a token takes on a worker as it is loaded now.
+  double token_s(std::size_t slot) const noexcept;
+  // Compares how long a turn took with what its worker's figures foresaw.
+  void note_pace(const Trajectory& trajectory) noexcept;
   void leave_queue(Trajectory& trajectory);
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }

@@ -28,19 +28,51 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
 }
 
 // One row of the columns.
-[[gnu::always_inline]] inline double cost_of(const Terms& terms, double missing_tokens,
-                                             double turns, double backlog, double prefill_s,
-                                             double step_s, double sequence_s, double hazard_per_s,
-                                             double version) noexcept {
-  const double own_s = (backlog + missing_tokens) * prefill_s +
-                       terms.expected_tokens * (step_s + sequence_s * (turns + 1));
-  const double others_s = turns * (sequence_s * terms.expected_tokens + missing_tokens * prefill_s);
+struct Row {
+  double missing_tokens;
+  double turns;
+  double backlog;
+  double context;
+  double prefill_s;
+  double step_s;
+  double sequence_s;
+  double context_s;
+  double slowness;
+  double hazard_per_s;
+  double version;
+};
+
+[[gnu::always_inline]] inline double cost_of(const Terms& terms, const Row& row) noexcept {
+  // The contexts of a step: those that are there, and this one, which grows.
+  const double own_context = terms.prompt_tokens + terms.expected_tokens / 2;
+  const double own_s =
+      row.slowness * ((row.backlog + row.missing_tokens) * row.prefill_s +
+                      terms.expected_tokens * (row.step_s + row.sequence_s * (row.turns + 1) +
+                                               row.context_s * (row.context + own_context)));
+  const double others_s = row.slowness * row.turns *
+                          ((row.sequence_s + row.context_s * own_context) * terms.expected_tokens +
+                           row.missing_tokens * row.prefill_s);
   // x / (1 + x) for 1 - exp(-x): the same at both ends, and a scan has no time for exp.
-  const double revocations = hazard_per_s * own_s;
-  const double redo_s = terms.prompt_tokens * prefill_s + terms.requeue_s;
+  const double revocations = row.hazard_per_s * own_s;
+  const double redo_s = terms.prompt_tokens * row.prefill_s + terms.requeue_s;
   const double risk_s = revocations / (1 + revocations) * redo_s;
   return terms.own_weight * own_s + terms.others_weight * others_s + terms.risk_weight * risk_s +
-         terms.gap_weight_s * (terms.published - version);
+         terms.gap_weight_s * (terms.published - row.version);
+}
+
+[[gnu::always_inline]] inline Row row_of(const WorkerColumns& workers, std::size_t slot,
+                                         double missing_tokens) noexcept {
+  return {.missing_tokens = missing_tokens,
+          .turns = workers.turns[slot],
+          .backlog = workers.backlog_tokens[slot],
+          .context = workers.context_tokens[slot],
+          .prefill_s = workers.prefill_s_per_token[slot],
+          .step_s = workers.step_s[slot],
+          .sequence_s = workers.step_s_per_sequence[slot],
+          .context_s = workers.step_s_per_context_token[slot],
+          .slowness = workers.slowness[slot],
+          .hazard_per_s = workers.hazard_per_s[slot],
+          .version = workers.version[slot]};
 }
 
 // Always inlined, so that each caller compiles it for its own instruction set.
@@ -51,14 +83,18 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
   const std::size_t count = workers.size();
   const double* const turns = workers.turns.data();
   const double* const backlog = workers.backlog_tokens.data();
+  const double* const context = workers.context_tokens.data();
   const double* const prefill_s = workers.prefill_s_per_token.data();
   const double* const step_s = workers.step_s.data();
   const double* const sequence_s = workers.step_s_per_sequence.data();
+  const double* const context_s = workers.step_s_per_context_token.data();
+  const double* const slowness = workers.slowness.data();
   const double* const hazard_per_s = workers.hazard_per_s.data();
   const double* const version = workers.version.data();
   for (std::size_t i = 0; i < count; ++i) {
-    costs_s[i] = cost_of(terms, terms.prompt_tokens, turns[i], backlog[i], prefill_s[i], step_s[i],
-                         sequence_s[i], hazard_per_s[i], version[i]);
+    costs_s[i] = cost_of(
+        terms, Row{terms.prompt_tokens, turns[i], backlog[i], context[i], prefill_s[i], step_s[i],
+                   sequence_s[i], context_s[i], slowness[i], hazard_per_s[i], version[i]});
   }
 }
 
@@ -75,10 +111,8 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
 
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept {
-  return cost_of(
-      terms_of(settings, query), query.prompt_tokens - cached_tokens, workers.turns[slot],
-      workers.backlog_tokens[slot], workers.prefill_s_per_token[slot], workers.step_s[slot],
-      workers.step_s_per_sequence[slot], workers.hazard_per_s[slot], workers.version[slot]);
+  return cost_of(terms_of(settings, query),
+                 row_of(workers, slot, query.prompt_tokens - cached_tokens));
 }
 
 void scan_costs_s(const Settings& settings, const WorkerColumns& workers, const CostQuery& query,

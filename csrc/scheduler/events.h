@@ -48,6 +48,7 @@ struct WorkerJoined {
   std::int64_t domain{0};
   JobId job{0};
   DeviceId device{kOwnDevice};
+  double decode_ms_per_context_token{0};
 };
 
 struct LeaseChanged {

@@ -55,6 +55,7 @@ struct Settings {
   double reserve_quantile{1};
   std::int64_t reserve_ahead_tokens{1};
   double longest_first{0};
+  double pace_rate{0};
 
   template <typename Image>
   void image(Image& image) {
@@ -64,7 +65,7 @@ struct Settings {
           hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
-          reserve_quantile, reserve_ahead_tokens, longest_first);
+          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate);
   }
 };
 

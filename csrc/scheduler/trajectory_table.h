@@ -29,12 +29,17 @@ struct Run {
   std::int64_t restart_tokens{0};   // of prefill_tokens, those of a turn that ran before
   std::size_t domain{0};            // the place of the worker's
   Exposed exposed{};                // what it adds there
-  bool is_held{false};              // whether it counts against the worker's seats and tokens
+  Nanoseconds started_ns{0};
+  std::int64_t first_token{0};  // of the turn, said here
+  double foreseen_wait_s{0};    // until then, as the worker's figures say
+  double foreseen_token_s{0};   // for each token, likewise
+  bool is_held{false};          // whether it counts against the worker's seats and tokens
 
   template <typename Image>
   void image(Image& image) {
     image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
-          restart_tokens, domain, exposed, is_held);
+          restart_tokens, domain, exposed, started_ns, first_token, foreseen_wait_s,
+          foreseen_token_s, is_held);
   }
 };
 

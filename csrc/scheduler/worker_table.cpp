@@ -47,6 +47,8 @@ void WorkerTable::join(const WorkerJoined& event, std::size_t job, std::size_t d
   columns_.prefill_s_per_token[slot] = 1 / event.prefill_tokens_per_s;
   columns_.step_s[slot] = event.decode_step_ms / kMsPerS;
   columns_.step_s_per_sequence[slot] = event.decode_ms_per_sequence / kMsPerS;
+  columns_.step_s_per_context_token[slot] = event.decode_ms_per_context_token / kMsPerS;
+  columns_.slowness[slot] = 1;
   columns_.hazard_per_s[slot] = event.kind == WorkerKind::kBorrowed ? hazard_per_s_ : 0;
   slots_[event.worker] = slot;
   settle(slot);
@@ -253,6 +255,7 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     columns_.lease_tokens[peer] = static_cast<double>(share.kv_tokens);
     columns_.turns[peer] = static_cast<double>(share.turns);
     columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);
+    columns_.context_tokens[peer] = static_cast<double>(share.used_tokens);
     columns_.restart_tokens[peer] = static_cast<double>(share.restart_tokens);
     columns_.version[peer] = static_cast<double>(worker.version);
     set_free_seats(peer, can_start ? share.seats - share.turns : 0);

@@ -64,12 +64,15 @@ struct WorkerColumns {
   std::vector<double> lease_tokens;  // of its device
   std::vector<double> turns;         // on its device
   std::vector<double> backlog_tokens;
+  std::vector<double> context_tokens;   // that its device holds, and keeps for what will be said
   std::vector<double> restart_tokens;   // of the backlog, of turns that ran elsewhere before
   std::vector<std::uint8_t> is_barred;  // from its device, as its job is ahead of others there
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
   std::vector<double> step_s;
   std::vector<double> step_s_per_sequence;
+  std::vector<double> step_s_per_context_token;
+  std::vector<double> slowness;  // how many times as long as these figures say its turns take
   std::vector<double> hazard_per_s;
 
   std::size_t size() const noexcept { return number.size(); }
@@ -77,8 +80,8 @@ struct WorkerColumns {
   template <typename Column>
   void each(Column&& column) {
     column(number, kind, job, domain, room_tokens, lease_tokens, turns, backlog_tokens,
-           restart_tokens, is_barred, version, prefill_s_per_token, step_s, step_s_per_sequence,
-           hazard_per_s);
+           context_tokens, restart_tokens, is_barred, version, prefill_s_per_token, step_s,
+           step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s);
   }
   template <typename Image>
   void image(Image& image) {
@@ -157,6 +160,11 @@ class WorkerTable {
   const std::map<DeviceId, std::vector<std::size_t>>& devices() const noexcept { return devices_; }
   // Of the worker's device.
   Share share(std::size_t slot) const noexcept;
+
+  // A turn took so many times as long as was foreseen.
+  void observe_pace(std::size_t slot, double ratio, double rate) noexcept {
+    columns_.slowness[slot] += rate * (ratio - columns_.slowness[slot]);
+  }
 
   // Shows no room on a worker's device, until show().
   void hide(std::size_t slot) noexcept;

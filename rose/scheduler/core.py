@@ -52,7 +52,7 @@ _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     WorkerJoined: lambda e: (
         *(0, e.worker, _KINDS[e.kind], e.seats, e.prefill_tokens_per_s),
         *(e.decode_step_ms, e.decode_ms_per_sequence, e.version, e.domain, e.job),
-        _OWN_DEVICE if e.device is None else e.device,
+        *(_OWN_DEVICE if e.device is None else e.device, e.decode_ms_per_context_token),
     ),
     LeaseChanged: lambda e: (1, e.worker, e.lease_epoch, e.kv_tokens, e.ttl_ms),
     WorkerLost: lambda e: (2, e.worker),

@@ -32,6 +32,7 @@ class WorkerJoined:
         job: whose trajectories it runs.
         device: the device that it shares, >= 0. Its workers each report what the device has in all,
             tokens and seats, and share that; None for a worker with a device of its own.
+        decode_ms_per_context_token: what each token of all contexts adds to a step, >= 0.
     """
 
     worker: int
@@ -44,6 +45,7 @@ class WorkerJoined:
     version: int
     job: int = 0
     device: int | None = None
+    decode_ms_per_context_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ _MAY_BE_ZERO: Final = frozenset(
         "fair_lead_tokens",
         "requeue_ms",
         "longest_first",
+        "pace_rate",
         "tail_seats",
         "tool_ms_prior",
     }
@@ -118,6 +119,9 @@ class SchedulerSettings:
         longest_first: seconds of waiting that each second left of a trajectory is worth in the
             queue, twice that for the most urgent. One lets the longest of them begin first, and a
             short one wait no longer than the longest takes. 0 is first come, first served.
+        pace_rate: how far a turn that took longer or shorter than its worker's figures say moves
+            what is believed of that worker's pace, in [0, 1): of what serving leaves of it, and of
+            whatever else the figures do not say. 0 believes the figures.
     """
 
     max_staleness: int = 1
@@ -154,6 +158,7 @@ class SchedulerSettings:
     reserve_quantile: float = 0.9
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
+    pace_rate: float = 0.1
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning.
