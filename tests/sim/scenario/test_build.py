@@ -171,7 +171,7 @@ def test_grpo_keeps_everything() -> None:
 
 def test_off_policy_jobs_have_what_they_begin_before_the_last_version() -> None:
     jobs = [{**content()["jobs"][0], "mode": "asynchronous", "max_staleness": 2}]
-    assert job_of(build(scenario(jobs=jobs), Arm.FIXED, seed=3, inputs=NOTHING)) == (32, 5, 160)
+    assert job_of(build(scenario(jobs=jobs), Arm.FIXED, seed=3, inputs=NOTHING)) == (32, 7, 224)
 
 
 def test_jobs_share_the_engines_out_in_turn_or_have_their_own() -> None:
