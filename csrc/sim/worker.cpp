@@ -25,10 +25,11 @@ RolloutWorker::RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::in
 
 void RolloutWorker::join(Nanoseconds now_ns) {
   const StepTimes& times = spec_.times;
-  inbox_.push(WorkerJoined{spec_.number, spec_.kind, spec_.seats, times.prefill_tokens_per_s,
-                           times.decode_step_ms, times.decode_ms_per_sequence, version_,
-                           spec_.domain, spec_.job, kOwnDevice, times.decode_ms_per_context_token},
-              now_ns);
+  inbox_.push(
+      WorkerJoined{spec_.number, spec_.kind, spec_.seats, times.prefill_tokens_per_s,
+                   times.decode_step_ms, times.decode_ms_per_sequence, version_, spec_.domain,
+                   spec_.job, scheduler::kOwnDevice, times.decode_ms_per_context_token},
+      now_ns);
   const Lending& lending = spec_.lending;
   if (!lending.at_ns.empty()) {
     share_ = lending.share[0];
