@@ -158,7 +158,7 @@ class SchedulerSettings:
     reserve_quantile: float = 0.9
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
-    pace_rate: float = 0.1
+    pace_rate: float = 0.05
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning.
