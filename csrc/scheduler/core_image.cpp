@@ -34,7 +34,7 @@ std::vector<std::byte> Core::snapshot() {
   std::vector<std::byte> body;
   ImageWriter write{body};
   Settings settings = book_.settings;
-  Policy policy = dispatch_.policy();
+  Policy policy = book_.policy;
   write(policy, settings, book_, dispatch_);
   Header header;
   header.checksum = crc32(body.data(), body.size(), 0);

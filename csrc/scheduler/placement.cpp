@@ -67,6 +67,7 @@ std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const
     case Policy::kRosePublished:
       return rose_published(workers, query);
     case Policy::kLeastLoadedSticky:
+    case Policy::kMlfq:
       return least_loaded_sticky(workers, query);
   }
   return std::nullopt;

@@ -43,16 +43,24 @@ _INTEGERS: Final = frozenset(
         "reserve_ahead_tokens",
         "burst_prefill_tokens",
         "fair_lead_tokens",
+        "mlfq_quantum_tokens",
     }
 )
 
 
 class PlacementPolicy(Enum):
-    """Who decides where a turn runs; the baselines share everything else."""
+    """Who decides where a turn runs, and which first; the baselines share everything else.
+
+    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which is known here at second hand only:
+    an elastic pool, queues of several levels, tools' returns as the signal, no lengths foreseen.
+    The widths of the levels and that a return is worth one of them are ours, and so is where a
+    turn runs. What is reserved, recalled and kept from going stale is decided as for all others.
+    """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
     ROSE_PUBLISHED = "cache-affine, then least-loaded dedicated, then borrowed with room"
     LEAST_LOADED_STICKY = "home while it has room, then the fewest turns"
+    MLFQ = "least served first, a level up after a tool; placed as by LEAST_LOADED_STICKY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,9 @@ class SchedulerSettings:
         pace_rate: how far a turn that took longer or shorter than its worker's figures say moves
             what is believed of that worker's pace, in [0, 1): of what serving leaves of it, and of
             whatever else the figures do not say. 0 believes the figures.
+        mlfq_quantum_tokens: what a trajectory may say in all before MLFQ puts it a level lower;
+            each further level takes as much as all before. A few turns of a short trajectory: with
+            less all are soon low, with more the long ones are not told apart.
     """
 
     max_staleness: int = 1
@@ -159,6 +170,7 @@ class SchedulerSettings:
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
     pace_rate: float = 0.05
+    mlfq_quantum_tokens: int = 1024
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning.

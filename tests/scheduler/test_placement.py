@@ -70,6 +70,7 @@ class Twins:
             leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
             hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
             hazard_prior_s=1e9,  # what is seen does not count: the reference knows no time
+            pace_rate=0.0,  # nor does it know how long turns took
             hold_min_ms=0.0,
             requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,

@@ -67,6 +67,7 @@ def test_arms_of_a_seed_differ_only_in_what_they_do(small: Scenario, serving: Se
             if one.lending is not None and other.lending is not None:
                 assert one.lending.share.tobytes() == other.lending.share.tobytes()
     assert worlds[Arm.LEAST_LOADED].policy is PlacementPolicy.LEAST_LOADED_STICKY
+    assert worlds[Arm.MLFQ].policy is PlacementPolicy.MLFQ
     assert worlds[Arm.ELASTIC].workers[-1].start_up_ms == 67_400
     assert worlds[Arm.ELASTIC].workers[-1].update_ms > 10 * rose.workers[-1].update_ms
     assert worlds[Arm.RESERVED].workers[-1].lending is not None
