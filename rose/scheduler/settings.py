@@ -192,4 +192,6 @@ def _is_in_range(name: str, value: float) -> bool:
         return False
     if name == "reserve_quantile":
         return 0 < value <= 1
+    if name == "pace_rate":
+        return 0 <= value < 1
     return value >= 0 if name in _MAY_BE_ZERO else value > 0

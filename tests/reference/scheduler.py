@@ -15,11 +15,26 @@ class PlainWorker:
     prefill_tokens_per_s: float
     decode_step_ms: float
     decode_ms_per_sequence: float
+    decode_ms_per_context_token: float
     version: int
     epoch: int = 0
     kv_tokens: int = 0  # 0 without a lease
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
+    slowness: float = 1.0  # how many times as long as its figures say its turns take
+
+    def foreseen_s(self) -> tuple[float, float]:
+        """Return the wait of the turn that came last, and what each of its tokens takes."""
+        wait = 1 / self.prefill_tokens_per_s * sum(self.backlog.values())
+        return wait, (
+            self.decode_step_ms / 1000
+            + self.decode_ms_per_sequence / 1000 * len(self.needs)
+            + self.decode_ms_per_context_token / 1000 * sum(self.needs.values())
+        )
+
+    def observe_pace(self, took_s: float, foreseen_s: float, rate: float) -> None:
+        ratio = min(16.0, max(0.25, took_s / foreseen_s))
+        self.slowness += rate * (ratio - self.slowness)
 
 
 @dataclass
@@ -88,10 +103,18 @@ def cost_s(
     prefill_s = 1 / worker.prefill_tokens_per_s
     sequence_s = worker.decode_ms_per_sequence / 1000
     missing = turn.prompt_tokens - (turn.cached_tokens if worker.number == turn.home else 0)
-    own = (sum(worker.backlog.values()) + missing) * prefill_s + turn.expected_tokens * (
-        worker.decode_step_ms / 1000 + sequence_s * (n + 1)
+    context_s = worker.decode_ms_per_context_token / 1000
+    context = turn.prompt_tokens + turn.expected_tokens / 2  # it grows
+    step_s = (
+        worker.decode_step_ms / 1000
+        + sequence_s * (n + 1)
+        + context_s * (sum(worker.needs.values()) + context)
     )
-    others = n * (sequence_s * turn.expected_tokens + missing * prefill_s)
+    own = worker.slowness * (
+        (sum(worker.backlog.values()) + missing) * prefill_s + turn.expected_tokens * step_s
+    )
+    slower_s = (sequence_s + context_s * context) * turn.expected_tokens
+    others = worker.slowness * n * (slower_s + missing * prefill_s)
     is_borrowed = worker.kind is WorkerKind.BORROWED
     revocations = settings.hazard_per_s * own if is_borrowed else 0.0
     redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
