@@ -9,6 +9,9 @@ namespace rose::scheduler {
 namespace {
 
 constexpr double kNsPerS = 1e9;
+// What one turn may say of its worker's pace: beyond it something else has happened.
+constexpr double kPaceMin = 0.25;
+constexpr double kPaceMax = 16;
 // A prompt is never waited for longer than this before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
 
@@ -122,7 +125,8 @@ void Book::note_pace(const Trajectory& trajectory) noexcept {
   if (!run.is_held || said <= 0) return;
   const double foreseen_s = run.foreseen_wait_s + said * run.foreseen_token_s;
   const double took_s = static_cast<double>(now_ns - run.started_ns) / kNsPerS;
-  workers.observe_pace(run.slot, took_s, foreseen_s, settings.pace_rate);
+  workers.observe_pace(run.slot, std::clamp(took_s, kPaceMin * foreseen_s, kPaceMax * foreseen_s),
+                       foreseen_s, settings.pace_rate);
 }
 
 void Book::note_progress(Trajectory& trajectory) {

@@ -8,6 +8,21 @@ from rose.scheduler.worker import WorkerKind
 
 
 @dataclass
+class PlainPace:
+    """How long turns took and how long was foreseen; both fade."""
+
+    took_s: float = 10.0
+    foreseen_s: float = 10.0
+
+    def observe(self, took_s: float, foreseen_s: float, rate: float) -> None:
+        self.took_s += rate * (took_s - self.took_s)
+        self.foreseen_s += rate * (foreseen_s - self.foreseen_s)
+
+    def ratio(self) -> float:
+        return self.took_s / self.foreseen_s
+
+
+@dataclass
 class PlainWorker:
     number: int
     kind: WorkerKind
@@ -21,7 +36,8 @@ class PlainWorker:
     kv_tokens: int = 0  # 0 without a lease
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
-    slowness: float = 1.0  # how many times as long as its figures say its turns take
+    pace: PlainPace = field(default_factory=PlainPace)
+    slowness: float = 1.0  # how many times as long as its figures say, against all others
 
     def foreseen_s(self) -> tuple[float, float]:
         """Return the wait of the turn that came last, and what each of its tokens takes."""
@@ -32,9 +48,11 @@ class PlainWorker:
             + self.decode_ms_per_context_token / 1000 * sum(self.needs.values())
         )
 
-    def observe_pace(self, took_s: float, foreseen_s: float, rate: float) -> None:
-        ratio = min(16.0, max(0.25, took_s / foreseen_s))
-        self.slowness += rate * (ratio - self.slowness)
+    def observe_pace(self, took_s: float, foreseen_s: float, rate: float, mean: PlainPace) -> None:
+        took_s = min(16.0 * foreseen_s, max(0.25 * foreseen_s, took_s))
+        self.pace.observe(took_s, foreseen_s, rate)
+        mean.observe(took_s, foreseen_s, rate / 4)
+        self.slowness = min(16.0, max(0.25, self.pace.ratio() / mean.ratio()))
 
 
 @dataclass
@@ -122,7 +140,7 @@ def cost_s(
     gap = published - worker.version
     return (
         (1 + settings.urgent_time_weight * u) * own
-        + (1 - u) * others
+        + others
         + (1 + settings.urgent_risk_weight * u) * risk
         + settings.staleness_s_per_version * gap
     )

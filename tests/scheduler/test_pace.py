@@ -30,9 +30,18 @@ def pair(**settings: float) -> Rig:
 
 
 def test_worker_whose_turns_take_longer_than_its_figures_say_is_left() -> None:
-    rig = pair(pace_rate=0.1)
+    rig = pair(pace_rate=0.5)
     assert turn_on(rig, 1, took_ms=3 * FORESEEN_MS) == 1
     assert turn_on(rig, 2, took_ms=FORESEEN_MS) == 2
+
+
+def test_what_all_workers_are_wrong_by_moves_no_turn() -> None:
+    rig = pair(pace_rate=0.5)
+    rig.step(WorkerLost(2, ""))  # so that the first alone teaches what is usual
+    for number in range(40):
+        turn_on(rig, number, took_ms=3 * FORESEEN_MS)
+    rig.join(3, step_ms=11.0)
+    assert turn_on(rig, 40, took_ms=3 * FORESEEN_MS) == 1
 
 
 def test_worker_that_keeps_to_its_figures_stays_what_it_is() -> None:

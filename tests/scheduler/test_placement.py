@@ -25,7 +25,7 @@ from rose.scheduler.events import (
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainOutlook
-from tests.reference.scheduler import PlainTurn, PlainWorker, choose, urgency
+from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 
 
 @dataclass
@@ -58,6 +58,7 @@ class Twins:
 
     def __init__(self, seed: int, policy: PlacementPolicy) -> None:
         self.rng = random.Random(seed)
+        self.mean_pace = PlainPace()
         self.policy = policy
         self.settings = SchedulerSettings(
             max_staleness=self.rng.randint(0, 3),
@@ -73,7 +74,6 @@ class Twins:
             leave_home_margin_s=self.rng.choice([0.0, 0.1, 1.0]),
             hazard_per_s=self.rng.choice([0.0, 0.02, 1.0]),
             hazard_prior_s=1e9,  # what is seen does not count: the reference knows no time
-            pace_rate=0.0,  # nor does it know how long turns took
             hold_min_ms=0.0,
             requeue_ms=self.rng.choice([0.0, 500.0]),
             turn_tokens_prior=20.0,
@@ -224,7 +224,8 @@ class Twins:
         wait_s, token_s = plain.foreseen_s
         if said > 0:
             took_s = (self.now_ms - plain.run_ms) / 1000
-            worker.observe_pace(took_s, wait_s + said * token_s, self.settings.pace_rate)
+            foreseen_s = wait_s + said * token_s
+            worker.observe_pace(took_s, foreseen_s, self.settings.pace_rate, self.mean_pace)
 
     # ---- what may happen
 
