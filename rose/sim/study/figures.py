@@ -65,7 +65,8 @@ class ArmFigures:
         length_bias: mean length of what was done and not used, over that of what was used, less 1;
             None where everything was used, but for what is left at the end.
         staleness: versions between a trajectory's oldest token and its use, mean.
-        recovery_s: longest time from a revocation until its turns ran again; 0 without one.
+        recovery_s: longest time from a revocation until its turns ran again, of those that did
+            before the end; 0 without one.
         served: None where nothing is borrowed.
         cost: None where the scenario has no prices.
         events: that the scheduler was told.
@@ -146,12 +147,17 @@ def figures_of(
         stale=_stale(outcome),
         length_bias=_length_bias(built, outcome),
         staleness=_staleness(outcome),
-        recovery_s=float(outcome.recovery_ms.max()) / MS_PER_S if len(outcome.recovery_ms) else 0.0,
+        recovery_s=_recovery_s(outcome),
         served=_served(scenario, built),
         cost=_cost(scenario, built, outcome),
         events=outcome.events,
         digest=outcome.digest,
     )
+
+
+def _recovery_s(outcome: ClusterOutcome) -> float:
+    known = outcome.recovery_ms[~np.isnan(outcome.recovery_ms)]
+    return float(known.max()) / MS_PER_S if len(known) else 0.0
 
 
 def _borrowed_busy(
