@@ -125,8 +125,8 @@ void Book::note_pace(const Trajectory& trajectory) noexcept {
   if (!run.is_held || said <= 0) return;
   const double foreseen_s = run.foreseen_wait_s + said * run.foreseen_token_s;
   const double took_s = static_cast<double>(now_ns - run.started_ns) / kNsPerS;
-  const double ratio = std::clamp(took_s / foreseen_s, kPaceMin, kPaceMax);
-  workers.observe_pace(run.slot, ratio, settings.pace_rate);
+  workers.observe_pace(run.slot, std::clamp(took_s, kPaceMin * foreseen_s, kPaceMax * foreseen_s),
+                       foreseen_s, settings.pace_rate);
 }
 
 void Book::note_progress(Trajectory& trajectory) {

@@ -73,8 +73,8 @@ def record_cluster(
 
 
 def _joined(*row: Any) -> WorkerJoined:
-    worker, kind, seats, prefill, step_ms, sequence_ms, version, domain, job, device, *more = row
-    (context_ms,) = more
+    worker, kind, seats, prefill, *more = row
+    step_ms, sequence_ms, version, domain, job, device, context_ms = more
     return WorkerJoined(
         worker=worker,
         kind=_KINDS[kind],

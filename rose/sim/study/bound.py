@@ -1,85 +1,93 @@
-"""No schedule is faster than this: a lower bound of the time that a batch is rolled out."""
+"""No schedule is faster than this: a lower bound of the time that a version's batch is rolled out.
+
+It is of the trajectories that the version did learn from. An asynchronous trainer takes whoever is
+done first, so that the batches of two arms differ, and no bound is one of both.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from rose.sim.cluster.world import ClusterWorld, SimJob, SimWorker, StepTimes
+from rose.sim.cluster.world import ClusterWorld, JobOutcome, SimJob, SimWorker, StepTimes
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
 
 
-def rollout_bound_ms(world: ClusterWorld, *, job: int) -> float:
-    """Return what no schedule of a job's mean batch can go below, on all workers that it has.
+def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Column:
+    """Return (v,) what no schedule of the batch of each version can go below.
 
-    The larger of two: the longest trajectory of a batch, alone on the fastest worker, its tools
-    included; and all the work of a batch, spread without a gap over everything that could ever be
-    lent at once, with every prompt cached and every step as full as it can be.
+    The larger of two: the longest of its trajectories, alone on the fastest worker, its tools
+    included; and all its work, spread without a gap over everything that could ever be lent at
+    once, with every prompt cached and every step as full as it can be.
 
     Args:
-        world: of an arm.
+        world: that was simulated.
+        found: of the job.
         job: its place among the world's.
     """
     subject = world.jobs[job]
     workers = [one for one in world.workers if one.job == subject.job]
-    batches = min(world.versions, (len(subject.trajectories.first_turn) - 1) // subject.batch)
-    if not batches or not workers:
-        return 0.0
     alone_ms = trajectories_alone_ms(subject, [one.times for one in workers])
-    count = batches * subject.batch
-    longest = alone_ms[:count].reshape(batches, subject.batch).max(axis=1)
-    work = _work_ms(subject, workers, count) / batches
-    return float(max(longest.mean(), work))
+    heard, said, read = _work(subject)
+    bounds = np.zeros(len(found.published_ms))
+    for version in range(len(bounds)):
+        used = found.used_by == version + 1
+        if used.any():
+            work = (float(heard[used].sum()), float(said[used].sum()), float(read[used].sum()))
+            bounds[version] = max(float(alone_ms[used].max()), _spread_ms(workers, work))
+    return bounds
 
 
 def trajectories_alone_ms(job: SimJob, times: Sequence[StepTimes]) -> Column:
     """Return (n,) how long each trajectory lasts, alone on the best of each worker's figures."""
     tokens_per_ms = max(one.prefill_tokens_per_s for one in times) / MS_PER_S
-    step_ms = min(one.decode_step_ms + one.decode_ms_per_sequence for one in times)
-    context_ms = min(one.decode_ms_per_context_token for one in times)
-    said, heard = _said(job), job.trajectories.heard_tokens.astype(np.float64)
-    # A token more of context with each token that is said: half of them, on average.
-    decode_ms = said * (step_ms + context_ms * (_contexts(job) + said / 2))
-    lasts = decode_ms + heard / tokens_per_ms + job.trajectories.tool_ms
+    token_ms = min(one.decode_step_ms + one.decode_ms_per_sequence for one in times)
+    read_ms = min(one.decode_ms_per_context_token for one in times)
+    heard, said, read = _work(job)
+    first, tool_ms = job.trajectories.first_turn, job.trajectories.tool_ms
     # Nobody waits for the tool behind the last turn.
+    tools_ms = np.add.reduceat(tool_ms, first[:-1]) - tool_ms[first[1:] - 1]
+    return np.asarray(heard / tokens_per_ms + said * token_ms + read * read_ms + tools_ms)
+
+
+def _work(job: SimJob) -> tuple[Column, Column, Column]:
+    """Return (n,) tokens that each trajectory hears, says, and reads to say them."""
+    heard = job.trajectories.heard_tokens.astype(np.float64)
+    said = job.trajectories.said_tokens.astype(np.float64)
     first = job.trajectories.first_turn
-    last_turn = first[1:] - 1
-    lasts[last_turn] -= job.trajectories.tool_ms[last_turn]
-    return np.asarray(np.add.reduceat(lasts, first[:-1]), dtype=np.float64)
+    ends = np.cumsum(heard + said)
+    begins = np.repeat((ends - heard - said)[first[:-1]], np.diff(first))
+    # Each token that a turn says reads all before it: one more with each.
+    read = said * (ends - said - begins) + said * (said - 1) / 2
+    return (
+        np.add.reduceat(heard, first[:-1]),
+        np.add.reduceat(said, first[:-1]),
+        np.add.reduceat(read, first[:-1]),
+    )
 
 
-def _work_ms(job: SimJob, workers: Sequence[SimWorker], count: int) -> float:
-    """Return how long all that is heard and said takes, if every worker were full all the time."""
-    turns = int(job.trajectories.first_turn[count])
-    heard = float(job.trajectories.heard_tokens[:turns].sum())
-    said = _said(job)[:turns]
-    context = float(((_contexts(job)[:turns] + said / 2) * said).sum())
-    tokens = float(said.sum())
-    done_per_ms = 0.0
-    for one in workers:
-        # The most of it that one worker could do in a millisecond, as shares of the whole.
-        share = 1.0 if one.lending is None else float(one.lending.share.max())
-        times = one.times
-        full_ms = (
-            heard / (times.prefill_tokens_per_s / MS_PER_S)
-            + tokens * (times.decode_step_ms / one.seats + times.decode_ms_per_sequence)
-            + context * times.decode_ms_per_context_token
-        )
-        done_per_ms += share / full_ms
-    return 1.0 / done_per_ms
+def _spread_ms(workers: Sequence[SimWorker], work: tuple[float, float, float]) -> float:
+    """Return a bound of how long the workers take for so many tokens heard, said and read.
 
-
-def _said(job: SimJob) -> Column:
-    return job.trajectories.said_tokens.astype(np.float64)
-
-
-def _contexts(job: SimJob) -> Column:
-    """Return (t,) how many tokens lie before what each turn says."""
-    said = job.trajectories.said_tokens
-    heard = job.trajectories.heard_tokens
-    first = job.trajectories.first_turn
-    before = np.cumsum(heard + said) - said
-    begins = np.concatenate(([0], np.cumsum(heard + said)))[first[:-1]]
-    return np.asarray(before - np.repeat(begins, np.diff(first)), dtype=np.float64)
+    Alike, they share all of it in one proportion. Else one may do more of what it is better at:
+    weights make a bound of that, the dual of dividing the work in the best way.
+    """
+    heard, said, read = work
+    # (w, 3): milliseconds of each worker for all of each kind of work.
+    takes_ms = np.array(
+        [
+            (
+                heard / (times.prefill_tokens_per_s / MS_PER_S),
+                said * (times.decode_step_ms / one.seats + times.decode_ms_per_sequence),
+                read * times.decode_ms_per_context_token,
+            )
+            for one in workers
+            for times in (one.times,)
+        ]
+    )
+    weights = 1.0 / takes_ms.sum(axis=1)
+    shares = [1.0 if one.lending is None else float(one.lending.share.max()) for one in workers]
+    prices = (takes_ms * weights[:, None]).min(axis=0)
+    return float(prices.sum() / (weights * shares).sum())

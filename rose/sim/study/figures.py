@@ -11,7 +11,7 @@ from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.cost import Cost, cost_of
 from rose.sim.scenario.scenario import Scenario
-from rose.sim.study.bound import rollout_bound_ms
+from rose.sim.study.bound import rollout_bounds_ms
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ class ArmFigures:
         used: trajectories that a version learned from and that were not thrown away.
         throughput_per_hour: of those.
         rollout_s: of each version, from its batch's first start to its last end.
-        bound_s: what no schedule can go below for a mean batch.
+        bound_s: what no schedule of the same batches can go below, mean of the versions.
         tokens_dedicated: said on workers that are there all the time.
         tokens_borrowed: said on the others.
         borrowed_busy: share of what was lent in which rollouts computed; 0 where nothing was.
@@ -65,7 +65,8 @@ class ArmFigures:
         length_bias: mean length of what was done and not used, over that of what was used, less 1;
             None where everything was used, but for what is left at the end.
         staleness: versions between a trajectory's oldest token and its use, mean.
-        recovery_s: longest time from a revocation until its turns ran again; 0 without one.
+        recovery_s: longest time from a revocation until its turns ran again, of those that did
+            before the end; 0 without one.
         served: None where nothing is borrowed.
         cost: None where the scenario has no prices.
         events: that the scheduler was told.
@@ -122,7 +123,12 @@ def figures_of(
     ended_s = outcome.ended_ms / MS_PER_S
     is_dedicated = np.array([one.kind is WorkerKind.DEDICATED for one in built.world.workers])
     tokens = outcome.tokens_by_worker
-    jobs = range(len(scenario.jobs))
+    bounds_ms = np.concatenate(
+        [
+            rollout_bounds_ms(built.world, job, job=number)
+            for number, job in enumerate(outcome.jobs)
+        ]
+    )
     return ArmFigures(
         arm=built.arm.value,
         seed=seed,
@@ -134,7 +140,7 @@ def figures_of(
         rollout_s=tuple(
             float(ms) / MS_PER_S for job in outcome.jobs for ms in job.rollout_ms if np.isfinite(ms)
         ),
-        bound_s=float(np.mean([rollout_bound_ms(built.world, job=job) for job in jobs])) / MS_PER_S,
+        bound_s=float(np.mean(bounds_ms)) / MS_PER_S if len(bounds_ms) else 0.0,
         tokens_dedicated=int(tokens[is_dedicated].sum()),
         tokens_borrowed=int(tokens[~is_dedicated].sum()),
         borrowed_busy=_borrowed_busy(built, outcome, is_dedicated),
@@ -146,12 +152,17 @@ def figures_of(
         stale=_stale(outcome),
         length_bias=_length_bias(built, outcome),
         staleness=_staleness(outcome),
-        recovery_s=float(outcome.recovery_ms.max()) / MS_PER_S if len(outcome.recovery_ms) else 0.0,
+        recovery_s=_recovery_s(outcome),
         served=_served(scenario, built),
         cost=_cost(scenario, built, outcome),
         events=outcome.events,
         digest=outcome.digest,
     )
+
+
+def _recovery_s(outcome: ClusterOutcome) -> float:
+    known = outcome.recovery_ms[~np.isnan(outcome.recovery_ms)]
+    return float(known.max()) / MS_PER_S if len(known) else 0.0
 
 
 def _borrowed_busy(

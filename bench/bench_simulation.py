@@ -1,0 +1,183 @@
+"""The scheduler in simulated clusters: the drawn scenarios, the papers' set-ups, and a burst.
+
+What was simulated of the drawn scenarios by the same code before is not simulated again:
+`python -m bench.drawn` can be run beforehand, in parts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.conftest import Report
+from bench.drawn import KEPT
+from bench.drawn_kept import Kept
+from bench.drawn_runs import Trial, drawn_seeds, simulated
+from bench.drawn_verdict import verdict_of
+from bench.rows import Bar, Peer
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.build import build
+from rose.sim.scenario.scenario import Resolution, Scenario
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.scenario.yaml_file import read_scenarios
+from rose.sim.study.burst import Burst, burst_of
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.paired import by_seed, rollout_time_under, throughput_over
+from rose.sim.study.published import PUBLISHED
+from rose.sim.study.run import study
+from rose.sim.study.validation import ERROR_MAX, validations
+
+SCENARIOS = Path(__file__).resolve().parent / "scenarios"
+ROSE = Arm.ROSE.value
+NONE = Bar(at_most=0.0)
+PROCESSES = 2
+PAPERS = ("paper_8b", "paper_8b_dapo", "paper_32b", "paper_32b_dapo")
+VALIDATED = ("pearl_scaling", "pearl_scaling_prompts", "paper_table1_8b", "paper_table1_32b")
+
+
+def read(name: str) -> tuple[Scenario, ...]:
+    return read_scenarios(SCENARIOS / f"{name}.yaml")
+
+
+def word(name: str) -> str:
+    """Return a name as a part of a row's."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name.lower()).strip("_")
+
+
+def test_drawn_scenarios(report: Report) -> None:
+    figures: list[ArmFigures] = []
+    seeds = drawn_seeds(report.count(len(drawn_seeds(None))))
+
+    def run() -> None:
+        for done in simulated(Trial(seeds, None, {}, PROCESSES), Kept(KEPT)):
+            figures.extend(done)
+
+    report.once(run)
+    verdict = verdict_of(figures)
+    report.add("drawn_scenarios_count", len(verdict.best), "scenarios")
+    good = verdict.share_at_least(1.0)
+    report.add("scenarios_at_least_as_good_ratio", good, "ratio", bar=Bar(at_least=0.95))
+    report.add(
+        "scenarios_at_least_as_good_within_1_percent_ratio", verdict.share_at_least(0.99), "ratio"
+    )
+    worst = 1.0 - verdict.worst[0]
+    report.add("worst_loss_ratio", worst, "ratio", bar=Bar(at_most=0.02))
+    for one in verdict.against:
+        name = word(one.arm)
+        report.add(f"throughput_over_{name}_geometric_mean_ratio", one.geometric_mean, "ratio")
+        report.add(f"scenarios_as_good_as_{name}_ratio", one.share_at_least(1.0), "ratio")
+        report.add(f"throughput_over_{name}_worst_ratio", one.worst[0], "ratio")
+    add_kept_promises(report, list(by_seed(figures, ROSE).values()))
+
+
+def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
+    """Report what rose's own runs came to, whatever the others did."""
+    report.add("tokens_lost_sum", sum(one.tokens_lost for one in mine), "tokens", bar=NONE)
+    report.add("trajectories_dropped_sum", sum(one.dropped for one in mine), "count", bar=NONE)
+    late = sum(not one.is_complete for one in mine)
+    report.add("scenarios_not_ended_count", late, "scenarios", bar=NONE)
+    report.add("time_over_bound_median_ratio", float(np.median([m.gap for m in mine])), "ratio")
+    report.add("stale_fraction_mean", float(np.mean([one.stale for one in mine])), "ratio")
+    biases = [abs(one.length_bias) for one in mine if one.length_bias is not None]
+    report.add("length_bias_mean_ratio", float(np.mean(biases)) if biases else 0.0, "ratio")
+
+
+def test_set_ups_of_the_paper(report: Report) -> None:
+    """A hundred GPUs are simulated in seconds; these are means of all seeds of a scenario."""
+    figures: dict[str, list[ArmFigures]] = {}
+
+    def run() -> None:
+        for name in PAPERS:
+            (scenario,) = read(name)
+            seeds = scenario.seeds[: report.count(len(scenario.seeds), at_least=1)]
+            runs = study(replace(scenario, seeds=seeds), Inputs())
+            figures[scenario.name] = [one.figures for one in runs]
+
+    report.once(run)
+    for name, runs in figures.items():
+        kinds = (
+            ("throughput", throughput_over, PUBLISHED[name].throughput_over),
+            ("rollout_time", rollout_time_under, PUBLISHED[name].rollout_time_under),
+        )
+        for kind, factor_of, published in kinds:
+            for arm in dict.fromkeys(one.arm for one in runs if one.arm != ROSE):
+                factor = factor_of(runs, ROSE, arm, np.random.default_rng(1))
+                if factor is None:
+                    continue
+                papers = published.get(arm)
+                peer = None if papers is None else Peer("the paper's own system", papers, "ratio")
+                row = f"{word(name)}_{kind}_vs_{word(arm)}_ratio"
+                report.add(row, factor.factor, "ratio", peer=peer)
+
+
+def test_a_correlated_burst(report: Report) -> None:
+    """All borrowed GPUs are taken back at once; the bound is what the scheduler said before."""
+    (scenario,) = read("stress_revoke_all")
+    bursts: dict[Arm, list[Burst]] = {}
+
+    def run() -> None:
+        for arm in (Arm.ROSE, Arm.PUBLISHED, Arm.LEAST_LOADED):
+            bursts[arm] = [
+                burst_of(scenario, build(scenario, arm, seed=seed, inputs=Inputs()).world)
+                for seed in scenario.seeds
+            ]
+
+    report.once(run)
+    for arm, found in bursts.items():
+        worst = max(found, key=lambda one: one.recovery_s / one.bound_s)
+        report.add(
+            f"correlated_burst_recovery_{word(arm.value)}_s",
+            worst.recovery_s,
+            "s",
+            peer=Peer("the scheduler's own bound", worst.bound_s, "s"),
+            bar=Bar(at_most=worst.bound_s) if arm is Arm.ROSE else None,
+        )
+
+
+def test_serving_keeps_its_promise(report: Report) -> None:
+    """Quantum by quantum, so that it is known whether a request was late because of rose."""
+    excess: dict[Arm, int] = {}
+
+    def run() -> None:
+        (scenario,) = read("paper_8b")
+        exact = replace(
+            scenario,
+            resolution=Resolution.EXACT,
+            seeds=scenario.seeds[:1],
+            borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=2)),),
+            horizon_s=600,
+            arms=(Arm.ROSE, Arm.PUBLISHED, Arm.SHARE_ALL),
+        )
+        for one in study(exact, Inputs()):
+            served = one.figures.served
+            excess[one.built.arm] = -1 if served is None else served.excess or 0
+
+    report.once(run)
+    for arm, late in excess.items():
+        bar = NONE if arm is Arm.ROSE else None
+        report.add(f"excess_slo_misses_{word(arm.value)}_count", late, "requests", bar=bar)
+
+
+def test_against_what_others_measured(report: Report) -> None:
+    figures: dict[str, list[ArmFigures]] = {}
+
+    def run() -> None:
+        for name in VALIDATED:
+            for scenario in read(name):
+                seeds = scenario.seeds[: report.count(len(scenario.seeds), at_least=1)]
+                chosen = tuple(arm for arm in scenario.arms if arm is not Arm.TRAINING_GPUS)
+                runs = study(replace(scenario, seeds=seeds, arms=chosen), Inputs())
+                figures[scenario.name] = [one.figures for one in runs]
+
+    report.once(run)
+    for number, one in enumerate(validations(figures)):
+        report.add(
+            f"validation_{number}_{word(one.scenario)}_{one.unit}",
+            one.predicted,
+            one.unit,
+            peer=Peer(one.name, one.published, one.unit),
+            bar=Bar(
+                at_least=one.published * (1 - ERROR_MAX), at_most=one.published * (1 + ERROR_MAX)
+            ),
+        )

@@ -1,0 +1,95 @@
+"""The drawn scenarios, to be judged by and tuned with.
+
+    python -m bench.drawn --count 20
+    python -m bench.drawn --count 20 --arms rose --set longest_first=0.5
+
+The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and prints
+how rose does against each baseline and where it loses. What was simulated by the same code before
+is not simulated again. The second simulates one arm with another setting, and takes the others from
+what was kept of them last, of whatever code: for trying out, not for results.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Final, NoReturn
+
+from rich.console import Console
+
+from bench.drawn_kept import Kept
+from bench.drawn_runs import Trial, drawn_seeds, simulated
+from bench.drawn_table import print_drawn
+from rose.errors import RoseError
+from rose.sim.scenario.arms import Arm
+from rose.sim.study.figures import ArmFigures
+
+KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "drawn.jsonl"
+_EXIT_MENDABLE: Final = 2
+_EXIT_INTERRUPTED: Final = 130
+_LOG_WIDTH: Final = 180
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_EXIT_MENDABLE, f"bench.drawn: {message}\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Simulate what is asked for, and print what came out, also after an interrupt."""
+    options = _parse(arguments)
+    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+    figures: list[ArmFigures] = []
+    status = 0
+    try:
+        trial = Trial(options.seeds, options.arms, dict(options.set), options.processes)
+        began_s = time.perf_counter()
+        for number, done in enumerate(simulated(trial, Kept(options.kept)), 1):
+            figures += done
+            taken_s = time.perf_counter() - began_s
+            print(
+                f"{number} of {len(options.seeds)}: seed {done[0].seed}, {taken_s:.0f} s",
+                file=sys.stderr,
+            )
+    except KeyboardInterrupt:
+        status = _EXIT_INTERRUPTED
+    except RoseError as error:
+        print(f"bench.drawn: {error}", file=sys.stderr)
+        return _EXIT_MENDABLE
+    print_drawn(figures, console, lost_below=options.below)
+    return status
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m bench.drawn", description=__doc__)
+    parser.add_argument("--count", type=int, help="so many seeds, the first; all of them")
+    parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
+    parser.add_argument("--arms", type=_arms, help="only these are simulated by the code as it is")
+    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--below", type=float, default=1.0, help="losses below it are listed")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="file of what was simulated")
+    options = parser.parse_args(arguments)
+    if options.processes < 1 or (options.count is not None and options.count < 1):
+        parser.error("give at least one process and one seed")
+    options.seeds = options.seeds or drawn_seeds(options.count)
+    return options
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(int(seed) for seed in text.split(","))
+
+
+def _arms(text: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name) for name in text.split(","))
+
+
+def _setting(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""What was simulated of the drawn scenarios: one line of JSON for each arm of each seed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rose import _core
+from rose.errors import CorruptData
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.cost import Cost
+from rose.sim.study.figures import ArmFigures, Served
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+# What an outcome depends on, besides the extension.
+_ROOMS: Final = ("rose/scheduler", "rose/sim", "rose/memory", "rose/slo")
+# Whether an arm is rose's own or a baseline's, its outcome is worth keeping by its code.
+ANY_CODE: Final = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """An arm of a seed.
+
+    Args:
+        code: digest of what simulated it, settings that were tried out included.
+        figures: what came out.
+    """
+
+    code: str
+    figures: ArmFigures
+
+
+class Kept:
+    """A file of runs. One process writes it; a line that was cut short at its end is left out."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what there is.
+
+        Raises:
+            CorruptData: the file has a line, not the last, that is no run.
+        """
+        self._path = path
+        self._runs: list[KeptRun] = []
+        if path.exists():
+            self._runs = list(_read(path))
+
+    def find(self, seed: int, arm: Arm, code: str | None) -> ArmFigures | None:
+        """Return the latest figures of an arm; by any code if it is None."""
+        for run in reversed(self._runs):
+            mine = run.figures
+            if mine.seed == seed and mine.arm == arm.value and code in (None, run.code):
+                return mine
+        return None
+
+    def add(self, runs: Sequence[KeptRun]) -> None:
+        """Append runs, on the disk too."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as lines:
+            for run in runs:
+                lines.write(json.dumps({"code": run.code, **asdict(run.figures)}) + "\n")
+        self._runs += runs
+
+
+def code_digest(settings: Mapping[str, float]) -> str:
+    """Return what names the code that simulates, and the settings that are tried out on it."""
+    digest = hashlib.sha256(Path(str(_core.__file__)).read_bytes())
+    for path in sorted(path for room in _ROOMS for path in (_ROOT / room).rglob("*.py")):
+        digest.update(path.read_bytes())
+    digest.update(json.dumps(sorted(settings.items())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> Iterable[KeptRun]:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith("\n"):
+            return
+        try:
+            yield _run(json.loads(line))
+        except (KeyError, TypeError, ValueError):
+            raise CorruptData(f"{path} line {number} is no run; delete the file") from None
+
+
+def _run(kept: dict[str, Any]) -> KeptRun:
+    served, cost = kept.pop("served"), kept.pop("cost")
+    code = kept.pop("code")
+    figures = ArmFigures(
+        **{**kept, "rollout_s": tuple(kept["rollout_s"])},
+        served=None if served is None else Served(**served),
+        cost=None if cost is None else Cost(**cost),
+    )
+    return KeptRun(code, figures)

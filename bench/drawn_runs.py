@@ -1,0 +1,103 @@
+"""Simulates the drawn scenarios in several processes, and keeps each seed as it is done."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from bench.drawn_kept import Kept, KeptRun, code_digest
+from rose.sim.scenario.arms import RULES, Arm
+from rose.sim.scenario.drawn import drawn, read_seeds
+from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.scenario import Scenario
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.run import study_arm
+
+SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to simulate of the drawn scenarios.
+
+    Args:
+        seeds: of them.
+        arms: that are simulated by the code as it is; None for all.
+        settings: of the scheduler, that differ in the arm rose.
+        processes: > 0.
+    """
+
+    seeds: Sequence[int]
+    arms: Sequence[Arm] | None
+    settings: Mapping[str, float]
+    processes: int
+
+
+def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
+    """Yield the figures of all arms of each seed, in the order in which they are done.
+
+    Arms that are not asked for come from what was kept, of whatever code, or not at all.
+    """
+    plain, tried = code_digest({}), code_digest(trial.settings)
+    codes = {arm: tried if arm is Arm.ROSE else plain for arm in Arm}
+    todo: dict[int, list[Arm]] = {}
+    for seed in trial.seeds:
+        arms = drawn(seed).arms if trial.arms is None else trial.arms
+        missing = [arm for arm in arms if kept.find(seed, arm, codes[arm]) is None]
+        if missing:
+            todo[seed] = missing
+        else:
+            yield _found(trial, kept, seed, codes)
+    with ProcessPoolExecutor(trial.processes, mp_context=get_context("spawn")) as pool:
+        futures = {
+            pool.submit(simulate_seed, seed, arms, dict(trial.settings)): seed
+            for seed, arms in todo.items()
+        }
+        try:
+            for future in as_completed(futures):
+                kept.add([KeptRun(codes[Arm(one.arm)], one) for one in future.result()])
+                yield _found(trial, kept, futures[future], codes)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def simulate_seed(
+    seed: int, arms: Sequence[Arm], settings: Mapping[str, float]
+) -> list[ArmFigures]:
+    """Return the figures of some arms of a drawn scenario."""
+    scenario, inputs = drawn(seed), Inputs()
+    tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
+    serving = Serving(scenario, seed=seed, inputs=inputs)
+    done: dict[Arm, ArmFigures] = {}
+    for arm in arms:
+        twin = next((other for other in done if _is_same(arm, other)), None)
+        if twin is not None:
+            done[arm] = replace(done[twin], arm=arm.value)
+            continue
+        mine = tried if arm is Arm.ROSE else scenario
+        done[arm] = study_arm(mine, arm, seed=seed, inputs=inputs, serving=serving).figures
+    return list(done.values())
+
+
+def drawn_seeds(count: int | None) -> tuple[int, ...]:
+    """Return the first seeds of the file, all of them if it is None."""
+    return read_seeds(SEEDS_FILE)[:count]
+
+
+def _is_same(arm: Arm, other: Arm) -> bool:
+    """Whether two arms have the same rules: equal worlds give equal outcomes."""
+    return replace(RULES[arm], lacks=None) == replace(RULES[other], lacks=None)
+
+
+def _found(trial: Trial, kept: Kept, seed: int, codes: Mapping[Arm, str]) -> list[ArmFigures]:
+    scenario: Scenario = drawn(seed)
+    found = []
+    for arm in scenario.arms:
+        is_asked = trial.arms is None or arm in trial.arms
+        one = kept.find(seed, arm, codes[arm] if is_asked else None)
+        if one is not None:
+            found.append(one)
+    return found

@@ -1,0 +1,111 @@
+"""The drawn scenarios on the terminal: a row for each baseline, and a row where rose loses."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from bench.drawn_verdict import Verdict, verdict_of
+from rose.cli.console_rows import print_rows
+from rose.cli.report_numbers import fixed, percent
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.drawn import drawn
+from rose.sim.scenario.parts import SyntheticTraffic
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.paired import by_seed
+
+_BASELINES = (
+    "rose over", "geometric\nmean", "at\nleast 1", "at least\n0.99", "worst", "\nseed",
+)  # fmt: skip
+_LOSSES = (
+    "seed", "over the\nbest", "which is", "mode", "batch", "dedicated", "borrowed", "load",
+    "trouble", "over the\nbound", "its\nown", "rollout\ns", "its\nown", "recalls",
+)  # fmt: skip
+
+
+def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: float) -> None:
+    """Print both tables.
+
+    Args:
+        figures: of arms of drawn scenarios.
+        console: where to.
+        lost_below: rows of the second are scenarios where rose has less of the best baseline.
+    """
+    verdict = verdict_of(figures)
+    if not verdict.best:
+        console.print("nothing to compare")
+        return
+    print_rows(console, _BASELINES, _baseline_rows(verdict), left="rose over")
+    console.print(f"{len(verdict.best)} scenarios. {_sums(figures)}")
+    lost = sorted((ratio, seed) for seed, ratio in verdict.best.items() if ratio < lost_below)
+    if lost:
+        console.print(f"below {lost_below:g} of the best baseline:")
+        print_rows(console, _LOSSES, [_loss_row(figures, *one) for one in lost], left="which is")
+
+
+def _baseline_rows(verdict: Verdict) -> list[list[str]]:
+    rows = [
+        [
+            one.arm,
+            fixed(one.geometric_mean),
+            percent(one.share_at_least(1.0)),
+            percent(one.share_at_least(0.99)),
+            f"{one.worst[0]:.3f}",
+            str(one.worst[1]),
+        ]
+        for one in verdict.against
+    ]
+    finite = [math.log(ratio) for ratio in verdict.best.values() if 0 < ratio < math.inf]
+    rows.append(
+        [
+            "the best of them",
+            fixed(math.exp(sum(finite) / len(finite))) if finite else "-",
+            percent(verdict.share_at_least(1.0)),
+            percent(verdict.share_at_least(0.99)),
+            f"{verdict.worst[0]:.3f}",
+            str(verdict.worst[1]),
+        ]
+    )
+    return rows
+
+
+def _sums(figures: Sequence[ArmFigures]) -> str:
+    mine = list(by_seed(figures, Arm.ROSE.value).values())
+    gap = sorted(one.gap for one in mine)[len(mine) // 2]
+    return (
+        f"Of rose: median over the bound {gap:.2f}, "
+        f"tokens lost {sum(one.tokens_lost for one in mine)}, "
+        f"dropped {sum(one.dropped for one in mine)}, "
+        f"incomplete {sum(not one.is_complete for one in mine)}."
+    )
+
+
+def _loss_row(figures: Sequence[ArmFigures], ratio: float, seed: int) -> list[str]:
+    mine = by_seed(figures, Arm.ROSE.value)[seed]
+    best = max(
+        (one for one in figures if one.seed == seed and one.arm != Arm.ROSE.value),
+        key=lambda one: one.throughput_per_hour,
+    )
+    scenario = drawn(seed)
+    job = scenario.jobs[0]
+    loads = [
+        group.traffic.load
+        for group in scenario.borrowed
+        if isinstance(group.traffic, SyntheticTraffic)
+    ]
+    return [
+        str(seed),
+        f"{ratio:.3f}",
+        best.arm,
+        job.mode.value,
+        str(job.batch),
+        str(sum(group.count for group in scenario.dedicated)),
+        str(sum(group.count for group in scenario.borrowed)),
+        "/".join(f"{load:.2f}" for load in loads),
+        ", ".join(type(one).__name__ for one in scenario.stress) or "-",
+        fixed(mine.gap),
+        fixed(best.gap),
+        fixed(mine.rollout_mean_s),
+        fixed(best.rollout_mean_s),
+        f"{mine.recalls}/{best.recalls}",
+    ]

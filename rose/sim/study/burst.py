@@ -1,0 +1,50 @@
+"""All borrowed GPUs are taken back at once: how long until their turns run again, and the bound."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rose.errors import check
+from rose.sim.cluster.simulate import native_world, new_core, outcome_of
+from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
+from rose.sim.scenario.parts import RevokeAll
+from rose.sim.scenario.scenario import Scenario
+from rose.units import MS_PER_S
+
+_MOMENT_MS: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What one burst of revocations came to.
+
+    Args:
+        recovery_s: from the burst until every turn that it hit ran again; NaN if the end came
+            first, 0 if it hit none.
+        bound_s: what the scheduler said, just before, that it would take at most.
+    """
+
+    recovery_s: float
+    bound_s: float
+
+
+def burst_of(scenario: Scenario, world: ClusterWorld) -> Burst:
+    """Return the recovery from the scenario's burst, and the bound that the scheduler exported.
+
+    The world is run twice: up to the burst, to hear the bound, and to its end.
+    """
+    bursts = [one for one in scenario.stress if isinstance(one, RevokeAll)]
+    check(len(bursts) == 1, "one burst is looked for")
+    # What is due at the horizon is done.
+    before_ms = MS_PER_S * bursts[0].at_s - _MOMENT_MS
+    before, bound_s = _run(replace(world, horizon_ms=before_ms))
+    whole, _ = _run(world)
+    # What was revoked before the burst is the same in both runs.
+    place = len(before.recovery_ms)
+    is_hit = place < len(whole.recovery_ms)
+    return Burst(float(whole.recovery_ms[place]) / MS_PER_S if is_hit else 0.0, bound_s)
+
+
+def _run(world: ClusterWorld) -> tuple[ClusterOutcome, float]:
+    core = new_core(world)
+    outcome = outcome_of(native_world(world).run(core.native, None))
+    return outcome, core.stats().recovery_bound_s

@@ -1,0 +1,158 @@
+"""What others measured, and what the simulation says of the same set-up. Nothing is fitted to it.
+
+PEARL (arXiv 2609.35158) and Table 1 of ROSE (arXiv 2605.06534, as public notes report it). Their
+trajectories, traffic and engines are not public; a difference is reported, and where it is large,
+so is that the figures that rest on it are no more certain. What engines take to start and to go is
+an input of the arms, so there is nothing to compare.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rose.sim.study.figures import ArmFigures
+
+# Of each scenario by its name: its figures.
+Runs = Mapping[str, Sequence[ArmFigures]]
+
+ERROR_MAX: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """One published figure.
+
+    Args:
+        name: of it.
+        scenario: its name begins so.
+        predicted: by the simulation.
+        published: by whoever measured it.
+        concerns: which figures of a report are no more certain than this one.
+        unit: of both.
+    """
+
+    name: str
+    scenario: str
+    predicted: float
+    published: float
+    concerns: str
+    unit: str
+
+    @property
+    def error(self) -> float:
+        """Return how far off the prediction is, as a share of what was published."""
+        return self.predicted / self.published - 1.0
+
+    @property
+    def warning(self) -> str | None:
+        """Return what to say beside the figures that rest on it; None where it is close."""
+        if abs(self.error) <= ERROR_MAX:
+            return None
+        return (
+            f"{self.name} comes out {abs(self.error):.0%} "
+            f"{'above' if self.error > 0 else 'below'} what was published, so {self.concerns} "
+            f"may be off by as much"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    name: str
+    scenario: str
+    published: float
+    predict: Callable[[Runs], float | None]
+    concerns: str
+    unit: str = "ratio"
+
+
+def validations(runs: Runs) -> tuple[Validation, ...]:
+    """Return every published figure for which there are runs."""
+    found = []
+    for one in _PUBLISHED:
+        predicted = one.predict(runs)
+        if predicted is not None:
+            found.append(
+                Validation(one.name, one.scenario, predicted, one.published, one.concerns, one.unit)
+            )
+    return tuple(found)
+
+
+def _rollout_s(runs: Runs, scenario: str, arm: str) -> float | None:
+    mine = [one.rollout_mean_s for one in runs.get(scenario, ()) if one.arm == arm]
+    return float(np.mean(mine)) if mine else None
+
+
+def _pearl_ratio(scenario: str, gpus: int, fewer: int) -> Callable[[Runs], float | None]:
+    def predict(runs: Runs) -> float | None:
+        over = _rollout_s(runs, _swept(scenario, gpus), _FIXED)
+        under = _rollout_s(runs, _swept(scenario, fewer), _FIXED)
+        return None if over is None or under is None else over / under
+
+    return predict
+
+
+def _pearl_longest(scenario: str) -> Callable[[Runs], float | None]:
+    """Unlimited GPUs are as fast as the longest trajectory of a batch, alone on one."""
+
+    def predict(runs: Runs) -> float | None:
+        bounds = [one.bound_s for one in runs.get(_swept(scenario, 32), ()) if one.arm == _FIXED]
+        return float(np.mean(bounds)) if bounds else None
+
+    return predict
+
+
+def _table_1(scenario: str, arm: str) -> Callable[[Runs], float | None]:
+    def predict(runs: Runs) -> float | None:
+        theirs, papers = (_rollout_s(runs, scenario, one) for one in (arm, "rose-published"))
+        return None if theirs is None or papers is None else theirs / papers
+
+    return predict
+
+
+def _swept(scenario: str, gpus: int) -> str:
+    return f"{scenario}, dedicated[0].count {gpus}"
+
+
+_FIXED: Final = "resource-fixed"
+_SCALING: Final = "how rollout time falls with more GPUs"
+_LONGEST: Final = "rollout time, where the longest trajectory decides it"
+_SHARED: Final = "rollout time on shared GPUs"
+_PEARL: Final = (
+    ("pearl-scaling", "its batch read as trajectories"),
+    ("pearl-scaling-prompts", "its batch read as prompts"),
+)
+_PUBLISHED: Final[tuple[_Published, ...]] = (
+    *(
+        one
+        for scenario, reading in _PEARL
+        for one in (
+            _Published(
+                f"PEARL's rollout time on 24 GPUs over that on 16 ({reading})",
+                *(scenario, 1 - 0.103, _pearl_ratio(scenario, 24, 16), _SCALING),
+            ),
+            _Published(
+                f"PEARL's rollout time on 32 GPUs over that on 24 ({reading})",
+                *(scenario, 1 - 0.089, _pearl_ratio(scenario, 32, 24), _SCALING),
+            ),
+            _Published(
+                f"PEARL's rollout time on unlimited GPUs ({reading})",
+                *(scenario, 216.0, _pearl_longest(scenario), _LONGEST),
+                unit="s",
+            ),
+        )
+    ),
+    *(
+        _Published(
+            f"Table 1, {size}: rollout time {what} over that of the paper's system",
+            *(f"paper-table1-{size}", ratio, _table_1(f"paper-table1-{size}", arm), _SHARED),
+        )
+        for size, arm, what, ratio in (
+            ("8b", "share-all", "where nothing is promised", 651.7 / 496.3),
+            ("8b", "reserved-share", "with memory set aside", 731.7 / 496.3),
+            ("32b", "share-all", "where nothing is promised", 1161.8 / 960.1),
+            ("32b", "reserved-share", "with memory set aside", 1301.2 / 960.1),
+        )
+    ),
+)
