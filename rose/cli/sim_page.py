@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rose.cli.report_numbers import plain
-from rose.cli.sim_table import HEADERS, arm_rows
+from rose.cli.sim_table import (
+    HEADERS,
+    VALIDATION_HEADERS,
+    arm_rows,
+    validation_rows,
+    warnings_of,
+)
 from rose.errors import InvalidArgument, Unavailable
 from rose.whole_file import write_whole
 
@@ -54,6 +60,9 @@ def render_study(report: Mapping[str, Any]) -> str:
     return environment.from_string(template).render(
         report=report,
         headers=HEADERS,
+        validation_headers=VALIDATION_HEADERS,
+        validation=validation_rows(report["validation"]),
+        warnings=warnings_of(report),
         scenarios=[
             {
                 "scenario": one,

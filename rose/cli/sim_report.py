@@ -12,6 +12,7 @@ from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.published import PUBLISHED
+from rose.sim.study.validation import validations
 
 _RESAMPLING_SEED: Final = 1
 # No simulation knows how many answers are correct.
@@ -34,6 +35,12 @@ class ScenarioRuns:
 def summarise_study(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
     """Return the report of each scenario."""
     return [_scenario(one) for one in runs if one.figures]
+
+
+def summarise_validation(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
+    """Return every figure that others published of one of the scenarios, beside what came out."""
+    found = validations({one.scenario.name: one.figures for one in runs})
+    return [{**asdict(one), "error": one.error, "warning": one.warning} for one in found]
 
 
 def _scenario(runs: ScenarioRuns) -> dict[str, Any]:
