@@ -66,13 +66,18 @@ def render_study(report: Mapping[str, Any]) -> str:
         scenarios=[
             {
                 "scenario": one,
-                "rows": list(zip(one["arms"], arm_rows(one), strict=True)),
+                "rows": list(zip(one["arms"], _narrow(arm_rows(one)), strict=True)),
                 "arms": Markup(draw_arms(one)),
                 "costs": Markup(draw_costs(one) if _has_costs(one) else ""),
             }
             for one in report["scenarios"]
         ],
     )
+
+
+def _narrow(rows: list[list[str]]) -> list[list[str]]:
+    """Return the cells with intervals below what they are of, so that a page is wide enough."""
+    return [[cell.replace(" (", "\n(") for cell in row] for row in rows]
 
 
 def _has_costs(scenario: Mapping[str, Any]) -> bool:

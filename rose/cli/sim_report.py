@@ -91,10 +91,14 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "late": _mean([one.served.late for one in mine if one.served]),
         "excess": _sum([one.served.excess for one in mine if one.served]),
         "subject_throughput_over": _factor(
-            throughput_over(runs.figures, subject, arm, _random()), over
+            throughput_over(runs.figures, subject, arm, _random()),
+            over,
+            is_itself=arm == subject,
         ),
         "subject_rollout_time_under": _factor(
-            rollout_time_under(runs.figures, subject, arm, _random()), under
+            rollout_time_under(runs.figures, subject, arm, _random()),
+            under,
+            is_itself=arm == subject,
         ),
         "cost": _cost(mine),
     }
@@ -105,8 +109,10 @@ def _borrowed_share(figures: ArmFigures) -> float:
     return figures.tokens_borrowed / total if total else 0.0
 
 
-def _factor(factor: Factor | None, published: float | None) -> dict[str, Any] | None:
-    if factor is None:
+def _factor(
+    factor: Factor | None, published: float | None, *, is_itself: bool
+) -> dict[str, Any] | None:
+    if factor is None or is_itself:
         return None
     return {**asdict(factor), "published": published}
 
