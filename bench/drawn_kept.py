@@ -16,8 +16,6 @@ from rose.sim.study.figures import ArmFigures, Served
 _ROOT: Final = Path(__file__).resolve().parent.parent
 # What an outcome depends on, besides the extension.
 _ROOMS: Final = ("rose/scheduler", "rose/sim", "rose/memory", "rose/slo")
-# Whether an arm is rose's own or a baseline's, its outcome is worth keeping by its code.
-ANY_CODE: Final = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +32,18 @@ class KeptRun:
 
 
 class Kept:
-    """A file of runs. One process writes it; a line that was cut short at its end is left out."""
+    """A file of runs. One process writes it; a line that was cut short at its end is cut off."""
 
     def __init__(self, path: Path) -> None:
         """Read what there is.
 
         Raises:
-            CorruptData: the file has a line, not the last, that is no run.
+            CorruptData: the file has a line that is no run.
         """
         self._path = path
         self._runs: list[KeptRun] = []
         if path.exists():
+            _cut(path)
             self._runs = list(_read(path))
 
     def find(self, seed: int, arm: Arm, code: str | None) -> ArmFigures | None:
@@ -73,11 +72,17 @@ def code_digest(settings: Mapping[str, float]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _cut(path: Path) -> None:
+    """Take away what a process that ended in the middle of a line left."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        path.write_bytes(content[:whole])
+
+
 def _read(path: Path) -> Iterable[KeptRun]:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
-        if number == len(lines) and not line.endswith("\n"):
-            return
         try:
             yield _run(json.loads(line))
         except (KeyError, TypeError, ValueError):

@@ -25,8 +25,9 @@ class Against:
 
     @property
     def geometric_mean(self) -> float:
-        """Return that of all seeds."""
-        return float(np.exp(np.mean(np.log(list(self.ratios.values())))))
+        """Return that of all seeds in which the baseline came to something."""
+        finite = [ratio for ratio in self.ratios.values() if 0 < ratio < math.inf]
+        return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf
 
     @property
     def worst(self) -> tuple[float, int]:
@@ -61,7 +62,7 @@ class Verdict:
 
 
 def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
-    """Return how rose did; ratios to a baseline that came to nothing are infinite, and left out."""
+    """Return how rose did; its ratio to a baseline that came to nothing is infinite."""
     mine = by_seed(figures, Arm.ROSE.value)
     arms = dict.fromkeys(one.arm for one in figures if one.arm != Arm.ROSE.value)
     against = []

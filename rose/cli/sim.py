@@ -2,32 +2,23 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
 from rose.cli.scenario_inputs import read_inputs
 from rose.cli.sim_page import write_study
-from rose.cli.sim_report import ScenarioRuns, summarise_study
+from rose.cli.sim_report import summarise_study, summarise_validation
+from rose.cli.sim_run import run_scenarios
 from rose.cli.sim_table import print_study
-from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.scenario import Scenario
-from rose.sim.scenario.traffic import Inputs
-from rose.sim.study.figures import ArmFigures
-from rose.sim.study.run import study
-
-OnShare = Callable[[str, float], None]
 
 
 @click.command()
@@ -45,13 +36,23 @@ OnShare = Callable[[str, float], None]
     help="Folder of the files that the scenario names; its own by default.",
 )
 @click.option(
+    "--validate",
+    "validated",
+    multiple=True,
+    metavar="FILE.yaml",
+    type=click.Path(path_type=Path),
+    help="A scenario that others measured: simulated too, and how far off it is. Repeatable.",
+)
+@click.option(
     "--out", "out_dir", default="rose-sim", show_default=True, help="Folder of the report."
 )
 def sim(
     scenario_path: Path,
+    *,
     arm_names: str | None,
     seed_count: int | None,
     traces: Path | None,
+    validated: tuple[Path, ...],
     out_dir: str,
 ) -> int:
     """Simulate a cluster with the scheduler's real core, and compare what could be done with it.
@@ -64,11 +65,14 @@ def sim(
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
     scenarios = [_chosen(one, arm_names, seed_count) for one in _read(scenario_path)]
-    inputs = read_inputs(scenarios, beside=scenario_path.parent if traces is None else traces)
+    known = [one for path in validated for one in _read(path)]
+    beside = scenario_path.parent if traces is None else traces
+    inputs = read_inputs([*scenarios, *known], beside=beside)
     console = Console(highlight=False)
-    runs, is_complete = _run(scenarios, inputs, console)
+    runs, is_complete = run_scenarios([*scenarios, *known], inputs, console)
     report: dict[str, Any] = {
-        "scenarios": summarise_study(runs),
+        "scenarios": summarise_study(runs[: len(scenarios)]),
+        "validation": summarise_validation(runs),
         "is_complete": is_complete,
         "machine": machine_card(),
         "command": shlex.join(["rose", *sys.argv[1:]]),
@@ -108,50 +112,3 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
         if name not in known:
             raise InvalidArgument(f"--arms {name} is none; there are {', '.join(known)}")
     return replace(scenario, arms=tuple(known[name] for name in names))
-
-
-def _run(
-    scenarios: Sequence[Scenario], inputs: Inputs, console: Console
-) -> tuple[list[ScenarioRuns], bool]:
-    """Run all there is to run; an interrupt ends it early and is not an error."""
-    runs: list[ScenarioRuns] = []
-    done: list[ArmFigures] = []
-    with _progress(console, scenarios) as on_share, ends_interrupt():
-        try:
-            for scenario in scenarios:
-                done = []
-                runs.append(ScenarioRuns(scenario, ()))
-                hear = partial(_hear, on_share, scenario.name)
-                for one in study(scenario, inputs, on_share=hear):
-                    done.append(one.figures)
-                    runs[-1] = ScenarioRuns(scenario, tuple(done))
-                    on_share("", 1.0)
-        except KeyboardInterrupt:
-            console.print("interrupted: reporting what there is")
-            return runs, False
-    return runs, True
-
-
-def _hear(on_share: OnShare, name: str, arm: Arm, seed: int, share: float) -> None:
-    on_share(f"{name}: {arm.value}, seed {seed}", share)
-
-
-@contextmanager
-def _progress(console: Console, scenarios: Sequence[Scenario]) -> Iterator[OnShare]:
-    """Show what is simulated, and how much of all there is, where somebody looks."""
-    is_quiet = read_environment().is_ci or not console.is_terminal
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    total = sum(len(one.arms) * len(one.seeds) for one in scenarios)
-    whole = 0
-    with Progress(*columns, console=console, disable=is_quiet, transient=True) as progress:
-        task = progress.add_task("", total=total)
-
-        def on_share(what: str, share: float) -> None:
-            nonlocal whole
-            if not what:  # one more is done
-                whole += 1
-                progress.update(task, completed=whole)
-            else:
-                progress.update(task, description=what, completed=whole + min(share, 1.0))
-
-        yield on_share

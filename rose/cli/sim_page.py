@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rose.cli.report_numbers import plain
-from rose.cli.sim_table import HEADERS, arm_rows
+from rose.cli.sim_table import (
+    HEADERS,
+    VALIDATION_HEADERS,
+    arm_rows,
+    validation_rows,
+    warnings_of,
+)
 from rose.errors import InvalidArgument, Unavailable
 from rose.whole_file import write_whole
 
@@ -54,16 +60,24 @@ def render_study(report: Mapping[str, Any]) -> str:
     return environment.from_string(template).render(
         report=report,
         headers=HEADERS,
+        validation_headers=VALIDATION_HEADERS,
+        validation=validation_rows(report["validation"]),
+        warnings=warnings_of(report),
         scenarios=[
             {
                 "scenario": one,
-                "rows": list(zip(one["arms"], arm_rows(one), strict=True)),
+                "rows": list(zip(one["arms"], _narrow(arm_rows(one)), strict=True)),
                 "arms": Markup(draw_arms(one)),
                 "costs": Markup(draw_costs(one) if _has_costs(one) else ""),
             }
             for one in report["scenarios"]
         ],
     )
+
+
+def _narrow(rows: list[list[str]]) -> list[list[str]]:
+    """Return the cells with intervals below what they are of, so that a page is wide enough."""
+    return [[cell.replace(" (", "\n(") for cell in row] for row in rows]
 
 
 def _has_costs(scenario: Mapping[str, Any]) -> bool:

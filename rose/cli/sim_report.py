@@ -12,6 +12,7 @@ from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.published import PUBLISHED
+from rose.sim.study.validation import validations
 
 _RESAMPLING_SEED: Final = 1
 # No simulation knows how many answers are correct.
@@ -34,6 +35,12 @@ class ScenarioRuns:
 def summarise_study(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
     """Return the report of each scenario."""
     return [_scenario(one) for one in runs if one.figures]
+
+
+def summarise_validation(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
+    """Return every figure that others published of one of the scenarios, beside what came out."""
+    found = validations({one.scenario.name: one.figures for one in runs})
+    return [{**asdict(one), "error": one.error, "warning": one.warning} for one in found]
 
 
 def _scenario(runs: ScenarioRuns) -> dict[str, Any]:
@@ -84,10 +91,14 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "late": _mean([one.served.late for one in mine if one.served]),
         "excess": _sum([one.served.excess for one in mine if one.served]),
         "subject_throughput_over": _factor(
-            throughput_over(runs.figures, subject, arm, _random()), over
+            throughput_over(runs.figures, subject, arm, _random()),
+            over,
+            is_itself=arm == subject,
         ),
         "subject_rollout_time_under": _factor(
-            rollout_time_under(runs.figures, subject, arm, _random()), under
+            rollout_time_under(runs.figures, subject, arm, _random()),
+            under,
+            is_itself=arm == subject,
         ),
         "cost": _cost(mine),
     }
@@ -98,8 +109,10 @@ def _borrowed_share(figures: ArmFigures) -> float:
     return figures.tokens_borrowed / total if total else 0.0
 
 
-def _factor(factor: Factor | None, published: float | None) -> dict[str, Any] | None:
-    if factor is None:
+def _factor(
+    factor: Factor | None, published: float | None, *, is_itself: bool
+) -> dict[str, Any] | None:
+    if factor is None or is_itself:
         return None
     return {**asdict(factor), "published": published}
 

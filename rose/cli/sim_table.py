@@ -1,6 +1,6 @@
 """A study on the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -25,10 +25,11 @@ HEADERS: Final = (
     "\npublished",
     "$ per\n1,000",
 )
+VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")
 
 
 def print_study(report: Mapping[str, Any], console: Console) -> None:
-    """Print a table for each scenario, and what does not hold."""
+    """Print a table for each scenario, what does not hold, and how far off what is known was."""
     for scenario in report["scenarios"]:
         seeds = len(scenario["seeds"])
         title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"
@@ -38,6 +39,33 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
             if check["holds"] is False:
                 found = "" if check["found"] is None else f" ({number(check['found'])})"
                 console.print(Text(f"does not hold: {check['what']}{found}", style="bold red"))
+    if report["validation"]:
+        print_rows(
+            console, VALIDATION_HEADERS, validation_rows(report["validation"]), left="measured"
+        )
+    for warning in warnings_of(report):
+        console.print(Text(f"{warning}.", style="yellow"), soft_wrap=True)
+
+
+def validation_rows(validation: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the cells of each figure that others measured, under `VALIDATION_HEADERS`."""
+    return [
+        [one["name"], _measured(one, "predicted"), _measured(one, "published"), _error(one)]
+        for one in validation
+    ]
+
+
+def warnings_of(report: Mapping[str, Any]) -> list[str]:
+    """Return what to say beside the figures that rest on a prediction that was far off."""
+    return [one["warning"] for one in report["validation"] if one["warning"] is not None]
+
+
+def _measured(one: Mapping[str, Any], which: str) -> str:
+    return f"{number(one[which])} s" if one["unit"] == "s" else fixed(one[which])
+
+
+def _error(one: Mapping[str, Any]) -> str:
+    return f"{100 * one['error']:+.1f} %"
 
 
 def arm_rows(scenario: Mapping[str, Any]) -> list[list[str]]:

@@ -51,7 +51,7 @@ class Validation:
         if abs(self.error) <= ERROR_MAX:
             return None
         return (
-            f"{self.name} comes out {abs(self.error):.0%} "
+            f"{self.name} comes out {100 * abs(self.error):.0f} % "
             f"{'above' if self.error > 0 else 'below'} what was published, so {self.concerns} "
             f"may be off by as much"
         )

@@ -1,0 +1,149 @@
+"""The drawn scenarios: what was simulated is kept, and a verdict is the worst of the baselines."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bench import drawn
+from bench.drawn_kept import Kept, KeptRun, code_digest
+from bench.drawn_runs import SEEDS_FILE, drawn_seeds, simulate_seed
+from bench.drawn_verdict import verdict_of
+from rose.errors import CorruptData
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.cost import Cost
+from rose.sim.study.figures import ArmFigures, Served
+
+ONE = ArmFigures(
+    arm="rose",
+    seed=1,
+    versions=3,
+    is_complete=True,
+    ended_s=10.0,
+    used=30,
+    throughput_per_hour=100.0,
+    rollout_s=(1.0, 2.5),
+    bound_s=0.5,
+    tokens_dedicated=10,
+    tokens_borrowed=20,
+    borrowed_busy=0.5,
+    revocations=1,
+    recalls=2,
+    reprefill_tokens=3,
+    tokens_lost=0,
+    dropped=0,
+    stale=0.0,
+    length_bias=None,
+    staleness=0.5,
+    recovery_s=0.25,
+    served=Served(5, 1.0, 2.0, 0.2, None),
+    cost=Cost(1.0, 2.0, 3.0, 4.0, 30),
+    events=99,
+    digest="0123456789abcdef",
+)
+
+
+def of(arm: str, seed: int, rate: float) -> ArmFigures:
+    return replace(ONE, arm=arm, seed=seed, throughput_per_hour=rate)
+
+
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "build" / "kept.jsonl"
+    Kept(path).add([KeptRun("a", ONE), KeptRun("a", replace(ONE, served=None, cost=None))])
+    Kept(path).add([KeptRun("b", replace(ONE, used=31))])
+    again = Kept(path)
+    assert again.find(1, Arm.ROSE, "a") == replace(ONE, served=None, cost=None)
+    assert again.find(1, Arm.ROSE, "b") == replace(ONE, used=31)
+    assert again.find(1, Arm.ROSE, None) == replace(ONE, used=31)
+    assert again.find(1, Arm.ROSE, "c") is None
+    assert again.find(2, Arm.ROSE, "a") is None
+    assert again.find(1, Arm.FIXED, "a") is None
+
+
+def test_a_line_that_was_cut_short_is_left_out_and_another_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    line = json.dumps({"code": "a", **asdict(ONE)})
+    path.write_text(f"{line}\n{line[:50]}", encoding="utf-8")
+    cut = Kept(path)
+    assert cut.find(1, Arm.ROSE, "a") == ONE
+    cut.add([KeptRun("a", replace(ONE, seed=2))])
+    assert Kept(path).find(2, Arm.ROSE, "a") == replace(ONE, seed=2)
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(CorruptData, match=r"kept\.jsonl line 1 is no run"):
+        Kept(path)
+
+
+def test_the_code_s_name_changes_with_the_settings_that_are_tried() -> None:
+    names = [code_digest({}), code_digest({"tail_seats": 2.0}), code_digest({"tail_seats": 3.0})]
+    assert len(set(names)) == 3
+    assert code_digest({}) == names[0]
+
+
+def test_rose_is_held_against_the_best_baseline_of_each_scenario() -> None:
+    figures: Sequence[ArmFigures] = [
+        *(of("rose", seed, 100.0) for seed in (1, 2, 3, 4)),
+        *(of("elastic", seed, rate) for seed, rate in ((1, 50.0), (2, 100.0), (3, 100.5))),
+        *(of("mlfq", seed, rate) for seed, rate in ((1, 80.0), (2, 20.0), (3, 125.0), (5, 1.0))),
+        of("elastic", 4, 0.0),
+    ]
+    verdict = verdict_of(figures)
+    assert verdict.best == pytest.approx({1: 1.25, 2: 1.0, 3: 0.8, 4: float("inf")})
+    assert verdict.worst == (pytest.approx(0.8), 3)
+    assert verdict.share_at_least(1.0) == 0.75
+    elastic, mlfq = verdict.against
+    assert (elastic.arm, elastic.share_at_least(1.0), elastic.share_at_least(0.99)) == (
+        "elastic",
+        0.75,
+        1.0,
+    )
+    assert mlfq.worst == (pytest.approx(0.8), 3)
+    assert mlfq.geometric_mean == pytest.approx((1.25 * 5 * 0.8) ** (1 / 3))
+
+
+def test_arms_with_the_same_rules_are_simulated_once_and_settings_are_those_of_rose() -> None:
+    seed = 3
+    arms = (Arm.ROSE, Arm.LEAST_LOADED, Arm.MLFQ)
+    plain, sticky, mlfq = simulate_seed(seed, arms, {})
+    assert mlfq == replace(sticky, arm="mlfq")
+    assert plain.digest != sticky.digest
+    tried, as_before = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {"leave_home_margin_s": 9})
+    assert as_before == sticky
+    assert tried.digest != plain.digest
+
+
+def test_the_seeds_are_the_first_of_the_file() -> None:
+    assert len(drawn_seeds(None)) == 200
+    assert drawn_seeds(3) == drawn_seeds(None)[:3]
+    assert SEEDS_FILE.exists()
+
+
+def test_a_seed_is_simulated_once_and_tried_settings_are_held_against_what_was_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    line = ["--seeds", "3", "--processes", "1", "--kept", str(kept)]
+    assert drawn.main(line) == 0
+    first = capsys.readouterr().out
+    size = kept.stat().st_size
+    assert drawn.main(line) == 0
+    assert capsys.readouterr().out == first
+    assert kept.stat().st_size == size
+    assert drawn.main([*line, "--arms", "rose", "--set", "leave_home_margin_s=9"]) == 0
+    said = capsys.readouterr().out
+    assert said != first
+    assert "least-loaded-sticky" in said
+    assert len(kept.read_text(encoding="utf-8").splitlines()) == 9
+
+
+def test_a_setting_that_is_none_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--seeds", "3", "--processes", "1", "--kept", str(tmp_path / "kept.jsonl")]
+    assert drawn.main([*line, "--arms", "rose", "--set", "speed=9"]) == 2
+    assert "speed: is no such setting" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        drawn.main([*line, "--arms", "best"])
+    with pytest.raises(SystemExit):
+        drawn.main([*line, "--set", "speed"])

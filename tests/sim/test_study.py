@@ -1,0 +1,186 @@
+"""Figures of a study are sums of what was simulated, and factors are those of a plain reference."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.scheduler.worker import WorkerKind
+from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.scenario import Scenario, scenario_from
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.study.burst import burst_of
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.paired import factor_of, rollout_time_under, throughput_over
+from rose.sim.study.run import ArmRun, study
+from rose.sim.study.validation import ERROR_MAX, validations
+from tests.sim.scenario.files import content
+
+NOTHING = Inputs(requests={}, rates={}, sessions={})
+ARMS = ["rose", "resource-fixed", "elastic", "training-gpus"]
+
+
+def scenario(**fields: object) -> Scenario:
+    return scenario_from({**content(), "arms": ARMS, "seeds": [3, 4], "horizon_s": 300, **fields})
+
+
+@pytest.fixture(scope="module")
+def runs() -> Sequence[ArmRun]:
+    return list(study(scenario(), NOTHING))
+
+
+def figures_like(
+    arm: str, seed: int, rate: float, rollout_s: float, like: ArmFigures
+) -> ArmFigures:
+    return replace(like, arm=arm, seed=seed, throughput_per_hour=rate, rollout_s=(rollout_s,))
+
+
+def test_arms_come_seed_by_seed_in_the_order_of_the_scenario(runs: Sequence[ArmRun]) -> None:
+    found = [(one.figures.seed, one.figures.arm) for one in runs]
+    assert found == [(seed, arm) for seed in (3, 4) for arm in ARMS]
+
+
+def test_what_was_used_is_the_sum_over_the_versions(runs: Sequence[ArmRun]) -> None:
+    for one in runs:
+        (job,) = one.outcome.jobs
+        by_version = [int((job.used_by == 1 + at).sum()) for at in range(one.figures.versions)]
+        assert one.figures.used == sum(by_version) == 64
+        hours = one.outcome.ended_ms / 3_600_000
+        assert one.figures.throughput_per_hour == pytest.approx(64 / hours)
+        assert one.figures.ended_s == pytest.approx(job.published_ms[-1] / 1000)
+        assert len(one.figures.rollout_s) == one.figures.versions == 2
+        assert one.figures.rollout_mean_s == pytest.approx(job.rollout_ms.mean() / 1000)
+
+
+def test_tokens_by_kind_are_all_that_was_said(runs: Sequence[ArmRun]) -> None:
+    for one in runs:
+        kinds = [worker.kind for worker in one.built.world.workers]
+        by_kind = dict.fromkeys(WorkerKind, 0)
+        for kind, tokens in zip(kinds, one.outcome.tokens_by_worker, strict=True):
+            by_kind[kind] += int(tokens)
+        assert one.figures.tokens_dedicated == by_kind[WorkerKind.DEDICATED]
+        assert one.figures.tokens_borrowed == by_kind[WorkerKind.BORROWED]
+        (job,) = one.outcome.jobs
+        total = one.figures.tokens_dedicated + one.figures.tokens_borrowed
+        assert total == job.tokens_delivered > 0
+
+
+def test_only_what_is_lent_is_borrowed(runs: Sequence[ArmRun]) -> None:
+    for one in runs:
+        mine = one.figures
+        if one.built.arm is Arm.FIXED:
+            assert (mine.tokens_borrowed, mine.borrowed_busy, mine.served) == (0, 0.0, None)
+        if one.built.arm is Arm.ROSE:
+            assert mine.tokens_borrowed > 0
+            assert 0 < mine.borrowed_busy < 1
+            assert mine.served is not None
+            assert 0 <= mine.served.late <= 1
+        assert mine.gap >= 1
+
+
+def test_dapo_does_not_count_what_it_throws_away() -> None:
+    job = {
+        **content()["jobs"][0],
+        "algorithm": "dapo",
+        "redundancy": {"kind": "log-uniform", "least": 2, "most": 2},
+    }
+    (one,) = study(scenario(jobs=[job], arms=["rose"], seeds=[1]), NOTHING)
+    (found,) = one.outcome.jobs
+    assert int((found.used_by >= 0).sum()) == 128
+    assert one.figures.used == 64
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    product = 1.0
+    for ratio in ratios:
+        product *= ratio ** (1 / len(ratios))
+    return product
+
+
+@given(st.lists(st.floats(0.05, 20.0), min_size=1, max_size=12), st.integers(0, 99))
+def test_a_factor_is_the_geometric_mean_and_within_its_interval(
+    ratios: list[float], seed: int
+) -> None:
+    factor = factor_of(ratios, np.random.default_rng(seed))
+    assert factor is not None
+    assert factor.factor == pytest.approx(geometric_mean(ratios))
+    assert min(ratios) * (1 - 1e-9) <= factor.low <= factor.high <= max(ratios) * (1 + 1e-9)
+    if len(set(ratios)) == 1:
+        assert (factor.low, factor.high) == pytest.approx((factor.factor, factor.factor))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.floats(0.5, 2.0), min_size=4, max_size=6), st.integers(0, 99))
+def test_an_interval_is_that_of_drawing_the_seeds_again(ratios: list[float], seed: int) -> None:
+    factor = factor_of(ratios, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed + 1000)
+    means = sorted(
+        geometric_mean([ratios[at] for at in rng.integers(0, len(ratios), len(ratios))])
+        for _ in range(2000)
+    )
+    assert factor is not None
+    spread = max(ratios) / min(ratios) - 1
+    # Two samples of 2,000 agree on their 2.5 % and 97.5 % points to a part of the spread.
+    assert factor.low == pytest.approx(means[50], abs=0.1 * spread + 1e-9)
+    assert factor.high == pytest.approx(means[1950], abs=0.1 * spread + 1e-9)
+
+
+def test_ratios_are_within_seeds_and_only_of_those_that_both_have(runs: Sequence[ArmRun]) -> None:
+    like = runs[0].figures
+    figures = [
+        figures_like("rose", 1, 20.0, 5.0, like),
+        figures_like("rose", 2, 30.0, 4.0, like),
+        figures_like("rose", 9, 99.0, 1.0, like),
+        figures_like("elastic", 2, 10.0, 8.0, like),
+        figures_like("elastic", 1, 10.0, 5.0, like),
+        figures_like("elastic", 8, 1.0, 90.0, like),
+    ]
+    over = throughput_over(figures, "rose", "elastic", np.random.default_rng(0))
+    under = rollout_time_under(figures, "rose", "elastic", np.random.default_rng(0))
+    assert over is not None
+    assert under is not None
+    assert over.ratios == (2.0, 3.0)
+    assert over.factor == pytest.approx(math.sqrt(6))
+    assert under.ratios == (1.0, 2.0)
+
+
+def test_an_arm_that_came_to_nothing_is_no_ratio(runs: Sequence[ArmRun]) -> None:
+    like = runs[0].figures
+    figures = [
+        figures_like("rose", 1, 20.0, 5.0, like),
+        replace(figures_like("elastic", 1, 0.0, 5.0, like), rollout_s=()),
+    ]
+    assert throughput_over(figures, "rose", "elastic", np.random.default_rng(0)) is None
+    assert rollout_time_under(figures, "rose", "elastic", np.random.default_rng(0)) is None
+
+
+def test_a_burst_is_over_before_the_scheduler_s_bound() -> None:
+    hit = scenario(
+        seeds=[1], arms=["rose"], stress=[{"kind": "revoke-all", "at_s": 5, "for_s": 60}]
+    )
+    (one,) = study(hit, NOTHING)
+    burst = burst_of(hit, one.built.world)
+    assert 0 < burst.recovery_s <= burst.bound_s
+    assert burst.recovery_s == pytest.approx(one.figures.recovery_s)
+
+
+def test_what_was_published_is_compared_and_a_large_error_warns(runs: Sequence[ArmRun]) -> None:
+    like = runs[0].figures
+    sixteen, more = (
+        [figures_like("resource-fixed", 1, 1.0, rollout_s, like)] for rollout_s in (100.0, 80.0)
+    )
+    name = "pearl-scaling, dedicated[0].count"
+    (close,) = validations({f"{name} 16": sixteen, f"{name} 24": more})
+    assert close.predicted == pytest.approx(0.8)
+    assert close.error == pytest.approx(0.8 / 0.897 - 1)
+    assert abs(close.error) < ERROR_MAX
+    assert close.warning is None
+    half = [figures_like("resource-fixed", 1, 1.0, 50.0, like)]
+    (far,) = validations({f"{name} 16": sixteen, f"{name} 24": half})
+    assert far.warning is not None
+    assert "44 % below what was published" in far.warning
+    assert validations({"small": sixteen}) == ()
