@@ -102,7 +102,7 @@ def test_set_ups_of_the_paper(report: Report) -> None:
         )
         for kind, factor_of, published in kinds:
             for arm in dict.fromkeys(one.arm for one in runs if one.arm != ROSE):
-                factor = factor_of(runs, ROSE, arm, np.random.default_rng(1))
+                factor = factor_of(runs, ROSE, arm)
                 if factor is None:
                     continue
                 papers = published.get(arm)

@@ -7,14 +7,12 @@ from typing import Any, Final
 import numpy as np
 
 from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.cost import swept
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.published import PUBLISHED
 from rose.sim.study.validation import validations
 
-_RESAMPLING_SEED: Final = 1
 # No simulation knows how many answers are correct.
 ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
@@ -81,6 +79,7 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "revocations": _mean([float(one.revocations) for one in mine]),
         "recalls": _mean([float(one.recalls) for one in mine]),
         "recovery_s": max(one.recovery_s for one in mine),
+        "unrecovered": sum(one.unrecovered for one in mine),
         "stale": _mean([one.stale for one in mine]),
         "length_bias": _mean([one.length_bias for one in mine if one.length_bias is not None]),
         "tokens_lost": sum(one.tokens_lost for one in mine),
@@ -91,12 +90,12 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "late": _mean([one.served.late for one in mine if one.served]),
         "excess": _sum([one.served.excess for one in mine if one.served]),
         "subject_throughput_over": _factor(
-            throughput_over(runs.figures, subject, arm, _random()),
+            throughput_over(runs.figures, subject, arm),
             over,
             is_itself=arm == subject,
         ),
         "subject_rollout_time_under": _factor(
-            rollout_time_under(runs.figures, subject, arm, _random()),
+            rollout_time_under(runs.figures, subject, arm),
             under,
             is_itself=arm == subject,
         ),
@@ -128,8 +127,13 @@ def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
             [one.per_trajectory for one in costs if one.per_trajectory is not None]
         ),
         "per_correct_answer": [
-            {"accept_rate": rate, "dollars": dollars}
-            for rate, dollars in swept(costs[0], ACCEPT_RATES)
+            {
+                "accept_rate": rate,
+                "dollars": _mean(
+                    [one for cost in costs if (one := cost.per_correct_answer(rate)) is not None]
+                ),
+            }
+            for rate in ACCEPT_RATES
         ],
     }
 
@@ -138,10 +142,12 @@ def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
     """Return what must hold whatever the figures are: each with what was found."""
     mine = [one for one in runs.figures if one.arm == Arm.ROSE.value]
     excess = _sum([one.served.excess for one in mine if one.served])
+    unrecovered = sum(one.unrecovered for one in mine)
     rows: list[tuple[str, bool | None, Any]] = [
         ("no token was lost", sum(one.tokens_lost for one in runs.figures) == 0, None),
         ("rose gave no trajectory up", sum(one.dropped for one in mine) == 0, None),
         ("every version of rose came out", all(one.is_complete for one in mine), None),
+        ("rose's turns ran again after every revocation", not unrecovered, unrecovered or None),
         (
             "no request missed a target because of rose",
             excess == 0 if excess is not None else None,
@@ -149,10 +155,6 @@ def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
         ),
     ]
     return [{"what": what, "holds": holds, "found": found} for what, holds, found in rows]
-
-
-def _random() -> np.random.Generator:
-    return np.random.default_rng(_RESAMPLING_SEED)
 
 
 def _mean(values: Sequence[float]) -> float | None:

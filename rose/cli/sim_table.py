@@ -36,6 +36,8 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
         console.print(Text(title, style="bold"), soft_wrap=True)
         print_rows(console, HEADERS, arm_rows(scenario), left="arm")
         for check in scenario["checks"]:
+            if check["holds"] is None:
+                console.print(f"not measured: {check['what']}", soft_wrap=True)
             if check["holds"] is False:
                 found = "" if check["found"] is None else f" ({number(check['found'])})"
                 console.print(Text(f"does not hold: {check['what']}{found}", style="bold red"))
@@ -101,4 +103,6 @@ def _thousand(dollars: float | None) -> float | None:
 def _factor(factor: Mapping[str, Any] | None) -> str:
     if factor is None:
         return NO_NUMBER
+    if factor["low"] is None:
+        return fixed(factor["factor"])
     return f"{fixed(factor['factor'])} ({fixed(factor['low'])}-{fixed(factor['high'])})"

@@ -67,6 +67,7 @@ class ArmFigures:
         staleness: versions between a trajectory's oldest token and its use, mean.
         recovery_s: longest time from a revocation until its turns ran again, of those that did
             before the end; 0 without one.
+        unrecovered: revocations whose turns did not all run again before the end.
         served: None where nothing is borrowed.
         cost: None where the scenario has no prices.
         events: that the scheduler was told.
@@ -94,6 +95,7 @@ class ArmFigures:
     length_bias: float | None
     staleness: float
     recovery_s: float
+    unrecovered: int
     served: Served | None
     cost: Cost | None
     events: int
@@ -150,6 +152,7 @@ def figures_of(
         length_bias=_length_bias(built, outcome),
         staleness=_staleness(outcome),
         recovery_s=_recovery_s(outcome),
+        unrecovered=int(np.isnan(outcome.recovery_ms).sum()),
         served=_served(scenario, built),
         cost=_cost(scenario, built, outcome),
         events=outcome.events,
