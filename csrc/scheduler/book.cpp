@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "scheduler/mlfq.h"
+
 namespace rose::scheduler {
 
 namespace {
@@ -15,8 +17,9 @@ constexpr double kPrefillMaxS = 3600;
 
 }  // namespace
 
-Book::Book(const Settings& settings_) noexcept
+Book::Book(const Settings& settings_, Policy policy_) noexcept
     : settings{settings_},
+      policy{policy_},
       jobs{settings_},
       workers{settings_.hazard_per_s},
       risk{settings_},
@@ -122,8 +125,8 @@ void Book::note_pace(const Trajectory& trajectory) noexcept {
   if (!run.is_held || said <= 0) return;
   const double foreseen_s = run.foreseen_wait_s + said * run.foreseen_token_s;
   const double took_s = static_cast<double>(now_ns - run.started_ns) / kNsPerS;
-  const double ratio = std::clamp(took_s / foreseen_s, kPaceMin, kPaceMax);
-  workers.observe_pace(run.slot, ratio, settings.pace_rate);
+  workers.observe_pace(run.slot, std::clamp(took_s, kPaceMin * foreseen_s, kPaceMax * foreseen_s),
+                       foreseen_s, settings.pace_rate);
 }
 
 void Book::note_progress(Trajectory& trajectory) {
@@ -328,15 +331,24 @@ void Book::move(Trajectory& trajectory, TrajectoryState to) {
 }
 
 void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
-  Outlook& outlook = jobs[trajectory.job].outlook;
   move(trajectory, TrajectoryState::kQueued);
-  outlook.queue(trajectory, now_ns);
-  trajectory.queue_key = {rank, outlook.order_ns(trajectory, now_ns), trajectory.id,
-                          trajectory.job};
+  jobs[trajectory.job].outlook.queue(trajectory, now_ns);
+  trajectory.queue_key = queue_key(trajectory, rank);
   trajectory.queued_ns = now_ns;
   turns.push(trajectory.queue_key, now_ns);
   jobs[trajectory.job].want(trajectory.need_tokens());
   has_changed = true;
+}
+
+QueueKey Book::queue_key(const Trajectory& trajectory, QueueRank rank) const {
+  if (policy == Policy::kMlfq) {
+    return mlfq_key(trajectory, rank, settings.mlfq_quantum_tokens, now_ns);
+  }
+  return {.rank = rank,
+          .level = 0,
+          .order_ns = jobs[trajectory.job].outlook.order_ns(trajectory, now_ns),
+          .trajectory = trajectory.id,
+          .job = trajectory.job};
 }
 
 void Book::leave_queue(Trajectory& trajectory) {

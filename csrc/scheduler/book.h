@@ -31,7 +31,7 @@ inline constexpr double kUrgentLag = 0.5;
 //   3. known_tokens is the sum of all Delivers of the turn.
 class Book {
  public:
-  explicit Book(const Settings& settings) noexcept;
+  Book(const Settings& settings, Policy policy) noexcept;
 
   void begin_step(Nanoseconds now_ns, std::vector<Action>& actions) noexcept;
 
@@ -81,6 +81,7 @@ class Book {
   }
 
   const Settings settings;
+  const Policy policy;
   JobTable jobs;
   TrajectoryTable trajectories;
   WorkerTable workers;
@@ -117,6 +118,7 @@ class Book {
 
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
+  QueueKey queue_key(const Trajectory& trajectory, QueueRank rank) const;
   void release(Trajectory& trajectory) noexcept;
   void compute(Run& run) noexcept;
   // What a token takes on a worker as it is loaded now.

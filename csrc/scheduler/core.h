@@ -34,7 +34,7 @@ namespace rose::scheduler {
 class Core {
  public:
   Core(const Settings& settings, Policy policy) noexcept
-      : book_{settings}, rules_{book_}, dispatch_{book_, policy} {}
+      : book_{settings, policy}, rules_{book_}, dispatch_{book_} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 

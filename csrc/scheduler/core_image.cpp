@@ -3,9 +3,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/crc32.h"
 #include "scheduler/core.h"
 #include "scheduler/image.h"
-#include "slo/crc32.h"
 
 namespace rose::scheduler {
 
@@ -34,10 +34,10 @@ std::vector<std::byte> Core::snapshot() {
   std::vector<std::byte> body;
   ImageWriter write{body};
   Settings settings = book_.settings;
-  Policy policy = dispatch_.policy();
+  Policy policy = book_.policy;
   write(policy, settings, book_, dispatch_);
   Header header;
-  header.checksum = slo::crc32(body.data(), body.size(), 0);
+  header.checksum = crc32(body.data(), body.size(), 0);
   header.size_bytes = body.size();
   std::vector<std::byte> bytes;
   bytes.reserve(kHeaderBytes + body.size());
@@ -57,7 +57,7 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
   }
   const std::span<const std::byte> body = bytes.subspan(kHeaderBytes);
   if (body.size() != header.size_bytes) return refuse("it is cut short, or too long");
-  if (slo::crc32(body.data(), body.size(), 0) != header.checksum) {
+  if (crc32(body.data(), body.size(), 0) != header.checksum) {
     return refuse("its checksum is wrong");
   }
   ImageReader read{body};

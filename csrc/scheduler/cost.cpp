@@ -20,7 +20,7 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
   return {.prompt_tokens = query.prompt_tokens,
           .expected_tokens = query.expected_tokens,
           .own_weight = 1 + settings.urgent_time_weight * query.urgency,
-          .others_weight = 1 - query.urgency,
+          .others_weight = 1,
           .risk_weight = 1 + settings.urgent_risk_weight * query.urgency,
           .gap_weight_s = settings.staleness_s_per_version,
           .requeue_s = settings.requeue_s,

@@ -18,7 +18,7 @@ struct CostQuery {
 };
 
 // With u the urgency:
-//   (1 + a u) own + (1 - u) others + (1 + b u) risk + c gap
+//   (1 + a u) own + others + (1 + b u) risk + c gap
 //   own     the worker's backlog, the prompt less `cached_tokens`, the expected tokens
 //   others  what the turns there lose: slower steps, and steps that wait for this prompt
 //   risk    odds of a revocation within `own`, times computing the prompt again and queueing

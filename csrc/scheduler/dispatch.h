@@ -16,7 +16,7 @@ namespace rose::scheduler {
 // the lease, is avoided by that turn, or is kept for one that has starved.
 class Dispatch {
  public:
-  Dispatch(Book& book, Policy policy) noexcept : book_{book}, placement_{book.settings, policy} {}
+  explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
 
   // Starts all that can start, in the order of the queue; a turn that does not fit lets smaller
   // ones behind it pass, until it has starved.
@@ -24,7 +24,6 @@ class Dispatch {
   // Recalls turns of borrowed workers that show no progress, if others have room for them now.
   void rescue();
 
-  Policy policy() const noexcept { return placement_.policy(); }
   template <typename Image>
   void image(Image& image) {
     image(place_at_ns_);

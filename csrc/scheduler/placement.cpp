@@ -1,5 +1,7 @@
 #include "scheduler/placement.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 
 namespace rose::scheduler {
@@ -53,6 +55,55 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
   return best;
 }
 
+// Slots that are looked at together.
+constexpr std::size_t kBlock = 16;
+
+struct Cheapest {
+  double cost_s{std::numeric_limits<double>::infinity()};
+  WorkerId number{std::numeric_limits<WorkerId>::max()};
+  std::optional<std::size_t> slot;
+};
+
+// Always inlined, so that each caller compiles it for its own instruction set.
+[[gnu::always_inline]] inline std::int64_t is_better(const Cheapest& best, double cost_s,
+                                                     WorkerId number) noexcept {
+  return static_cast<std::int64_t>(cost_s < best.cost_s) |
+         (static_cast<std::int64_t>(cost_s == best.cost_s) &
+          static_cast<std::int64_t>(number < best.number));
+}
+
+[[gnu::always_inline]] inline std::optional<std::size_t> cheapest_of(const double* costs_s,
+                                                                     const WorkerColumns& workers,
+                                                                     const Query& query) noexcept {
+  Cheapest best;
+  const std::size_t count = workers.size();
+  const WorkerId* const numbers = workers.number.data();
+  const double* const rooms = workers.room_tokens.data();
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t end = std::min(count, begin + kBlock);
+    // Most blocks have none that is better, and without a branch several are looked at at once.
+    std::int64_t found = 0;
+    for (std::size_t slot = begin; slot < end; ++slot) {
+      found |= is_better(best, costs_s[slot], numbers[slot]) &
+               static_cast<std::int64_t>(rooms[slot] >= query.need_tokens);
+    }
+    if (found == 0) continue;
+    for (std::size_t slot = begin; slot < end; ++slot) {
+      if (is_better(best, costs_s[slot], numbers[slot]) == 0) continue;
+      if (can_take(workers, slot, query)) best = {costs_s[slot], numbers[slot], slot};
+    }
+  }
+  return best.slot;
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] std::optional<std::size_t> cheapest_avx2(const double* costs_s,
+                                                                 const WorkerColumns& workers,
+                                                                 const Query& query) noexcept {
+  return cheapest_of(costs_s, workers, query);
+}
+#endif
+
 }  // namespace
 
 bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
@@ -67,6 +118,7 @@ std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const
     case Policy::kRosePublished:
       return rose_published(workers, query);
     case Policy::kLeastLoadedSticky:
+    case Policy::kMlfq:
       return least_loaded_sticky(workers, query);
   }
   return std::nullopt;
@@ -74,18 +126,10 @@ std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const
 
 std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers,
                                                const Query& query) const noexcept {
-  double best_s = std::numeric_limits<double>::infinity();
-  std::optional<std::size_t> best;
-  for (std::size_t slot = 0; slot < costs_s_.size(); ++slot) {
-    // Few are better than all before them, so few are looked at twice.
-    if (costs_s_[slot] > best_s || !can_take(workers, slot, query)) continue;
-    const bool is_better =
-        costs_s_[slot] < best_s || !best || workers.number[slot] < workers.number[*best];
-    if (!is_better) continue;
-    best_s = costs_s_[slot];
-    best = slot;
-  }
-  return best;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return cheapest_avx2(costs_s_.data(), workers, query);
+#endif
+  return cheapest_of(costs_s_.data(), workers, query);
 }
 
 std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const Query& query) {

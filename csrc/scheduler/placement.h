@@ -38,7 +38,6 @@ class Placement {
   Placement(const Settings& settings, Policy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
-  Policy policy() const noexcept { return policy_; }
   // Whether the worker could take the turn now, were its job not ahead of others there.
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
                                   const Query& query) noexcept;

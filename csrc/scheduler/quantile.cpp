@@ -19,26 +19,21 @@ constexpr double kWeightMin = 1e-6;
 constexpr std::array<double, 8> kExponential{0.0674152, 0.2168945, 0.3913948, 0.60101,
                                              0.8635263, 1.2149962, 1.748591,  2.896172};
 
-// The weight of lengths above `given`, and their mean above it.
-struct Above {
-  double weight{0};
-  double sum{0};
-};
+constexpr std::int64_t begin_of(std::size_t bin) noexcept {
+  const auto place = static_cast<std::int64_t>(bin);
+  if (place < kBins) return place;
+  return (kBins + place % kBins) << (place / kBins - 1);
+}
 
-struct Blend {
-  const Sketch* near;
-  const Sketch& far;
-  double far_scale;
-
-  std::size_t size() const noexcept {
-    return std::max(near == nullptr ? 0 : near->weights().size(), far.weights().size());
+// The mean of each bin's lengths, so that a walk over bins is a multiplication for each.
+constexpr std::array<double, kBinsMax> kMiddles = [] {
+  std::array<double, kBinsMax> middles{};
+  for (std::size_t bin = 0; bin < kBinsMax; ++bin) {
+    const std::int64_t count = begin_of(bin + 1) - begin_of(bin);
+    middles[bin] = static_cast<double>(begin_of(bin)) + static_cast<double>(count - 1) / 2;
   }
-  double weight(std::size_t bin) const noexcept {
-    const bool is_near = near != nullptr && bin < near->weights().size();
-    const double of_near = is_near ? near->weights()[bin] : 0;
-    return of_near + (bin < far.weights().size() ? far_scale * far.weights()[bin] : 0);
-  }
-};
+  return middles;
+}();
 
 // The part of a bin above `given`: from `begin`, `count` lengths that weigh `each`.
 struct Part {
@@ -47,26 +42,71 @@ struct Part {
   double each{0};
 };
 
-Part part_above(const Blend& blend, std::size_t bin, std::int64_t given) noexcept {
-  const std::int64_t bin_from = bin_begin(bin);
-  const std::int64_t bin_to = bin_begin(bin + 1);
-  const std::int64_t from = std::max(bin_from, given + 1);
-  if (from >= bin_to) return {};
+Part part_above(double weight, std::size_t bin, std::int64_t given) noexcept {
+  const std::int64_t from = std::max(begin_of(bin), given + 1);
+  const std::int64_t to = begin_of(bin + 1);
   return {.begin = static_cast<double>(from),
-          .count = static_cast<double>(bin_to - from),
-          .each = blend.weight(bin) / static_cast<double>(bin_to - bin_from)};
+          .count = static_cast<double>(to - from),
+          .each = weight / static_cast<double>(to - begin_of(bin))};
 }
 
-Above above(const Blend& blend, std::int64_t given) noexcept {
-  Above all;
-  for (std::size_t bin = bin_of(given); bin < blend.size(); ++bin) {
-    const Part part = part_above(blend, bin, given);
-    const double weight = part.count * part.each;
-    all.weight += weight;
-    all.sum += weight * (part.begin + (part.count - 1) / 2 - static_cast<double>(given));
+// Lengths above `given`, as two sketches blend: how much each bin weighs, and all up to its end.
+// Filled once, and then a quantile is a search.
+class Above {
+ public:
+  Above(const Sketch* near, const Sketch& far, double far_scale, std::int64_t given) noexcept
+      : given_{given}, first_{bin_of(given)} {
+    blend(near, far, far_scale);
+    if (first_ == end_) return;
+    const Part part = part_above(weights_[first_], first_, given);
+    total_ = part.count * part.each;
+    sum_ = total_ * (part.begin + (part.count - 1) / 2 - static_cast<double>(given));
+    ends_[first_] = total_;
+    for (std::size_t bin = first_ + 1; bin < end_; ++bin) {
+      total_ += weights_[bin];
+      sum_ += weights_[bin] * (kMiddles[bin] - static_cast<double>(given));
+      ends_[bin] = total_;
+    }
   }
-  return all;
-}
+
+  double weight() const noexcept { return total_; }
+  // Of what is left; only where something weighs.
+  double mean() const noexcept { return sum_ / total_; }
+  // What is left at the first length at which this much is reached.
+  double left_at(double due) const noexcept {
+    if (due <= 0) return 0;
+    const auto* const from = ends_.data() + first_;
+    const auto* const found = std::lower_bound(from, ends_.data() + end_ - 1, due);
+    const auto bin = static_cast<std::size_t>(found - ends_.data());
+    const double before = bin == first_ ? 0 : ends_[bin - 1];
+    const Part part = part_above(weights_[bin], bin, given_);
+    const double steps = part.each > 0 ? std::ceil((due - before) / part.each) : part.count;
+    return part.begin - 1 + std::clamp(steps, 1.0, part.count) - static_cast<double>(given_);
+  }
+
+ private:
+  void blend(const Sketch* near, const Sketch& far, double far_scale) noexcept {
+    const std::vector<double>& others = far.weights();
+    const std::size_t of_near = near == nullptr ? 0 : near->weights().size();
+    end_ = std::max({first_, of_near, others.size()});
+    const std::size_t both = std::max(first_, std::min(of_near, others.size()));
+    for (std::size_t bin = first_; bin < both; ++bin) {
+      weights_[bin] = near->weights()[bin] + far_scale * others[bin];
+    }
+    for (std::size_t bin = both; bin < others.size(); ++bin)
+      weights_[bin] = far_scale * others[bin];
+    for (std::size_t bin = both; bin < of_near; ++bin) weights_[bin] = near->weights()[bin];
+  }
+
+  std::int64_t given_;
+  std::size_t first_;
+  std::size_t end_{0};
+  double total_{0};
+  double sum_{0};
+  // From first_ to end_; what is before them nobody reads, so nobody writes it.
+  std::array<double, kBinsMax> weights_;
+  std::array<double, kBinsMax> ends_;
+};
 
 double pareto(std::int64_t given, double q) noexcept {
   const double lasted = static_cast<double>(std::max<std::int64_t>(given, 1));
@@ -83,11 +123,7 @@ std::size_t bin_of(std::int64_t length) noexcept {
   return static_cast<std::size_t>((octave - kBits + 1) * kBins + within);
 }
 
-std::int64_t bin_begin(std::size_t bin) noexcept {
-  const auto place = static_cast<std::int64_t>(bin);
-  if (place < kBins) return place;
-  return (kBins + place % kBins) << (place / kBins - 1);
-}
+std::int64_t bin_begin(std::size_t bin) noexcept { return begin_of(bin); }
 
 void Sketch::observe(std::int64_t length, double weight) {
   const std::size_t bin = bin_of(length);
@@ -117,31 +153,14 @@ bool Sketch::is_sound() const noexcept {
 Left left_of(const Sketch* near, const Sketch& far, double far_observations, std::int64_t given,
              double low, double high) noexcept {
   const double scale = near == nullptr ? 1 : far_observations / std::max(far.total(), kWeightMin);
-  const Blend blend{near, far, scale};
-  const Above all = above(blend, given);
-  if (all.weight < kWeightMin) {
+  const Above above{near, far, scale, given};
+  const double weight = above.weight();
+  if (weight < kWeightMin) {
     return {.mean = pareto(given, 0.5), .low = pareto(given, low), .high = pareto(given, high)};
   }
-  Left left{.mean = all.sum / all.weight};
-  double before = 0;
-  // The first length at which at least this much is reached; rounding may leave the last short.
-  const auto reached = [&](const Part& part, double due) {
-    const double steps = part.each > 0 ? std::ceil((due - before) / part.each) : part.count;
-    const double at = part.begin - 1 + std::clamp(steps, 1.0, part.count);
-    return at - static_cast<double>(given);
-  };
-  const double low_due = low * all.weight;
-  const double high_due = high * all.weight;
-  for (std::size_t bin = bin_of(given); bin < blend.size(); ++bin) {
-    const Part part = part_above(blend, bin, given);
-    const double after = before + part.count * part.each;
-    if (part.each == 0) continue;
-    if (before < low_due) left.low = reached(part, low_due);
-    if (before < high_due) left.high = reached(part, high_due);
-    before = after;
-    if (before >= high_due) break;
-  }
-  return left;
+  return {.mean = above.mean(),
+          .low = above.left_at(low * weight),
+          .high = above.left_at(high * weight)};
 }
 
 }  // namespace rose::scheduler

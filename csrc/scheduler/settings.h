@@ -13,11 +13,12 @@ enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
   kLeastLoadedSticky,  // home while it has room, else the fewest turns
+  kMlfq,               // places likewise; who was served least goes first, see mlfq.h
 };
 
 template <>
 struct EnumSize<Policy> {
-  static constexpr std::size_t value = 3;
+  static constexpr std::size_t value = 4;
 };
 
 struct Settings {
@@ -56,6 +57,7 @@ struct Settings {
   std::int64_t reserve_ahead_tokens{1};
   double longest_first{0};
   double pace_rate{0};
+  std::int64_t mlfq_quantum_tokens{1};
 
   template <typename Image>
   void image(Image& image) {
@@ -65,7 +67,7 @@ struct Settings {
           hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
-          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate);
+          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, mlfq_quantum_tokens);
   }
 };
 

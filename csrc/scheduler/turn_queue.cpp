@@ -6,6 +6,7 @@ namespace {
 
 QueueKey starved(const QueueKey& key, Nanoseconds queued_ns) noexcept {
   return {.rank = QueueRank::kStarved,
+          .level = 0,
           .order_ns = queued_ns,
           .trajectory = key.trajectory,
           .job = key.job};

@@ -25,9 +25,11 @@ struct EnumSize<QueueRank> {
 
 // Within a rank the earliest is first: a turn counts as queued the earlier, the more is left of its
 // trajectory and the more urgent it is. So the longest goes first, and whoever waits gains on all
-// that come later, though no key changes while it waits.
+// that come later, though no key changes while it waits. The policy MLFQ has levels before that,
+// and orders each by when its turns came.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
+  std::int64_t level{0};
   Nanoseconds order_ns{0};
   TrajectoryId trajectory{0};
   std::size_t job{0};  // its place among the jobs; orders nothing, as trajectories are unique
@@ -36,7 +38,7 @@ struct QueueKey {
 
   template <typename Image>
   void image(Image& image) {
-    image(rank, order_ns, trajectory, job);
+    image(rank, level, order_ns, trajectory, job);
   }
 };
 

@@ -10,6 +10,10 @@ namespace {
 
 constexpr double kMsPerS = 1000;
 constexpr double kNsPerMs = 1e6;
+// What all workers are wrong by is learned more slowly: more turns say it.
+constexpr double kMeanPaceRate = 0.25;
+constexpr double kSlownessMin = 0.25;
+constexpr double kSlownessMax = 16;
 // Longer ones do not run out: the deadline stays far from the end of 64 bits.
 constexpr double kTtlMaxMs = 1e12;
 // A sum of such speeds fits 64 bits.
@@ -222,6 +226,16 @@ void WorkerTable::compute(std::size_t slot, std::int64_t prefill_tokens,
 void WorkerTable::grow(std::size_t slot, std::int64_t tokens) noexcept {
   workers_[slot].used_tokens += tokens;
   refresh(slot);
+}
+
+void WorkerTable::observe_pace(std::size_t slot, double took_s, double foreseen_s,
+                               double rate) noexcept {
+  Worker& worker = workers_[slot];
+  worker.pace.observe(took_s, foreseen_s, rate);
+  // What all of them are wrong by says nothing of one: batches shrink while turns run.
+  mean_pace_.observe(took_s, foreseen_s, rate * kMeanPaceRate);
+  columns_.slowness[slot] =
+      std::clamp(worker.pace.ratio() / mean_pace_.ratio(), kSlownessMin, kSlownessMax);
 }
 
 std::size_t WorkerTable::take_slot() {

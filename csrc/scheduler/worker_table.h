@@ -14,6 +14,8 @@
 
 namespace rose::scheduler {
 
+// Of a worker before a turn of it has finished: it is as fast as it says.
+inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
 struct Lease {
@@ -25,6 +27,23 @@ struct Lease {
   template <typename Image>
   void image(Image& image) {
     image(epoch, kv_tokens, deadline_ns, is_live);
+  }
+};
+
+// How long turns took, and how long the figures of their workers foresaw; old ones fade.
+struct Pace {
+  double took_s{kPacePriorS};
+  double foreseen_s{kPacePriorS};
+
+  void observe(double took, double foreseen, double rate) noexcept {
+    took_s += rate * (took - took_s);
+    foreseen_s += rate * (foreseen - foreseen_s);
+  }
+  double ratio() const noexcept { return took_s / foreseen_s; }
+
+  template <typename Image>
+  void image(Image& image) {
+    image(took_s, foreseen_s);
   }
 };
 
@@ -42,14 +61,15 @@ struct Worker {
   std::int64_t restart_tokens{0};  // of them, those of turns that ran elsewhere before
   std::int64_t prefill_tokens_per_s{0};
   Nanoseconds held_off_until_ns{0};
-  bool is_held_off{false};         // starts nothing until then
+  bool is_held_off{false};  // starts nothing until then
+  Pace pace;
   std::vector<TrajectoryId> held;  // in the order of their starts
   std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
 
   template <typename Image>
   void image(Image& image) {
     image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
-          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, held, peers);
+          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, pace, held, peers);
   }
 };
 
@@ -161,10 +181,9 @@ class WorkerTable {
   // Of the worker's device.
   Share share(std::size_t slot) const noexcept;
 
-  // A turn took so many times as long as was foreseen.
-  void observe_pace(std::size_t slot, double ratio, double rate) noexcept {
-    columns_.slowness[slot] += rate * (ratio - columns_.slowness[slot]);
-  }
+  // A turn on a worker took so long, and so long was foreseen. What is forgotten of earlier ones
+  // each time is `rate`.
+  void observe_pace(std::size_t slot, double took_s, double foreseen_s, double rate) noexcept;
 
   // Shows no room on a worker's device, until show().
   void hide(std::size_t slot) noexcept;
@@ -173,7 +192,7 @@ class WorkerTable {
   template <typename Image>
   void image(Image& image) {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
-          devices_, last_epochs_, next_deadline_ns_);
+          devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
   // Whether every slot that something names is there, and every job and domain is one of so many.
   bool is_sound(std::size_t jobs, std::size_t domains) noexcept;
@@ -195,6 +214,7 @@ class WorkerTable {
   std::map<DeviceId, std::vector<std::size_t>> devices_;
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
   Nanoseconds next_deadline_ns_{kNever};
+  Pace mean_pace_;
   Nanoseconds next_held_off_ns_{kNever};  // the earliest end of such a time, or earlier
 };
 

@@ -5,6 +5,28 @@
 
 namespace rose::sim {
 
+namespace {
+
+// No device is told to be slower than this: it would never be asked, and nobody would learn better.
+constexpr double kShareMin = 0.05;
+
+// What of its device a worker is expected to get while it is lent anything: what an operator who
+// has watched serving declares, as production does.
+double expected_share(const Lending& lending) noexcept {
+  double lent_ns = 0;
+  double share_ns = 0;
+  for (std::size_t row = 0; row + 1 < lending.at_ns.size(); ++row) {
+    if (lending.kv_tokens[row] <= 0) continue;
+    const auto lasts = static_cast<double>(lending.at_ns[row + 1] - lending.at_ns[row]);
+    lent_ns += lasts;
+    share_ns += lasts * lending.share[row];
+  }
+  if (lent_ns > 0) return std::max(kShareMin, share_ns / lent_ns);
+  return lending.share.empty() ? 1 : std::max(kShareMin, lending.share[0]);
+}
+
+}  // namespace
+
 using scheduler::LeaseChanged;
 using scheduler::TurnEnd;
 using scheduler::TurnEnded;
@@ -25,9 +47,11 @@ RolloutWorker::RolloutWorker(const WorkerSpec& spec, const Knobs& knobs, std::in
 
 void RolloutWorker::join(Nanoseconds now_ns) {
   const StepTimes& times = spec_.times;
-  inbox_.push(WorkerJoined{spec_.number, spec_.kind, spec_.seats, times.prefill_tokens_per_s,
-                           times.decode_step_ms, times.decode_ms_per_sequence, version_,
-                           spec_.domain, spec_.job, kOwnDevice, times.decode_ms_per_context_token},
+  const double share = expected_share(spec_.lending);
+  inbox_.push(WorkerJoined{spec_.number, spec_.kind, spec_.seats,
+                           times.prefill_tokens_per_s * share, times.decode_step_ms / share,
+                           times.decode_ms_per_sequence / share, version_, spec_.domain, spec_.job,
+                           scheduler::kOwnDevice, times.decode_ms_per_context_token / share},
               now_ns);
   const Lending& lending = spec_.lending;
   if (!lending.at_ns.empty()) {

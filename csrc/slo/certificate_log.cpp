@@ -10,8 +10,8 @@
 #include <ctime>
 #include <system_error>
 
+#include "base/crc32.h"
 #include "base/futex.h"
-#include "slo/crc32.h"
 
 namespace rose::slo {
 

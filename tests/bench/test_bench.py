@@ -1,6 +1,7 @@
 """The bench: its document, its arithmetic, its manners. No figure is judged here."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,15 @@ from bench.suites import files_of
 
 def bench(repo: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(repo / "bench" / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
+    return run(command, repo)
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it as from a shell: in a process of a shared run of tests, nothing would be measured."""
+    outside = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    return subprocess.run(
+        command, cwd=folder, env=outside, capture_output=True, text=True, check=False
+    )
 
 
 # ---- the command
@@ -255,7 +264,7 @@ def test_what_cannot_be_measured_here_is_written_with_its_reason(tmp_path: Path)
     command = [sys.executable, "-m", "pytest", str(suite), "-p", "bench.conftest", "-q"]
     command += ["-p", "no:cacheprovider", f"--benchmark-json={raw}", "-c", "/dev/null"]
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = run(command, root)
     assert done.returncode == 0, done.stdout + done.stderr
     said = [one["extra_info"] for one in json.loads(raw.read_text())["benchmarks"]]
     document = document_from("some", said)

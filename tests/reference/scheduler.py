@@ -8,6 +8,21 @@ from rose.scheduler.worker import WorkerKind
 
 
 @dataclass
+class PlainPace:
+    """How long turns took and how long was foreseen; both fade."""
+
+    took_s: float = 10.0
+    foreseen_s: float = 10.0
+
+    def observe(self, took_s: float, foreseen_s: float, rate: float) -> None:
+        self.took_s += rate * (took_s - self.took_s)
+        self.foreseen_s += rate * (foreseen_s - self.foreseen_s)
+
+    def ratio(self) -> float:
+        return self.took_s / self.foreseen_s
+
+
+@dataclass
 class PlainWorker:
     number: int
     kind: WorkerKind
@@ -15,11 +30,29 @@ class PlainWorker:
     prefill_tokens_per_s: float
     decode_step_ms: float
     decode_ms_per_sequence: float
+    decode_ms_per_context_token: float
     version: int
     epoch: int = 0
     kv_tokens: int = 0  # 0 without a lease
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
+    pace: PlainPace = field(default_factory=PlainPace)
+    slowness: float = 1.0  # how many times as long as its figures say, against all others
+
+    def foreseen_s(self) -> tuple[float, float]:
+        """Return the wait of the turn that came last, and what each of its tokens takes."""
+        wait = 1 / self.prefill_tokens_per_s * sum(self.backlog.values())
+        return wait, (
+            self.decode_step_ms / 1000
+            + self.decode_ms_per_sequence / 1000 * len(self.needs)
+            + self.decode_ms_per_context_token / 1000 * sum(self.needs.values())
+        )
+
+    def observe_pace(self, took_s: float, foreseen_s: float, rate: float, mean: PlainPace) -> None:
+        took_s = min(16.0 * foreseen_s, max(0.25 * foreseen_s, took_s))
+        self.pace.observe(took_s, foreseen_s, rate)
+        mean.observe(took_s, foreseen_s, rate / 4)
+        self.slowness = min(16.0, max(0.25, self.pace.ratio() / mean.ratio()))
 
 
 @dataclass
@@ -88,10 +121,18 @@ def cost_s(
     prefill_s = 1 / worker.prefill_tokens_per_s
     sequence_s = worker.decode_ms_per_sequence / 1000
     missing = turn.prompt_tokens - (turn.cached_tokens if worker.number == turn.home else 0)
-    own = (sum(worker.backlog.values()) + missing) * prefill_s + turn.expected_tokens * (
-        worker.decode_step_ms / 1000 + sequence_s * (n + 1)
+    context_s = worker.decode_ms_per_context_token / 1000
+    context = turn.prompt_tokens + turn.expected_tokens / 2  # it grows
+    step_s = (
+        worker.decode_step_ms / 1000
+        + sequence_s * (n + 1)
+        + context_s * (sum(worker.needs.values()) + context)
     )
-    others = n * (sequence_s * turn.expected_tokens + missing * prefill_s)
+    own = worker.slowness * (
+        (sum(worker.backlog.values()) + missing) * prefill_s + turn.expected_tokens * step_s
+    )
+    slower_s = (sequence_s + context_s * context) * turn.expected_tokens
+    others = worker.slowness * n * (slower_s + missing * prefill_s)
     is_borrowed = worker.kind is WorkerKind.BORROWED
     revocations = settings.hazard_per_s * own if is_borrowed else 0.0
     redo = turn.prompt_tokens * prefill_s + settings.requeue_ms / 1000
@@ -99,7 +140,7 @@ def cost_s(
     gap = published - worker.version
     return (
         (1 + settings.urgent_time_weight * u) * own
-        + (1 - u) * others
+        + others
         + (1 + settings.urgent_risk_weight * u) * risk
         + settings.staleness_s_per_version * gap
     )

@@ -301,6 +301,7 @@ def test_a_turn_that_fails_everywhere_is_told_with_what_the_worker_said() -> Non
         {"logprobs": ()},
         {"logprobs": (float("nan"),) * 2},
         {"logprobs": (1.0, 1.0)},
+        {"logprobs": (-float("inf"), -1.0)},
         {"versions": (0,)},
         {"versions": (-1, 0)},
         {"tokens": (-7, 3)},

@@ -332,6 +332,8 @@ def test_reprefill_counts_what_was_computed_before() -> None:
         {"hazard_per_s": float("nan")},
         {"wait_max_ms": float("inf")},
         {"turn_window": 1 << 40},
+        {"mlfq_quantum_tokens": 0},
+        {"mlfq_quantum_tokens": 0.5},
     ],
 )
 def test_knob_without_a_meaning_is_refused_by_name(wrong: dict[str, float]) -> None:

@@ -166,7 +166,7 @@ def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
         turns_of_others: trajectories that are live, of one short turn each.
         hosted: of them, how many run on the fast dedicated worker.
     """
-    rig.join(0, BORROWED, step_ms=25.0, kv_tokens=50_000, seats=turns_of_others + 2)
+    rig.join(0, BORROWED, step_ms=28.0, kv_tokens=50_000, seats=turns_of_others + 2)
     rig.step(TrajectoryCreated(1, LONG))
     (start,) = rig.step(TurnReady(1, 0, 10, 3000))
     assert isinstance(start, Start)

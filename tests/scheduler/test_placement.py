@@ -25,7 +25,7 @@ from rose.scheduler.events import (
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainOutlook
-from tests.reference.scheduler import PlainTurn, PlainWorker, choose, urgency
+from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 
 
 @dataclass
@@ -46,6 +46,9 @@ class Plain:
     known: int = 0
     on: int | None = None
     run_version: int = 0
+    run_ms: int = 0  # when it began there
+    run_known: int = 0  # tokens that it had then
+    foreseen_s: tuple[float, float] = (0.0, 0.0)  # until its first token then, and for each
     home: tuple[int, int, int, int] | None = None  # worker, epoch, version, cached tokens
     avoid: tuple[int, int, int] | None = None  # worker, epoch, until
 
@@ -55,6 +58,7 @@ class Twins:
 
     def __init__(self, seed: int, policy: PlacementPolicy) -> None:
         self.rng = random.Random(seed)
+        self.mean_pace = PlainPace()
         self.policy = policy
         self.settings = SchedulerSettings(
             max_staleness=self.rng.randint(0, 3),
@@ -77,6 +81,7 @@ class Twins:
             job_weight=self.rng.choice([0.5, 2.0]),
             turn_window=4,
             reserve_quantile=1.0,
+            pace_rate=self.rng.choice([0.0, 0.1, 0.9]),
         )
         self.outlook = PlainOutlook(self.settings)
         self.core = SchedulerCore(self.settings, policy)
@@ -100,8 +105,10 @@ class Twins:
             rng.choice(list(WorkerKind)),
             seats=rng.randint(1, 4),
             prefill_tokens_per_s=rng.choice([500.0, 1000.0, 3000.0]),
-            decode_step_ms=rng.choice([5.0, 20.0]),
+            # No two alike: leases that ended say a billionth of something, which breaks a tie.
+            decode_step_ms=rng.choice([5.0, 20.0]) + number / 1000,
             decode_ms_per_sequence=rng.choice([0.0, 1.0, 4.0]),
+            decode_ms_per_context_token=rng.choice([0.0, 0.01, 0.1]),
             version=rng.randint(0, 2),
         )
         self.workers[number] = worker
@@ -109,6 +116,7 @@ class Twins:
             WorkerJoined(
                 *(number, worker.kind, 0, worker.seats, worker.prefill_tokens_per_s),
                 *(worker.decode_step_ms, worker.decode_ms_per_sequence, worker.version),
+                decode_ms_per_context_token=worker.decode_ms_per_context_token,
             )
         )
         if rng.random() < 0.8:
@@ -185,6 +193,8 @@ class Twins:
         plain.on, plain.run_version = due, worker.version
         worker.needs[number] = plain.context + plain.max_new
         worker.backlog[number] = prompt - (min(home[3], prompt) if is_warm else 0)
+        plain.run_ms, plain.run_known = self.now_ms, plain.known
+        plain.foreseen_s = worker.foreseen_s()
 
     def expect(self, plain: Plain) -> None:
         plain.turn_left, left_s = self.outlook.forecast(
@@ -207,6 +217,15 @@ class Twins:
         del worker.needs[number]
         worker.backlog.pop(number, None)
         plain.on = None
+
+    def note_pace(self, plain: Plain, worker: PlainWorker) -> None:
+        """A turn that ends teaches how fast its worker is, if it said anything there."""
+        said = plain.known - plain.run_known
+        wait_s, token_s = plain.foreseen_s
+        if said > 0:
+            took_s = (self.now_ms - plain.run_ms) / 1000
+            foreseen_s = wait_s + said * token_s
+            worker.observe_pace(took_s, foreseen_s, self.settings.pace_rate, self.mean_pace)
 
     # ---- what may happen
 
@@ -244,6 +263,7 @@ class Twins:
         worker = self.workers[plain.on]
         end = TurnEnded(number, plain.turn, worker.number, worker.epoch, TurnEnd.FINISHED)
         assert self.step(end)[-1] == TurnDone(number, plain.turn)
+        self.note_pace(plain, worker)
         self.leave(plain, number)
         seconds = (self.now_ms - plain.turn_ms) / 1000
         self.outlook.observe_turn(plain.group, plain.known, seconds)

@@ -73,7 +73,8 @@ def record_cluster(
 
 
 def _joined(*row: Any) -> WorkerJoined:
-    worker, kind, seats, prefill, step_ms, sequence_ms, version, domain, job, device = row
+    worker, kind, seats, prefill, *more = row
+    step_ms, sequence_ms, version, domain, job, device, context_ms = more
     return WorkerJoined(
         worker=worker,
         kind=_KINDS[kind],
@@ -85,6 +86,7 @@ def _joined(*row: Any) -> WorkerJoined:
         version=version,
         job=job,
         device=None if device < 0 else device,
+        decode_ms_per_context_token=context_ms,
     )
 
 

@@ -98,13 +98,8 @@ RULES: Final[dict[Arm, ArmRules]] = {
     Arm.PUBLISHED: ArmRules(
         PlacementPolicy.ROSE_PUBLISHED, Loan.PUBLISHED, UpdateScheme.COO, seats_per_gpu=16
     ),
-    # Libra over rose's lending and updates.
-    Arm.MLFQ: ArmRules(
-        _STICKY,
-        Loan.CERTIFIED,
-        UpdateScheme.DELTA,
-        lacks="its queues of several levels, so it is the arm least-loaded-sticky again",
-    ),
+    # Libra's order of turns, as far as it is known, over rose's lending and updates.
+    Arm.MLFQ: ArmRules(PlacementPolicy.MLFQ, Loan.CERTIFIED, UpdateScheme.DELTA),
     # PEARL: engines on the trainer's GPUs while it waits; a resident process takes 6.3 s to run
     # again, and 3.2 or 4.4 s to let go.
     Arm.TRAINING_GPUS: ArmRules(

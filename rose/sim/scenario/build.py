@@ -327,6 +327,8 @@ def _job(
         of_version = max(groups, round(groups * float(drawn.mean())))
     # Off policy, the next batches have begun when the last version comes out.
     ahead = 0 if job.mode is Mode.SYNCHRONOUS else job.max_staleness + 1
+    # What is too old is thrown away and must be made again: as much as is used, at worst.
+    ahead += scenario.versions if job.mode is Mode.ASYNCHRONOUS else 0
     batches = scenario.versions + ahead
     trajectories = _trajectories(
         job,

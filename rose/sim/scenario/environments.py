@@ -1,7 +1,7 @@
 """What the trajectories of a job are made of: a table of environments, distributions, or a trace.
 
-The table holds a few numbers for each environment, with where they come from: of the
-tasks of the paper nobody has published a run turn by turn.
+The table holds a few numbers for each environment, with where they come from: of the tasks of the
+paper nobody has published a run turn by turn.
 """
 
 from dataclasses import dataclass

@@ -71,9 +71,9 @@ TEST(illegal_move_changes_nothing) {
 
 TEST(starved_turns_come_first_and_leave_the_queue_like_others) {
   TurnQueue queue;
-  const QueueKey old{QueueRank::kFresh, 10, 1};
-  const QueueKey young{QueueRank::kFresh, 20, 2};
-  const QueueKey resumed{QueueRank::kResumed, 30, 3};
+  const QueueKey old{QueueRank::kFresh, 0, 10, 1};
+  const QueueKey young{QueueRank::kFresh, 0, 20, 2};
+  const QueueKey resumed{QueueRank::kResumed, 0, 30, 3};
   queue.push(old, 100);
   queue.push(young, 50);
   queue.push(resumed, 100);
@@ -107,7 +107,8 @@ TEST(slot_of_a_lost_worker_is_used_again_and_its_epochs_are_remembered) {
 }
 
 TEST(among_equals_the_smaller_number_wins) {
-  for (const Policy policy : {Policy::kJoint, Policy::kRosePublished, Policy::kLeastLoadedSticky}) {
+  for (const Policy policy :
+       {Policy::kJoint, Policy::kRosePublished, Policy::kLeastLoadedSticky, Policy::kMlfq}) {
     WorkerTable workers{0.0};
     for (const WorkerId number : {5, 2, 9}) {
       workers.join(joined(number, WorkerKind::kBorrowed));
@@ -203,7 +204,7 @@ class Noise {
 TEST(whatever_workers_say_can_be_borne_and_two_cores_agree_on_it) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     Noise noise{seed};
-    const auto policy = static_cast<Policy>(seed % 3);
+    const auto policy = static_cast<Policy>(seed % EnumSize<Policy>::value);
     Core core{kSettings, policy};
     Core twin{kSettings, policy};
     Nanoseconds now_ns = 1;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "scheduler/events.h"
 
 namespace rose::scheduler {
 namespace {

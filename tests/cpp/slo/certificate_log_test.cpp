@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/crc32.h"
 #include "check.h"
-#include "slo/crc32.h"
 
 using namespace rose;
 using namespace rose::slo;

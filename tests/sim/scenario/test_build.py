@@ -67,6 +67,7 @@ def test_arms_of_a_seed_differ_only_in_what_they_do(small: Scenario, serving: Se
             if one.lending is not None and other.lending is not None:
                 assert one.lending.share.tobytes() == other.lending.share.tobytes()
     assert worlds[Arm.LEAST_LOADED].policy is PlacementPolicy.LEAST_LOADED_STICKY
+    assert worlds[Arm.MLFQ].policy is PlacementPolicy.MLFQ
     assert worlds[Arm.ELASTIC].workers[-1].start_up_ms == 67_400
     assert worlds[Arm.ELASTIC].workers[-1].update_ms > 10 * rose.workers[-1].update_ms
     assert worlds[Arm.RESERVED].workers[-1].lending is not None
@@ -102,6 +103,17 @@ def test_a_world_runs_and_costs_what_its_prices_say(small: Scenario, serving: Se
     assert cost.opportunity == pytest.approx(busy_hours * 0.25)
     assert cost.trajectories == 64
     assert cost.total == cost.dedicated + cost.trainer + cost.borrowed + cost.opportunity
+
+
+def test_trajectories_that_were_thrown_away_cost_and_do_not_count() -> None:
+    job = {**content()["jobs"][0], "algorithm": "dapo"}
+    job["redundancy"] = {"kind": "constant", "value": 3}
+    one = scenario(jobs=[job])
+    made = build(one, Arm.FIXED, seed=7, inputs=NOTHING)
+    outcome = simulate_cluster(made.world)
+    assert int((outcome.jobs[0].used_by >= 0).sum()) == 192
+    assert one.prices is not None
+    assert cost_of(made, outcome, one.prices, trainer_gpus=4).trajectories == 64
 
 
 def test_the_accept_rate_is_an_input_that_is_swept() -> None:
@@ -160,7 +172,7 @@ def test_grpo_keeps_everything() -> None:
 
 def test_off_policy_jobs_have_what_they_begin_before_the_last_version() -> None:
     jobs = [{**content()["jobs"][0], "mode": "asynchronous", "max_staleness": 2}]
-    assert job_of(build(scenario(jobs=jobs), Arm.FIXED, seed=3, inputs=NOTHING)) == (32, 5, 160)
+    assert job_of(build(scenario(jobs=jobs), Arm.FIXED, seed=3, inputs=NOTHING)) == (32, 7, 224)
 
 
 def test_jobs_share_the_engines_out_in_turn_or_have_their_own() -> None:
@@ -206,6 +218,17 @@ def test_a_replayed_job_needs_its_trace_among_the_inputs() -> None:
 
 
 # --- loans ----------------------------------------------------------------------------------------
+
+
+def test_the_exact_resolution_lends_about_what_the_fluid_does() -> None:
+    group = {**content()["borrowed"][0], "count": 2}
+    shares = []
+    for resolution in ("exact", "fluid"):
+        one = scenario(resolution=resolution, horizon_s=60, borrowed=[group])
+        (loan,) = Serving(one, seed=3, inputs=NOTHING).loans(Arm.ROSE)
+        assert len(loan.felt) == (2 if resolution == "exact" else 0)
+        shares.append(lent_ms(loan.lendings[0], 60_000) / 60_000)
+    assert shares[0] == pytest.approx(shares[1], abs=0.1)
 
 
 def test_a_timeline_is_repeated_up_to_the_horizon() -> None:

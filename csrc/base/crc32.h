@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace rose::slo {
+namespace rose {
 
 namespace crc32_detail {
 
@@ -50,4 +50,4 @@ inline std::uint32_t crc32(const std::byte* bytes, std::size_t count, std::uint3
   return ~crc;
 }
 
-}  // namespace rose::slo
+}  // namespace rose

@@ -1,0 +1,107 @@
+"""Who was served least goes first, a tool's return lifts by a level, and nobody starves."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from rose.scheduler import PlacementPolicy
+from rose.scheduler.events import Start
+from rose.scheduler.worker import TurnEnd
+from tests.scheduler.rig import Rig, ended, said
+
+QUANTUM = 10
+BLOCKER = 1000
+
+
+class OneSeat(Rig):
+    """A worker with a seat, and turns that wait for it."""
+
+    def __init__(self, policy: PlacementPolicy = PlacementPolicy.MLFQ) -> None:
+        super().__init__(policy, mlfq_quantum_tokens=QUANTUM, longest_first=0.0)
+        self.join(0, seats=1)
+
+    def serve(self, trajectory: int, tokens: int) -> None:
+        """Let its first turn say `tokens`; a tool has it then."""
+        self.end(self.run(trajectory, max_new=400), tokens)
+
+    def end(self, start: Start, tokens: int = 1) -> list[Start]:
+        progress = [said(start, 0, tokens)] if tokens else []
+        actions = self.step(*progress, ended(start, TurnEnd.FINISHED, tokens))
+        return [one for one in actions if isinstance(one, Start)]
+
+    def wait(self, trajectory: int, *, turn: int) -> None:
+        self.now_ms += 1
+        assert not any(isinstance(one, Start) for one in self.ready(trajectory, turn=turn))
+
+    def order(self, blocker: Start) -> list[int]:
+        """End the turn that has the seat, and whatever gets it then; return who did, in order."""
+        order = []
+        starts = self.end(blocker)
+        while starts:
+            (start,) = starts
+            order.append(start.trajectory)
+            starts = self.end(start)
+        return order
+
+
+def test_who_was_served_least_goes_first() -> None:
+    wanted = {PlacementPolicy.MLFQ: [3, 2, 1], PlacementPolicy.LEAST_LOADED_STICKY: [1, 2, 3]}
+    for policy, order in wanted.items():
+        rig = OneSeat(policy)
+        rig.serve(1, 40 * QUANTUM)
+        rig.serve(2, 4 * QUANTUM)
+        blocker = rig.run(BLOCKER)
+        rig.wait(1, turn=1)
+        rig.wait(2, turn=1)
+        rig.wait(3, turn=0)
+        assert rig.order(blocker) == order
+
+
+def test_return_of_a_tool_lifts_by_one_level() -> None:
+    rig = OneSeat()
+    rig.serve(1, QUANTUM)
+    rig.serve(2, 2 * QUANTUM)
+    blocker = rig.run(BLOCKER)
+    rig.wait(2, turn=1)  # one level below a trajectory that begins
+    rig.wait(1, turn=1)  # on the same one, and it came before
+    rig.wait(3, turn=0)
+    assert rig.order(blocker) == [1, 3, 2]
+
+
+def test_whoever_has_waited_for_too_long_goes_before_all_levels() -> None:
+    rig = OneSeat()
+    rig.serve(1, 40 * QUANTUM)
+    blocker = rig.run(BLOCKER)
+    rig.wait(1, turn=1)
+    rig.now_ms += 5000
+    rig.wait(2, turn=0)
+    assert rig.order(blocker) == [1, 2]
+
+
+@st.composite
+def _waiting(draw: st.DrawFn) -> list[int]:
+    """Return what each trajectory was served, in the order of their turns; 0: it begins."""
+    tokens = st.one_of(st.just(0), st.integers(1, 399))
+    return draw(st.lists(tokens, min_size=1, max_size=12))
+
+
+@given(served=_waiting())
+@settings(max_examples=60, deadline=None)
+def test_order_is_by_level_and_then_by_arrival(served: list[int]) -> None:
+    rig = OneSeat()
+    # Numbers against the order of arrival: it is not they that decide.
+    numbers = [len(served) - place for place in range(len(served))]
+    for number, tokens in zip(numbers, served, strict=True):
+        if tokens:
+            rig.serve(number, tokens)
+    blocker = rig.run(BLOCKER)
+    for number, tokens in zip(numbers, served, strict=True):
+        rig.wait(number, turn=1 if tokens else 0)
+
+    def level(tokens: int) -> int:
+        full, end = 0, QUANTUM
+        while tokens >= end:
+            full, end = full + 1, 2 * end
+        return max(0, full - 1) if tokens else 0
+
+    by_level = sorted(zip(numbers, served, strict=True), key=lambda each: level(each[1]))
+    assert rig.order(blocker) == [number for number, _ in by_level]
