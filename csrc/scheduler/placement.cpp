@@ -8,6 +8,10 @@ namespace rose::scheduler {
 
 namespace {
 
+// Turns that a home may have more than another and still keep its own. One that never yields keeps
+// whoever rushed to the first workers with new weights; in verl's #7435, too, two of them won.
+constexpr double kStickyTurnsMax = 2;
+
 // Prompts that come back after a revocation do so a few at a time, or decodes would starve; one
 // alone may always.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
@@ -182,8 +186,10 @@ std::optional<std::size_t> Placement::rose_published(const WorkerColumns& worker
 
 std::optional<std::size_t> Placement::least_loaded_sticky(const WorkerColumns& workers,
                                                           const Query& query) const noexcept {
-  if (can_home_take(workers, query)) return query.home;
-  return least_loaded(workers, query, std::nullopt);
+  const std::optional<std::size_t> least = least_loaded(workers, query, std::nullopt);
+  const bool stays = can_home_take(workers, query) &&
+                     workers.turns[*query.home] <= workers.turns[*least] + kStickyTurnsMax;
+  return stays ? query.home : least;
 }
 
 }  // namespace rose::scheduler
