@@ -1,7 +1,7 @@
 """Where a turn runs, the plain way: look at every worker, take the best."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 from rose.scheduler.worker import WorkerKind
@@ -36,6 +36,7 @@ class PlainWorker:
     kv_tokens: int = 0  # 0 without a lease
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
+    commit_s: float = 0.0  # from the news of a version to its commit here, as seen last
     pace: PlainPace = field(default_factory=PlainPace)
     slowness: float = 1.0  # how many times as long as its figures say, against all others
 
@@ -72,18 +73,20 @@ def choose(
     turn: PlainTurn,
     *,
     published: int,
+    since_published_s: float,
     settings: SchedulerSettings,
 ) -> int | None:
     """Return the number of the best worker that can take the turn now, or None."""
-    able = [
+    roomy = [
         worker
         for worker in sorted(workers, key=lambda worker: worker.number)
         if worker.kv_tokens > 0
         and len(worker.needs) < worker.seats
         and sum(worker.needs.values()) + turn.need_tokens <= worker.kv_tokens
-        and worker.version >= published - settings.worker_lag_max
         and worker.number != turn.avoid
     ]
+    floor = published - settings.worker_lag_max
+    able = [worker for worker in roomy if worker.version >= floor]
     home = next((worker for worker in able if worker.number == turn.home), None)
     if policy is PlacementPolicy.JOINT:
 
@@ -94,6 +97,14 @@ def choose(
         is_warm = home is not None and best is not None and turn.cached_tokens > 0
         if is_warm and cost(home) - cost(best) <= settings.leave_home_margin_s:
             best = home
+        for worker in roomy:
+            wait_s = worker.commit_s - since_published_s
+            if best is None or worker.version >= floor or wait_s <= 0:
+                continue
+            # It will have the newest version, so long from now.
+            soon = cost(replace(worker, version=published))
+            if soon + (1 + settings.urgent_time_weight * turn.urgency) * wait_s < cost(best):
+                return None
     elif policy is PlacementPolicy.ROSE_PUBLISHED:
         dedicated = [worker for worker in able if worker.kind is WorkerKind.DEDICATED]
         best = home if turn.cached_tokens > 0 else None

@@ -88,6 +88,7 @@ class Twins:
         self.core = SchedulerCore(self.settings, policy)
         self.now_ms = 1
         self.published = 0
+        self.published_ms = 0
         self.workers: dict[int, PlainWorker] = {}
         self.live: dict[int, Plain] = {}
         self.next = 0
@@ -169,6 +170,7 @@ class Twins:
             list(self.workers.values()),
             turn,
             published=self.published,
+            since_published_s=(self.now_ms - self.published_ms) / 1000,
             settings=self.settings,
         )
 
@@ -290,10 +292,13 @@ class Twins:
 
     def publish(self) -> None:
         self.published += 1
+        self.published_ms = self.now_ms
         assert not self.step(VersionPublished(self.published))
 
     def commit(self, worker: PlainWorker) -> None:
         worker.version = self.rng.randint(max(0, self.published - 2), self.published)
+        if 0 < worker.version == self.published:
+            worker.commit_s = (self.now_ms - self.published_ms) / 1000
         assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
 
     def happen(self) -> None:
