@@ -83,10 +83,14 @@ def _cut(path: Path) -> None:
 def _read(path: Path) -> Iterable[KeptRun]:
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
-        try:
-            yield _run(json.loads(line))
-        except (KeyError, TypeError, ValueError):
-            raise CorruptData(f"{path} line {number} is no run; delete the file") from None
+        yield _run_of(line, f"{path} line {number}")
+
+
+def _run_of(line: str, where: str) -> KeptRun:
+    try:
+        return _run(json.loads(line))
+    except (KeyError, TypeError, ValueError):
+        raise CorruptData(f"{where} is no run; delete the file") from None
 
 
 def _run(kept: dict[str, Any]) -> KeptRun:
