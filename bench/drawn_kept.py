@@ -81,19 +81,18 @@ def _cut(path: Path) -> None:
 
 
 def _read(path: Path) -> Iterable[KeptRun]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        yield _run_of(line, f"{path} line {number}")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        yield _run(path, number, line)
 
 
-def _run_of(line: str, where: str) -> KeptRun:
+def _run(path: Path, number: int, line: str) -> KeptRun:
     try:
-        return _run(json.loads(line))
+        return _run_from(json.loads(line))
     except (KeyError, TypeError, ValueError):
-        raise CorruptData(f"{where} is no run; delete the file") from None
+        raise CorruptData(f"{path} line {number} is no run; delete the file") from None
 
 
-def _run(kept: dict[str, Any]) -> KeptRun:
+def _run_from(kept: dict[str, Any]) -> KeptRun:
     served, cost = kept.pop("served"), kept.pop("cost")
     code = kept.pop("code")
     figures = ArmFigures(

@@ -1,6 +1,7 @@
 #include "scheduler/dispatch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -16,6 +17,7 @@ constexpr std::size_t kFailuresMax = 8;
 // A turn that only a dedicated worker may run is looked at again, though nothing else changed: it
 // may be too late for it by then, and any worker will do.
 constexpr Nanoseconds kLookAgainMinNs = 100'000'000;
+constexpr double kNsPerS = 1e9;
 
 }  // namespace
 
@@ -25,7 +27,7 @@ void Dispatch::place() {
   book_.has_changed = false;
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
-  look_for_dedicated();
+  look_over_workers();
   // No turn of a job that is as large finds room: room only shrinks while turns are placed.
   limits_.assign(book_.jobs.size(), Limits{});
   jobs_left_ = book_.jobs.size();
@@ -106,6 +108,12 @@ bool Dispatch::try_start(const QueueKey& key) {
     refresh_bars(*slot);
     return true;
   }
+  if (const double wait_s = placement_.wait_s(); wait_s > 0) {
+    // Rounded up, so that the worker is late by then if it has not committed.
+    const auto wait_ns = static_cast<Nanoseconds>(std::llround(wait_s * kNsPerS));
+    place_at_ns_ = std::min(place_at_ns_, book_.now_ns + 1 + wait_ns);
+    return true;
+  }
   if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
   if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
   if (is_barred_only(query)) return false;
@@ -167,7 +175,7 @@ void Dispatch::rescue() {
   if (book_.now_ns < book_.stall_check_ns) return;
   book_.stall_check_ns = kNever;
   promises_.clear();
-  look_for_dedicated();
+  look_over_workers();
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
     if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
@@ -217,6 +225,9 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = book_.lag(trajectory) > kUrgentLag;
+  query.may_wait = !has_starved && has_behind_[trajectory.job];
+  query.since_published_s =
+      static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   if (query.home) {
     const Worker& home = workers[*query.home];
@@ -261,12 +272,17 @@ Nanoseconds Dispatch::look_again_ns() const noexcept {
   return book_.now_ns + std::max(book_.settings.retry_ns, kLookAgainMinNs);
 }
 
-void Dispatch::look_for_dedicated() {
+void Dispatch::look_over_workers() {
   const WorkerColumns& columns = book_.workers.columns();
   has_dedicated_.assign(book_.jobs.size(), false);
+  has_behind_.assign(book_.jobs.size(), false);
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
       has_dedicated_[columns.job[slot]] = true;
+    }
+    const Worker& worker = book_.workers[slot];
+    if (worker.lease.is_live && worker.version < book_.version_floor(columns.job[slot])) {
+      has_behind_[columns.job[slot]] = true;
     }
   }
 }

@@ -75,7 +75,7 @@ class Dispatch {
   // A turn that has starved may run anywhere, also where its trajectory may get too old.
   Query query_of(const Trajectory& trajectory, bool has_starved) const;
   Nanoseconds look_again_ns() const noexcept;
-  void look_for_dedicated();
+  void look_over_workers();
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
   void keep_for(const Query& query);
@@ -88,6 +88,8 @@ class Dispatch {
   std::vector<std::size_t> kept_;
   std::vector<Limits> limits_;       // by job
   std::vector<bool> has_dedicated_;  // by job: one with a live lease
+  std::vector<bool>
+      has_behind_;  // of each job: a leased worker has yet to commit what is asked for
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job

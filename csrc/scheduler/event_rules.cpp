@@ -58,6 +58,7 @@ void EventRules::operator()(const VersionPublished& event) {
   if (event.version > job.published) {
     job.outlook.publish(event.version - job.published, book_.now_ns);
     job.published = event.version;
+    job.published_ns = book_.now_ns;
   } else {
     ++book_.counters.stale_events;
   }
@@ -70,6 +71,10 @@ void EventRules::operator()(const VersionCommitted& event) {
     return;
   }
   book_.workers.set_version(*slot, event.version);
+  const Job& job = book_.jobs[book_.workers[*slot].job];
+  if (event.version > 0 && event.version == job.published) {
+    book_.workers.observe_commit(*slot, book_.now_ns - job.published_ns);
+  }
   book_.has_changed = true;
 }
 

@@ -23,6 +23,7 @@ struct Job {
   double weight{1};
 
   std::int64_t published{0};
+  Nanoseconds published_ns{0};  // when that was heard
   std::int64_t admitted{0};
   std::int64_t dropped_admitted{0};  // those that the trainer would have waited for
   std::int64_t done{0};
@@ -51,8 +52,8 @@ struct Job {
 
   template <typename Image>
   void image(Image& image) {
-    image(number, batch_trajectories, max_staleness, weight, published, admitted, dropped_admitted,
-          done, dropped, consumed, waiting, wants, outlook);
+    image(number, batch_trajectories, max_staleness, weight, published, published_ns, admitted,
+          dropped_admitted, done, dropped, consumed, waiting, wants, outlook);
   }
 };
 

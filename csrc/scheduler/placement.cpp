@@ -8,6 +8,10 @@ namespace rose::scheduler {
 
 namespace {
 
+// Turns that a home may have more than another and still keep its own. One that never yields keeps
+// whoever rushed to the first workers with new weights; in verl's #7435, too, two of them won.
+constexpr double kStickyTurnsMax = 2;
+
 // Prompts that come back after a revocation do so a few at a time, or decodes would starve; one
 // alone may always.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
@@ -23,13 +27,19 @@ bool can_expose(const WorkerColumns& workers, std::size_t slot, const Query& que
                                    query.is_urgent);
 }
 
-bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
-                           const Query& query) noexcept {
+// Whether it could if it had the newest weights.
+bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
+                              const Query& query) noexcept {
   return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
-         workers.lease_tokens[slot] >= query.most_tokens &&
-         workers.version[slot] >= query.version_floor && query.avoid != slot &&
+         workers.lease_tokens[slot] >= query.most_tokens && query.avoid != slot &&
          !(query.is_dedicated_only && workers.kind[slot] == WorkerKind::kBorrowed) &&
          can_restart(workers, slot, query) && can_expose(workers, slot, query);
+}
+
+bool can_take_but_for_bars(const WorkerColumns& workers, std::size_t slot,
+                           const Query& query) noexcept {
+  return workers.version[slot] >= query.version_floor &&
+         can_take_but_for_version(workers, slot, query);
 }
 
 bool can_take(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
@@ -112,6 +122,7 @@ bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t sl
 }
 
 std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const Query& query) {
+  wait_s_ = 0;
   switch (policy_) {
     case Policy::kJoint:
       return joint(workers, query);
@@ -142,7 +153,28 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   // A home with a warm cache is left for more than noise only, or turns would wander.
   const bool stays =
       is_warm && best && costs_s_[*query.home] - costs_s_[*best] <= settings_.leave_home_margin_s;
-  return stays ? query.home : best;
+  const std::optional<std::size_t> chosen = stays ? query.home : best;
+  if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, costs_s_[*chosen]);
+  return wait_s_ > 0 ? std::nullopt : chosen;
+}
+
+double Placement::soon_s(const WorkerColumns& workers, const Query& query,
+                         double cost_s) const noexcept {
+  double soonest_s = 0;
+  const double own_weight = 1 + settings_.urgent_time_weight * query.urgency;
+  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+    if (workers.version[slot] >= query.version_floor) continue;
+    // One that is late already may be late for ever.
+    const double wait_s = workers.commit_s[slot] - query.since_published_s;
+    if (wait_s <= 0 || workers.is_barred[slot] != 0) continue;
+    // It will be behind no longer.
+    const double behind_s =
+        settings_.staleness_s_per_version * (query.published - workers.version[slot]);
+    const bool is_better = costs_s_[slot] - behind_s + own_weight * wait_s < cost_s;
+    if (!is_better || !can_take_but_for_version(workers, slot, query)) continue;
+    soonest_s = soonest_s > 0 ? std::min(soonest_s, wait_s) : wait_s;
+  }
+  return soonest_s;
 }
 
 std::optional<std::size_t> Placement::rose_published(const WorkerColumns& workers,
@@ -154,8 +186,10 @@ std::optional<std::size_t> Placement::rose_published(const WorkerColumns& worker
 
 std::optional<std::size_t> Placement::least_loaded_sticky(const WorkerColumns& workers,
                                                           const Query& query) const noexcept {
-  if (can_home_take(workers, query)) return query.home;
-  return least_loaded(workers, query, std::nullopt);
+  const std::optional<std::size_t> least = least_loaded(workers, query, std::nullopt);
+  const bool stays = can_home_take(workers, query) &&
+                     workers.turns[*query.home] <= workers.turns[*least] + kStickyTurnsMax;
+  return stays ? query.home : least;
 }
 
 }  // namespace rose::scheduler

@@ -26,6 +26,8 @@ struct Query : CostQuery {
   double restart_tokens{0};            // its prompt, if it ran before
   double burst_tokens{0};              // of restarted prompts a worker computes at once
   bool is_urgent{false};
+  bool may_wait{false};         // for workers that have yet to commit the newest version
+  double since_published_s{0};  // of the job's newest version
   const ExposureTable* exposures{nullptr};  // of the domains of borrowed workers, to be kept low
 };
 
@@ -43,6 +45,9 @@ class Placement {
                                   const Query& query) noexcept;
   // The slot of the best worker that can take the turn now, or nothing: it waits.
   std::optional<std::size_t> choose(const WorkerColumns& workers, const Query& query);
+  // After choose() found nothing: for how long the turn is to wait for a worker that will be the
+  // best once it has committed; 0 if that is not why.
+  double wait_s() const noexcept { return wait_s_; }
 
  private:
   std::optional<std::size_t> cheapest(const WorkerColumns& workers,
@@ -55,7 +60,11 @@ class Placement {
 
   Settings settings_;
   Policy policy_;
+  // How long until a worker has committed that would then cost less than this; 0 if there is none.
+  double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
+
   std::vector<double> costs_s_;
+  double wait_s_{0};
 };
 
 }  // namespace rose::scheduler

@@ -12,7 +12,7 @@ namespace rose::scheduler {
 enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
-  kLeastLoadedSticky,  // home while it has room, else the fewest turns
+  kLeastLoadedSticky,  // home while it has room and few turns more, else the fewest
   kMlfq,               // places likewise; who was served least goes first, see mlfq.h
 };
 

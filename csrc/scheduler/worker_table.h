@@ -94,6 +94,8 @@ struct WorkerColumns {
   std::vector<double> step_s_per_context_token;
   std::vector<double> slowness;  // how many times as long as these figures say its turns take
   std::vector<double> hazard_per_s;
+  // From the news of a version to its commit there, as seen last; 0 before it was seen.
+  std::vector<double> commit_s;
 
   std::size_t size() const noexcept { return number.size(); }
 
@@ -101,7 +103,7 @@ struct WorkerColumns {
   void each(Column&& column) {
     column(number, kind, job, domain, room_tokens, lease_tokens, turns, backlog_tokens,
            context_tokens, restart_tokens, is_barred, version, prefill_s_per_token, step_s,
-           step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s);
+           step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
   template <typename Image>
   void image(Image& image) {
@@ -180,6 +182,11 @@ class WorkerTable {
   const std::map<DeviceId, std::vector<std::size_t>>& devices() const noexcept { return devices_; }
   // Of the worker's device.
   Share share(std::size_t slot) const noexcept;
+
+  // It committed the newest version so long after that was published.
+  void observe_commit(std::size_t slot, Nanoseconds after_ns) noexcept {
+    columns_.commit_s[slot] = static_cast<double>(after_ns) / 1e9;
+  }
 
   // A turn on a worker took so long, and so long was foreseen. What is forgotten of earlier ones
   // each time is `rate`.

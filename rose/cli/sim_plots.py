@@ -6,10 +6,12 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from rose.cli.plot_style import DEDICATED, LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, WARNING, as_svg
 
 _ROW_INCHES: Final = 0.34
+_TICKS: Final = 6
 _LINES: Final = {
     "dedicated": DEDICATED,
     "trainer": NOBODY,
@@ -45,6 +47,7 @@ def draw_arms(scenario: Mapping[str, Any]) -> str:
         right.set(title="Learned from", xlabel="trajectories per hour")
         for axis in (left, right):
             axis.grid(visible=True, axis="x")
+            axis.xaxis.set_major_locator(MaxNLocator(_TICKS))
         return as_svg(figure)
 
 

@@ -20,9 +20,9 @@ HEADERS: Final = (
     "stale",
     "late\nrequests",
     "rose uses\nx as many",
-    "\npublished",
+    "the\npaper's",
     "rose rolls\nout x faster",
-    "\npublished",
+    "the\npaper's",
     "$ per\n1,000",
 )
 VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")

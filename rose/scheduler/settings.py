@@ -54,12 +54,18 @@ class PlacementPolicy(Enum):
     MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which is known here at second hand only:
     an elastic pool, queues of several levels, tools' returns as the signal, no lengths foreseen.
     The widths of the levels and that a return is worth one of them are ours, and so is where a
-    turn runs. What is reserved, recalled and kept from going stale is decided as for all others.
+    turn runs.
+
+    LEAST_LOADED_STICKY leaves a home that has over two turns more than the least loaded worker that
+    could take the turn, the margin that won in pull request 7435 of verl: a router that never does
+    leaves all turns where they rushed after a publication, on the workers that committed first.
+
+    What is reserved, recalled and kept from going stale is decided as for all others.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
     ROSE_PUBLISHED = "cache-affine, then least-loaded dedicated, then borrowed with room"
-    LEAST_LOADED_STICKY = "home while it has room, then the fewest turns"
+    LEAST_LOADED_STICKY = "home while it has room and at most 2 turns more, then the fewest turns"
     MLFQ = "least served first, a level up after a tool; placed as by LEAST_LOADED_STICKY"
 
 

@@ -99,7 +99,9 @@ def choose(
         best = home if turn.cached_tokens > 0 else None
         best = best or first_least(dedicated, load) or first_least(able, load)
     else:
-        best = home or first_least(able, load)
+        best = first_least(able, load)
+        if home is not None and best is not None and load(home) <= load(best) + 2:
+            best = home
     return None if best is None else best.number
 
 

@@ -183,7 +183,9 @@ def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
 
 
 def test_straggler_leaves_a_slow_loan_at_the_end_of_its_turn() -> None:
-    rig = taught(tail_seats=1e9, hazard_per_s=0.01)
+    rig = taught(
+        tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=0.1, urgent_time_weight=10.0
+    )
     assert straggler(rig, turns_of_others=8, hosted=4).worker == 7
 
 
@@ -195,12 +197,16 @@ def test_turn_that_is_not_behind_does_not_slow_the_others() -> None:
 
 
 def test_home_is_left_for_more_than_the_margin_only() -> None:
-    rig = taught(tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=1e6)
+    rig = taught(
+        tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=1e6, urgent_time_weight=10.0
+    )
     assert straggler(rig, turns_of_others=8, hosted=4).worker == 0
 
 
 def test_all_are_urgent_while_there_are_more_seats_than_trajectories() -> None:
-    rig = taught(tail_seats=1.0, hazard_per_s=0.01)
+    rig = taught(
+        tail_seats=1.0, hazard_per_s=0.01, leave_home_margin_s=0.1, urgent_time_weight=10.0
+    )
     for number in range(100, 108):
         rig.step(TrajectoryCreated(number, LONG))
     rig.join(9, seats=100, kv_tokens=1)  # nobody fits there, but the seats are free
