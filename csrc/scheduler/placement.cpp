@@ -8,9 +8,11 @@ namespace rose::scheduler {
 
 namespace {
 
-// Turns that a home may have more than another and still keep its own. One that never yields keeps
-// whoever rushed to the first workers with new weights; in verl's #7435, too, two of them won.
+// Turns that a home may have more than another and still keep its own: half as many again, and two.
+// One that never yields keeps whoever rushed to the first workers with new weights. Two alone,
+// which won in verl's #7435, lose more caches than they spread where engines run many turns.
 constexpr double kStickyTurnsMax = 2;
+constexpr double kStickyRatioMax = 1.5;
 
 // Prompts that come back after a revocation do so a few at a time, or decodes would starve; one
 // alone may always.
@@ -187,8 +189,9 @@ std::optional<std::size_t> Placement::rose_published(const WorkerColumns& worker
 std::optional<std::size_t> Placement::least_loaded_sticky(const WorkerColumns& workers,
                                                           const Query& query) const noexcept {
   const std::optional<std::size_t> least = least_loaded(workers, query, std::nullopt);
-  const bool stays = can_home_take(workers, query) &&
-                     workers.turns[*query.home] <= workers.turns[*least] + kStickyTurnsMax;
+  const bool stays =
+      can_home_take(workers, query) &&
+      workers.turns[*query.home] <= kStickyRatioMax * workers.turns[*least] + kStickyTurnsMax;
   return stays ? query.home : least;
 }
 

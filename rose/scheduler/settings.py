@@ -56,9 +56,10 @@ class PlacementPolicy(Enum):
     The widths of the levels and that a return is worth one of them are ours, and so is where a
     turn runs.
 
-    LEAST_LOADED_STICKY leaves a home that has over two turns more than the least loaded worker that
-    could take the turn, the margin that won in pull request 7435 of verl: a router that never does
-    leaves all turns where they rushed after a publication, on the workers that committed first.
+    LEAST_LOADED_STICKY leaves a home that has over half as many turns again, and two more, as the
+    least loaded worker that could take the turn: a router that never does leaves all turns where
+    they rushed after a publication, on the workers that committed first. Two alone, which won in
+    pull request 7435 of verl, lose more caches than they spread where engines run many turns.
 
     What is reserved, recalled and kept from going stale is decided as for all others.
     """

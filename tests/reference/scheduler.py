@@ -111,7 +111,7 @@ def choose(
         best = best or first_least(dedicated, load) or first_least(able, load)
     else:
         best = first_least(able, load)
-        if home is not None and best is not None and load(home) <= load(best) + 2:
+        if home is not None and best is not None and load(home) <= 1.5 * load(best) + 2:
             best = home
     return None if best is None else best.number
 

@@ -368,4 +368,4 @@ def test_sticky_turns_spread_again_after_they_rushed_to_whoever_committed_first(
     for number, start in enumerate(rushed):
         rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
         again.append(rig.run(number, turn=1).worker)
-    assert 3 <= again.count(0) <= 5
+    assert 4 <= again.count(0) <= 6
