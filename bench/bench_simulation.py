@@ -145,7 +145,7 @@ def test_serving_keeps_its_promise(report: Report) -> None:
             scenario,
             resolution=Resolution.EXACT,
             seeds=scenario.seeds[:1],
-            borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=2)),),
+            borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=4)),),
             horizon_s=600,
             arms=(Arm.ROSE, Arm.PUBLISHED, Arm.SHARE_ALL),
         )

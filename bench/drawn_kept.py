@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,9 @@ from rose.sim.study.figures import ArmFigures, Served
 _ROOT: Final = Path(__file__).resolve().parent.parent
 # What an outcome depends on, besides the extension.
 _ROOMS: Final = ("rose/scheduler", "rose/sim", "rose/memory", "rose/slo")
+
+
+_KEYS: Final = {"code", *(field.name for field in fields(ArmFigures))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,19 @@ def _cut(path: Path) -> None:
 
 def _read(path: Path) -> Iterable[KeptRun]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        yield _run(path, number, line)
+        run = _run(path, number, line)
+        if run is not None:
+            yield run
 
 
-def _run(path: Path, number: int, line: str) -> KeptRun:
+def _run(path: Path, number: int, line: str) -> KeptRun | None:
+    """Return a run; None for one of another code, which had other figures."""
     try:
-        return _run_from(json.loads(line))
-    except (KeyError, TypeError, ValueError):
+        kept = json.loads(line)
+    except ValueError:
         raise CorruptData(f"{path} line {number} is no run; delete the file") from None
+    is_as_now = isinstance(kept, dict) and kept.keys() == _KEYS
+    return _run_from(kept) if is_as_now else None
 
 
 def _run_from(kept: dict[str, Any]) -> KeptRun:

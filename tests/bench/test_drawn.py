@@ -38,6 +38,7 @@ ONE = ArmFigures(
     length_bias=None,
     staleness=0.5,
     recovery_s=0.25,
+    unrecovered=0,
     served=Served(5, 1.0, 2.0, 0.2, None),
     cost=Cost(1.0, 2.0, 3.0, 4.0, 30),
     events=99,
@@ -70,9 +71,21 @@ def test_a_line_that_was_cut_short_is_left_out_and_another_is_corrupt(tmp_path: 
     assert cut.find(1, Arm.ROSE, "a") == ONE
     cut.add([KeptRun("a", replace(ONE, seed=2))])
     assert Kept(path).find(2, Arm.ROSE, "a") == replace(ONE, seed=2)
-    path.write_text("{}\n", encoding="utf-8")
+    path.write_text(f"no JSON\n{line}\n", encoding="utf-8")
     with pytest.raises(CorruptData, match=r"kept\.jsonl line 1 is no run"):
         Kept(path)
+
+
+def test_a_run_with_other_figures_than_there_are_now_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    older = {"code": "a", **asdict(ONE)}
+    del older["digest"]
+    newer = {"code": "a", **asdict(ONE), "seed": 2, "more": 1}
+    rows = [older, {"code": "a", **asdict(ONE), "seed": 3}, newer]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    kept = Kept(path)
+    found = [kept.find(seed, Arm.ROSE, None) for seed in (1, 2, 3)]
+    assert found == [None, None, replace(ONE, seed=3)]
 
 
 def test_the_code_s_name_changes_with_the_settings_that_are_tried() -> None:
