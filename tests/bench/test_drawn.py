@@ -119,7 +119,7 @@ def test_settings_that_are_tried_are_those_of_rose() -> None:
     seed = 3
     plain, sticky = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {})
     assert plain.digest != sticky.digest
-    tried, as_before = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {"leave_home_margin_s": 9})
+    tried, as_before = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {"reserve_quantile": 0.1})
     assert as_before == sticky
     assert tried.digest != plain.digest
 
