@@ -139,8 +139,9 @@ class ElasticRolloutScheduler:
                 not when something else is raised already.
         """
         self._is_closing = True
+        cancelled = None
         try:
-            await self._end_tasks()
+            cancelled = await self._end_tasks()
             self._durable.stop_turns()
             if self._error is None:
                 self._durable.save_now()
@@ -149,18 +150,22 @@ class ElasticRolloutScheduler:
         finally:
             self._waiters.fail_all(self._error or Unavailable("the scheduler was closed"))
             self._durable.close()
+        if cancelled is not None:
+            raise cancelled
         if self._error is not None and error is None:
             raise self._error
 
-    async def _end_tasks(self) -> None:
+    async def _end_tasks(self) -> asyncio.CancelledError | None:
+        """Wait until nothing writes to the store any more, and return who would not wait."""
         inbox, task = self._inbox, self._task
         if inbox is None or task is None:
-            return
+            return None
         inbox.close()
         inbox.wake()
-        await asyncio.wait({task})
+        cancelled = await _outlast(task)
         if self._saving is not None:
-            await asyncio.wait({self._saving})
+            cancelled = await _outlast(self._saving) or cancelled
+        return cancelled
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         """Let nobody wait for a task that is no more."""
@@ -465,3 +470,13 @@ class ElasticRolloutScheduler:
         self._saving = None
         failure = None if saving.cancelled() else saving.exception()
         self.checkpoint_error = None if failure is None else sentence(failure)
+
+
+async def _outlast(task: asyncio.Task[None]) -> asyncio.CancelledError | None:
+    """Wait for a task, also when that is cancelled; return the cancellation, to be raised later."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError as error:
+        await _outlast(task)
+        return error
+    return None
