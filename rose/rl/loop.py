@@ -259,9 +259,9 @@ class RolloutLoop:
 
     # ---- what the driver asks and says ----------------------------------------------------------
 
-    def refused(self, output: TurnOutput) -> None:
+    def refused(self, news: TurnOutput | WorkerLost) -> None:
         """Hear of it as if the worker had said so."""
-        self._inbox.put(output)
+        self._inbox.put(news)
 
     def admitted(self, trajectory: int) -> Iterator[Event]:
         """Let the first turn begin."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from rose.errors import InternalError, InvalidArgument, check
+from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.events import Start
 from rose.scheduler.front_events import Asked
-from rose.scheduler.hearsay import COUNT_MAX
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.worker import TurnRequest
 

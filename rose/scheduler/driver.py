@@ -7,7 +7,7 @@ asyncio front of this room are one, so that there is one place where tokens chan
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from rose.errors import RoseError, check
+from rose.errors import RoseError, check, sentence
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -30,6 +30,7 @@ from rose.scheduler.events import (
     WorkerJoined,
 )
 from rose.scheduler.hearsay import believable
+from rose.scheduler.order import Order
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -70,8 +71,8 @@ class Core(Protocol):
 class Front(Protocol):
     """Whoever keeps the tokens. What it returns, the core hears in its next step."""
 
-    def refused(self, output: TurnOutput) -> None:
-        """Hear that a worker would not even queue a turn; it is news for a later `advance`."""
+    def refused(self, news: TurnOutput | WorkerLost) -> None:
+        """Hear that a worker would not queue a turn, or is broken; news for a later `advance`."""
         ...
 
     def admitted(self, trajectory: int) -> Iterable[Event]:
@@ -257,7 +258,7 @@ class CoreDriver:
             case Stop():
                 worker = self._workers.get(action.worker)
                 if worker is not None:
-                    worker.stop_turn(action.trajectory)
+                    self.stop(worker, action.trajectory)
             case Drop():
                 return self._front.dropped(action.trajectory, action.reason)
         return ()
@@ -299,11 +300,27 @@ class CoreDriver:
         worker = self._workers[start.worker]
         if worker is None:
             return ()  # Not back yet: when it is, it says that it does not run this.
-        try:
+        order = Order()
+        with order:
             worker.start_turn(request)
-        except RoseError as error:
-            self._front.refused(_failed(request, start.worker, str(error)))
+        match order.error:
+            case RoseError() as error:
+                self._front.refused(_failed(request, start.worker, str(error)))
+            case Exception() as error:
+                self._front.refused(_broken(start.worker, error))
         return ()
+
+    def stop(self, worker: Worker, trajectory: int) -> None:
+        """Tell a worker to stop a turn; one that cannot is lost, and that is news."""
+        order = Order()
+        with order:
+            worker.stop_turn(trajectory)
+        if order.error is not None:
+            self._front.refused(_broken(worker.number, order.error))
+
+
+def _broken(worker: int, error: Exception) -> WorkerLost:
+    return WorkerLost(worker, f"it is broken: {sentence(error)}")
 
 
 def _failed(request: TurnRequest, worker: int, error: str) -> TurnOutput:

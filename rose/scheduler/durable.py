@@ -12,6 +12,7 @@ from rose.scheduler.early import EarlyNews
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.hearsay import believable
+from rose.scheduler.order import Order
 from rose.scheduler.rollouts import Outcome, Rollouts, RolloutsState
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.store import Checkpoint, Store
@@ -119,6 +120,7 @@ class Durable:
         """Take in what a worker says; what it says of its lease waits until it is registered."""
         heard = believable(event)
         if heard is None:
+            self.rollouts.driver.nonsense += 1
             return
         is_here = self.rollouts.driver.worker(heard.worker) is not None
         if not is_here and self._early.keep(heard):
@@ -180,6 +182,7 @@ class Durable:
         """Whether something was taken in, or may come of time alone."""
         return (
             bool(self._entries)
+            or self.rollouts.has_refusals()
             or not self.rollouts.is_idle()
             or bool(self.rollouts.driver.absent())
         )
@@ -195,7 +198,8 @@ class Durable:
             return
         for course in self.rollouts.state.trajectories.values():
             if course.is_on(number):
-                worker.stop_turn(course.number)
+                with Order():  # One that is broken too, it is let go anyway.
+                    worker.stop_turn(course.number)
 
     # ---- checkpoints ----------------------------------------------------------------------------
 

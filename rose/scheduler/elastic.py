@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
+from rose.scheduler.coerce import count, one_of, real, whole, wholes
 from rose.scheduler.durable import Durable
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
@@ -139,8 +140,9 @@ class ElasticRolloutScheduler:
                 not when something else is raised already.
         """
         self._is_closing = True
+        cancelled = None
         try:
-            await self._end_tasks()
+            cancelled = await self._end_tasks()
             self._durable.stop_turns()
             if self._error is None:
                 self._durable.save_now()
@@ -149,18 +151,22 @@ class ElasticRolloutScheduler:
         finally:
             self._waiters.fail_all(self._error or Unavailable("the scheduler was closed"))
             self._durable.close()
+        if cancelled is not None:
+            raise cancelled
         if self._error is not None and error is None:
             raise self._error
 
-    async def _end_tasks(self) -> None:
+    async def _end_tasks(self) -> asyncio.CancelledError | None:
+        """Wait until nothing writes to the store any more, and return who would not wait."""
         inbox, task = self._inbox, self._task
         if inbox is None or task is None:
-            return
+            return None
         inbox.close()
         inbox.wake()
-        await asyncio.wait({task})
+        cancelled = await _outlast(task)
         if self._saving is not None:
-            await asyncio.wait({self._saving})
+            cancelled = await _outlast(self._saving) or cancelled
+        return cancelled
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         """Let nobody wait for a task that is no more."""
@@ -214,14 +220,15 @@ class ElasticRolloutScheduler:
         entry = Registered(worker.number, worker.kind, capabilities, tuple(running))
 
         def run() -> Entry:
-            self._open_inbox().let_in(worker.number)
+            self._open_inbox().let_in(entry.worker)
             return entry
 
         await self._tell(run, worker=worker)
 
     async def lose(self, worker: int, reason: str) -> None:
         """Take a worker as gone, as if it had said so itself."""
-        await self._tell(lambda: WorkerLost(worker, reason))
+        lost = WorkerLost(count("worker", worker), one_of("reason", reason, str))
+        await self._tell(lambda: lost)
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -249,22 +256,24 @@ class ElasticRolloutScheduler:
         """
         begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
 
+        number = begun.trajectory
+
         def run(answer: asyncio.Future[None]) -> Entry | None:
-            course = self._rollouts.state.trajectories.get(trajectory)
+            course = self._rollouts.state.trajectories.get(number)
             if course is None:
                 if len(self._rollouts.state.trajectories) >= self._limits.trajectories_max:
                     raise _Later
-                self._waiters.add(trajectory, ADMISSION, answer)
+                self._waiters.add(number, ADMISSION, answer)
                 return begun
-            if (course.group, course.job, course.seed) != (group, job, begun.seed):
-                raise InvalidArgument(f"trajectory {trajectory} was started as another")
+            if (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
+                raise InvalidArgument(f"trajectory {number} was started as another")
             if course.record().is_admitted:
                 answer.set_result(None)
             else:
-                self._waiters.add(trajectory, ADMISSION, answer)
+                self._waiters.add(number, ADMISSION, answer)
             return None
 
-        await self._wait(trajectory, ADMISSION, run)
+        await self._wait(number, ADMISSION, run)
 
     async def generate(
         self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
@@ -281,20 +290,22 @@ class ElasticRolloutScheduler:
             InvalidArgument: it is not its turn, or it was asked for in other words.
             Unavailable: the trajectory was dropped or given up, or the scheduler was closed.
         """
-        ids = tuple(prompt)
+        number, place = whole("trajectory", trajectory), whole("turn", turn)
+        ids = wholes("prompt", prompt)
+        wanted = one_of("sampling", sampling, Sampling)
 
         def run(answer: asyncio.Future[TurnResult]) -> Entry | None:
-            course = self._rollouts.course(trajectory)
-            asked = course.asked(turn, ids, sampling)
-            if asked is None and turn < len(course.turns):
-                if turn < 0:
-                    raise InvalidArgument(f"trajectory {trajectory} has no turn {turn}")
-                answer.set_result(course.turns[turn])
+            course = self._rollouts.course(number)
+            asked = course.asked(place, ids, wanted)
+            if asked is None and place < len(course.turns):
+                if place < 0:
+                    raise InvalidArgument(f"trajectory {number} has no turn {place}")
+                answer.set_result(course.turns[place])
                 return None
-            self._waiters.add(trajectory, turn, answer)
+            self._waiters.add(number, place, answer)
             return asked
 
-        result: TurnResult = await self._wait(trajectory, turn, run)
+        result: TurnResult = await self._wait(number, place, run)
         return result
 
     async def finish(self, trajectory: int) -> None:
@@ -303,7 +314,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: a turn of it is on its way, or it was never started.
         """
-        await self._tell(lambda: self._end(trajectory, is_wanted=True))
+        await self._end(Ended(trajectory, is_wanted=True))
 
     async def abort(self, trajectory: int) -> None:
         """Give a trajectory up, wherever it is; whoever waits for it is told so.
@@ -311,12 +322,13 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it was never started.
         """
-        await self._tell(lambda: self._end(trajectory, is_wanted=False))
+        await self._end(Ended(trajectory, is_wanted=False))
 
-    def _end(self, trajectory: int, *, is_wanted: bool) -> Entry | None:
-        if trajectory in self._rollouts.state.used:
-            return None  # Said before.
-        return Ended(trajectory, is_wanted)
+    async def _end(self, ended: Ended) -> None:
+        def run() -> Entry | None:
+            return None if ended.trajectory in self._rollouts.state.used else ended  # Said before.
+
+        await self._tell(run)
 
     # ---- the trainer ----------------------------------------------------------------------------
 
@@ -334,7 +346,13 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: a value is out of range.
         """
-        await self._tell(lambda: JobJoined(job, batch_trajectories, max_staleness, weight))
+        joined = JobJoined(
+            job=whole("job", job),
+            batch_trajectories=whole("batch_trajectories", batch_trajectories),
+            max_staleness=whole("max_staleness", max_staleness),
+            weight=real("weight", weight),
+        )
+        await self._tell(lambda: joined)
 
     async def publish(self, version: int, *, job: int = 0) -> None:
         """Say that a job's trainer has published a version; one that is not newer says nothing.
@@ -342,7 +360,8 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it is no count.
         """
-        await self._tell(lambda: VersionPublished(version, job))
+        published = VersionPublished(whole("version", version), whole("job", job))
+        await self._tell(lambda: published)
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Say that a job's trainer has used, or thrown away, so many more that were finished.
@@ -350,7 +369,8 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: not so many were finished.
         """
-        await self._tell(lambda: Consumed(trajectories, job))
+        consumed = Consumed(whole("trajectories", trajectories), whole("job", job))
+        await self._tell(lambda: consumed)
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on the disk.
@@ -465,3 +485,13 @@ class ElasticRolloutScheduler:
         self._saving = None
         failure = None if saving.cancelled() else saving.exception()
         self.checkpoint_error = None if failure is None else sentence(failure)
+
+
+async def _outlast(task: asyncio.Task[None]) -> asyncio.CancelledError | None:
+    """Wait for a task, also when that is cancelled; return the cancellation, to be raised later."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError as error:
+        await _outlast(task)
+        return error
+    return None

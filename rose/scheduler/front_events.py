@@ -6,6 +6,7 @@ Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Con
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rose.scheduler.coerce import coerce, count, one_of, whole, wholes
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -29,6 +30,11 @@ class Begun:
     seed: int
     traceparent: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number or no text."""
+        coerce(self, whole, "trajectory", "group", "job", "seed")
+        one_of("traceparent", self.traceparent, str)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -48,6 +54,12 @@ class Asked:
     tail: tuple[int, ...]
     sampling: Sampling
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number."""
+        coerce(self, whole, "trajectory", "turn", "kept")
+        coerce(self, wholes, "tail")
+        one_of("sampling", self.sampling, Sampling)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -60,6 +72,10 @@ class Ended:
 
     trajectory: int
     is_wanted: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number."""
+        coerce(self, whole, "trajectory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,10 @@ class RunningTurn:
     lease_epoch: int
     tokens: int
 
+    def __post_init__(self) -> None:
+        """Refuse what is no count."""
+        coerce(self, count, "trajectory", "turn", "lease_epoch", "tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Registered:
@@ -95,6 +115,14 @@ class Registered:
     kind: WorkerKind
     capabilities: Capabilities
     running: tuple[RunningTurn, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number, no kind or no turn."""
+        coerce(self, count, "worker")
+        one_of("kind", self.kind, WorkerKind)
+        one_of("capabilities", self.capabilities, Capabilities)
+        for turn in self.running:
+            one_of("running", turn, RunningTurn)
 
 
 Entry: TypeAlias = (

@@ -1,9 +1,10 @@
 """What workers say, made fit to be believed: they may be of another make, or broken."""
 
 import math
-from dataclasses import replace
 from typing import Final
 
+from rose.errors import InvalidArgument
+from rose.scheduler.coerce import COUNT_MAX, count, one_of, real, reals, wholes
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -13,8 +14,6 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-# What csrc/scheduler takes for a count; beyond it a number is a mistake or an attack.
-COUNT_MAX: Final = 1 << 40
 # Logprobs of certain tokens are rounded, and may come out a little above 0.
 _LOGPROB_MAX: Final = 1e-6
 _TEXT_MAX: Final = 1000
@@ -23,39 +22,78 @@ _TEXT_MAX: Final = 1000
 def believable(event: WorkerEvent) -> WorkerEvent | None:
     """Return an event that every other part may take as it is; None for one without a meaning.
 
-    An output that nobody could learn from becomes one that failed: the worker could not run the
-    turn, whatever it believes.
+    Its numbers are those of Python, whatever the worker counts with. An output that nobody could
+    learn from becomes one that failed: the worker could not run the turn, whatever it believes.
     """
+    try:
+        return _believed(event)
+    except InvalidArgument:
+        return None
+
+
+def _believed(event: object) -> WorkerEvent | None:
     match event:
         case TurnOutput():
-            counts = [event.trajectory, event.turn, event.lease_epoch, event.first_token]
+            return _output(event)
         case LeaseChanged():
-            counts = [event.lease_epoch, event.kv_tokens]
+            return LeaseChanged(
+                worker=count("worker", event.worker),
+                lease_epoch=count("lease_epoch", event.lease_epoch),
+                kv_tokens=count("kv_tokens", event.kv_tokens),
+                ttl_ms=real("ttl_ms", event.ttl_ms),
+            )
         case VersionCommitted():
-            counts = [event.version]
+            return VersionCommitted(
+                worker=count("worker", event.worker),
+                version=count("version", event.version),
+                is_match=real("is_match", event.is_match) != 0,
+                pause_ms=real("pause_ms", event.pause_ms),
+            )
         case WorkerLost():
-            counts = []
-    if not all(0 <= count <= COUNT_MAX for count in (event.worker, *counts)):
-        return None
-    if isinstance(event, WorkerLost):
-        return replace(event, reason=_printable(event.reason))
-    if not isinstance(event, TurnOutput):
-        return event
-    if not _has_meaning(event):
-        said = "its tokens, logprobs and versions do not fit each other, or are none"
-        event = replace(event, tokens=(), logprobs=(), versions=(), end=TurnEnd.FAILED, error=said)
-    return event if event.error is None else replace(event, error=_printable(event.error))
+            return WorkerLost(count("worker", event.worker), _printable(event.reason))
+    return None
 
 
-def _has_meaning(output: TurnOutput) -> bool:
-    """Return whether each token is one, with a logprob and a version."""
-    return (
-        len(output.tokens) == len(output.logprobs) == len(output.versions)
-        and all(0 <= token <= COUNT_MAX for token in output.tokens)
-        and all(0 <= version <= COUNT_MAX for version in output.versions)
-        and all(logprob <= _LOGPROB_MAX and math.isfinite(logprob) for logprob in output.logprobs)
+def _output(event: TurnOutput) -> TurnOutput:
+    end = None if event.end is None else one_of("end", event.end, TurnEnd)
+    error = None if event.error is None else _printable(event.error)
+    try:
+        tokens = wholes("tokens", event.tokens)
+        logprobs = reals("logprobs", event.logprobs)
+        versions = wholes("versions", event.versions)
+        has_meaning = _has_meaning(tokens, logprobs, versions)
+    except InvalidArgument:
+        has_meaning = False
+    if not has_meaning:
+        tokens, logprobs, versions, end = (), (), (), TurnEnd.FAILED
+        error = "its tokens, logprobs and versions do not fit each other, or are none"
+    return TurnOutput(
+        worker=count("worker", event.worker),
+        trajectory=count("trajectory", event.trajectory),
+        turn=count("turn", event.turn),
+        lease_epoch=count("lease_epoch", event.lease_epoch),
+        first_token=count("first_token", event.first_token),
+        tokens=tokens,
+        logprobs=logprobs,
+        versions=versions,
+        end=end,
+        error=error,
     )
 
 
-def _printable(text: str) -> str:
-    return text[:_TEXT_MAX].encode(errors="replace").decode()
+def _has_meaning(
+    tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
+) -> bool:
+    """Return whether each token is one, with a logprob and a version."""
+    return (
+        len(tokens) == len(logprobs) == len(versions)
+        and all(0 <= token <= COUNT_MAX for token in tokens)
+        and all(0 <= version <= COUNT_MAX for version in versions)
+        and all(logprob <= _LOGPROB_MAX and math.isfinite(logprob) for logprob in logprobs)
+    )
+
+
+def _printable(text: object) -> str:
+    """Return what was said, fit for a journal and a page."""
+    said = text if isinstance(text, str) else f"a {type(text).__name__} that is no text"
+    return said[:_TEXT_MAX].encode(errors="replace").decode()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from rose.errors import InternalError, InvalidArgument
+from rose.scheduler.coerce import COUNT_MAX, count
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.driver import Core, CoreDriver, News, Watch
 from rose.scheduler.events import (
@@ -26,7 +27,6 @@ from rose.scheduler.events import (
     VersionPublished,
 )
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered, RunningTurn
-from rose.scheduler.hearsay import COUNT_MAX
 from rose.scheduler.numbers import UsedNumbers
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import (
@@ -152,7 +152,7 @@ class Rollouts:
         self._core = core
         self._pending: list[News] = []
         self._outcomes: list[Outcome] = []
-        self._refusals: list[TurnOutput] = []
+        self._refusals: list[TurnOutput | WorkerLost] = []
         for worker in state.workers.values():
             self.driver.expect(worker.worker, worker.kind)
 
@@ -183,11 +183,7 @@ class Rollouts:
             case Registered():
                 self._register(entry)
             case VersionPublished():
-                _must_be_count("version", entry.version)
-                _must_be_count("job", entry.job)
-                job = self.state.counts.job(entry.job)
-                job.published = max(job.published, entry.version)
-                self._pending.append(entry)
+                self._publish(entry)
             case JobJoined():
                 _must_be_job(entry)
                 self._pending.append(entry)
@@ -220,8 +216,12 @@ class Rollouts:
         """Whether every trajectory is in its environment: time alone changes nothing."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
 
-    def take_refusals(self) -> list[TurnOutput]:
-        """Return what workers would not even queue; it is to be taken in as if they had said so."""
+    def has_refusals(self) -> bool:
+        """Whether `take_refusals` has something to give."""
+        return bool(self._refusals)
+
+    def take_refusals(self) -> list[TurnOutput | WorkerLost]:
+        """Return what workers would not do; it is to be taken in as if they had said so."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
@@ -256,14 +256,14 @@ class Rollouts:
             self.driver.join(worker)
         for turn in registered.running:
             if turn.trajectory not in goes_on:
-                worker.stop_turn(turn.trajectory)
+                self.driver.stop(worker, turn.trajectory)
 
     # ---- entries --------------------------------------------------------------------------------
 
     def _begin(self, begun: Begun) -> None:
         number = begun.trajectory
         for name in ("trajectory", "group", "job"):
-            _must_be_count(name, getattr(begun, name))
+            count(name, getattr(begun, name))
         if not -COUNT_MAX <= begun.seed <= COUNT_MAX:
             raise InvalidArgument(f"seed must fit {COUNT_MAX}, not be {begun.seed}")
         if not begun.traceparent.isascii():
@@ -298,8 +298,15 @@ class Rollouts:
         self._pending.append(Consumed(1, course.job))  # The trainer need not wait for it.
         self._outcomes.append(Gone(course.number, DropReason.GIVEN_UP))
 
+    def _publish(self, published: VersionPublished) -> None:
+        count("version", published.version)
+        count("job", published.job)
+        job = self.state.counts.job(published.job)
+        job.published = max(job.published, published.version)
+        self._pending.append(published)
+
     def _consume(self, consumed: Consumed) -> None:
-        _must_be_count("job", consumed.job)
+        count("job", consumed.job)
         counts = self.state.counts.job(consumed.job)
         left = counts.finished - counts.consumed
         if not 0 <= consumed.trajectories <= left:
@@ -312,7 +319,7 @@ class Rollouts:
 
     def _register(self, registered: Registered) -> None:
         number = registered.worker
-        _must_be_count("worker", number)
+        count("worker", number)
         if self._is_back(registered):
             self._resume(registered)
         else:
@@ -378,9 +385,9 @@ class Rollouts:
 
     # ---- what the driver asks and says ----------------------------------------------------------
 
-    def refused(self, output: TurnOutput) -> None:
+    def refused(self, news: TurnOutput | WorkerLost) -> None:
         """Keep it for the next step: what is not written down must change nothing."""
-        self._refusals.append(output)
+        self._refusals.append(news)
 
     def admitted(self, trajectory: int) -> Iterable[Event]:
         """Let its environment have it."""
@@ -445,14 +452,9 @@ class Rollouts:
 
 
 def _must_be_job(job: JobJoined) -> None:
-    _must_be_count("job", job.job)
-    _must_be_count("batch_trajectories", job.batch_trajectories)
+    count("job", job.job)
+    count("batch_trajectories", job.batch_trajectories)
     if job.batch_trajectories == 0 or not 0 <= job.max_staleness <= _STALENESS_MAX:
         raise InvalidArgument(f"job {job.job} cannot have {job}: its batch is above 0")
     if not _WEIGHT_MIN <= job.weight <= 1 / _WEIGHT_MIN:
         raise InvalidArgument(f"the weight of job {job.job} is within 1e-6 and 1e6")
-
-
-def _must_be_count(name: str, value: int) -> None:
-    if not 0 <= value <= COUNT_MAX:
-        raise InvalidArgument(f"{name} must be a count from 0 to {COUNT_MAX}, not {value}")

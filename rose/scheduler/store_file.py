@@ -6,16 +6,20 @@ its length, the CRC-32 of those 4 bytes, the CRC-32 of its body, and the body. B
 Nothing in them is executed when they are read. `NAME.lock` is held by the one scheduler that writes
 them.
 
-A record that the end of the last journal cuts off was never acted on, and is left out; anything
-else that is not as it was written is refused.
+A record that the end of the last journal cuts off was never acted on, and is left out; a
+journal at the end without a step is begun again; anything else that is not as it was written, or
+is gone, is refused.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -87,11 +91,15 @@ class FileStore:
         self._sequence = 0
         self._journal: BinaryIO | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        self._saved_lock = threading.Lock()  # Guards the number of the newest checkpoint.
-        self._saved = 0
+        # Held by whoever writes a checkpoint. Guards what follows; and `close` waits for it, as
+        # a thread that still writes must not meet the scheduler that comes next.
+        self._saving = threading.Lock()
+        self._saved = 0  # number of the newest checkpoint
+        self._is_closed = False
         try:
             self._lock = path.with_name(path.name + ".lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._sweep()
         except BlockingIOError as error:
             self._lock.close()
             raise InvalidArgument(
@@ -99,6 +107,13 @@ class FileStore:
             ) from error
         except OSError as error:
             raise _unavailable(path, "written", error) from error
+
+    def _sweep(self) -> None:
+        """Remove what a life that was killed had not finished; nobody else writes here now."""
+        half = re.compile(rf"\.{re.escape(self._path.name)}\.[0-9a-f]{{16}}")
+        for file in self._path.parent.iterdir():
+            if half.fullmatch(file.name):
+                file.unlink(missing_ok=True)
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -116,25 +131,39 @@ class FileStore:
         except OSError as error:
             raise _unavailable(self._path, "read", error) from error
         checkpoint = self._checkpoint_of(data)
-        sequence = self._saved = checkpoint.sequence
-        steps: list[Step] = []
+        self._saved = checkpoint.sequence
         try:
-            while (journal := self._journal_path(sequence)).exists():
-                is_last = not self._journal_path(sequence + 1).exists()
-                data = journal.read_bytes()
-                if is_last and len(data) < len(_JOURNAL) and _JOURNAL.startswith(data):
-                    break  # Nothing was written to it; it is begun again.
-                found, whole = _steps_of(data, journal)
-                if whole < len(data):
-                    if not is_last:
-                        raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
-                    os.truncate(journal, whole)  # It will not be the last one.
-                steps += found
-                sequence += 1
+            journals = self._journals_from(checkpoint.sequence)
+            steps = self._steps_of_all(journals)
         except OSError as error:
             raise _unavailable(self._path, "read", error) from error
-        self._sequence = sequence - 1
+        self._sequence = checkpoint.sequence + len(journals) - 1
         return checkpoint, steps
+
+    def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
+        """Return what the journals hold; those at the end that hold no step are begun again.
+
+        The first one was there before its checkpoint was, so it must be, and begin as it should.
+        """
+        journals: list[tuple[Path, bytes]] = []
+        while (journal := self._journal_path(sequence + len(journals))).exists():
+            journals.append((journal, journal.read_bytes()))
+        if not journals:
+            raise CorruptData(f"the journal '{journal}' of the checkpoint '{self._path}' is gone")
+        while len(journals) > 1 and _JOURNAL.startswith(journals[-1][1]):
+            journals.pop()
+        return journals
+
+    def _steps_of_all(self, journals: list[tuple[Path, bytes]]) -> list[Step]:
+        steps: list[Step] = []
+        for journal, data in journals:
+            found, whole = _steps_of(data, journal)
+            if whole < len(data):
+                if journal != journals[-1][0]:
+                    raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
+                os.truncate(journal, whole)  # It will not be the last one.
+            steps += found
+        return steps
 
     def _checkpoint_of(self, data: bytes) -> Checkpoint:
         start = len(_CHECKPOINT) + _LENGTH.size
@@ -186,40 +215,71 @@ class FileStore:
         """Begin another journal, and return its number; the one before goes on if that fails.
 
         Raises:
-            Unavailable: it cannot be written.
+            Unavailable: it cannot be written; it is not there.
         """
         sequence = self._sequence + 1
+        path = self._journal_path(sequence)
         try:
-            journal = self._journal_path(sequence).open("wb", buffering=0)
-            journal.write(_JOURNAL)
+            journal = path.open("wb", buffering=0)
         except OSError as error:
+            raise _unavailable(self._path, "written", error) from error
+        try:
+            self._begin(journal)
+        except OSError as error:
+            journal.close()
+            with suppress(OSError):  # One without steps says nothing, if it must stay.
+                path.unlink()
             raise _unavailable(self._path, "written", error) from error
         if self._journal is not None:
             self._journal.close()
         self._journal, self._sequence = journal, sequence
         return sequence
 
+    def _begin(self, journal: BinaryIO) -> None:
+        if journal.write(_JOURNAL) != len(_JOURNAL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._is_synced:
+            os.fsync(journal.fileno())
+            _sync(self._path.parent)  # or the journal's steps outlive a power cut, and its name not
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint, and forget the journals before it; any thread.
 
+        It outlives a power cut when this returns.
+
         Raises:
+            InvalidArgument: a newer one is kept, or the store is closed.
             Unavailable: the disk does not take it; the checkpoint before is as it was.
         """
+        with self._saving:
+            if self._is_closed or checkpoint.sequence < self._saved:
+                raise InvalidArgument(
+                    f"the checkpoint {checkpoint.sequence} of '{self._path}' comes too late: "
+                    f"{'the store is closed' if self._is_closed else f'{self._saved} is kept'}"
+                )
+            self._save(checkpoint)
+
+    def _save(self, checkpoint: Checkpoint) -> None:
         body = msgspec.msgpack.encode(
             _Whole(FORMAT, msgspec.Raw(msgspec.msgpack.encode(checkpoint)))
         )
         head = _CHECKPOINT + _LENGTH.pack(len(body))
         try:
+            # A checkpoint without its journal is refused: the journal is on the disk before it.
+            _sync(self._journal_path(checkpoint.sequence))
+            _sync(self._path.parent)
             write_whole(self._path, head + body + hashlib.sha256(body).digest())
-            with self._saved_lock:
-                first, self._saved = self._saved, checkpoint.sequence
+            _sync(self._path.parent)  # The journals before go when it is sure to stay.
+            first, self._saved = self._saved, checkpoint.sequence
             for sequence in range(first, checkpoint.sequence):
                 self._journal_path(sequence).unlink(missing_ok=True)
         except OSError as error:
             raise _unavailable(self._path, "written", error) from error
 
     def close(self) -> None:
-        """Write nothing more, and let others write."""
+        """Write nothing more, and let others write; a checkpoint on its way is waited for."""
+        with self._saving:
+            self._is_closed = True
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -252,6 +312,15 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
         steps.append(_step_of(body, journal, at))
         at = end
     return steps, at
+
+
+def _sync(path: Path) -> None:
+    """Have the disk keep a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _step_of(body: bytes, journal: Path, at: int) -> Step:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from rose.errors import InvalidArgument
+from rose.scheduler.coerce import COUNT_MAX, coerce, one_of, real, whole, wholes
 from rose.scheduler.events import WorkerJoined
-from rose.scheduler.hearsay import COUNT_MAX
 from rose.scheduler.worker import WorkerKind
 
 
@@ -25,6 +25,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
+        coerce(self, whole, "max_new_tokens")
+        coerce(self, real, "temperature")
+        coerce(self, wholes, "stop_tokens")
         if not 0 < self.max_new_tokens <= COUNT_MAX:
             raise InvalidArgument(
                 f"max_new_tokens must be at least 1 and a count, not {self.max_new_tokens}"
@@ -65,6 +68,10 @@ class Capabilities:
 
     def __post_init__(self) -> None:
         """Refuse what the core would refuse, before anybody has heard of it."""
+        coerce(self, whole, "seats", "version", "domain", "job", "kv_bytes_per_token")
+        coerce(self, real, "prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
+        if self.device is not None:
+            coerce(self, whole, "device")
         above_zero = (self.seats, self.prefill_tokens_per_s, self.decode_step_ms)
         from_zero = (
             *(self.decode_ms_per_sequence, self.version, self.kv_bytes_per_token),
@@ -73,7 +80,7 @@ class Capabilities:
         if not (
             all(0 < value <= COUNT_MAX for value in above_zero)
             and all(0 <= value <= COUNT_MAX for value in from_zero)
-            and self.gpu.isascii()
+            and one_of("gpu", self.gpu, str).isascii()
         ):
             raise InvalidArgument(f"a worker cannot have {self}: a number is out of range")
 

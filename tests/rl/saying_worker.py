@@ -18,6 +18,10 @@ from tests.rl.play import logprob_at, token_at, version_at
 KV_TOKENS = 20_000
 
 
+class Violation(BaseException):
+    """The scheduler asked for what it must not; no error of a worker, so nothing forgives it."""
+
+
 @dataclass
 class Running:
     request: TurnRequest
@@ -54,8 +58,10 @@ class SayingWorker:
             self.has_resumed |= {request.trajectory} if request.first_token else set()
             if not self.is_up:
                 return  # As a stream that has broken: nobody knows yet.
-            assert request.trajectory not in self.running, "it was not stopped before"
-            assert not (request.first_token and request.prompt[-1] == EOS), "it is over already"
+            if request.trajectory in self.running:
+                raise Violation("it was not stopped before")
+            if request.first_token and request.prompt[-1] == EOS:
+                raise Violation("it is over already")
             self.asked.append(request)
             self.running[request.trajectory] = Running(request)
             if request.lease_epoch != self.epoch:

@@ -3,13 +3,14 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy
+from rose.scheduler import PlacementPolicy, store_file
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.front_events import Begun, RunningTurn, Step
 from rose.scheduler.store_file import FileStore
@@ -294,6 +295,44 @@ def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
                     return
                 await asyncio.sleep(0.005)
             raise AssertionError("no checkpoint was written")
+
+    run(program())
+
+
+def test_a_scheduler_that_is_cancelled_as_it_closes_lets_go_when_its_checkpoint_is_written(
+    tmp_path, monkeypatch
+) -> None:
+    is_writing, may_end = threading.Event(), threading.Event()
+    writes = store_file.write_whole
+
+    def write_slowly(path: Path, data: bytes) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            is_writing.set()
+            may_end.wait(5)  # One that waits with the loop's thread would wait forever.
+        writes(path, data)
+
+    async def program() -> None:
+        path = tmp_path / "state"
+        scheduler = make(path)
+        await scheduler.__aenter__()
+        await scheduler.start(1)
+        monkeypatch.setattr(store_file, "write_whole", write_slowly)
+        saving = asyncio.create_task(scheduler.checkpoint())
+        await until(is_writing.is_set)
+        closing = asyncio.create_task(scheduler.__aexit__(None, None, None))
+        for _ in range(3):
+            await asyncio.sleep(0.02)
+            closing.cancel()
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        with pytest.raises(InvalidArgument, match="another scheduler writes"):
+            FileStore(path)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await saving
+        async with opened(path) as another:
+            assert [one.trajectory for one in another.trajectories()] == [1]
 
     run(program())
 

@@ -1,11 +1,16 @@
 """What a store gives back is what was put in, or it says that it is not."""
 
+import errno
+import os
+import threading
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings, store_file
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn, Step
@@ -22,6 +27,7 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
+HEAD = b"rose-scheduler-journal\n"
 SAMPLING = Sampling(5, 0.5, (7, 8))
 CAN = Capabilities(4, 1000.0, 5.0, gpu="H100", device=3)
 ENTRIES = [
@@ -118,7 +124,7 @@ def test_a_journal_that_is_cut_anywhere_gives_the_steps_before_and_can_go_on(tmp
     checkpoint_bytes = (tmp_path / "whole").read_bytes()
     journal = (tmp_path / "whole.journal-1").read_bytes()
     lengths = []
-    for cut in range(len(journal)):
+    for cut in range(len(HEAD), len(journal)):
         path = tmp_path / f"cut-{cut}"
         path.write_bytes(checkpoint_bytes)
         path.with_name(path.name + ".journal-1").write_bytes(journal[:cut])
@@ -189,3 +195,156 @@ def test_files_of_something_else_are_refused_by_name(tmp_path) -> None:
     (tmp_path / "state.journal-1").write_bytes(b"something else that is long enough to be one")
     with pytest.raises(CorruptData, match="not a journal"):
         loaded(path)
+
+
+def test_a_checkpoint_whose_journal_is_gone_or_cut_in_its_head_is_refused(tmp_path) -> None:
+    path = tmp_path / "state"
+    journal = tmp_path / "state.journal-1"
+    written(path)
+    for cut in range(len(HEAD)):
+        os.truncate(journal, cut)
+        with pytest.raises(CorruptData, match="not a journal"):
+            loaded(path)
+        journal.write_bytes(HEAD)
+        assert loaded(path) == (checkpoint(1), [])
+    journal.unlink()
+    with pytest.raises(CorruptData, match="is gone"):
+        loaded(path)
+
+
+class FullDisk:
+    """A file on a disk that takes so many bytes more."""
+
+    def __init__(self, file, left: int, *, is_silent: bool) -> None:
+        self.file, self.left, self.is_silent = file, left, is_silent
+
+    def write(self, data: bytes) -> int:
+        if not self.is_silent:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data[: self.left])
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_journal_that_the_disk_does_not_take_is_not_there_and_the_one_before_goes_on(
+    tmp_path, monkeypatch, is_silent
+) -> None:
+    path = tmp_path / "state"
+    store = FileStore(path)
+    store.save(checkpoint(store.rotate()))
+    opens = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Path, "open", lambda *args, **how: FullDisk(opens(*args, **how), 3, is_silent=is_silent)
+        )
+        with pytest.raises(Unavailable, match="cannot be written: No space"):
+            store.rotate()
+    assert not (tmp_path / "state.journal-2").exists()
+    store.append(STEPS[0])
+    store._journal = FullDisk(store._journal, 20, is_silent=True)
+    with pytest.raises(Unavailable, match="is full"):
+        store.append(STEPS[1])
+    store.close()
+    assert loaded(path) == (checkpoint(1), STEPS[:1])
+
+
+@pytest.mark.parametrize("behind", [b"", HEAD[:5], HEAD])
+def test_a_last_journal_without_a_step_does_not_make_damage_of_a_cut(tmp_path, behind) -> None:
+    path = tmp_path / "state"
+    written(path, STEPS[:2])
+    journal = tmp_path / "state.journal-1"
+    os.truncate(journal, journal.stat().st_size - 1)
+    (tmp_path / "state.journal-2").write_bytes(behind)
+    store = FileStore(path)
+    assert store.load() == (checkpoint(1), STEPS[:1])
+    assert store.rotate() == 2
+    store.append(STEPS[2])
+    store.close()
+    assert loaded(path) == (checkpoint(1), [STEPS[0], STEPS[2]])
+
+
+def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) -> None:
+    path = tmp_path / "state"
+    store = FileStore(path)
+    first, second = store.rotate(), store.rotate()
+    store.save(checkpoint(second))
+    with pytest.raises(InvalidArgument, match="comes too late: 2 is kept"):
+        store.save(checkpoint(first))
+    store.close()
+    with pytest.raises(InvalidArgument, match="comes too late: the store is closed"):
+        store.save(checkpoint(second))
+    assert loaded(path) == (checkpoint(2), [])
+    store = FileStore(path)
+    store.load()
+    with pytest.raises(InvalidArgument, match="2 is kept"):
+        store.save(checkpoint(1))
+    store.close()
+
+
+def test_a_store_is_not_let_go_while_a_thread_writes_its_checkpoint(tmp_path, monkeypatch) -> None:
+    is_writing, may_end = threading.Event(), threading.Event()
+    order: list[str] = []
+    writes = store_file.write_whole
+
+    def write_slowly(path: Path, data: bytes) -> None:
+        is_writing.set()
+        assert may_end.wait(60)
+        writes(path, data)
+        order.append("written")
+
+    store = FileStore(tmp_path / "state")
+    sequence = store.rotate()
+    monkeypatch.setattr(store_file, "write_whole", write_slowly)
+    saver = threading.Thread(target=store.save, args=(checkpoint(sequence),))
+    closer = threading.Thread(target=lambda: (store.close(), order.append("closed")))
+    saver.start()
+    assert is_writing.wait(60)
+    closer.start()
+    closer.join(0.2)  # One that does not wait has ended by then.
+    may_end.set()
+    saver.join()
+    closer.join()
+    assert order == ["written", "closed"]
+
+
+def test_what_a_killed_life_had_not_finished_is_swept_by_the_next_that_owns_the_files(
+    tmp_path,
+) -> None:
+    path = tmp_path / "state"
+    store = FileStore(path)
+    half = tmp_path / ".state.0123456789abcdef"
+    others = [tmp_path / name for name in (".other.0123456789abcdef", ".state.txt", "state.7")]
+    for file in (half, *others):
+        file.write_bytes(b"half")
+    with pytest.raises(InvalidArgument, match="another scheduler writes"):
+        FileStore(path)
+    assert half.exists()
+    store.close()
+    FileStore(path).close()
+    assert not half.exists()
+    assert all(file.exists() for file in others)
+
+
+def test_names_are_on_the_disk_before_anything_depends_on_them(tmp_path, monkeypatch) -> None:
+    synced: list[str] = []
+    syncs = os.fsync
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.rpartition(".")[0])
+        syncs(descriptor)
+
+    folder = tmp_path / "folder.d"
+    folder.mkdir()
+    monkeypatch.setattr(os, "fsync", sync)
+    store = FileStore(folder / "state", is_synced=True)
+    sequence = store.rotate()
+    assert synced == ["state", "folder"]  # the journal and its name
+    synced.clear()
+    store.save(checkpoint(sequence))
+    assert synced == ["state", "folder", ".state", "folder"]  # the checkpoint behind its journal
+    store.close()
