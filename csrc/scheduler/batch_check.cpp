@@ -116,6 +116,7 @@ class Checker {
   }
 
   Status operator()(const Consumed& event) {
+    if (event.job < 0) return refuse("Consumed", "job", event.job, "its number must be >= 0");
     const auto place = book_.jobs.find(event.job);
     const std::int64_t before =
         place ? book_.jobs[*place].done - book_.jobs[*place].consumed : std::int64_t{0};

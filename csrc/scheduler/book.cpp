@@ -33,12 +33,15 @@ void Book::begin_step(Nanoseconds now, std::vector<Action>& actions) noexcept {
 void Book::create(const TrajectoryCreated& event) {
   const std::size_t place = jobs.place_of(event.job);
   Job& job = jobs[place];
-  job.outlook.create(trajectories.create(event.trajectory, event.group, place));
-  job.waiting.push_back(event.trajectory);
+  Trajectory& trajectory = trajectories.create(event.trajectory, event.group, place);
+  trajectory.ticket = job.created++;
+  job.waiting[trajectory.ticket] = trajectory.id;
+  job.outlook.create(trajectory);
 }
 
 void Book::admit(Trajectory& trajectory) {
   Job& job = jobs[trajectory.job];
+  job.waiting.erase(trajectory.ticket);
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = job.published;
   job.outlook.admit(trajectory, now_ns);
@@ -221,7 +224,9 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
   Job& job = jobs[trajectory.job];
   job.outlook.over(trajectory, false);
   ++job.dropped;
-  job.dropped_admitted += trajectory.state == TrajectoryState::kWaiting ? 0 : 1;
+  const bool was_waiting = trajectory.state == TrajectoryState::kWaiting;
+  if (was_waiting) job.waiting.erase(trajectory.ticket);
+  job.dropped_admitted += was_waiting ? 0 : 1;
   act(Drop{trajectory.id, reason});
   move(trajectory, TrajectoryState::kDropped);
 }
@@ -308,20 +313,6 @@ Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
   const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
   return job.outlook.freshness(trajectory, versions_left, now_ns);
-}
-
-bool Book::is_sound() noexcept {
-  const auto is_queued = [&](const QueueKey& key) {
-    const Trajectory* const trajectory = trajectories.find(key.trajectory);
-    return trajectory != nullptr && trajectory->state == TrajectoryState::kQueued;
-  };
-  const auto is_known = [&](const Trajectory& trajectory) {
-    return jobs[trajectory.job].outlook.knows(trajectory) &&
-           (!trajectory.run.is_held || trajectory.run.domain < risk.exposures.domains());
-  };
-  return jobs.is_sound() && workers.is_sound(jobs.size(), risk.exposures.domains()) &&
-         trajectories.is_sound(jobs.size(), workers.size()) && trajectories.all(is_known) &&
-         std::all_of(turns.begin(), turns.end(), is_queued);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {

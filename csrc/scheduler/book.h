@@ -102,8 +102,8 @@ class Book {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
-  // Whether what refers to something finds it: an image may say anything.
-  bool is_sound() noexcept;
+  // Whether all parts are sound and agree with one another: an image may say anything.
+  bool is_sound();
 
  private:
   struct Grace {
@@ -116,6 +116,7 @@ class Book {
     }
   };
 
+  bool are_graces_sound() const;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   QueueKey queue_key(const Trajectory& trajectory, QueueRank rank) const;

@@ -42,14 +42,8 @@ void Core::admit() {
 }
 
 void Core::admit_of(Job& job) {
-  while (!job.waiting.empty()) {
-    Trajectory* const trajectory = book_.trajectories.find(job.waiting.front());
-    const bool is_waiting = trajectory != nullptr && trajectory->state == TrajectoryState::kWaiting;
-    if (is_waiting) {
-      if (!job.can_admit()) return;
-      book_.admit(*trajectory);
-    }
-    job.waiting.pop_front();
+  while (!job.waiting.empty() && job.can_admit()) {
+    book_.admit(*book_.trajectories.find(job.waiting.begin()->second));
   }
 }
 

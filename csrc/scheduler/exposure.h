@@ -18,6 +18,7 @@ struct Exposed {
   std::int64_t urgent{0};                // of these turns, those that were urgent at their start
   std::int64_t prefill_tokens_per_s{0};  // of its workers with a live lease
 
+  bool operator==(const Exposed&) const = default;
   void add(const Exposed& more, std::int64_t sign) noexcept {
     tokens += sign * more.tokens;
     urgent += sign * more.urgent;
@@ -88,6 +89,10 @@ class ExposureTable {
   void image(Image& image) {
     image(places_, cells_, sums_);
   }
+  // Whether every job and domain of it is one of those that are there.
+  bool is_sound(std::size_t jobs) const;
+  // Whether `jobs` jobs have the same everywhere.
+  bool is_equal(const ExposureTable& other, std::size_t jobs) const noexcept;
 
  private:
   void change(std::size_t job, std::size_t domain, const Exposed& by, std::int64_t sign) {
@@ -106,5 +111,26 @@ class ExposureTable {
   std::vector<std::vector<Exposed>> cells_;               // by job and domain
   std::vector<Exposed> sums_;                             // by job
 };
+
+inline bool ExposureTable::is_sound(std::size_t jobs) const {
+  std::vector<bool> is_taken(domains());
+  for (const auto& entry : places_) {
+    if (entry.second >= domains() || is_taken[entry.second]) return false;
+    is_taken[entry.second] = true;
+  }
+  return sums_.size() == cells_.size() && cells_.size() <= jobs &&
+         std::all_of(cells_.begin(), cells_.end(),
+                     [&](const auto& cells) { return cells.size() <= domains(); });
+}
+
+inline bool ExposureTable::is_equal(const ExposureTable& other, std::size_t jobs) const noexcept {
+  for (std::size_t job = 0; job < jobs; ++job) {
+    if (all(job) != other.all(job)) return false;
+    for (std::size_t domain = 0; domain < domains(); ++domain) {
+      if (of(job, domain) != other.of(job, domain)) return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace rose::scheduler

@@ -26,6 +26,7 @@ class LengthCounts {
   void image(Image& image) {
     image(counts_, count_, sum_);
   }
+  bool is_sound() const noexcept;
 
  private:
   std::array<std::int64_t, kBins> counts_{};
@@ -47,6 +48,10 @@ class Fates {
 
   // Counts those of another job, too.
   void add(const Fates& others) noexcept;
+
+  // How many ended and were not consumed.
+  std::size_t ended() const noexcept { return ended_.size(); }
+  bool is_sound() const noexcept;
 
   const LengthCounts& done() const noexcept { return done_; }
   const LengthCounts& stale() const noexcept { return stale_; }

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scheduler/bounds.h"
+#include "scheduler/events.h"
+
 namespace rose::scheduler {
 
 namespace {
@@ -30,7 +33,8 @@ double TrainerClock::versions_in(double in_s, Nanoseconds now_ns) const noexcept
 }
 
 bool TrainerClock::is_sound() const noexcept {
-  return window_ > 0 && count_ >= 0 && count_ <= window_ && version_s_ >= 0;
+  return window_ > 0 && count_ >= 0 && count_ <= window_ && window_ <= kCountMax &&
+         is_amount(version_s_) && is_time(published_ns_);
 }
 
 Freshness freshness(const TrainerClock& clock, std::int64_t versions_left, double left_s,

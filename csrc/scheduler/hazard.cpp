@@ -59,6 +59,18 @@ Nanoseconds HazardTable::hold_until_ns(WorkerId worker, Nanoseconds now_ns) cons
   return now_ns + hold_ns;
 }
 
+bool HazardTable::is_sound(std::size_t domains) const noexcept {
+  const auto is_record = [](const auto& entry) {
+    const Record& record = entry.second;
+    return record.seen.is_sound() && is_time(record.exposed_from_ns) && is_total(record.flaps) &&
+           is_time(record.revoked_ns);
+  };
+  return domains_.size() <= domains &&
+         std::all_of(domains_.begin(), domains_.end(),
+                     [](const Revocations& seen) { return seen.is_sound(); }) &&
+         std::all_of(workers_.begin(), workers_.end(), is_record);
+}
+
 Revocations& HazardTable::domain(std::size_t place) {
   if (place >= domains_.size()) domains_.resize(place + 1);
   return domains_[place];

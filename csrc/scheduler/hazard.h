@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "scheduler/bounds.h"
 #include "scheduler/events.h"
 #include "scheduler/settings.h"
 
@@ -33,6 +34,7 @@ struct Revocations {
   void image(Image& image) {
     image(count, exposed_s);
   }
+  bool is_sound() const noexcept { return is_amount(count) && is_amount(exposed_s); }
 };
 
 // Of borrowed workers; what fails in one domain is believed of the others there. Workers are
@@ -68,6 +70,7 @@ class HazardTable {
   void image(Image& image) {
     image(workers_, domains_);
   }
+  bool is_sound(std::size_t domains) const noexcept;
 
  private:
   struct Record {

@@ -1,5 +1,9 @@
 #include "scheduler/jobs.h"
 
+#include <algorithm>
+
+#include "scheduler/bounds.h"
+
 namespace rose::scheduler {
 
 std::optional<std::size_t> JobTable::find(JobId number) const noexcept {
@@ -18,10 +22,22 @@ std::size_t JobTable::place_of(JobId number) {
   return found->second;
 }
 
+bool Job::is_sound() const noexcept {
+  const auto counts = {created, published, admitted, dropped_admitted, done, dropped, consumed};
+  return std::all_of(counts.begin(), counts.end(), is_total) && number >= 0 &&
+         batch_trajectories > 0 && batch_trajectories <= kCountMax && max_staleness >= 0 &&
+         max_staleness < kTotalMax / batch_trajectories && weight > 0 && is_amount(weight) &&
+         is_amount(1 / weight) && dropped_admitted <= dropped && consumed <= done &&
+         (waiting.empty() || (waiting.begin()->first >= 0 && waiting.rbegin()->first < created)) &&
+         outlook.is_sound() &&
+         static_cast<std::int64_t>(outlook.fates().ended()) == done - consumed;
+}
+
 bool JobTable::is_sound() const noexcept {
   if (places_.size() != jobs_.size()) return false;
   for (std::size_t place = 0; place < jobs_.size(); ++place) {
-    if (find(jobs_[place].number) != place || !jobs_[place].outlook.is_sound()) return false;
+    const Job& job = jobs_[place];
+    if (find(job.number) != place || !job.is_sound() || !job.outlook.has(settings_)) return false;
   }
   return true;
 }

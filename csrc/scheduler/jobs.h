@@ -22,6 +22,7 @@ struct Job {
   std::int64_t max_staleness{0};
   double weight{1};
 
+  std::int64_t created{0};
   std::int64_t published{0};
   Nanoseconds published_ns{0};  // when that was heard
   std::int64_t admitted{0};
@@ -29,8 +30,8 @@ struct Job {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
-  std::deque<TrajectoryId> waiting;            // for admission, in order; some may be gone
-  std::map<std::int64_t, std::int64_t> wants;  // tokens of a queued turn -> how many want that
+  std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by their tickets
+  std::map<std::int64_t, std::int64_t> wants;    // tokens of a queued turn -> how many want that
   Outlook outlook;
 
   void want(std::int64_t tokens) { ++wants[tokens]; }
@@ -52,9 +53,10 @@ struct Job {
 
   template <typename Image>
   void image(Image& image) {
-    image(number, batch_trajectories, max_staleness, weight, published, published_ns, admitted,
-          dropped_admitted, done, dropped, consumed, waiting, wants, outlook);
+    image(number, batch_trajectories, max_staleness, weight, created, published, published_ns,
+          admitted, dropped_admitted, done, dropped, consumed, waiting, wants, outlook);
   }
+  bool is_sound() const noexcept;
 };
 
 // Jobs in the order in which they were first heard of. One that was never told of has the values of

@@ -62,7 +62,8 @@ bool LifeLine::is_sound() const noexcept {
   const auto is_unused = [&](std::size_t number) {
     return number < places_.size() && !has(number);
   };
-  return lives_s_.size() == numbers_.size() && lives_s_.size() + unused_.size() == places_.size() &&
+  return std::isfinite(median_s_) && std::isfinite(high_s_) && lives_s_.size() == numbers_.size() &&
+         lives_s_.size() + unused_.size() == places_.size() &&
          std::all_of(lives_s_.begin(), lives_s_.end(), is_life) &&
          std::all_of(numbers_.begin(), numbers_.end(), is_used) &&
          std::all_of(unused_.begin(), unused_.end(), is_unused);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scheduler/bounds.h"
+
 namespace rose::scheduler {
 
 namespace {
@@ -86,15 +88,16 @@ Freshness Outlook::freshness(const Trajectory& trajectory, std::int64_t versions
 }
 
 bool Outlook::is_sound() const noexcept {
-  return predictor_.is_sound() && lives_.is_sound() && clock_.is_sound();
+  return predictor_.is_sound() && lives_.is_sound() && clock_.is_sound() && fates_.is_sound();
 }
 
 bool Outlook::knows(const Trajectory& trajectory) const noexcept {
   const bool is_waiting = trajectory.state == TrajectoryState::kWaiting;
   const Forecast& forecast = trajectory.forecast;
-  return (is_waiting || lives_.has(trajectory.life_number)) && forecast.turn_tokens_left >= 0 &&
-         forecast.turn_tokens_high >= 0 && forecast.left_s >= 0 && forecast.left_s_high >= 0 &&
-         trajectory.life_s >= 0;
+  return (is_waiting || lives_.has(trajectory.life_number)) &&
+         is_amount(forecast.turn_tokens_left) && is_amount(forecast.turn_tokens_high) &&
+         is_amount(forecast.left_s) && is_amount(forecast.left_s_high) &&
+         is_amount(trajectory.life_s);
 }
 
 void Outlook::expect(Trajectory& trajectory, Nanoseconds now_ns) const noexcept {

@@ -45,6 +45,7 @@ class Outlook {
                       Nanoseconds now_ns) const noexcept;
 
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
+  std::size_t lives() const noexcept { return lives_.size(); }
   const Fates& fates() const noexcept { return fates_; }
 
   template <typename Image>
@@ -52,6 +53,10 @@ class Outlook {
     image(settings_, predictor_, lives_, clock_, fates_);
   }
   bool is_sound() const noexcept;
+  // Whether it goes by these.
+  bool has(const Settings& settings) const noexcept {
+    return settings_ == settings && predictor_.has(settings);
+  }
   // Whether it was told of the trajectory, and expects something that can be.
   bool knows(const Trajectory& trajectory) const noexcept;
 

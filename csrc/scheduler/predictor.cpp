@@ -20,7 +20,8 @@ void WindowMean::observe(double value) noexcept {
 }
 
 bool WindowMean::is_sound() const noexcept {
-  return std::isfinite(mean_) && mean_ >= 0 && count_ >= 0 && window_ > 0 && window_ < kCountMax;
+  return std::isfinite(mean_) && mean_ >= 0 && count_ > 0 && window_ > 0 && window_ < kCountMax &&
+         count_ <= window_ + 1;
 }
 
 bool Predictor::Lengths::is_sound() const noexcept {
@@ -30,7 +31,8 @@ bool Predictor::Lengths::is_sound() const noexcept {
 bool Predictor::is_sound() const noexcept {
   return job_.is_sound() && turn_s_.is_sound() && turn_tokens_.is_sound() &&
          std::all_of(groups_.begin(), groups_.end(), [](const auto& entry) {
-           return entry.second.lengths.is_sound() && entry.second.live > 0;
+           return entry.second.lengths.is_sound() && entry.second.live > 0 &&
+                  entry.second.live <= kCountMax;
          });
 }
 

@@ -77,6 +77,7 @@ class Predictor {
     image(settings_, job_, turn_s_, turn_tokens_, groups_);
   }
   bool is_sound() const noexcept;
+  bool has(const Settings& settings) const noexcept { return settings_ == settings; }
 
  private:
   struct Lengths {

@@ -15,6 +15,8 @@ constexpr int kBits = 3;  // of a length that tell its bin within the octave
 constexpr std::int64_t kBins = std::int64_t{1} << kBits;
 // Less than this is no evidence: it has been halved until nothing is left of it.
 constexpr double kWeightMin = 1e-6;
+// More was never seen.
+constexpr double kWeightMax = 1e15;
 // The middles of eight equal parts of an exponential distribution, with mean 1 together.
 constexpr std::array<double, 8> kExponential{0.0674152, 0.2168945, 0.3913948, 0.60101,
                                              0.8635263, 1.2149962, 1.748591,  2.896172};
@@ -145,7 +147,7 @@ void Sketch::assume(double mean) {
 }
 
 bool Sketch::is_sound() const noexcept {
-  const auto is_weight = [](double weight) { return weight >= 0 && std::isfinite(weight); };
+  const auto is_weight = [](double weight) { return weight >= 0 && weight <= kWeightMax; };
   return weights_.size() <= kBinsMax && is_weight(total_) && is_weight(window_) &&
          std::all_of(weights_.begin(), weights_.end(), is_weight);
 }

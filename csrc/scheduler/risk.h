@@ -55,6 +55,7 @@ class Risk {
   void image(Image& image) {
     image(hazards_, shown_per_s_, is_dirty_, exposures);
   }
+  bool is_sound(std::size_t jobs) const;
 };
 
 // How long it takes at most until every turn runs again that is on a borrowed worker, if all of

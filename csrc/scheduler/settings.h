@@ -59,6 +59,8 @@ struct Settings {
   double pace_rate{0};
   std::int64_t mlfq_quantum_tokens{1};
 
+  bool operator==(const Settings&) const = default;
+
   template <typename Image>
   void image(Image& image) {
     image(max_staleness, batch_trajectories, worker_lag_max, recall_grace_ns, retry_ns,
@@ -69,6 +71,8 @@ struct Settings {
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, mlfq_quantum_tokens);
   }
+  // Whether sums with them stay within 64 bits; what each may be, Python checks.
+  bool is_sound() const noexcept;
 };
 
 }  // namespace rose::scheduler

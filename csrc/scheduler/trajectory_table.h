@@ -74,6 +74,7 @@ struct Trajectory {
   std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
+  std::int64_t ticket{0};     // how many of its job were created before
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
@@ -106,13 +107,14 @@ struct Trajectory {
   // What it may take of a lease. A resumed turn may take the same: what it has said is context now.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
+  bool is_sound() const noexcept;
 
   template <typename Image>
   void image(Image& image) {
-    image(id, group, job, state, started_ns, version_min, said_tokens, life_number, life_s, turn_ns,
-          turn, context_tokens, max_new_tokens, known_tokens, tries, attempts, computed_tokens,
-          forecast, queue_key, queued_ns, run, home, avoided, recalled_until_ns, awaited_tokens,
-          awaited_end);
+    image(id, group, ticket, job, state, started_ns, version_min, said_tokens, life_number, life_s,
+          turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries, attempts,
+          computed_tokens, forecast, queue_key, queued_ns, run, home, avoided, recalled_until_ns,
+          awaited_tokens, awaited_end);
   }
 };
 
@@ -136,8 +138,9 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots.
-  bool is_sound(std::size_t jobs, std::size_t slots) const noexcept;
+  // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots and of
+  // `domains` domains.
+  bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {
     return std::all_of(by_id_.begin(), by_id_.end(),

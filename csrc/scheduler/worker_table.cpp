@@ -104,24 +104,6 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   return share;
 }
 
-bool WorkerTable::is_sound(std::size_t jobs, std::size_t domains) noexcept {
-  const std::size_t size = workers_.size();
-  const auto are_there = [&](const std::vector<std::size_t>& slots) {
-    return std::all_of(slots.begin(), slots.end(), [&](std::size_t slot) { return slot < size; });
-  };
-  bool is_so = columns_.has_size(size) && seats_left_.size() == size && are_there(free_slots_);
-  for (const Worker& worker : workers_) {
-    is_so =
-        is_so && are_there(worker.peers) &&
-        (worker.number == kNobody ? worker.job == 0 : worker.job < jobs && worker.domain < domains);
-  }
-  for (const auto& entry : devices_) is_so = is_so && are_there(entry.second);
-  for (const auto& [number, slot] : slots_) {
-    is_so = is_so && slot < size && workers_[slot].number == number;
-  }
-  return is_so;
-}
-
 void WorkerTable::hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept {
   Worker& worker = workers_[slot];
   worker.is_held_off = until_ns > now_ns;

@@ -40,6 +40,7 @@ struct Pace {
     foreseen_s += rate * (foreseen - foreseen_s);
   }
   double ratio() const noexcept { return took_s / foreseen_s; }
+  bool is_sound() const noexcept;
 
   template <typename Image>
   void image(Image& image) {
@@ -97,6 +98,7 @@ struct WorkerColumns {
   // From the news of a version to its commit there, as seen last; 0 before it was seen.
   std::vector<double> commit_s;
 
+  bool operator==(const WorkerColumns&) const = default;
   std::size_t size() const noexcept { return number.size(); }
 
   template <typename Column>
@@ -201,10 +203,14 @@ class WorkerTable {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
           devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
-  // Whether every slot that something names is there, and every job and domain is one of so many.
-  bool is_sound(std::size_t jobs, std::size_t domains) noexcept;
+  // Whether every slot that something names is there, every job and domain is one of so many, and
+  // the columns say what the records say.
+  bool is_sound(std::size_t jobs, std::size_t domains);
 
  private:
+  bool are_records_sound(std::size_t jobs, std::size_t domains) const;
+  bool are_slots_sound() const;
+  bool are_columns_sound();
   std::size_t take_slot();
   void settle(std::size_t slot);
   void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;

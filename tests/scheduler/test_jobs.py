@@ -175,3 +175,30 @@ def test_worker_that_leaves_a_device_takes_nothing_of_it_along() -> None:
     assert rig.run(1, context=40, job=1).worker == 1
     rig.join(0, BORROWED, epoch=2, kv_tokens=60, job=0)  # again, on a device of its own
     assert rig.core.stats().used_kv_tokens == {0: 60, 1: 60}
+
+
+# ---- admission
+
+
+def test_trajectories_that_end_while_they_wait_leave_nothing_behind() -> None:
+    rig = Rig(batch_trajectories=1, max_staleness=0)
+    rig.step(TrajectoryCreated(0, 0), TrajectoryCreated(1, 0))
+    size = len(rig.core.snapshot())
+    for number in range(2, 200):
+        rig.step(TrajectoryCreated(number, 0), TrajectoryEnded(number))
+    assert rig.core.stats().waiting == 1
+    assert len(rig.core.snapshot()) == size
+
+
+def test_number_that_waits_again_waits_behind_those_that_came_meanwhile() -> None:
+    rig = Rig(batch_trajectories=1, max_staleness=0)
+    rig.step(*(TrajectoryCreated(number, 0) for number in range(3)))
+    rig.step(TrajectoryEnded(1), TrajectoryCreated(1, 0))
+    assert Admit(2) in rig.step(TrajectoryEnded(0), Consumed(1))
+
+
+def test_job_below_zero_is_refused_and_not_made() -> None:
+    rig = Rig()
+    with pytest.raises(InvalidArgument, match="its number must be >= 0"):
+        rig.step(Consumed(0, job=-5))
+    assert -5 not in rig.core.stats().jobs

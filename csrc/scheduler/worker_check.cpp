@@ -1,0 +1,104 @@
+// Whether a table of workers could have come of events: an image may say anything.
+#include <algorithm>
+#include <cmath>
+
+#include "scheduler/bounds.h"
+#include "scheduler/worker_table.h"
+
+namespace rose::scheduler {
+
+namespace {
+
+bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
+
+bool is_rate(double value) noexcept { return value > 0 && std::isfinite(value); }
+
+bool is_lease(const Lease& lease) noexcept {
+  return is_count(lease.epoch) && is_count(lease.kv_tokens) &&
+         (lease.kv_tokens > 0 || !lease.is_live) &&
+         (is_time(lease.deadline_ns) || lease.deadline_ns == kNever);
+}
+
+bool is_free(const Worker& worker) noexcept {
+  return worker.job == 0 && worker.device == kOwnDevice && !worker.lease.is_live &&
+         worker.held.empty() && !worker.is_held_off;
+}
+
+}  // namespace
+
+bool Pace::is_sound() const noexcept { return is_amount(took_s) && is_rate(foreseen_s); }
+
+bool WorkerTable::is_sound(std::size_t jobs, std::size_t domains) {
+  return are_records_sound(jobs, domains) && are_slots_sound() && mean_pace_.is_sound() &&
+         are_columns_sound() && free_seats_.size() <= std::max<std::size_t>(jobs, 1);
+}
+
+bool WorkerTable::are_records_sound(std::size_t jobs, std::size_t domains) const {
+  return std::all_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+    if (worker.number == kNobody) return is_free(worker);
+    const auto epoch = last_epochs_.find(worker.number);
+    const bool is_last = epoch != last_epochs_.end() && epoch->second == worker.lease.epoch;
+    const auto totals = {worker.used_tokens, worker.backlog_tokens, worker.restart_tokens,
+                         worker.prefill_tokens_per_s};
+    return worker.number >= 0 && worker.job < jobs && worker.domain < domains &&
+           worker.device >= kOwnDevice && is_count(worker.seats) && is_count(worker.version) &&
+           is_lease(worker.lease) && (is_last || !worker.lease.is_live) &&
+           std::all_of(totals.begin(), totals.end(), is_total) && worker.prefill_tokens_per_s > 0 &&
+           is_time(worker.held_off_until_ns) && worker.pace.is_sound();
+  });
+}
+
+bool WorkerTable::are_slots_sound() const {
+  std::vector<bool> is_seen(workers_.size());
+  for (const std::size_t slot : free_slots_) {
+    if (slot >= workers_.size() || is_seen[slot] || workers_[slot].number != kNobody) return false;
+    is_seen[slot] = true;
+  }
+  if (slots_.size() + free_slots_.size() != workers_.size()) return false;
+  std::size_t shared = 0;
+  for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
+    const Worker& worker = workers_[slot];
+    if (worker.number != kNobody && find(worker.number) != slot) return false;
+    if (worker.device == kOwnDevice) {
+      if (worker.peers != std::vector{slot}) return false;
+      continue;
+    }
+    ++shared;
+    const auto sharers = devices_.find(worker.device);
+    if (sharers == devices_.end() || sharers->second != worker.peers) return false;
+    if (std::count(worker.peers.begin(), worker.peers.end(), slot) != 1) return false;
+  }
+  std::size_t named = 0;
+  for (const auto& entry : devices_) {
+    if (entry.second.empty()) return false;
+    named += entry.second.size();
+  }
+  return named == shared;
+}
+
+bool WorkerTable::are_columns_sound() {
+  if (!columns_.has_size(workers_.size()) || seats_left_.size() != workers_.size()) return false;
+  std::vector<std::int64_t> free_seats(free_seats_.size());
+  for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
+    const Worker& worker = workers_[slot];
+    const bool is_same = columns_.number[slot] == worker.number &&
+                         columns_.kind[slot] == worker.kind && columns_.job[slot] == worker.job &&
+                         columns_.domain[slot] == worker.domain;
+    const bool has_figures =
+        is_rate(columns_.prefill_s_per_token[slot]) && is_rate(columns_.step_s[slot]) &&
+        is_amount(columns_.step_s_per_sequence[slot]) && is_rate(columns_.slowness[slot]) &&
+        is_amount(columns_.step_s_per_context_token[slot]) &&
+        is_amount(columns_.hazard_per_s[slot]) && columns_.is_barred[slot] <= 1;
+    if ((worker.number != kNobody && !is_same) || !has_figures) return false;
+    if (!is_total(seats_left_[slot]) || worker.job >= free_seats.size()) return false;
+    free_seats[worker.job] += seats_left_[slot];
+  }
+  if (free_seats != free_seats_) return false;
+  // What is derived from the records is derived once more.
+  const WorkerColumns columns = columns_;
+  const std::vector<std::int64_t> seats_left = seats_left_;
+  for (std::size_t slot = 0; slot < workers_.size(); ++slot) refresh(slot);
+  return columns == columns_ && seats_left == seats_left_;
+}
+
+}  // namespace rose::scheduler
