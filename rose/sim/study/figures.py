@@ -124,10 +124,7 @@ def figures_of(
     is_dedicated = np.array([one.kind is WorkerKind.DEDICATED for one in built.world.workers])
     tokens = outcome.tokens_by_worker
     bounds_ms = np.concatenate(
-        [
-            rollout_bounds_ms(built.world, job, job=number)
-            for number, job in enumerate(outcome.jobs)
-        ]
+        [rollout_bounds_ms(built.world, job, job=number) for number, job in enumerate(outcome.jobs)]
     )
     return ArmFigures(
         arm=built.arm.value,
