@@ -59,7 +59,9 @@ def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> Clus
 
     The scheduler is the one of production, told what production tells it; what is around it is not
     real: engines, what is lent, tools, trainers, time. A turn may say as much as the longest turn
-    of its job does: the scheduler keeps room for that, and does not know how long it will be.
+    of its job does: the scheduler keeps room for that, and does not know how long it will be. That
+    longest turn is one of those that were drawn, so every arm knows this much of the future, and
+    all of them the same; production has a limit there that somebody set, which is mostly larger.
 
     Raises:
         InvalidArgument: the world contradicts itself, or has a turn that no worker can hold.

@@ -39,7 +39,7 @@ class Loan(Enum):
     PUBLISHED = "a step while both budgets hold; memory is halved under pressure and then frozen"
     RESERVED = "a quarter of each GPU, always"
     EVERYTHING = "both engines run as they like"
-    WHOLE_GPUS = "as many whole GPUs as serving can do without, for a minute or more"
+    WHOLE_GPUS = "as many whole GPUs as serving can do without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class ArmRules:
         loan: of serving.
         updates: how weights travel.
         start_up_s: of an engine on a GPU that was lent anew: below 16 B parameters, and above.
+        first_start_s: of the first start on a GPU, likewise; None where it is as any other.
         release_s: before serving needs a GPU, it must have been let go: likewise.
         seats_per_gpu: turns that an engine runs at once at most, for each of its GPUs.
         lacks: what of the system is not in the arm, for reports; None where nothing is.
@@ -60,6 +61,7 @@ class ArmRules:
     loan: Loan
     updates: UpdateScheme
     start_up_s: tuple[float, float] = (5.0, 5.0)
+    first_start_s: tuple[float, float] | None = None
     release_s: tuple[float, float] = (0.0, 0.0)
     seats_per_gpu: int = 64
     lacks: str | None = None
@@ -67,6 +69,13 @@ class ArmRules:
     def start_up_ms(self, parameters: int) -> float:
         """Return what an engine of a model takes to start."""
         return MS_PER_S * self.start_up_s[parameters > LARGE_PARAMETERS]
+
+    def first_longer_ms(self, parameters: int) -> float:
+        """Return how much longer the first start on a GPU takes than each later one."""
+        if self.first_start_s is None:
+            return 0.0
+        first_ms = MS_PER_S * self.first_start_s[parameters > LARGE_PARAMETERS]
+        return first_ms - self.start_up_ms(parameters)
 
     def release_ms(self, parameters: int) -> float:
         """Return what an engine of a model takes to go."""
@@ -83,13 +92,15 @@ RULES: Final[dict[Arm, ArmRules]] = {
     Arm.FIXED: ArmRules(_STICKY, Loan.NOTHING, UpdateScheme.DENSE),
     # What rose's placement is worth: all else is rose's.
     Arm.LEAST_LOADED: ArmRules(_STICKY, Loan.CERTIFIED, UpdateScheme.DELTA),
-    # RLBoost with PEARL's measurements of it: 56.3 + 11.1 s and 67.1 + 17.9 s until an engine
-    # on a GPU that came anew runs, 3.2 and 4.4 s to let one go; each pulls all weights.
+    # RLBoost with PEARL's measurements: 56.3 + 11.1 s and 67.1 + 17.9 s until an engine on a GPU
+    # that never had one runs, 6.3 and 6.1 s where its process stayed, 3.2 and 4.4 s to let one
+    # go; each pulls all weights.
     Arm.ELASTIC: ArmRules(
         _STICKY,
         Loan.WHOLE_GPUS,
         UpdateScheme.DENSE,
-        start_up_s=(67.4, 85.0),
+        start_up_s=(6.3, 6.1),
+        first_start_s=(67.4, 85.0),
         release_s=(3.2, 4.4),
     ),
     # A share for training work that serving never sees again, as ElasticTrainer reserves it.

@@ -26,8 +26,9 @@ from rose.sim.scenario.arms import RULES, Arm, ArmRules
 from rose.sim.scenario.environments import ENVIRONMENTS, Named, Replayed
 from rose.sim.scenario.loans import GroupLoan, Serving
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
-from rose.sim.scenario.scenario import Algorithm, Job, Mode, Scenario
+from rose.sim.scenario.scenario import Algorithm, Job, Scenario
 from rose.sim.scenario.sessions import Sessions
+from rose.sim.scenario.size import batches, check_size
 from rose.sim.scenario.traffic import Inputs, found
 from rose.sim.scenario.trajectories import drawn_trajectories, replayed_trajectories
 from rose.sim.scenario.trouble import Lent, troubled
@@ -87,9 +88,10 @@ def build(
             `idle_trainer` says of a run before. Without it they only train.
 
     Raises:
-        InvalidArgument: models do not fit their GPUs, a context does not fit an engine, or a file
-            that the scenario names is not among the inputs.
+        InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file
+            that the scenario names is not among the inputs, or there are too many turns.
     """
+    check_size(scenario, inputs)
     rules, shape = RULES[arm], find_model(scenario.model)
     loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
     drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
@@ -165,12 +167,22 @@ def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:
 
 def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -> list[_Draft]:
     drafts: list[_Draft] = []
-    total = sum(len(loan.lendings) for loan in loans)
+    horizon_ms = MS_PER_S * scenario.horizon_s
+    total = lent_engines([one for loan in loans for one in loan.lendings], horizon_ms=horizon_ms)
     for number, (group, loan) in enumerate(zip(scenario.borrowed, loans, strict=True)):
         if loan.lendings:
             name = f"borrowed {number}"
             drafts += _drafts(scenario, rules, group, name, engines=total, lendings=loan.lendings)
     return drafts
+
+
+def lent_engines(lendings: Sequence[Lending], *, horizon_ms: float) -> int:
+    """Return how many engines are lent on average, at least 1: an update goes to no others."""
+    lent_ms = 0.0
+    for lending in lendings:
+        lasts_ms = np.diff(np.append(lending.at_ms, horizon_ms))
+        lent_ms += float(lasts_ms[lending.kv_tokens > 0].sum())
+    return max(1, round(lent_ms / horizon_ms))
 
 
 def _on_trainer(
@@ -325,19 +337,15 @@ def _job(
         # One number for all versions has the same sum as one for each.
         drawn = np.maximum(1.0, job.redundancy.draw(random, scenario.versions))
         of_version = max(groups, round(groups * float(drawn.mean())))
-    # Off policy, the next batches have begun when the last version comes out.
-    ahead = 0 if job.mode is Mode.SYNCHRONOUS else job.max_staleness + 1
-    # What is too old is thrown away and must be made again: as much as is used, at worst.
-    ahead += scenario.versions if job.mode is Mode.ASYNCHRONOUS else 0
-    batches = scenario.versions + ahead
+    rolled_out = batches(job, scenario.versions)
     trajectories = _trajectories(
         job,
-        groups=of_version * batches,
+        groups=of_version * rolled_out,
         inputs=inputs,
         random=np.random.default_rng((_TRAJECTORIES, number, seed)),
     )
-    kept = np.zeros(of_version * batches, dtype=np.bool_)
-    for batch in range(batches):
+    kept = np.zeros(of_version * rolled_out, dtype=np.bool_)
+    for batch in range(rolled_out):
         kept[batch * of_version + random.permutation(of_version)[:groups]] = True
     stall = math.prod(one.factor for one in scenario.stress if isinstance(one, StalledTrainer))
     made = SimJob(

@@ -34,9 +34,6 @@ _RESERVED_SHARE: Final = 0.25
 # Training is about a quarter of a step in the paper: how long a step is, before it was simulated.
 _TRAINING_OF_STEP: Final = 0.25
 _STEP_MS_MIN: Final = 60_000.0
-# Serving scales so that the GPUs it keeps are no busier, on average, and decides so often.
-_UTILISATION: Final = 0.8
-_PROVISION_MS: Final = 60_000.0
 # A stream of draws for each group, besides those of the trajectories.
 _TRAFFIC_STREAM: Final = 2
 
@@ -97,14 +94,16 @@ class Serving:
 
     def _loan(self, fleet: "_Fleet", arm: Arm) -> GroupLoan:
         rules, scenario, group = RULES[arm], self._scenario, fleet.group
+        shape = find_model(scenario.model)
         horizon_ms = MS_PER_S * scenario.horizon_s
         if rules.loan is Loan.NOTHING:
             return GroupLoan((), horizon_ms, np.zeros(0), np.zeros(0))
         how = _lending_arm(rules.loan, scenario)
         if rules.loan is Loan.WHOLE_GPUS:
-            shape = find_model(scenario.model)
             made = fleet.whole(
-                kv_tokens(shape, group.gpu.value, tp=group.tp), rules.release_ms(parameters(shape))
+                kv_tokens(shape, group.gpu.value, tp=group.tp),
+                release_ms=rules.release_ms(parameters(shape)),
+                start_up_ms=rules.start_up_ms(parameters(shape)),
             )
         elif scenario.resolution is Resolution.EXACT:
             made = fleet.exactly(how)
@@ -116,6 +115,9 @@ class Serving:
             )
             for one in made.lendings
         ]
+        longer_ms = rules.first_longer_ms(parameters(shape))
+        if longer_ms:
+            shaped = [first_started(one, longer_ms) for one in shaped]
         engines = group.count // group.tp
         return replace(made, lendings=tuple(shaped[at % len(shaped)] for at in range(engines)))
 
@@ -137,39 +139,84 @@ def limited(lending: Lending, share_max: float) -> Lending:
 
 
 def whole_gpus(
-    busy: Column, full_tokens: int, *, bin_ms: float, release_ms: float
+    kept: npt.NDArray[np.int64],
+    *,
+    devices: int,
+    full_tokens: int,
+    bin_ms: float,
+    release_ms: float,
+    shortest_ms: float,
 ) -> tuple[Lending, ...]:
     """Return what a fleet lends that gives whole GPUs away, and serves with the others.
 
-    It keeps as many in each minute as the load of that minute needs, which nobody can know
-    beforehand, and nothing for bursts within it. The GPUs with the highest numbers go first.
+    The GPUs with the highest numbers go first.
 
     Args:
-        busy: (bins, devices), the share of the time in which each has requests.
+        kept: (bins,) int64, with how many GPUs serving does.
+        devices: of the fleet.
         full_tokens: what a GPU that is given away holds.
         bin_ms: of the bins.
         release_ms: so long before serving needs a GPU it is let go.
+        shortest_ms: no GPU is lent for less, as it would hardly have started.
     """
-    bins, devices = busy.shape
-    of_minute = max(1, round(_PROVISION_MS / bin_ms))
-    starts = np.arange(0, bins, of_minute)
-    sizes = np.diff(np.append(starts, bins))
-    load = np.add.reduceat(busy.sum(axis=1), starts) / sizes
-    kept = np.clip(np.ceil(load / _UTILISATION), 1, devices).astype(np.int64)
-    at_ms = np.asarray(starts * bin_ms, dtype=np.float64)
+    at_ms = bin_ms * np.arange(len(kept), dtype=np.float64)
     return tuple(
-        _in_spans(at_ms, number >= kept, full_tokens, release_ms) for number in range(devices)
+        _in_spans(at_ms, number >= kept, full_tokens, release_ms, shortest_ms)
+        for number in range(devices)
     )
 
 
 def _in_spans(
-    at_ms: Column, is_lent: npt.NDArray[np.bool_], full_tokens: int, release_ms: float
+    at_ms: Column,
+    is_lent: npt.NDArray[np.bool_],
+    full_tokens: int,
+    release_ms: float,
+    shortest_ms: float,
 ) -> Lending:
     is_new = np.concatenate(([True], is_lent[1:] != is_lent[:-1]))
-    lent = is_lent[is_new]
+    begins, lent = at_ms[is_new], is_lent[is_new]
     # It ends earlier than it is needed by what letting go takes.
-    begins = np.maximum(at_ms[is_new] - np.where(lent, 0.0, release_ms), 0.0)
-    return Lending(begins, lent.astype(np.float64), lent * np.int64(full_tokens))
+    ends = np.append(begins[1:] - release_ms, np.inf)[lent]
+    begins = begins[lent]
+    is_long = ends - begins > shortest_ms
+    edges = np.stack((begins[is_long], ends[is_long]), axis=1).ravel()
+    share = np.tile([1.0, 0.0], int(is_long.sum()))
+    edges, share = edges[edges < np.inf], share[edges < np.inf]
+    if not len(edges) or edges[0] > 0:
+        edges, share = np.append(0.0, edges), np.append(0.0, share)
+    return Lending(edges, share, share.astype(np.int64) * np.int64(full_tokens))
+
+
+def first_started(lending: Lending, longer_ms: float) -> Lending:
+    """Return the timeline of a GPU whose first start takes so much longer than each later one.
+
+    One that is lent from the beginning has started before it, as in every arm. A loan that ends
+    before its engine would have started is none, and leaves the first start to the next.
+    """
+    lent = np.flatnonzero(lending.share > 0)
+    if not len(lent) or lent[0] == 0:
+        return lending
+    ends_ms = np.append(lending.at_ms[1:], np.inf)
+    started = lent[lending.at_ms[lent] + longer_ms < ends_ms[lent]]
+    first = int(started[0]) if len(started) else len(lending.at_ms)
+    rows = np.append(0, np.arange(first, len(lending.at_ms)))
+    at_ms = lending.at_ms[rows]
+    at_ms[1:2] += longer_ms
+    return Lending(at_ms, lending.share[rows], lending.kv_tokens[rows])
+
+
+def gathered(asked: FleetTraffic, devices: int) -> FleetTraffic:
+    """Return a fleet's requests on so many devices, which take turns."""
+    order = np.argsort(asked.arrival_ms, kind="stable")
+    device = np.arange(len(order)) % devices
+    rows = order[np.argsort(device, kind="stable")]
+    first = np.concatenate(([0], np.cumsum(np.bincount(device, minlength=devices))))
+    return FleetTraffic(
+        first.astype(np.int64),
+        asked.arrival_ms[rows],
+        asked.prompt_tokens[rows],
+        asked.output_tokens[rows],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +263,54 @@ class _Fleet:
         lendings = tuple(fluid.lending(at) for at in range(self.asked.devices))
         return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
 
-    def whole(self, full_tokens: int, release_ms: float) -> GroupLoan:
-        fluid = self.alone()
-        lendings = whole_gpus(fluid.busy, full_tokens, bin_ms=_FLUID_BIN_MS, release_ms=release_ms)
-        return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
+    def whole(self, full_tokens: int, *, release_ms: float, start_up_ms: float) -> GroupLoan:
+        kept, ttft_ms, tpot_ms = self.needed()
+        lendings = whole_gpus(
+            kept,
+            devices=self.asked.devices,
+            full_tokens=full_tokens,
+            bin_ms=_FLUID_BIN_MS,
+            release_ms=release_ms,
+            shortest_ms=start_up_ms,
+        )
+        return GroupLoan(lendings, self.cycle_ms, ttft_ms, tpot_ms)
+
+    def needed(self) -> tuple[npt.NDArray[np.int64], Column, Column]:
+        """Return (bins,) with how few devices serving is in time, and (n,) twice what it feels.
+
+        Nobody could know it beforehand: the arm gets the better of it. A request that is late with
+        all devices as well needs none of them.
+        """
+        devices = self.asked.devices
+        arrival_ms = np.sort(self.asked.arrival_ms, kind="stable")
+        bins = max(1, int(np.ceil(self.cycle_ms / _FLUID_BIN_MS)))
+        at_bin = np.minimum((arrival_ms / _FLUID_BIN_MS).astype(np.int64), bins - 1)
+        kept = np.full(bins, devices, dtype=np.int64)
+        ttft_ms, tpot_ms = self._felt_on(devices)
+        hopeless = self._late(ttft_ms, tpot_ms)
+        is_open = np.ones(bins, dtype=np.bool_)
+        for fewer in range(1, devices):
+            felt_ttft_ms, felt_tpot_ms = self._felt_on(fewer)
+            late = self._late(felt_ttft_ms, felt_tpot_ms) & ~hopeless
+            done = is_open & (np.bincount(at_bin[late], minlength=bins) == 0)
+            kept[done] = fewer
+            mine = done[at_bin]
+            ttft_ms[mine], tpot_ms[mine] = felt_ttft_ms[mine], felt_tpot_ms[mine]
+            is_open &= ~done
+            if not is_open.any():
+                break
+        return kept, ttft_ms, tpot_ms
+
+    def _felt_on(self, devices: int) -> tuple[Column, Column]:
+        """Return (n,) twice, by arrival: what requests feel on so many devices."""
+        asked = gathered(self.asked, devices)
+        fluid = self._as_fluid("alone", ReservedKv(0.0), asked)
+        order = np.argsort(asked.arrival_ms, kind="stable")
+        return fluid.ttft_ms[order], fluid.mean_tpot_ms[order]
+
+    def _late(self, ttft_ms: Column, tpot_ms: Column) -> npt.NDArray[np.bool_]:
+        is_late: npt.NDArray[np.bool_] = (ttft_ms > self.slo.ttft_ms) | (tpot_ms > self.slo.tpot_ms)
+        return is_late
 
     def alone(self) -> FluidLending:
         return self._as_fluid("alone", ReservedKv(0.0))
@@ -246,9 +337,9 @@ class _Fleet:
             felt,
         )
 
-    def _as_fluid(self, scheme: str, kv: KvRule) -> FluidLending:
+    def _as_fluid(self, scheme: str, kv: KvRule, asked: FleetTraffic | None = None) -> FluidLending:
         return lend_as_fluid(
-            self.asked,
+            self.asked if asked is None else asked,
             self.device,
             scheme,
             kv=kv,

@@ -1,4 +1,9 @@
-"""The parts of a scenario besides its jobs: GPUs, serving, the network, prices, stress."""
+"""The parts of a scenario besides its jobs: GPUs, serving, the network, prices, stress.
+
+The `load` of traffic is the share of the time in which a device that only serves has a request at
+least. It is not the utilisation of its SMs, which is lower: decoding a few sequences keeps a device
+busy and most of its SMs idle. Who has only a utilisation has to assume a load.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -55,7 +60,7 @@ class TraceTraffic:
 
     Args:
         trace: its path, relative to the scenario's file.
-        load: share of its time that serving keeps a device busy; arrivals are spread to meet it.
+        load: share of its time in which a device has requests; arrivals are spread to meet it.
     """
 
     kind: ClassVar = "trace"
@@ -70,7 +75,7 @@ class DailyTraffic:
     Args:
         rates: path of the file, relative to the scenario's.
         model: whose rates of the file.
-        load: mean share of its time that serving keeps a device busy.
+        load: mean share of its time in which a device has requests.
         from_s: where in the file the simulation begins.
         second_peak: the busiest second of a window over its mean.
         prompt_tokens: of a request.
@@ -92,7 +97,7 @@ class SyntheticTraffic:
     """Requests that are drawn: a slow wave of load, and bursts of seconds upon it.
 
     Args:
-        load: mean share of its time that serving keeps a device busy.
+        load: mean share of its time in which a device has requests.
         minute_peak: the busiest minute over the mean; the paper's trace has 1.7.
         second_peak: the busiest second over the mean; the paper's trace has 4.22.
         wave_s: of the slow wave; a day in production, less where a simulation is to see all of it.

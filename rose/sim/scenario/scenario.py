@@ -29,6 +29,7 @@ from rose.sim.scenario.ranges import (
 
 # The paper's sampler launches up to 5.7 times the batch.
 _REDUNDANCY: Final = LogUniform(1.0, 5.7)
+_SEEDS_MAX: Final = 1000
 # Said by each job itself.
 _OF_JOBS: Final = frozenset({"max_staleness", "batch_trajectories"})
 
@@ -148,6 +149,9 @@ class Scenario:
         for name in ("jobs", "dedicated", "arms", "seeds"):
             if not getattr(self, name):
                 raise InvalidArgument(f"{name}: there is none; add one")
+        if len(self.seeds) > _SEEDS_MAX:
+            count = len(self.seeds)
+            raise InvalidArgument(f"seeds: there are {count}; give at most {_SEEDS_MAX}")
         names = [job.name for job in self.jobs]
         for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
             if len(set(values)) < len(values):

@@ -95,7 +95,8 @@ def update_time(
         model: that learns.
         gpu: of an engine.
         tp: GPUs of an engine.
-        engines: that share the link, or are beside the trainer.
+        engines: that share the link, or are beside the trainer; of those that come and go, as
+            many as are there on average.
         trainer_tp: GPUs that share a layer where it is trained.
         is_far: whether the link lies between.
         network: its rates, and how much changes.

@@ -67,12 +67,14 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
         for one in node.value:
             _check_nodes(one, seen)
     elif isinstance(node, yaml.MappingNode):
-        names: set[object] = set()
+        names: set[str] = set()
         for name, value in node.value:
+            where = name.start_mark.line + 1
+            if not isinstance(name, yaml.ScalarNode):
+                raise InvalidArgument(f"line {where}: the name of a field is no text; give one")
             if name.value in names:
-                where = name.start_mark.line + 1
                 raise InvalidArgument(
                     f"line {where}: {name.value} is there twice; keep one of them"
                 )
-            names.add(name.value if isinstance(name, yaml.ScalarNode) else id(name))
+            names.add(name.value)
             _check_nodes(value, seen)

@@ -8,16 +8,19 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.scheduler.settings import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.lending_traffic import FleetTraffic
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import Lending
 from rose.sim.scenario.arms import RULES, Arm
-from rose.sim.scenario.build import Built, build, idle_trainer
+from rose.sim.scenario.build import Built, build, idle_trainer, lent_engines
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms, swept
 from rose.sim.scenario.drawn import drawn
-from rose.sim.scenario.loans import Serving, repeated, whole_gpus
-from rose.sim.scenario.scenario import Scenario, scenario_from
+from rose.sim.scenario.loans import Serving, first_started, gathered, repeated, whole_gpus
+from rose.sim.scenario.scenario import Mode, Scenario, scenario_from
 from rose.sim.scenario.sessions import Sessions
+from rose.sim.scenario.size import batches, check_size
 from rose.sim.scenario.traffic import Inputs, burst_variation, slow_wave
+from rose.sim.scenario.updates import UpdateScheme, update_time
 from tests.sim.scenario.files import changed, content, scenario
 
 NOTHING = Inputs()
@@ -68,7 +71,7 @@ def test_arms_of_a_seed_differ_only_in_what_they_do(small: Scenario, serving: Se
                 assert one.lending.share.tobytes() == other.lending.share.tobytes()
     assert worlds[Arm.LEAST_LOADED].policy is PlacementPolicy.LEAST_LOADED_STICKY
     assert worlds[Arm.MLFQ].policy is PlacementPolicy.MLFQ
-    assert worlds[Arm.ELASTIC].workers[-1].start_up_ms == 67_400
+    assert worlds[Arm.ELASTIC].workers[-1].start_up_ms == 6300
     assert worlds[Arm.ELASTIC].workers[-1].update_ms > 10 * rose.workers[-1].update_ms
     assert worlds[Arm.RESERVED].workers[-1].lending is not None
     assert set(worlds[Arm.RESERVED].workers[-1].lending.share.tolist()) == {0.25}
@@ -239,14 +242,100 @@ def test_a_timeline_is_repeated_up_to_the_horizon() -> None:
     assert many.kv_tokens.tolist() == [9, 3, 9, 3, 9]
 
 
-def test_whole_gpus_are_lent_when_the_load_of_a_minute_leaves_them() -> None:
-    """Three devices: two minutes of 0.2 busy each, one of 0.7, one of 0.2."""
-    busy = np.repeat([0.2, 0.2, 0.7, 0.2], 60)[:, None] * np.ones(3)
-    lendings = whole_gpus(busy, 5, bin_ms=1000, release_ms=3000)
+def test_whole_gpus_are_lent_while_serving_is_in_time_without_them() -> None:
+    """Three devices, bins of a second: two are needed from 20 s on, and again for all but 4 s."""
+    kept = np.array([1] * 20 + [2] * 10 + [1] * 4 + [2] * 6 + [1] * 10)
+    lendings = whole_gpus(
+        kept, devices=3, full_tokens=5, bin_ms=1000, release_ms=3000, shortest_ms=2000
+    )
     first, second, third = ([*zip(one.at_ms, one.share, strict=True)] for one in lendings)
     assert first == [(0, 0)]  # one is always kept
-    assert second == third == [(0, 1), (117_000, 0), (180_000, 1)]
+    # Not to the whole minute, and not for a second: letting go takes three of those four.
+    assert second == [(0, 1), (17_000, 0), (40_000, 1)]
+    assert third == [(0, 1)]
     assert set(lendings[1].kv_tokens.tolist()) == {0, 5}
+
+
+def test_only_the_first_start_on_a_gpu_is_the_long_one() -> None:
+    def started(*at_ms: float, begins: int) -> list[float]:
+        share = (np.arange(len(at_ms)) + begins) % 2
+        once = Lending(np.array(at_ms), share * 1.0, share * 7)
+        made = first_started(once, 60)
+        assert (made.kv_tokens == 7 * made.share).all()
+        return [float(at) for at in made.at_ms]
+
+    assert started(0, 100, 200, 300, begins=0) == [0, 160, 200, 300]
+    assert started(0, 100, 200, 300, begins=1) == [0, 100, 200, 300]  # it runs from the beginning
+    assert started(0, 100, 150, 300, 400, begins=0) == [0, 360, 400]  # the first is over too soon
+    assert started(0, 100, 150, begins=0) == [0]
+    assert started(0, begins=0) == [0]
+    rules = RULES[Arm.ELASTIC]
+    assert (rules.start_up_ms(8_000_000_000), rules.start_up_ms(32_000_000_000)) == (6300, 6100)
+    assert rules.first_longer_ms(8_000_000_000) == pytest.approx(67_400 - 6300)
+    assert rules.first_longer_ms(32_000_000_000) == pytest.approx(85_000 - 6100)
+    assert RULES[Arm.ROSE].first_longer_ms(8_000_000_000) == 0
+
+
+@pytest.mark.parametrize("load", [0.1, 0.8])
+def test_serving_keeps_no_more_whole_gpus_than_it_needs_to_be_in_time(load: float) -> None:
+    made = scenario_from(changed("borrowed[0].traffic.load", load))
+    serving = Serving(made, seed=3, inputs=NOTHING)
+    (loan,), (alone,) = serving.loans(Arm.ELASTIC), serving.loans(Arm.ROSE)
+    assert loan.ttft_ms.size == alone.ttft_ms.size
+    late = (loan.ttft_ms > 500) | (loan.tpot_ms > 150)
+    assert late.mean() < 0.01
+    shares = [lent_ms(one, 600_000) / 600_000 for one in loan.lendings]
+    assert shares == sorted(shares)
+    # Of four, three go when one of them can do it all; some are needed when all have work.
+    assert shares[0] == 0
+    assert shares[1] > 0.9 if load == 0.1 else shares[1] < 1
+    # What requests feel is that of fewer devices: later than with all of them.
+    assert loan.tpot_ms.mean() > serving._fleets[0].alone().mean_tpot_ms.mean()
+
+
+def test_requests_that_are_gathered_take_turns_on_the_devices() -> None:
+    asked = FleetTraffic(
+        np.array([0, 2, 5]),
+        np.array([1.0, 4, 0, 2, 3]),
+        np.array([11, 14, 10, 12, 13]),
+        np.array([21, 24, 20, 22, 23]),
+    )
+    made = gathered(asked, 3)
+    assert made.first.tolist() == [0, 2, 4, 5]
+    assert made.arrival_ms.tolist() == [0, 3, 1, 4, 2]
+    assert made.prompt_tokens.tolist() == [10, 13, 11, 14, 12]
+    assert made.output_tokens.tolist() == [20, 23, 21, 24, 22]
+
+
+def test_an_update_of_all_weights_goes_to_those_that_are_lent() -> None:
+    half = Lending(np.array([0.0, 50]), np.array([1.0, 0]), np.array([9, 0]))
+    whole = Lending(np.array([0.0]), np.array([1.0]), np.array([9]))
+    assert lent_engines([half] * 4 + [whole], horizon_ms=100) == 3
+    assert lent_engines([half], horizon_ms=10_000) == 1
+    made = scenario_from(changed("borrowed[0].traffic.load", 0.1))
+    built = build(made, Arm.ELASTIC, seed=3, inputs=NOTHING)
+    borrowed = [one for one in built.world.workers if one.kind is WorkerKind.BORROWED]
+    expected = update_time(
+        made.model,
+        gpu="H800",
+        tp=1,
+        engines=3,
+        trainer_tp=4,
+        is_far=True,
+        network=made.network,
+        scheme=UpdateScheme.DENSE,
+    )
+    assert {one.update_ms for one in borrowed} == {expected.update_ms}
+
+
+def test_a_scenario_that_would_run_for_hours_is_refused_before_it_starts() -> None:
+    long = scenario_from({**changed("jobs[0].batch", 3200), "versions": 100_000})
+    for mode, more in (("synchronous", 1), ("asynchronous", 2)):
+        job = dataclasses.replace(long.jobs[0], mode=Mode(mode))
+        assert batches(job, 100) == pytest.approx(100 * more, abs=1)
+    with pytest.raises(InvalidArgument, match=r"^versions: 100000 of them make about \d+ million"):
+        build(long, Arm.ROSE, seed=3, inputs=NOTHING)
+    check_size(scenario_from({**content(), "versions": 1000}), NOTHING)
 
 
 def test_a_trainer_lends_while_it_waits() -> None:
