@@ -35,6 +35,8 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
         title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         print_rows(console, HEADERS, arm_rows(scenario), left="arm")
+        for sentence in scenario["differences"]:
+            console.print(sentence, markup=False, soft_wrap=True)
         for check in scenario["checks"]:
             if check["holds"] is None:
                 console.print(f"not measured: {check['what']}", soft_wrap=True)

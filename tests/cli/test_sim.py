@@ -66,6 +66,22 @@ def test_the_figures_of_the_report_are_those_of_its_runs(reported: Path) -> None
     assert scenario["arms"]["rose"]["borrowed_tokens_share"] > 0
 
 
+def test_a_factor_that_was_published_is_explained_by_what_could_be_won(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_scenario(tmp_path / "paper.yaml", name="paper-8b")
+    status, out, _ = run(capsys, file, "--out", tmp_path)
+    assert status == 0
+    (scenario,) = report_in(tmp_path)["scenarios"]
+    (sentence,) = scenario["differences"]
+    assert sentence in out
+    assert "and 1.31 was published" in sentence
+    found = re.search(r"no schedule is more than ([0-9.]+) times as fast", sentence)
+    assert found is not None
+    factor = scenario["arms"]["resource-fixed"]["subject_throughput_over"]["factor"]
+    assert float(found.group(1)) >= factor - 0.01
+
+
 def test_the_page_needs_nothing_from_elsewhere(reported: Path) -> None:
     page = (reported / "sim.html").read_text(encoding="utf-8")
     # What an SVG's namespaces are called is not fetched; all else that is a link is its own.
