@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from rose.clock import BootClock
 from rose.errors import InternalError
 from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.store import MemoryStore
@@ -14,9 +13,8 @@ from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
-from rose.units import NS_PER_S
 from tests.transfer.chain_world import KEY, Chain
-from tests.transfer.worker import LONG_S, NAMELESS, TILES, row_digest
+from tests.transfer.worker import LONG_S, NAMELESS, TILES, eventually, row_digest
 
 
 class Failing(InProcessSource):
@@ -47,14 +45,6 @@ def receiver(source: Failing, chain: Chain) -> Iterator[Receiver]:
 
 
 BOTH = pytest.mark.parametrize("make", [relay, receiver])
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    clock = BootClock()
-    until_ns = clock.now_ns() + int(LONG_S * NS_PER_S)
-    while not is_so():
-        assert clock.now_ns() < until_ns
-        clock.sleep(0.001)
 
 
 @BOTH

@@ -1,7 +1,7 @@
 """A relay: each chunk crosses once, damage stops there, and what is here outlives its upstream."""
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -29,7 +29,7 @@ from rose.transfer.relaying.seed_book import SEEDS_MAX, SURVEYS_MAX, SeedBook
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
-from tests.transfer.worker import LONG_S, TILE, TILES, Worker, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Worker, eventually, weights
 
 Frames = Generator[tuple[int, Frame | None], None, None]
 ROOMY = 1 << 20
@@ -791,16 +791,6 @@ def test_in_any_order_of_events_receivers_hold_true_versions_and_arrive(seed: in
 
 
 # ---- threads
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    pause = threading.Event()
-    for _ in range(int(LONG_S / 0.005)):
-        if is_so():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it never came to that")
 
 
 def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:

@@ -22,6 +22,18 @@ Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64
 TILES = Tiles.of(COUNT, TILE)
 LONG_S = 200.0
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    pause = threading.Event()
+    for _ in range(int(LONG_S / 0.005)):
+        if is_so():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never came to that")
+
+
 NAMELESS = Version("", 0, 0)
 
 
