@@ -9,7 +9,6 @@ struct Terms {
   double prompt_tokens;
   double expected_tokens;
   double own_weight;
-  double others_weight;
   double risk_weight;
   double gap_weight_s;
   double requeue_s;
@@ -20,7 +19,6 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
   return {.prompt_tokens = query.prompt_tokens,
           .expected_tokens = query.expected_tokens,
           .own_weight = 1 + settings.urgent_time_weight * query.urgency,
-          .others_weight = 1,
           .risk_weight = 1 + settings.urgent_risk_weight * query.urgency,
           .gap_weight_s = settings.staleness_s_per_version,
           .requeue_s = settings.requeue_s,
@@ -56,7 +54,7 @@ struct Row {
   const double revocations = row.hazard_per_s * own_s;
   const double redo_s = terms.prompt_tokens * row.prefill_s + terms.requeue_s;
   const double risk_s = revocations / (1 + revocations) * redo_s;
-  return terms.own_weight * own_s + terms.others_weight * others_s + terms.risk_weight * risk_s +
+  return terms.own_weight * own_s + others_s + terms.risk_weight * risk_s +
          terms.gap_weight_s * (terms.published - row.version);
 }
 

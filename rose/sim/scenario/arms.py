@@ -54,7 +54,6 @@ class ArmRules:
         first_start_s: of the first start on a GPU, likewise; None where it is as any other.
         release_s: before serving needs a GPU, it must have been let go: likewise.
         seats_per_gpu: turns that an engine runs at once at most, for each of its GPUs.
-        lacks: what of the system is not in the arm, for reports; None where nothing is.
     """
 
     policy: PlacementPolicy
@@ -64,7 +63,6 @@ class ArmRules:
     first_start_s: tuple[float, float] | None = None
     release_s: tuple[float, float] = (0.0, 0.0)
     seats_per_gpu: int = 64
-    lacks: str | None = None
 
     def start_up_ms(self, parameters: int) -> float:
         """Return what an engine of a model takes to start."""

@@ -1,6 +1,5 @@
 """What a run cost: price lines, and what that is for a trajectory and for a correct answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,16 +82,20 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
             borrowed += gpus * lent_ms(worker.lending, outcome.ended_ms) / _MS_PER_HOUR
         else:
             borrowed += gpus * float(busy_ms) / _MS_PER_HOUR
-    useful = sum(
-        int(np.count_nonzero((job.used_by >= 0) & kept))
-        for job, kept in zip(outcome.jobs, built.kept, strict=True)
-    )
     return Cost(
         dedicated=dedicated * prices.dedicated,
         trainer=trainer_gpus * hours * prices.trainer,
         borrowed=borrowed * prices.borrowed,
         opportunity=borrowed * prices.opportunity,
-        trajectories=useful,
+        trajectories=used_count(built, outcome),
+    )
+
+
+def used_count(built: Built, outcome: ClusterOutcome) -> int:
+    """Return how many trajectories a version learned from that were not thrown away."""
+    return sum(
+        int(np.count_nonzero((job.used_by >= 0) & kept))
+        for job, kept in zip(outcome.jobs, built.kept, strict=True)
     )
 
 
@@ -101,8 +104,3 @@ def lent_ms(lending: Lending, until_ms: float) -> float:
     ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
     lasts = np.maximum(ends - lending.at_ms, 0.0)
     return float((lasts * lending.share).sum())
-
-
-def swept(cost: Cost, accept_rates: Sequence[float]) -> tuple[tuple[float, float | None], ...]:
-    """Return (accept rate, dollars for a correct answer) for each rate."""
-    return tuple((rate, cost.per_correct_answer(rate)) for rate in accept_rates)

@@ -7,9 +7,8 @@ import numpy.typing as npt
 
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.world import ClusterOutcome, JobOutcome
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.build import Built
-from rose.sim.scenario.cost import Cost, cost_of
+from rose.sim.scenario.cost import Cost, cost_of, lent_ms, used_count
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.bound import rollout_bounds_ms
 from rose.units import MS_PER_S
@@ -118,10 +117,7 @@ def figures_of(
     """Return the figures of a run."""
     versions = sum(len(job.published_ms) for job in outcome.jobs)
     wanted = scenario.versions * len(scenario.jobs)
-    used = sum(
-        int(np.count_nonzero((job.used_by >= 0) & kept))
-        for job, kept in zip(outcome.jobs, built.kept, strict=True)
-    )
+    used = used_count(built, outcome)
     ended_s = outcome.ended_ms / MS_PER_S
     is_dedicated = np.array([one.kind is WorkerKind.DEDICATED for one in built.world.workers])
     tokens = outcome.tokens_by_worker
@@ -168,16 +164,12 @@ def _recovery_s(outcome: ClusterOutcome) -> float:
 def _borrowed_busy(
     built: Built, outcome: ClusterOutcome, is_dedicated: npt.NDArray[np.bool_]
 ) -> float:
-    lent_ms = 0.0
-    for worker in built.world.workers:
-        if worker.lending is not None:
-            ends = np.minimum(
-                np.append(worker.lending.at_ms[1:], outcome.ended_ms), outcome.ended_ms
-            )
-            lent_ms += float(
-                (np.maximum(ends - worker.lending.at_ms, 0) * worker.lending.share).sum()
-            )
-    return float(outcome.busy_ms_by_worker[~is_dedicated].sum()) / lent_ms if lent_ms else 0.0
+    total_ms = sum(
+        lent_ms(worker.lending, outcome.ended_ms)
+        for worker in built.world.workers
+        if worker.lending is not None
+    )
+    return float(outcome.busy_ms_by_worker[~is_dedicated].sum()) / total_ms if total_ms else 0.0
 
 
 def _thrown_away(job: JobOutcome) -> npt.NDArray[np.bool_]:
@@ -233,8 +225,3 @@ def _cost(scenario: Scenario, built: Built, outcome: ClusterOutcome) -> Cost | N
         return None
     gpus = scenario.trainer.count if scenario.trainer is not None else 0
     return cost_of(built, outcome, scenario.prices, trainer_gpus=gpus)
-
-
-def is_subject(figures: ArmFigures) -> bool:
-    """Whether these are rose's own."""
-    return figures.arm == Arm.ROSE.value

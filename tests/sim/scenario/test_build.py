@@ -13,7 +13,7 @@ from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import Lending
 from rose.sim.scenario.arms import RULES, Arm
 from rose.sim.scenario.build import Built, build, idle_trainer, lent_engines
-from rose.sim.scenario.cost import Cost, cost_of, lent_ms, swept
+from rose.sim.scenario.cost import Cost, cost_of, lent_ms
 from rose.sim.scenario.drawn import drawn
 from rose.sim.scenario.loans import Serving, first_started, gathered, repeated, whole_gpus
 from rose.sim.scenario.scenario import Mode, Scenario, scenario_from
@@ -122,7 +122,7 @@ def test_trajectories_that_were_thrown_away_cost_and_do_not_count() -> None:
 def test_the_accept_rate_is_an_input_that_is_swept() -> None:
     cost = Cost(dedicated=6, trainer=3, borrowed=0.5, opportunity=0.5, trajectories=100)
     assert cost.per_trajectory == pytest.approx(0.1)
-    assert swept(cost, (0.1, 0.5, 1)) == (
+    assert tuple((rate, cost.per_correct_answer(rate)) for rate in (0.1, 0.5, 1)) == (
         (0.1, pytest.approx(1.0)),
         (0.5, pytest.approx(0.2)),
         (1, pytest.approx(0.1)),
