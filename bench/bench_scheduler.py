@@ -194,19 +194,21 @@ def test_correlated_revocation(report: Report) -> None:
     report.add("revoke_moved_turn_us", 1000 * took_ms / moved, "us")
 
 
-def test_correlated_revocation_in_the_core(report: Report, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_correlated_revocation_in_the_core(report: Report, tmp_path: Path, is_mixed: bool) -> None:
     burst_ms = build_bursts(tmp_path)
     samples: list[float] = []
     moved = 0
 
     def burst() -> None:
         nonlocal moved
-        took_ms, moved = burst_ms(WORKERS, REVOKED, TURNS_EACH, report.count(5))
+        took_ms, moved = burst_ms(WORKERS, REVOKED, TURNS_EACH, report.count(5), is_mixed)
         samples.append(took_ms)
 
     report.repeat(burst, 5)
-    report.add(f"revoke_{REVOKED}_of_{WORKERS}_ms", quantile(samples, 0.5), "ms")
-    report.add("revoke_moved_turns_in_the_core_count", moved, "turns")
+    name = "mixed_turns_" if is_mixed else ""
+    report.add(f"revoke_{REVOKED}_of_{WORKERS}_{name}ms", quantile(samples, 0.5), "ms")
+    report.add(f"revoke_moved_{name or 'turns_'}in_the_core_count", moved, "turns")
 
 
 def test_events_from_python(report: Report) -> None:

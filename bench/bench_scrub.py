@@ -24,11 +24,11 @@ def test_scrub_of_a_grant(report: Report) -> None:
         slab_bytes=SLAB_BYTES, slab_count=SLABS, header_slabs=1, object_bytes_max=SLAB_BYTES
     )
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
-    allocator = arbiter.allocator(partition, block_bytes=MIB, origin_bytes=0)
+    arbiter.allocator(partition, block_bytes=MIB, origin_bytes=0)
     grant = arbiter.grant(partition, SLABS, ttl_ns=10**15, expected_epoch=arbiter.epoch)
     check(isinstance(grant, Grant) and len(grant.slabs) == SLABS, "the pool is the borrower's")
     slabs = grant.slabs if isinstance(grant, Grant) else []
-    loans = MappedLoans(arbiter, allocator)
+    loans = MappedLoans(arbiter, partition)
     memset = ctypes.CDLL(None).memset
     memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     memset.restype = ctypes.c_void_p

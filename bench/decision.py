@@ -19,7 +19,7 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
     Args:
         folder: where the program goes.
     """
-    parts = ("placement.cpp", "cost.cpp", "worker_table.cpp")
+    parts = ("placement.cpp", "lineup.cpp", "cost.cpp", "worker_table.cpp")
     program = _build(folder, "scheduler_decision", [_ROOM / part for part in parts])
 
     def decision_ns(workers: int, rounds: int) -> float:
@@ -28,16 +28,20 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
     return decision_ns
 
 
-def build_bursts(folder: Path) -> Callable[[int, int, int, int], tuple[float, int]]:
-    """Return a function of (workers, revoked, turns, rounds): median ms of the step, turns moved.
+def build_bursts(folder: Path) -> Callable[[int, int, int, int, bool], tuple[float, int]]:
+    """Return a function that returns the median ms of the step, and how many turns were moved.
+
+    It is one of (workers, revoked, turns, rounds, whether turns differ).
 
     Args:
         folder: where the program goes.
     """
     program = _build(folder, "scheduler_burst", sorted(_ROOM.glob("*.cpp")))
 
-    def burst_ms(workers: int, revoked: int, turns: int, rounds: int) -> tuple[float, int]:
-        took_ms, moved = _run(program, workers, revoked, turns, rounds).split()
+    def burst_ms(
+        workers: int, revoked: int, turns: int, rounds: int, is_mixed: bool
+    ) -> tuple[float, int]:
+        took_ms, moved = _run(program, workers, revoked, turns, rounds, int(is_mixed)).split()
         return float(took_ms), int(moved)
 
     return burst_ms

@@ -1,11 +1,15 @@
 """A longer wire: a TCP proxy that holds every byte for a while, in both directions.
 
 It is a process of its own, `python -m bench.delay_proxy`, so that nothing in the product waits on
-purpose. It has room for what is on its way and does not limit the rate.
+purpose. It has room for what is on its way and does not limit the rate: bytes go from a socket into
+a pipe and from there into the other socket without being copied (`splice`), and one thread moves
+those of all connections.
 """
 
 import argparse
-import selectors
+import fcntl
+import os
+import select
 import socket
 import subprocess
 import sys
@@ -21,120 +25,198 @@ from typing import Final
 from rose.errors import InvalidArgument, Unavailable, check
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_READ_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 1 << 20
 _READY: Final = "ready"
 _READY_S: Final = 20.0
 _CONNECT_S: Final = 10.0
 NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+# A pass over all connections begins no sooner than this share of the delay after the one before, so
+# that a pass moves many packets; what is held so much longer is still held.
+_PASSES: Final = 10
+_PASS_NS_MAX: Final = 500_000
+# Of one pipe: as large as anybody may make it. It has a place for each packet, not for each byte.
+_PIPE_BYTES: Final = 1 << 20
+_PIPES_MAX: Final = 64
+_SPLICE: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 
 @dataclass(slots=True)
 class DelayLine:
-    """What is on its way: bytes leave it in the order they came in, and never before their time.
+    """How many bytes are on their way: they leave in the order they came, never before their time.
 
-    No thread, no clock: its users bring both.
+    The bytes themselves are elsewhere. No thread, no clock: its users bring both.
 
     Args:
         delay_ns: from coming in to leaving.
-        room_bytes: it takes nothing more while it holds so many.
+        room_bytes: it holds no more.
     """
 
     delay_ns: int
     room_bytes: int
     held_bytes: int = 0
-    _held: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)  # due at, and how many
 
     @property
-    def has_room(self) -> bool:
-        """Whether `put` may be called."""
-        return self.held_bytes < self.room_bytes
+    def room(self) -> int:
+        """Return how many bytes may be put."""
+        return self.room_bytes - self.held_bytes
 
-    def put(self, content: bytes, now_ns: int) -> None:
-        """Take bytes in; none, b"", is the end of the stream, which travels like bytes do."""
-        check(self.has_room, "a full line takes nothing")
-        self._held.append((now_ns + self.delay_ns, content))
-        self.held_bytes += len(content)
+    def put(self, nbytes: int, now_ns: int) -> None:
+        """Take bytes in."""
+        check(0 < nbytes <= self.room, "a line takes what it has room for")
+        self._marks.append((now_ns + self.delay_ns, nbytes))
+        self.held_bytes += nbytes
 
     def due_in_ns(self, now_ns: int) -> int | None:
         """Return how long until the next bytes leave, 0 or below when they may; None when empty."""
-        return self._held[0][0] - now_ns if self._held else None
+        return self._marks[0][0] - now_ns if self._marks else None
 
-    def take(self, now_ns: int) -> bytes:
-        """Return the next bytes, whose time has come."""
-        due_ns, content = self._held.popleft()
-        check(due_ns <= now_ns, "bytes leave a line in their time")
-        self.held_bytes -= len(content)
-        return content
+    def due_bytes(self, now_ns: int) -> int:
+        """Return how many bytes may leave."""
+        nbytes = 0
+        for due_ns, count in self._marks:
+            if due_ns > now_ns:
+                break
+            nbytes += count
+        return nbytes
+
+    def take(self, nbytes: int, now_ns: int) -> None:
+        """Let bytes leave, whose time has come."""
+        self.held_bytes -= nbytes
+        while nbytes > 0:
+            check(bool(self._marks), "bytes that leave a line have come into it")
+            due_ns, count = self._marks.popleft()
+            check(due_ns <= now_ns, "bytes leave a line in their time")
+            if count > nbytes:
+                self._marks.appendleft((due_ns, count - nbytes))
+            nbytes -= count
+
+
+class Pipes:
+    """Bytes of a stream that no socket holds: as many pipes, one behind the other, as they need."""
+
+    def __init__(self) -> None:
+        self._used: deque[tuple[int, int]] = deque()  # where bytes go in, and where they come out
+        self._held: deque[int] = deque()  # of each
+        self._spare: list[tuple[int, int]] = []
+
+    def fill(self, source: socket.socket, most: int) -> int | None:
+        """Take bytes from a socket that does not block; None when there are none or no room."""
+        if not self._used:
+            self._add()
+        while True:
+            try:
+                got = os.splice(source.fileno(), self._used[-1][0], most, flags=_SPLICE)
+            except BlockingIOError:
+                # Because of the socket, which is empty, or of the pipe, which is full?
+                if len(self._used) == _PIPES_MAX or not _has_bytes(source):
+                    return None
+                if self._held[-1] > 0:
+                    self._add()
+                continue
+            self._held[-1] += got
+            return got
+
+    def drain(self, target: socket.socket, most: int) -> int:
+        """Give bytes to a socket that does not block; at least one, and perhaps fewer than most.
+
+        Raises:
+            BlockingIOError: it takes none.
+        """
+        nbytes = min(most, self._held[0])
+        sent = os.splice(self._used[0][1], target.fileno(), nbytes, flags=_SPLICE)
+        self._held[0] -= sent
+        if self._held[0] == 0:
+            self._held.popleft()
+            self._spare.append(self._used.popleft())
+        return sent
+
+    def close(self) -> None:
+        for pipe in (*self._used, *self._spare):
+            for end in pipe:
+                os.close(end)
+
+    def _add(self) -> None:
+        if not self._spare:
+            out, into = os.pipe()
+            fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            self._spare.append((into, out))
+        self._used.append(self._spare.pop())
+        self._held.append(0)
+
+
+def _has_bytes(one: socket.socket) -> bool:
+    try:
+        return bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
 
 
 class Carrier:
-    """One direction of one connection: a thread that reads, and one that writes."""
+    """One direction of one connection: what came of one socket and goes to the other."""
 
     def __init__(self, here: socket.socket, there: socket.socket, line: DelayLine) -> None:
-        self._here = here
-        self._there = there
+        self.here = here
+        self.there = there
         self._line = line
-        self._changed = threading.Condition()  # guards the line and what follows
-        self._is_broken = False
-        self._threads = (
-            threading.Thread(target=self._read, name="delay-read", daemon=True),
-            threading.Thread(target=self._write, name="delay-write", daemon=True),
-        )
-        for thread in self._threads:
-            thread.start()
+        self._pipes = Pipes()
+        self._ends_ns: int | None = None  # the end of the stream travels like bytes do
+        self.is_stuck = False  # the other socket takes nothing now
+        self.is_over = False
 
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
+    @property
+    def may_read(self) -> bool:
+        """Whether there is room for what comes."""
+        return self._ends_ns is None and self._line.room > 0
 
-    def _read(self) -> None:
-        content = b"-"
-        while content:
+    def wake_in_ns(self, now_ns: int) -> int | None:
+        """Return how long until it has to write; None when only a socket can tell."""
+        if self.is_over or self.is_stuck:
+            return None
+        due_in_ns = self._line.due_in_ns(now_ns)
+        if due_in_ns is None and self._ends_ns is not None:
+            return self._ends_ns - now_ns
+        return due_in_ns
+
+    def read(self, now_ns: int) -> None:
+        """Take in what has come."""
+        while self.may_read:
             try:
-                content = self._here.recv(_READ_BYTES)
+                got = self._pipes.fill(self.here, min(_READ_BYTES, self._line.room))
             except OSError:
-                content = b""  # a connection that breaks ends here; the bytes before it arrive
-            now_ns = time.monotonic_ns()
-            with self._changed:
-                self._changed.wait_for(lambda: self._line.has_room or self._is_broken)
-                if self._is_broken:
-                    return
-                # What waited for room is not delayed twice.
-                self._line.put(content, now_ns)
-                self._changed.notify_all()
-
-    def _write(self) -> None:
-        content = b"-"
-        while content:
-            content = self._next()
-            try:
-                if content:
-                    self._there.sendall(content)
-            except OSError:
-                self._break_off()
+                got = 0  # a connection that breaks ends here; the bytes before it arrive
+            if got is None:
                 return
-        with suppress(OSError):
-            self._there.shutdown(socket.SHUT_WR)
+            if got == 0:
+                self._ends_ns = now_ns + self._line.delay_ns
+                return
+            self._line.put(got, now_ns)
 
-    def _next(self) -> bytes:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._line.due_in_ns(0) is not None)
-                now_ns = time.monotonic_ns()
-                wait_ns = self._line.due_in_ns(now_ns) or 0
-                if wait_ns <= 0:
-                    content = self._line.take(now_ns)
-                    self._changed.notify_all()
-                    return content
-            time.sleep(wait_ns / 1e9)
+    def write(self, now_ns: int) -> None:
+        """Let go what is due."""
+        self.is_stuck = False
+        try:
+            while (due := self._line.due_bytes(now_ns)) > 0:
+                self._line.take(self._pipes.drain(self.there, due), now_ns)
+            is_empty = self._line.held_bytes == 0
+            if is_empty and self._ends_ns is not None and self._ends_ns <= now_ns:
+                self.is_over = True
+                self.there.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            self.is_stuck = True
+        except OSError:
+            self._break_off()
+
+    def close(self) -> None:
+        self._pipes.close()
 
     def _break_off(self) -> None:
         """Let the peer that still sends know that nobody reads."""
-        with self._changed:
-            self._is_broken = True
-            self._changed.notify_all()
+        self.is_over = True
+        self._ends_ns = 0
         with suppress(OSError):
-            self._here.shutdown(socket.SHUT_RDWR)
+            self.here.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,37 +243,73 @@ def room_for(bits_per_s: float, delay_ms: float) -> int:
     return int(2 * bits_per_s / 8 * delay_ms / 1e3) + 8 * _READ_BYTES
 
 
-def serve(settings: Settings) -> None:
-    """Carry connections until the process is ended."""
-    with selectors.DefaultSelector() as selector:
-        for port in settings.ports:
-            listener = socket.create_server((settings.listen, port))
-            selector.register(listener, selectors.EVENT_READ, port)
+class Proxy:
+    """All connections of a proxy, in one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._listeners = {
+            socket.create_server((settings.listen, port)): port for port in settings.ports
+        }
+        self._pairs: list[tuple[Carrier, Carrier]] = []
+        self._pass_ns = min(int(settings.delay_ms * NS_PER_MS) // _PASSES, _PASS_NS_MAX)
+
+    def run(self) -> None:
+        """Carry connections until the process is ended."""
         print(_READY, flush=True)
         while True:
-            for key, _ in selector.select():
-                listener = key.fileobj  # type: ignore[assignment]
-                connection, _ = listener.accept()
-                threading.Thread(
-                    target=_carry, args=(connection, key.data, settings), daemon=True
-                ).start()
+            began_ns = time.monotonic_ns()
+            self._turn(began_ns)
+            rest_ns = began_ns + self._pass_ns - time.monotonic_ns()
+            if rest_ns > 0:
+                time.sleep(rest_ns / NS_PER_S)
 
+    def _turn(self, now_ns: int) -> None:
+        carriers = [one for pair in self._pairs for one in pair]
+        waits = [wait for one in carriers if (wait := one.wake_in_ns(now_ns)) is not None]
+        came, _, _ = select.select(
+            [*self._listeners, *(one.here for one in carriers if one.may_read)],
+            [one.there for one in carriers if one.is_stuck],
+            [],
+            max(min(waits), 0) / NS_PER_S if waits else None,
+        )
+        now_ns = time.monotonic_ns()
+        ready = set(came)
+        for listener in ready & self._listeners.keys():
+            self._accept(listener)
+        for one in carriers:
+            if one.here in ready:
+                one.read(now_ns)
+            if not one.is_over:
+                one.write(now_ns)
+        self._drop_over()
 
-def _carry(here: socket.socket, port: int, settings: Settings) -> None:
-    try:
-        there = socket.create_connection((settings.to, port), _CONNECT_S)
-    except OSError:
-        here.close()
-        return
-    there.settimeout(None)
-    carriers = []
-    with here, there:
-        for one, other in ((here, there), (there, here)):
+    def _accept(self, listener: socket.socket) -> None:
+        here, _ = listener.accept()
+        try:
+            there = socket.create_connection(
+                (self._settings.to, self._listeners[listener]), _CONNECT_S
+            )
+        except OSError:
+            here.close()
+            return
+        delay_ns, room_bytes = int(self._settings.delay_ms * NS_PER_MS), self._settings.room_bytes
+        for one in (here, there):
+            one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line = DelayLine(int(settings.delay_ms * NS_PER_MS), settings.room_bytes)
-            carriers.append(Carrier(one, other, line))
-        for carrier in carriers:
-            carrier.join()
+        self._pairs.append(
+            (
+                Carrier(here, there, DelayLine(delay_ns, room_bytes)),
+                Carrier(there, here, DelayLine(delay_ns, room_bytes)),
+            )
+        )
+
+    def _drop_over(self) -> None:
+        for pair in [pair for pair in self._pairs if all(one.is_over for one in pair)]:
+            self._pairs.remove(pair)
+            for one in pair:
+                one.close()
+                one.here.close()
 
 
 @contextmanager
@@ -244,4 +362,4 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 if __name__ == "__main__":
-    serve(parse(sys.argv[1:]))
+    Proxy(parse(sys.argv[1:])).run()

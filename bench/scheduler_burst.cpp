@@ -1,7 +1,9 @@
 // Prints the median milliseconds of a step in which REVOKED of WORKERS leases are taken back at
 // once, each with TURNS turns, and how many of these turns were started elsewhere in that step:
-// WORKERS REVOKED TURNS ROUNDS.
+// WORKERS REVOKED TURNS ROUNDS MIXED.
 //
+// All turns are alike, or with MIXED 1 no two of a few hundred are: prompts and limits differ, so
+// nothing that is known of one choice helps the next.
 // Every round has a core of its own. Nothing but the step is in the measured part.
 #include <algorithm>
 #include <chrono>
@@ -26,6 +28,7 @@ struct Burst {
   std::int64_t workers;
   std::int64_t revoked;
   std::int64_t turns;
+  bool is_mixed;
 };
 
 // Two of three workers are borrowed; eight of them, of both kinds, fail together.
@@ -49,10 +52,12 @@ std::vector<Event> created(std::int64_t trajectories) {
   return events;
 }
 
-std::vector<Event> ready(std::int64_t trajectories) {
+std::vector<Event> ready(std::int64_t trajectories, bool is_mixed) {
   std::vector<Event> events;
   for (TrajectoryId id = 0; id < trajectories; ++id) {
-    events.push_back(TurnReady{id, 0, kContext, kMaxNew});
+    const std::int64_t shorter = is_mixed ? id * 7919 % 700 : 0;
+    const std::int64_t less = is_mixed ? id * 104'729 % 150 : 0;
+    events.push_back(TurnReady{id, 0, kContext - shorter, kMaxNew - less});
   }
   return events;
 }
@@ -106,7 +111,7 @@ Measured measure(const Burst& burst, std::uint64_t seed) {
   };
   const std::int64_t trajectories = burst.workers * burst.turns;
   if (!step(joined(burst, random)) || !step(created(trajectories))) return {};
-  if (!step(ready(trajectories))) return {};
+  if (!step(ready(trajectories, burst.is_mixed))) return {};
   const std::vector<Event> events = revocation(burst, actions);
   const auto began = std::chrono::steady_clock::now();
   if (!step(events)) return {};
@@ -119,8 +124,9 @@ Measured measure(const Burst& burst, std::uint64_t seed) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
-  const Burst burst{std::atoll(argv[1]), std::atoll(argv[2]), std::atoll(argv[3])};
+  if (argc != 6) return 2;
+  const Burst burst{std::atoll(argv[1]), std::atoll(argv[2]), std::atoll(argv[3]),
+                    std::atoll(argv[5]) != 0};
   const auto rounds = static_cast<std::size_t>(std::atoll(argv[4]));
   std::vector<double> samples_ms;
   Measured last;

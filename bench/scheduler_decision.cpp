@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
     query.is_urgent = query.urgency > 0.5;
     query.exposures = &exposures;
     const auto began = std::chrono::steady_clock::now();
-    const auto slot = placement.choose(table.columns(), query);
+    const auto slot = placement.choose(table, query);
     samples.push_back((std::chrono::steady_clock::now() - began).count());
     if (!slot) return 1;
     table.hold(*slot, round, kNeed, 0);

@@ -95,7 +95,7 @@ class MappedLoan:
         )
         self.partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=slabs)
         self.allocator = self.arbiter.allocator(self.partition, block_bytes=MIB, origin_bytes=0)
-        self.loans = MappedLoans(self.arbiter, self.allocator)
+        self.loans = MappedLoans(self.arbiter, self.partition)
         self.window = SlabWindow.of(self.arbiter, header_index=0, device=device)
 
     def cycle_s(self) -> tuple[float, float, float]:

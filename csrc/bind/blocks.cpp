@@ -327,6 +327,7 @@ void bind_blocks(py::module_& m) {
       .def(
           "unpin", [](Self& self, memory::PinId pin) { check(self.unpin(pin)); }, py::arg("pin"))
       .def_property_readonly("free_blocks", &Self::free_blocks)
+      .def_property_readonly("slabs_in_use", &Self::slabs_in_use)
       .def_property_readonly("cached_blocks", &Self::cached_blocks)
       .def_property_readonly("used_blocks", &Self::used_blocks)
       .def_property_readonly("capacity_blocks", &Self::capacity_blocks)

@@ -27,7 +27,8 @@ void bind_partition_record(py::module_& m) {
       .def_readonly("id", &Note::id)
       .def_readonly("wanted", &Note::wanted)
       .def_readonly("pending", &Note::pending)
-      .def_readonly("deadline_ns", &Note::deadline_ns);
+      .def_readonly("deadline_ns", &Note::deadline_ns)
+      .def_readonly("due_ns", &Note::due_ns);
   using Part = PartitionRecord;
   py::class_<Part>(m, "PartitionRecord")
       .def_property_readonly("id", [](const Part& p) { return p.partition.id; })
@@ -41,6 +42,8 @@ void bind_partition_record(py::module_& m) {
       .def_readonly("leases", &Part::leases)
       .def_readonly("free_blocks", &Part::free_blocks)
       .def_readonly("used_blocks", &Part::used_blocks)
+      .def_property_readonly("pins", [](const Part& p) { return p.pins.count; })
+      .def_property_readonly("oldest_pin_ns", [](const Part& p) { return p.pins.oldest_ns; })
       .def_property_readonly("revocation", [](const Part& p) {
         return p.revocation.id == 0 ? std::nullopt : std::optional{p.revocation};
       });

@@ -23,7 +23,6 @@ using driver::Device;
 using memory::Arbiter;
 using memory::Attachment;
 using memory::LedgerView;
-using memory::MoveObserver;
 using memory::PartitionId;
 using memory::Pool;
 using memory::PoolExport;
@@ -78,17 +77,13 @@ class Tenant {
   std::unique_ptr<TenantWatch> watch_;
 };
 
-std::unique_ptr<Tenant> watch_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
-                                     const Process& process, bool kill_late) {
+std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
+                                   const Process& process, bool kill_late, bool is_mapped) {
+  const auto telling = is_mapped ? memory::Telling::kWhenClean : memory::Telling::kAtGrant;
+  check(arbiter->add_tenant(partition, telling).status());
   std::unique_ptr<TenantWatch> watch =
       take(TenantWatch::create(arbiter, partition, take(process.duplicate()), kill_late));
   return std::make_unique<Tenant>(std::move(arbiter), std::move(watch));
-}
-
-std::unique_ptr<Tenant> add_tenant(std::shared_ptr<Arbiter> arbiter, PartitionId partition,
-                                   const Process& process, bool kill_late) {
-  check(arbiter->add_tenant(partition).status());
-  return watch_tenant(std::move(arbiter), partition, process, kill_late);
 }
 
 void bind_process(py::module_& m) {
@@ -101,33 +96,6 @@ void bind_process(py::module_& m) {
       .def_property_readonly("uid", [](const Process& p) { return static_cast<int>(p.uid()); })
       .def_property_readonly("is_alive", &Process::is_alive)
       .def("fileno", &Process::get);
-}
-
-// A tenant that outlived its arbiter.
-struct SurvivorFd {
-  PartitionId partition;
-  int mailbox_fd;
-};
-
-std::shared_ptr<Arbiter> adopt(const PoolExport& pool, int ledger_fd,
-                               const std::vector<SurvivorFd>& told, Nanoseconds ttl_ns,
-                               Nanoseconds grace_ns, std::shared_ptr<Clock> clock,
-                               std::shared_ptr<MoveObserver> observer,
-                               const std::shared_ptr<Device>& device) {
-  const FileDescriptor fd = take(duplicate_fd(ledger_fd));
-  const LedgerView ledger = take(LedgerView::open(fd));
-  std::vector<memory::Survivor> survivors;
-  for (const SurvivorFd& one : told) {
-    survivors.push_back({one.partition, take(duplicate_fd(one.mailbox_fd))});
-  }
-  const auto make = [&]() -> Result<std::unique_ptr<Arbiter>> {
-    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
-    Result<Pool> mapped = attach_pool(pool, device);
-    if (!mapped.ok()) return mapped.status();
-    return Arbiter::adopt(mapped.take(), ledger, survivors, ttl_ns, grace_ns,
-                          clock_or_boot(std::move(clock)), std::move(observer));
-  };
-  return take(make());
 }
 
 void bind_tenant(py::module_& m) {
@@ -187,7 +155,7 @@ struct Fds {
 memory::AttachmentParts copies_of(const Fds& fds) {
   memory::AttachmentParts parts;
   parts.ledger = take(duplicate_fd(fds.ledger));
-  if (fds.mailbox >= 0) parts.mailbox = take(duplicate_fd(fds.mailbox));
+  parts.mailbox = take(duplicate_fd(fds.mailbox));
   parts.to_arbiter = take(duplicate_fd(fds.to_arbiter));
   parts.to_tenant = take(duplicate_fd(fds.to_tenant));
   if (fds.socket >= 0) parts.socket = take(duplicate_fd(fds.socket));
@@ -208,6 +176,28 @@ std::unique_ptr<Attachment> attach(const PoolExport& pool, int ledger_fd, int ma
   return take(make());
 }
 
+std::unique_ptr<Attachment> attach_mapped(std::size_t slab_bytes, std::int32_t slab_count,
+                                          std::int32_t header_slabs, int ledger_fd, int mailbox_fd,
+                                          int to_arbiter_fd, int to_tenant_fd, int socket_fd) {
+  return take(Attachment::create_mapped(
+      {slab_bytes, slab_count, header_slabs},
+      copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd})));
+}
+
+const Pool& pool_of(const Attachment& a) {
+  if (a.pool() == nullptr) {
+    raise(Status::invalid_argument("slabs of this pool are mapped one by one: see its window"));
+  }
+  return *a.pool();
+}
+
+void check_own(const Attachment& attachment, PartitionId partition) {
+  if (partition == attachment.partition()) return;
+  raise(Status::invalid_argument("the attachment is of partition " +
+                                 std::to_string(attachment.partition()) + ", not " +
+                                 std::to_string(partition)));
+}
+
 void bind_attachment(py::module_& m) {
   using Self = Attachment;
   py::class_<TenantNews>(m, "TenantNews")
@@ -220,36 +210,53 @@ void bind_attachment(py::module_& m) {
       .def_static("create", &attach, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
+      .def_static("create_mapped", &attach_mapped, py::kw_only(), py::arg("slab_bytes"),
+                  py::arg("slab_count"), py::arg("header_slabs"), py::arg("ledger_fd"),
+                  py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
+                  py::arg("socket_fd") = -1)
+      .def(
+          "reach", [](Self& a, const std::vector<SlabId>& slabs) { check(a.reach(slabs)); },
+          py::arg("slabs"))
+      .def("retire", [](Self& a) { return take(a.retire()); })
       .def_property_readonly("partition", &Self::partition)
-      .def_property_readonly("slab_bytes",
-                             [](const Self& a) { return a.pool().shape().slab_bytes; })
-      .def_property_readonly("slab_count",
-                             [](const Self& a) { return a.pool().shape().slab_count; })
-      .def_property_readonly("header_slabs",
-                             [](const Self& a) { return a.pool().shape().header_slabs; })
+      .def_property_readonly("slab_bytes", [](const Self& a) { return a.shape().slab_bytes; })
+      .def_property_readonly("slab_count", [](const Self& a) { return a.shape().slab_count; })
+      .def_property_readonly("header_slabs", [](const Self& a) { return a.shape().header_slabs; })
       .def("now_ns", [](const Self&) { return BootClock{}.now_ns(); })
-      .def_property_readonly("is_on_host", [](const Self& a) { return a.pool().is_on_host(); })
+      .def_property_readonly("is_on_host", [](const Self& a) { return pool_of(a).is_on_host(); })
       .def_property_readonly(
           "pool_address",
-          [](const Self& a) { return std::bit_cast<std::uintptr_t>(a.pool().data()); })
-      .def_property_readonly("pool_bytes", [](const Self& a) { return a.pool().size_bytes(); })
+          [](const Self& a) { return std::bit_cast<std::uintptr_t>(pool_of(a).data()); })
+      .def_property_readonly("pool_bytes", [](const Self& a) { return a.shape().total_bytes(); })
       .def("pool_view",
-           [](const py::object& self) { return view_of(self.cast<const Self&>().pool(), self); })
+           [](const py::object& self) { return view_of(pool_of(self.cast<const Self&>()), self); })
       .def_property_readonly(
           "ledger", [](const Self& a) { return std::const_pointer_cast<LedgerView>(a.ledger()); })
       .def(
           "allocator",
           [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
              std::int32_t blocks_per_slab_max) {
-            if (partition != a.partition()) {
-              raise(Status::invalid_argument("the attachment is of partition " +
-                                             std::to_string(a.partition()) + ", not " +
-                                             std::to_string(partition)));
-            }
+            check_own(a, partition);
             return take(a.add_allocator({block_bytes, origin_bytes, blocks_per_slab_max}));
           },
           py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
           py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
+      .def(
+          "add_group",
+          [](Self& a, PartitionId partition, std::size_t block_bytes, std::size_t origin_bytes,
+             std::int32_t blocks_per_slab_max) {
+            check_own(a, partition);
+            return take(a.add_group({block_bytes, origin_bytes, blocks_per_slab_max}));
+          },
+          py::arg("partition"), py::kw_only(), py::arg("block_bytes"), py::arg("origin_bytes"),
+          py::arg("blocks_per_slab_max") = 0, py::return_value_policy::reference_internal)
+      .def(
+          "missing_slabs",
+          [](const Self& a, PartitionId partition, const std::vector<std::int64_t>& wanted) {
+            check_own(a, partition);
+            return take(a.missing_slabs(wanted));
+          },
+          py::arg("partition"), py::arg("wanted"))
       .def(
           "news",
           [](Self& a, double timeout_ms) {
@@ -272,32 +279,15 @@ void bind_attachment(py::module_& m) {
           },
           py::arg("slabs"), py::arg("ranks"))
       .def("give_idle", [](Self& a) { return take(a.give_idle()); })
-      .def(
-          "follow",
-          [](Self& a, int ledger_fd, int to_arbiter_fd, int to_tenant_fd, int socket_fd) {
-            check(a.follow(copies_of({ledger_fd, -1, to_arbiter_fd, to_tenant_fd, socket_fd})));
-          },
-          py::kw_only(), py::arg("ledger_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
-          py::arg("socket_fd") = -1)
       .def("close", [](Self& a) { check(a.close()); });
 }
 
 // What an arbiter can do with tenants of other processes joins its class here.
 void extend_arbiter(py::module_& m) {
-  py::class_<SurvivorFd>(m, "Survivor")
-      .def(py::init<PartitionId, int>(), py::kw_only(), py::arg("partition"), py::arg("mailbox_fd"))
-      .def_readonly("partition", &SurvivorFd::partition)
-      .def_readonly("mailbox_fd", &SurvivorFd::mailbox_fd);
   py::object arbiter = m.attr("Arbiter");
   auto& cls = static_cast<py::class_<Arbiter, std::shared_ptr<Arbiter>>&>(arbiter);
-  cls.def_static("adopt", &adopt, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
-                 py::arg("survivors"), py::arg("ttl_ns"), py::arg("grace_ns"),
-                 py::arg("clock") = py::none(), py::arg("observer") = py::none(),
-                 py::arg("device") = py::none())
-      .def("add_tenant", &add_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
-           py::arg("kill_late") = true)
-      .def("watch_tenant", &watch_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
-           py::arg("kill_late") = true)
+  cls.def("add_tenant", &add_tenant, py::arg("partition"), py::arg("process"), py::kw_only(),
+          py::arg("kill_late") = true, py::arg("is_mapped") = false)
       .def(
           "sweep", [](Arbiter& a, PartitionId id) { return take(a.sweep(id)); },
           py::arg("partition"))

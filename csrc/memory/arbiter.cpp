@@ -41,6 +41,7 @@ Arbiter::Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
       slabs_{std::move(slabs)} {
   const auto count = static_cast<std::size_t>(slabs_.size());
   revoked_by_.resize(count, 0);
+  scrubs_.resize(count, Scrub::kNone);
   ranks_.resize(count, 0);
   victims_.reserve(count);
   busy_.reserve(count);
@@ -82,7 +83,7 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   partitions_.push_back({id, std::move(name), reserve_slabs, limit_slabs});
   holders_.emplace_back();
   accounts_.emplace_back();
-  *place = {partitions_.back(), 0, 0, 0, {}};
+  *place = {partitions_.back(), 0, 0, 0, {}, {}};
   has_changed_ = true;
   return id;
 }
@@ -104,6 +105,43 @@ Result<BlockAllocator*> Arbiter::add_allocator(PartitionId id, BlockGeometry geo
     if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
   }
   return made;
+}
+
+Result<BlockAllocator*> Arbiter::add_group(PartitionId id, BlockGeometry geometry) noexcept {
+  Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
+  if (!grid.ok()) return grid.status();
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  std::unique_ptr<SlabHolder>& place = holders_[static_cast<std::size_t>(id)];
+  auto* groups = dynamic_cast<SlabGroups*>(place.get());
+  if (groups == nullptr) {
+    auto* const alone = dynamic_cast<BlockAllocator*>(place.get());
+    if (alone == nullptr) return no_allocator(id);
+    auto made = std::make_unique<SlabGroups>(books_);
+    static_cast<void>(place.release());
+    made->add(std::unique_ptr<BlockAllocator>{alone});
+    groups = made.get();
+    place = std::move(made);
+  }
+  return groups->add(
+      std::unique_ptr<BlockAllocator>{new BlockAllocator{grid.value(), books_, *this}});
+}
+
+Result<std::int64_t> Arbiter::missing_slabs(PartitionId id,
+                                            std::span<const std::int64_t> wanted) const noexcept {
+  const SlabGroups* groups = nullptr;
+  {
+    const std::lock_guard lock{books_};
+    ROSE_TRY(check_live(id));
+    groups = dynamic_cast<const SlabGroups*>(holder_of(id));
+    if (groups == nullptr) return no_allocator(id);
+  }
+  return groups->missing_slabs(wanted);
+}
+
+Status Arbiter::no_allocator(PartitionId id) const noexcept {
+  return Status::invalid_argument("partition '" + partitions_[static_cast<std::size_t>(id)].name +
+                                  "' has no allocator here that others could share its slabs with");
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {
@@ -189,6 +227,33 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   return GrantAnswer{std::move(grant), {}};
 }
 
+Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
+  {
+    const Turn turn{*this};
+    ROSE_TRY(check_known(id));
+    if (slab < 0 || slab >= slabs_.size()) {
+      return Status::invalid_argument("no slab " + std::to_string(slab));
+    }
+    const SlabHolder* holder = holder_of(id);
+    const bool is_lent = slabs_[slab].owner == id && slabs_[slab].state == SlabState::kGranted;
+    if (!is_lent || holder == nullptr) return false;
+    if (holder->was_told(slab) || is_in_scrub(slab)) {
+      return Status::invalid_argument("slab " + std::to_string(slab) +
+                                      " cannot be made zeros: its tenant may be using it");
+    }
+    scrub_of(slab) = Scrub::kRuns;
+  }
+  const Status done = pool_.scrub(slab);
+  const Turn turn{*this};
+  scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
+  // Whoever wanted it meanwhile, or for whom its tenant died, has waited for this.
+  if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
+  ROSE_TRY(done);
+  if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;
+  holder_of(id)->tell(slab);
+  return true;
+}
+
 Result<RenewAnswer> Arbiter::renew(LeaseId lease_id, std::uint64_t lease_epoch,
                                    Nanoseconds ttl_ns) noexcept {
   const Turn turn{*this};
@@ -208,6 +273,7 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
   const Turn turn{*this};
   ROSE_TRY(check_duration("grace_ns", grace_ns, 0));
   const Nanoseconds now = clock_->now_ns();
+  note_news();
   for (const PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) continue;
     const Result<std::int32_t> swept = sweep_locked(one.partition.id);
@@ -258,6 +324,7 @@ void Arbiter::announce(Move move) noexcept {
 }
 
 bool Arbiter::is_idle(SlabId slab) const noexcept {
+  if (is_in_scrub(slab)) return false;
   const SlabHolder* holder = holder_of(slabs_[slab].owner);
   return holder == nullptr || holder->load(slab).is_idle();
 }
@@ -265,7 +332,7 @@ bool Arbiter::is_idle(SlabId slab) const noexcept {
 Candidate Arbiter::candidate(SlabId slab) const noexcept {
   const SlabHolder* holder = holder_of(slabs_[slab].owner);
   const SlabLoad load = holder == nullptr ? SlabLoad{} : holder->load(slab);
-  return {slab, load.used, load.pins};
+  return {slab, load.used, load.pins + (is_in_scrub(slab) ? 1 : 0)};
 }
 
 // ---- what others see
@@ -280,10 +347,37 @@ PartitionRecord* Arbiter::free_place() noexcept {
   return shown_.size() < kPartitionsMax ? &shown_.emplace_back() : nullptr;
 }
 
+// The earliest deadline of the revocations from a partition that are under way; 0 when none is.
+Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
+  Nanoseconds due = 0;
+  for (const RevocationId at : under_way_) {
+    const Revocation& one = revocations_.at(at);
+    if (one.partition == id && (due == 0 || one.deadline_ns < due)) due = one.deadline_ns;
+  }
+  return due;
+}
+
+// What came and went since the ledger was written last, for whoever looks at it.
+void Arbiter::note_news() noexcept {
+  for (const PartitionRecord& one : shown_) {
+    const PartitionId id = one.partition.id;
+    if (id == kNobody || holder_of(id) == nullptr) continue;
+    const BlockTotals totals = holder_of(id)->totals();
+    has_news_ |= totals.free != one.free_blocks || totals.used != one.used_blocks ||
+                 holder_of(id)->pin_totals() != one.pins;
+  }
+}
+
 // First the ledger, then the bells: who is woken reads what is true.
 void Arbiter::show() noexcept {
-  if (!slabs_.has_changed() && !has_changed_) return;
-  has_changed_ = false;
+  const bool has_moved = slabs_.has_changed() || has_changed_;
+  if (!has_moved && !std::exchange(has_news_, false)) return;
+  has_changed_ = has_news_ = false;
+  if (has_moved) changed_ns_ = clock_->now_ns();
+  std::erase_if(under_way_, [&](RevocationId id) {
+    const auto found = revocations_.find(id);
+    return found == revocations_.end() || found->second.progress.pending == 0;
+  });
   for (PartitionRecord& one : shown_) {
     const PartitionId id = one.partition.id;
     if (id == kNobody) continue;
@@ -300,14 +394,15 @@ void Arbiter::show() noexcept {
       const BlockTotals totals = holder_of(id)->totals();
       one.free_blocks = totals.free;
       one.used_blocks = totals.used;
+      one.pins = holder_of(id)->pin_totals();
     }
     const auto newest = revocations_.find(account.newest_revocation);
     if (newest == revocations_.end()) continue;
     const Revocation& revocation = newest->second;
     one.revocation = {newest->first, revocation.progress.wanted, revocation.progress.pending,
-                      revocation.deadline_ns};
+                      revocation.deadline_ns, due_ns(id)};
   }
-  slabs_.publish(epoch_, shown_, clock_->now_ns());
+  slabs_.publish(epoch_, shown_, changed_ns_);
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) continue;
     if (holder_of(one.partition.id) != nullptr) holder_of(one.partition.id)->settle();

@@ -17,12 +17,12 @@
 #include "memory/block_allocator.h"
 #include "memory/partition.h"
 #include "memory/pool.h"
+#include "memory/remote_holder.h"
+#include "memory/slab_groups.h"
 #include "memory/slab_table.h"
 #include "memory/tenant_line.h"
 
 namespace rose::memory {
-
-struct Inheritance;  // rebuild.h
 
 using LeaseId = std::uint64_t;
 using RevocationId = std::uint64_t;
@@ -64,12 +64,6 @@ struct RevocationProgress {
   std::int32_t returned{0};
   std::int32_t pending{0};
   std::int32_t fenced{0};
-};
-
-// A tenant that outlived the arbiter: its partition, and its mailbox as it left it.
-struct Survivor {
-  PartitionId partition{kNobody};
-  FileDescriptor mailbox;
 };
 
 // A slab that could be revoked.
@@ -136,6 +130,7 @@ struct Snapshot {
 //      where only the completion of its old owner frees it.
 //   5. A REVOKING slab has a block in use or a pin: otherwise it would be back. (Of a tenant in
 //      another process: or the tenant has left it since the last sweep().)
+//      Or rose itself is writing zeros over it: see clean().
 //   6. A lease that was returned or fenced never comes back; a stale lease_epoch changes nothing.
 //   7. `epoch` moves on with every change of ownership.
 class Arbiter final : private SlabWatcher {
@@ -165,29 +160,24 @@ class Arbiter final : private SlabWatcher {
   Status reopen_partition(PartitionId partition, std::int32_t limit_slabs) noexcept;
   // The allocator of a partition; there is one, and it lives as long as the arbiter.
   Result<BlockAllocator*> add_allocator(PartitionId partition, BlockGeometry geometry) noexcept;
+  // One more for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
+  Result<BlockAllocator*> add_group(PartitionId partition, BlockGeometry geometry) noexcept;
+  // Of a partition with an allocator here; see SlabGroups.
+  Result<std::int64_t> missing_slabs(PartitionId partition,
+                                     std::span<const std::int64_t> wanted) const noexcept;
 
   // ---- tenants of other processes
 
   // The line to a tenant that will use the slabs of a partition from another process.
-  Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition) noexcept;
+  Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition,
+                                                 Telling telling = Telling::kAtGrant) noexcept;
   // Looks at the tenant's words: what it left or gave back comes home. Returns how many slabs.
   // Nothing has to have told us; calling it twice changes nothing.
   Result<std::int32_t> sweep(PartitionId partition) noexcept;
   // The tenant's process is proven gone: whatever it held is usable again, its leases are over and
   // the partition is dropped. Returns how many slabs came home; a second call changes nothing.
   Result<std::int32_t> lose_tenant(PartitionId partition) noexcept;
-  // A successor, made from the ledger and the mailboxes of an arbiter that is gone. The words of a
-  // mailbox outrun the ledger by at most one change, so they decide what a survivor is inside of;
-  // what nobody is inside of and no loan stands behind is unowned. Loans of survivors go on under
-  // new lease epochs for `ttl_ns`; what was on its way back has until `grace_ns` from now; a grant
-  // that the ledger had not shown yet is revoked. Partitions of survivors keep their ids; all
-  // others are dropped. Corrupt when the ledger's last moment is.
-  static Result<std::unique_ptr<Arbiter>> adopt(Pool pool, const LedgerView& ledger,
-                                                std::span<const Survivor> survivors,
-                                                Nanoseconds ttl_ns, Nanoseconds grace_ns,
-                                                std::shared_ptr<const Clock> clock,
-                                                std::shared_ptr<MoveObserver> observer) noexcept;
-  // The line of a survivor, for the watch of the successor; there is one.
+  // The line to the tenant of a partition, for its watch; there is one.
   Result<std::shared_ptr<TenantLine>> line_of(PartitionId partition) const noexcept;
 
   // ---- own memory
@@ -206,11 +196,18 @@ class Arbiter final : private SlabWatcher {
   Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
                             std::uint64_t expected_epoch,
                             std::optional<CountedOn> counted_on = std::nullopt) noexcept;
+  // Makes a slab on loan zeros, before its tenant uses any block of it; whoever is told kWhenClean
+  // is told of it then. False when it was taken back meanwhile, which waits for one scrub. No lock
+  // is held while zeros are written. A scrub that is late (DeadlineExceeded) may still be written
+  // to by the device: that slab is nobody's until prove_completion(). InvalidArgument for a slab
+  // that its tenant was told of: it may be using it.
+  Result<bool> clean(PartitionId partition, SlabId slab) noexcept;
   // The lease lasts `ttl_ns` from now.
   Result<RenewAnswer> renew(LeaseId lease_id, std::uint64_t lease_epoch,
                             Nanoseconds ttl_ns) noexcept;
   // Call it now and then: fences what is past its deadline, and starts to revoke leases past their
-  // TTL, with a deadline `grace_ns` from now. Returns the revocations it started.
+  // TTL, with a deadline `grace_ns` from now. Returns the revocations it started. The ledger shows
+  // blocks and pins as they are then.
   Result<std::vector<RevocationId>> expire(Nanoseconds grace_ns) noexcept;
 
   // ---- taking back
@@ -283,6 +280,12 @@ class Arbiter final : private SlabWatcher {
     bool is_armed{false};  // the bell has not rung for it
   };
 
+  enum class Scrub : std::uint8_t {
+    kNone,
+    kRuns,
+    kLate,  // nobody waits for it any more, and the device may still write
+  };
+
   // A lent slab with blocks or pins; the smallest is revoked first.
   struct Busy {
     std::int32_t rank;   // in the caller's list of preferred slabs
@@ -320,17 +323,24 @@ class Arbiter final : private SlabWatcher {
   Arbiter(Pool pool, SlabTable slabs, std::shared_ptr<const Clock> clock,
           std::shared_ptr<MoveObserver> observer) noexcept;
 
+  Status no_allocator(PartitionId id) const noexcept;
   static Status check_duration(const char* name, Nanoseconds value, Nanoseconds least) noexcept;
 
   // All of the below need the mutex.
   Status on_slab_idle(SlabId slab) noexcept override;
   void on_blocks_taken(const SlabHolder& taker) noexcept override;
+  bool is_of_watched(const SlabHolder& taker) const noexcept {
+    const SlabHolder* const watched = holder_of(watch_.partition);
+    return watched == &taker || (watched != nullptr && watched->includes(taker));
+  }
   // The free blocks that who is watched must have with `unowned` slabs unowned.
   std::int64_t low_water(std::int32_t unowned) const noexcept {
     return watch_.demand_blocks - std::int64_t{unowned} * watch_.blocks_per_slab;
   }
   bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
   void show() noexcept;
+  void note_news() noexcept;
+  Nanoseconds due_ns(PartitionId id) const noexcept;
   PartitionRecord* free_place() noexcept;
   Status check_known(PartitionId partition) const noexcept;
   Status check_live(PartitionId partition) const noexcept;
@@ -344,6 +354,10 @@ class Arbiter final : private SlabWatcher {
     return memory::spare_for(partitions_, asking, slabs_.unowned());
   }
   bool is_idle(SlabId slab) const noexcept;
+  Scrub& scrub_of(SlabId slab) noexcept { return scrubs_[static_cast<std::size_t>(slab)]; }
+  bool is_in_scrub(SlabId slab) const noexcept {
+    return scrubs_[static_cast<std::size_t>(slab)] != Scrub::kNone;
+  }
   Candidate candidate(SlabId slab) const noexcept;
   Status hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept;
   void announce(Move move) noexcept;
@@ -368,9 +382,6 @@ class Arbiter final : private SlabWatcher {
   Result<std::int32_t> sweep_locked(PartitionId id) noexcept;
   Result<std::int32_t> take_given(PartitionId id) noexcept;
   Status drop_locked(PartitionId id) noexcept;
-  void take_over(const Inheritance& inherited, Nanoseconds ttl_ns) noexcept;
-  Status resume(Mailbox mailbox, Nanoseconds grace_ns) noexcept;
-  Status revoke_claims(std::span<const SlabId> claimed, Nanoseconds grace_ns) noexcept;
   Result<RevocationProgress> poll_locked(RevocationId id) noexcept;
   void forget_revocations() noexcept;
 
@@ -390,12 +401,16 @@ class Arbiter final : private SlabWatcher {
   std::map<LeaseId, Lease> leases_;                           // those with a slab left
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
+  std::vector<Scrub> scrubs_;             // by slab: what clean() is doing to it
   std::vector<SlabId> victims_;           // of the revocation at hand
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
   std::vector<Account> accounts_;         // by partition
   std::vector<PartitionRecord> shown_;    // what the ledger shows, each in its place
+  std::vector<RevocationId> under_way_;   // those that something was pending of at the last show()
   bool has_changed_{false};               // something that is no slab
+  bool has_news_{false};                  // blocks or pins came or went; nothing changed hands
+  Nanoseconds changed_ns_{0};             // when something did
   Watch watch_;
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};

@@ -22,54 +22,57 @@ Status check_open(const FileDescriptor& fd, const char* what) noexcept {
 
 // ---- coming and going
 
-Result<std::shared_ptr<const Attachment::Line>> Attachment::make_line(
-    AttachmentParts parts) noexcept {
+Result<Attachment::Line> Attachment::make_line(AttachmentParts parts) noexcept {
   ROSE_TRY(check_open(parts.to_arbiter, "the bell to the arbiter"));
   ROSE_TRY(check_open(parts.to_tenant, "the bell to the tenant"));
   Result<LedgerView> ledger = LedgerView::open(parts.ledger);
   if (!ledger.ok()) return ledger.status();
   ROSE_TRY(ledger.value().audit());
-  return std::make_shared<const Line>(
-      Line{std::make_shared<const LedgerView>(ledger.take()), EventFd{std::move(parts.to_arbiter)},
-           EventFd{std::move(parts.to_tenant)}, std::move(parts.socket)});
+  return Line{std::make_shared<const LedgerView>(ledger.take()),
+              EventFd{std::move(parts.to_arbiter)}, EventFd{std::move(parts.to_tenant)},
+              std::move(parts.socket)};
 }
 
 Result<std::unique_ptr<Attachment>> Attachment::create(Pool pool, AttachmentParts parts) noexcept {
+  const PoolShape shape = pool.shape();
+  return make(std::move(pool), shape, std::move(parts));
+}
+
+Result<std::unique_ptr<Attachment>> Attachment::create_mapped(PoolShape shape,
+                                                              AttachmentParts parts) noexcept {
+  ROSE_TRY(check_shape(shape));
+  return make(std::nullopt, shape, std::move(parts));
+}
+
+Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, PoolShape shape,
+                                                     AttachmentParts parts) noexcept {
   const FileDescriptor mailbox_fd = std::move(parts.mailbox);
-  Result<std::shared_ptr<const Line>> line = make_line(std::move(parts));
+  Result<Line> line = make_line(std::move(parts));
   if (!line.ok()) return line.status();
-  const LedgerView& ledger = *line.value()->ledger;
-  if (ledger.shape() != pool.shape()) {
+  const LedgerView& ledger = *line.value().ledger;
+  if (ledger.shape() != shape) {
     return Status::invalid_argument("the ledger is of a pool of another shape");
   }
-  Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, pool.shape());
+  Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, shape);
   if (!mailbox.ok()) return mailbox.status();
   if (mailbox.value().pool() != ledger.pool()) {
     return Status::corrupt("the mailbox belongs to another pool");
   }
-  return std::unique_ptr<Attachment>{new Attachment{std::move(pool), mailbox.take(), line.take()}};
+  return std::unique_ptr<Attachment>{
+      new Attachment{std::move(pool), shape, mailbox.take(), line.take()}};
 }
 
-Attachment::Attachment(Pool pool, Mailbox mailbox, std::shared_ptr<const Line> line) noexcept
+Attachment::Attachment(std::optional<Pool> pool, PoolShape shape, Mailbox mailbox,
+                       Line line) noexcept
     : pool_{std::move(pool)},
+      shape_{shape},
       mailbox_{std::move(mailbox)},
-      partition_{mailbox_.partition()},
       line_{std::move(line)},
-      known_(static_cast<std::size_t>(pool_.shape().slab_count)) {}
+      partition_{mailbox_.partition()},
+      known_(static_cast<std::size_t>(shape.slab_count),
+             Known{.is_ours = false, .is_mapped = pool_.has_value(), .generation = 0}) {}
 
 Attachment::~Attachment() { static_cast<void>(close()); }
-
-Status Attachment::follow(AttachmentParts parts) noexcept {
-  Result<std::shared_ptr<const Line>> line = make_line(std::move(parts));
-  if (!line.ok()) return line.status();
-  const LedgerView& ledger = *line.value()->ledger;
-  if (ledger.shape() != pool_.shape() || mailbox_.pool() != ledger.pool()) {
-    return Status::corrupt("the successor's ledger is of another pool");
-  }
-  const std::lock_guard lock{lines_};
-  line_ = line.take();
-  return {};
-}
 
 Status Attachment::close() noexcept {
   is_closed_.store(true);
@@ -77,36 +80,40 @@ Status Attachment::close() noexcept {
   return given.ok() ? Status{} : given.status();
 }
 
-std::shared_ptr<const Attachment::Line> Attachment::line() const noexcept {
-  const std::lock_guard lock{lines_};
-  return line_;
+Result<BlockAllocator*> Attachment::add_allocator(BlockGeometry geometry) noexcept {
+  return make_group(geometry, true);
 }
 
-std::shared_ptr<const LedgerView> Attachment::ledger() const noexcept { return line()->ledger; }
+Result<BlockAllocator*> Attachment::add_group(BlockGeometry geometry) noexcept {
+  return make_group(geometry, false);
+}
 
-Result<BlockAllocator*> Attachment::add_allocator(BlockGeometry geometry) noexcept {
-  Result<BlockGrid> grid = BlockGrid::create(pool_.shape(), geometry);
+Result<BlockAllocator*> Attachment::make_group(BlockGeometry geometry, bool is_first) noexcept {
+  Result<BlockGrid> grid = BlockGrid::create(shape_, geometry);
   if (!grid.ok()) return grid.status();
+  BlockAllocator* made = nullptr;
   {
     const std::lock_guard lock{slabs_};
-    if (allocator_ != nullptr) {
-      return Status::invalid_argument("the attachment has an allocator already");
+    if (has_allocator() == is_first) {
+      return Status::invalid_argument(is_first ? "the attachment has an allocator already"
+                                               : "the attachment has no allocator yet");
     }
-    allocator_.reset(new BlockAllocator{grid.value(), blocks_, *this});
+    const std::lock_guard blocks{blocks_};
+    made = groups_.add(
+        std::unique_ptr<BlockAllocator>{new BlockAllocator{grid.value(), blocks_, *this}});
   }
   const Result<TenantNews> found = look();
   if (!found.ok()) return found.status();
-  return allocator_.get();
+  return made;
 }
 
 // ---- news
 
 Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
-  const std::shared_ptr<const Line> now = line();
-  std::array<pollfd, 2> fds{pollfd{now->to_tenant.get(), POLLIN, 0},
-                            pollfd{now->socket.get(), POLLRDHUP, 0}};
+  std::array<pollfd, 2> fds{pollfd{line_.to_tenant.get(), POLLIN, 0},
+                            pollfd{line_.socket.get(), POLLRDHUP, 0}};
   poll_for(fds, timeout_ns);
-  if (fds[0].revents != 0) now->to_tenant.silence();  // before we look: a later ring is a new one
+  if (fds[0].revents != 0) line_.to_tenant.silence();  // before we look: a later ring is a new one
   Result<TenantNews> found = look();
   if (!found.ok()) return found;
   found.value().was_rung = fds[0].revents != 0;
@@ -116,10 +123,14 @@ Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
 
 Result<TenantNews> Attachment::look() noexcept {
   const std::lock_guard lock{slabs_};
+  return look_locked();
+}
+
+Result<TenantNews> Attachment::look_locked() noexcept {
   TenantNews news;
-  if (allocator_ == nullptr) return news;
-  ROSE_TRY(allocator_->reconcile());
-  for (SlabId slab = 0; slab < pool_.shape().slab_count; ++slab) {
+  if (!has_allocator()) return news;
+  ROSE_TRY(groups_.reconcile());
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
     Known& known = known_[static_cast<std::size_t>(slab)];
     const SlabWord word = mailbox_.word(slab);
     const bool is_here =
@@ -128,9 +139,9 @@ Result<TenantNews> Attachment::look() noexcept {
       known.is_ours = false;
       ++news.taken;
     }
-    if (!known.is_ours && word.use == WordUse::kIdle) {
-      ROSE_TRY(allocator_->admit_slab(slab, word.generation));
-      known = {true, word.generation};
+    if (!known.is_ours && known.is_mapped && word.use == WordUse::kIdle) {
+      ROSE_TRY(groups_.admit_slab(slab, word.generation));
+      known = {true, true, word.generation};
       ++news.admitted;
     }
     if (known.is_ours && word.use == WordUse::kClosed) news.closed.push_back(slab);
@@ -148,18 +159,53 @@ Result<std::optional<RevocationNote>> Attachment::revocation() const noexcept {
   return std::optional<RevocationNote>{};
 }
 
+// ---- slabs that are mapped one by one
+
+Status Attachment::check_slabs(std::span<const SlabId> slabs, const char* purpose) const noexcept {
+  for (const SlabId slab : slabs) {
+    if (slab >= 0 && slab < shape_.slab_count) continue;
+    return Status::invalid_argument("no slab " + std::to_string(slab) + " to " + purpose);
+  }
+  return {};
+}
+
+Status Attachment::reach(std::span<const SlabId> slabs) noexcept {
+  ROSE_TRY(check_slabs(slabs, "reach"));
+  const std::lock_guard lock{slabs_};
+  for (const SlabId slab : slabs) known_[static_cast<std::size_t>(slab)].is_mapped = true;
+  return look_locked().status();
+}
+
+// A slab that is ours again by the time we look stays: its bytes were made zeros for us, and it was
+// mapped all the time.
+Result<std::vector<SlabId>> Attachment::retire() noexcept {
+  const std::lock_guard lock{slabs_};
+  std::vector<SlabId> gone;
+  const Result<TenantNews> found = look_locked();
+  if (!found.ok()) return found.status();
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
+    Known& known = known_[static_cast<std::size_t>(slab)];
+    if (known.is_ours || !std::exchange(known.is_mapped, false)) continue;
+    gone.push_back(slab);
+  }
+  return gone;
+}
+
 // ---- telling the arbiter
 
 void Attachment::beat(std::uint64_t progress) noexcept {
   const std::lock_guard lock{slabs_};
-  TenantReport told{BootClock{}.now_ns(), progress, 0, 0, 0};
-  if (allocator_ != nullptr) {
-    told.free_blocks = allocator_->free_blocks();
-    told.used_blocks = allocator_->used_blocks();
-    told.cached_blocks = allocator_->cached_blocks();
-    for (SlabId slab = 0; slab < pool_.shape().slab_count; ++slab) {
+  TenantReport told{BootClock{}.now_ns(), progress, 0, 0, 0, {}};
+  if (has_allocator()) {
+    told.free_blocks = groups_.groups().front()->free_blocks();
+    for (const auto& group : groups_.groups()) {
+      told.used_blocks += group->used_blocks();
+      told.cached_blocks += group->cached_blocks();
+    }
+    told.pins = groups_.pinned();
+    for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
       if (!known_[static_cast<std::size_t>(slab)].is_ours) continue;
-      mailbox_.set_used(slab, static_cast<std::uint32_t>(allocator_->used(slab)));
+      mailbox_.set_used(slab, static_cast<std::uint32_t>(groups_.used(slab)));
     }
   }
   mailbox_.report(told);
@@ -171,10 +217,7 @@ Status Attachment::set_ranks(std::span<const SlabId> slabs,
     return Status::invalid_argument(std::to_string(slabs.size()) + " slabs and " +
                                     std::to_string(ranks.size()) + " ranks");
   }
-  for (const SlabId slab : slabs) {
-    if (slab >= 0 && slab < pool_.shape().slab_count) continue;
-    return Status::invalid_argument("no slab " + std::to_string(slab) + " to rank");
-  }
+  ROSE_TRY(check_slabs(slabs, "rank"));
   for (std::size_t i = 0; i < slabs.size(); ++i) mailbox_.set_rank(slabs[i], ranks[i]);
   return {};
 }
@@ -182,7 +225,7 @@ Status Attachment::set_ranks(std::span<const SlabId> slabs,
 Result<std::int32_t> Attachment::give_idle() noexcept {
   const std::lock_guard lock{slabs_};
   std::int32_t given = 0;
-  for (SlabId slab = 0; slab < pool_.shape().slab_count; ++slab) {
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
     const SlabWord word = mailbox_.word(slab);
     if (word.use == WordUse::kIdle && mailbox_.give(slab, word.generation)) {
       known_[static_cast<std::size_t>(slab)].is_ours = false;
@@ -190,8 +233,8 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
     }
   }
   if (given == 0) return given;
-  line()->to_arbiter.ring();
-  if (allocator_ != nullptr) ROSE_TRY(allocator_->reconcile());
+  line_.to_arbiter.ring();
+  if (has_allocator()) ROSE_TRY(groups_.reconcile());
   return given;
 }
 
@@ -199,7 +242,10 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
 
 bool Attachment::has_news() noexcept {
   const std::uint64_t now = mailbox_.news();
-  return std::exchange(seen_news_, now) != now;
+  if (std::exchange(seen_news_, now) == now) return false;
+  // What one group hears is news for all. With a door nothing can fail here.
+  static_cast<void>(groups_.reconcile_locked());
+  return true;
 }
 
 bool Attachment::is_open(SlabId slab, std::uint32_t generation) const noexcept {
@@ -214,7 +260,7 @@ bool Attachment::enter(SlabId slab, std::uint32_t generation) noexcept {
 
 bool Attachment::leave(SlabId slab, std::uint32_t generation) noexcept {
   const Leaving left = mailbox_.leave(slab, generation);
-  if (left == Leaving::kHome) line()->to_arbiter.ring();
+  if (left == Leaving::kHome) line_.to_arbiter.ring();
   return left == Leaving::kStays;
 }
 

@@ -138,20 +138,29 @@ bool BlockAllocator::alloc(std::span<BlockId> out) noexcept {
 
 bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   std::int64_t taken = 0;
-  while (n - taken <= map_.free_blocks()) {
+  while (n - taken <= available()) {
     if (taken == n) {
       tell_taken();
       return true;
     }
     const SlabId slab = map_.fullest();
     if (slab == kNoSlab) {
-      drop_cached(map_.oldest_cached());
+      if (!make_free()) break;
     } else if (enter(slab)) {
       taken += map_.take_from(slab, n - taken, out + taken);
     }
   }
   static_cast<void>(give({out, static_cast<std::size_t>(taken)}));
   return false;
+}
+
+// No slab has a free block: one that another group does not use comes, or cached blocks go.
+bool BlockAllocator::make_free() noexcept {
+  if (source_ != nullptr && source_->move_spare_to(*this)) return true;
+  const SlabId oldest = map_.oldest_cached();
+  if (oldest == kNoSlab) return false;
+  drop_cached(oldest);
+  return true;
 }
 
 Status BlockAllocator::free(std::span<const BlockId> blocks) noexcept {
@@ -203,7 +212,7 @@ Status BlockAllocator::put_back(std::span<const BlockId> blocks) noexcept {
 
 std::optional<TicketId> BlockAllocator::reserve(std::int64_t n) noexcept {
   const std::lock_guard lock{books_};
-  if (!hear_news().ok() || n > map_.free_blocks()) return std::nullopt;
+  if (!hear_news().ok() || n > available()) return std::nullopt;
   std::vector<BlockId> blocks(static_cast<std::size_t>(n));
   if (!take(n, blocks.data())) return std::nullopt;
   map_.set_aside(blocks);
@@ -278,7 +287,7 @@ Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
     return not_ours_to_pin(slabs[done].slab);
   }
   const PinId pin = next_id_++;
-  pins_.emplace(pin, std::move(slabs));
+  pins_.emplace_hint(pins_.end(), pin, Pin{BootClock{}.now_ns(), std::move(slabs)});
   return pin;
 }
 
@@ -295,7 +304,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
   if (found == pins_.end()) {
     return Status::invalid_argument("pin " + std::to_string(pin) + " is over or never was");
   }
-  const std::vector<PinnedSlab> slabs = std::move(found->second);
+  const std::vector<PinnedSlab> slabs = std::move(found->second.slabs);
   pins_.erase(found);
   return drop_pins(slabs);
 }
@@ -304,7 +313,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
 
 std::int64_t BlockAllocator::free_blocks() const noexcept {
   const std::lock_guard lock{books_};
-  return map_.free_blocks();
+  return available();
 }
 
 std::int64_t BlockAllocator::cached_blocks() const noexcept {
@@ -319,7 +328,16 @@ std::int64_t BlockAllocator::used_blocks() const noexcept {
 
 std::int64_t BlockAllocator::capacity_blocks() const noexcept {
   const std::lock_guard lock{books_};
-  return map_.capacity_blocks();
+  return map_.capacity_blocks() + spare_beside();
+}
+
+std::int32_t BlockAllocator::slabs_in_use() const noexcept {
+  const std::lock_guard lock{books_};
+  std::int32_t count = 0;
+  for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
+    if (map_.has_slab(slab) && !map_.is_idle(slab)) ++count;
+  }
+  return count;
 }
 
 std::int32_t BlockAllocator::used(SlabId slab) const noexcept {
@@ -393,6 +411,16 @@ Status BlockAllocator::audit_aside() const noexcept {
   return {};
 }
 
+PinTotals BlockAllocator::pinned() const noexcept {
+  const std::lock_guard lock{books_};
+  return pin_totals();
+}
+
+PinTotals BlockAllocator::pin_totals() const noexcept {
+  if (pins_.empty()) return {};
+  return {static_cast<std::int64_t>(pins_.size()), pins_.begin()->second.since_ns};
+}
+
 Status BlockAllocator::audit_pins() const noexcept {
   std::vector<std::int32_t> pins(keys_.size(), 0);
   const auto count = [&](SlabId slab, std::uint32_t generation) {
@@ -400,8 +428,8 @@ Status BlockAllocator::audit_pins() const noexcept {
       ++pins[static_cast<std::size_t>(slab)];
     }
   };
-  for (const auto& [pin, slabs] : pins_) {
-    for (const PinnedSlab& one : slabs) count(one.slab, one.generation);
+  for (const auto& [id, pin] : pins_) {
+    for (const PinnedSlab& one : pin.slabs) count(one.slab, one.generation);
   }
   for (const auto& [to, move] : moves_) count(grid().slab_at(to), move.to_generation);
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {

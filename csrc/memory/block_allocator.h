@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -42,6 +43,20 @@ struct BlockTable {
   std::size_t stride;  // in ids, from row to row
 
   BlockId* row(std::size_t index) const noexcept { return ids + index * stride; }
+};
+
+class BlockAllocator;
+
+// Slabs of the same tenant that another group of layers has no use for.
+class SlabSource {
+ public:
+  // How many slabs that `group` has not could be its own at once.
+  virtual std::int64_t spare_beside(const BlockAllocator& group) const noexcept = 0;
+  // One of them becomes its own; false when there is none.
+  virtual bool move_spare_to(BlockAllocator& group) noexcept = 0;
+
+ protected:
+  ~SlabSource() = default;
 };
 
 // Block from[i] is to be copied to to[i].
@@ -148,6 +163,8 @@ class BlockAllocator final : public SlabHolder {
   Result<PinId> pin_blocks(std::span<const BlockId> blocks) noexcept;
   Result<PinId> pin_slabs(std::span<const SlabId> slabs) noexcept;
   Status unpin(PinId pin) noexcept;
+  // Those that are not over, also of slabs that were lost since.
+  PinTotals pinned() const noexcept;
 
   // ---- evacuation
 
@@ -166,11 +183,14 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- numbers
 
-  // Cached ones included: alloc() can have them.
+  // Cached ones included, and what other groups of the tenant's model have no use for: alloc() can
+  // have them.
   std::int64_t free_blocks() const noexcept;
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;
+  // Slabs with a block in use or set aside, or a pin; takes time for each slab there is.
+  std::int32_t slabs_in_use() const noexcept;
   // 0 for a slab that is not ours.
   std::int32_t used(SlabId slab) const noexcept;
   Result<std::uint32_t> generation(SlabId slab) const noexcept;
@@ -186,6 +206,8 @@ class BlockAllocator final : public SlabHolder {
   Status reconcile() noexcept;
 
  private:
+  friend class SlabGroups;
+
   // For the arbiter alone, which holds the lock.
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
     map_.add(slab, generation);
@@ -196,13 +218,18 @@ class BlockAllocator final : public SlabHolder {
   SlabLoad load(SlabId slab) const noexcept override {
     return map_.has_slab(slab) ? SlabLoad{map_.used(slab), map_.pins(slab)} : SlabLoad{};
   }
-  BlockTotals totals() const noexcept override { return {map_.free_blocks(), map_.used_blocks()}; }
+  PinTotals pin_totals() const noexcept override;
+  BlockTotals totals() const noexcept override { return {available(), map_.used_blocks()}; }
   Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
   Status audit() const noexcept override;
 
   struct PinnedSlab {
     SlabId slab;
     std::uint32_t generation;
+  };
+  struct Pin {
+    Nanoseconds since_ns;
+    std::vector<PinnedSlab> slabs;
   };
   // A planned copy, by the block it goes to.
   struct Move {
@@ -219,6 +246,12 @@ class BlockAllocator final : public SlabHolder {
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
 
+  // What the slabs hold that another group could leave to this one at once.
+  std::int64_t spare_beside() const noexcept {
+    return source_ == nullptr ? 0 : source_->spare_beside(*this) * map_.fewest_blocks();
+  }
+  std::int64_t available() const noexcept { return map_.free_blocks() + spare_beside(); }
+  bool make_free() noexcept;
   // All n or none.
   bool take(std::int64_t n, BlockId* out) noexcept;
   // Wherever free blocks came into use: whoever watches this tenant's supply looks at it.
@@ -251,14 +284,15 @@ class BlockAllocator final : public SlabHolder {
 
   std::mutex& books_;  // guards all of the below
   SlabWatcher* const watcher_;
-  SlabDoor* const door_;  // exactly one of the two is there
+  SlabDoor* const door_;         // exactly one of the two is there
+  SlabSource* source_{nullptr};  // where the tenant's model has other groups
   BlockMap map_;
   BitSet entered_;  // the slabs that we are through the door of
   PrefixCache cache_;
   std::vector<std::int32_t> keys_;                // by slab: blocks with a key
   std::vector<std::uint32_t> cached_namespaces_;  // by slab: of its cached blocks, if it has any
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
-  std::unordered_map<PinId, std::vector<PinnedSlab>> pins_;
+  std::map<PinId, Pin> pins_;  // the oldest first
   std::unordered_map<BlockId, Move> moves_;
   std::vector<std::int32_t> moves_out_of_;  // by slab; it gives no blocks until the last is over
   std::uint64_t next_id_{1};

@@ -36,7 +36,8 @@ struct Place {
 //   give
 //      blocks (open, not draining) and have a free one, and only they, are in the bucket of the
 //      blocks that are not used; slabs with a cached block, and only they, are in the queue.
-//   3. free_blocks() counts free blocks of slabs that give, and cached ones; capacity and used
+//   3. A slab is spare exactly while it gives blocks and has none used and no pin.
+//   4. free_blocks() counts free blocks of slabs that give, and cached ones; capacity and used
 //      blocks count open and closed slabs.
 class BlockMap {
  public:
@@ -62,6 +63,13 @@ class BlockMap {
   std::int64_t cached_blocks() const noexcept { return cached_; }
   std::int64_t capacity_blocks() const noexcept { return capacity_; }
   std::size_t slots() const noexcept { return references_.size(); }
+  // Slabs that could be another's at once: what is cached there would be lost, and nothing else.
+  bool is_spare(SlabId slab) const noexcept { return entry(slab).is_spare; }
+  std::int64_t spare_slabs() const noexcept { return spare_slabs_; }
+  // All of the blocks of those slabs.
+  std::int64_t spare_blocks() const noexcept { return spare_blocks_; }
+  // The least that any slab has.
+  std::int64_t fewest_blocks() const noexcept { return fewest_blocks_; }
 
   // ---- slabs
 
@@ -170,7 +178,10 @@ class BlockMap {
 
   // A hold on a slab that is present; unpin() of an earlier generation changes nothing and is
   // false.
-  void pin(SlabId slab) noexcept { ++entry(slab).pins; }
+  void pin(SlabId slab) noexcept {
+    ++entry(slab).pins;
+    recount_spare(entry(slab));
+  }
   bool unpin(SlabId slab, std::uint32_t generation) noexcept;
 
   // Recounts everything.
@@ -190,6 +201,7 @@ class BlockMap {
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
     bool is_draining{false};
+    bool is_spare{false};
     // The neighbours in its bucket.
     SlabId next{kNoSlab};
     SlabId previous{kNoSlab};
@@ -231,10 +243,19 @@ class BlockMap {
   void clear_cached(Place at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
+  // Wherever a slab begins or ceases to be spare.
+  void recount_spare(Entry& at) noexcept {
+    const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
+    if (is_spare == at.is_spare) return;
+    at.is_spare = is_spare;
+    spare_slabs_ += is_spare ? 1 : -1;
+    spare_blocks_ += is_spare ? at.run.count : -at.run.count;
+  }
   Status audit_slab(SlabId slab) const noexcept;
 
   BlockGrid grid_;
   std::uint32_t blocks_per_slab_{0};  // the most that any has
+  std::int64_t fewest_blocks_{0};
   std::size_t words_per_slab_{0};
   std::vector<Entry> entries_;
   Words free_bits_;
@@ -247,6 +268,8 @@ class BlockMap {
   std::int64_t cached_{0};
   std::int64_t used_{0};
   std::int64_t capacity_{0};
+  std::int64_t spare_slabs_{0};
+  std::int64_t spare_blocks_{0};
 };
 
 }  // namespace rose::memory

@@ -21,7 +21,7 @@ namespace rose::memory {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 // A change takes microseconds; a reader that loses this often has met a writer that died.
 constexpr int kReadsMax = 10'000;
 // A writer that lost its core in a change gets time to have it back: in all, some 15 ms.
@@ -65,10 +65,13 @@ void write_partition(PartitionRecordWire& to, const PartitionRecord& from) noexc
   to.leases.store(from.leases, kRelease);
   to.free_blocks.store(from.free_blocks, kRelease);
   to.used_blocks.store(from.used_blocks, kRelease);
+  to.pins.store(from.pins.count, kRelease);
+  to.oldest_pin_ns.store(from.pins.oldest_ns, kRelease);
   to.revocation.store(from.revocation.id, kRelease);
   to.wanted.store(from.revocation.wanted, kRelease);
   to.pending.store(from.revocation.pending, kRelease);
   to.deadline_ns.store(from.revocation.deadline_ns, kRelease);
+  to.due_ns.store(from.revocation.due_ns, kRelease);
 }
 
 PartitionRecord read_partition(const PartitionRecordWire& from) noexcept {
@@ -86,8 +89,10 @@ PartitionRecord read_partition(const PartitionRecordWire& from) noexcept {
   to.leases = from.leases.load(kAcquire);
   to.free_blocks = from.free_blocks.load(kAcquire);
   to.used_blocks = from.used_blocks.load(kAcquire);
+  to.pins = {from.pins.load(kAcquire), from.oldest_pin_ns.load(kAcquire)};
   to.revocation = {from.revocation.load(kAcquire), from.wanted.load(kAcquire),
-                   from.pending.load(kAcquire), from.deadline_ns.load(kAcquire)};
+                   from.pending.load(kAcquire), from.deadline_ns.load(kAcquire),
+                   from.due_ns.load(kAcquire)};
   return to;
 }
 
@@ -138,7 +143,7 @@ Status check_partitions(const LedgerView::Moment& moment) noexcept {
 
 // ---- writing
 
-Result<Ledger> Ledger::create(PoolShape shape, std::uint64_t pool) noexcept {
+Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   const std::size_t size_bytes = ledger_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-ledger", size_bytes);
   if (!fd.ok()) return fd.status();
@@ -162,7 +167,7 @@ Result<Ledger> Ledger::create(PoolShape shape, std::uint64_t pool) noexcept {
   header->slab_bytes = shape.slab_bytes;
   header->header_slabs = shape.header_slabs;
   header->free.store(static_cast<std::uint32_t>(shape.slab_count), std::memory_order_release);
-  header->pool = pool != 0 ? pool : static_cast<std::uint64_t>(about.value().st_ino);
+  header->pool = static_cast<std::uint64_t>(about.value().st_ino);
   header->magic = kMagic;
   return ledger;
 }
@@ -278,13 +283,6 @@ Result<LedgerView::Moment> LedgerView::read() const noexcept {
     }
   }
   return Status::unavailable("the ledger never held still: its writer stopped in a change");
-}
-
-LedgerView::Moment LedgerView::read_torn() const noexcept {
-  Moment moment;
-  moment.slabs.resize(static_cast<std::size_t>(shape().slab_count));
-  read_into(moment);
-  return moment;
 }
 
 Status LedgerView::audit() const noexcept {

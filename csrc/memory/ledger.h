@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "memory/partition.h"
 #include "memory/shape.h"
+#include "memory/slab_holder.h"
 #include "memory/slab_state.h"
 
 namespace rose::memory {
@@ -38,18 +39,23 @@ struct RevocationNote {
   std::int32_t wanted{0};
   std::int32_t pending{0};
   Nanoseconds deadline_ns{0};  // on the arbiter's clock
+  // The earliest deadline of all from the same partition that are under way; 0 when none is.
+  Nanoseconds due_ns{0};
 };
 
 // One partition as the ledger shows it; `partition.id` is kNobody where there is none.
 //   leases: how many have a slab left.
-//   free_blocks, used_blocks: as they were at the last change of ownership; between two changes
-//                             blocks come and go without a word in the ledger.
+//   free_blocks, used_blocks, pins: as they were when the arbiter looked last: at the last change
+//   of
+//                                   ownership or expire(). In between they come and go without a
+//                                   word in the ledger.
 //   revocation: the newest from this partition.
 struct PartitionRecord {
   Partition partition;
   std::int32_t leases{0};
   std::int64_t free_blocks{0};
   std::int64_t used_blocks{0};
+  PinTotals pins;
   RevocationNote revocation;
 };
 
@@ -59,7 +65,7 @@ struct LedgerCounts {
   std::uint32_t quarantined{0};
 };
 
-// The layout in the memfd, version 2: a header, the partitions, then one record per lendable slab.
+// The layout in the memfd, version 3: a header, the partitions, then one record per lendable slab.
 // A writer makes `sequence` odd, changes what it must, and makes it even again; a reader that saw
 // the same even number before and after has seen one moment.
 inline constexpr std::size_t kPartitionsMax = 8;
@@ -78,7 +84,7 @@ struct LedgerHeaderWire {
   std::atomic<std::uint32_t> quarantined;
   std::uint32_t padding;
   std::atomic<std::int64_t> changed_ns;
-  // Names the pool: the inode of its first ledger, which every successor's ledger repeats.
+  // Names the pool: the inode of its ledger.
   std::uint64_t pool;
 };
 struct PartitionRecordWire {
@@ -93,10 +99,13 @@ struct PartitionRecordWire {
   std::uint32_t padding;
   std::atomic<std::int64_t> free_blocks;
   std::atomic<std::int64_t> used_blocks;
+  std::atomic<std::int64_t> pins;
+  std::atomic<std::int64_t> oldest_pin_ns;
   std::atomic<std::uint64_t> revocation;
   std::atomic<std::int32_t> wanted;
   std::atomic<std::int32_t> pending;
   std::atomic<std::int64_t> deadline_ns;
+  std::atomic<std::int64_t> due_ns;
 };
 struct SlabRecordWire {
   std::atomic<std::int32_t> owner;
@@ -106,7 +115,7 @@ struct SlabRecordWire {
   std::uint32_t padding;
   std::atomic<std::uint64_t> lease_id;
 };
-static_assert(sizeof(LedgerHeaderWire) == 72 && sizeof(PartitionRecordWire) == 96 &&
+static_assert(sizeof(LedgerHeaderWire) == 72 && sizeof(PartitionRecordWire) == 120 &&
               sizeof(SlabRecordWire) == 32);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -128,8 +137,7 @@ struct LedgerChange {
 //   2. Between calls the sequence is even and the counts are those of the records.
 class Ledger {
  public:
-  // `pool` is 0 for the first ledger of a pool.
-  static Result<Ledger> create(PoolShape shape, std::uint64_t pool = 0) noexcept;
+  static Result<Ledger> create(PoolShape shape) noexcept;
 
   // Publishes all of `change` as one moment.
   void publish(const LedgerChange& change) noexcept;
@@ -168,8 +176,6 @@ class LedgerView {
   std::uint64_t pool() const noexcept { return header().pool; }
   // All records at one moment; Unavailable when the writer stopped in the middle of a change.
   Result<Moment> read() const noexcept;
-  // What is there, one moment or not: the last words of a writer that died in a change.
-  Moment read_torn() const noexcept;
   // Corrupt unless every record is legal, the partitions are counted right, and
   // free + owned + quarantined = all.
   Status audit() const noexcept;

@@ -13,7 +13,7 @@ namespace rose::memory {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3158424d45534f52;  // "ROSEMBX1", little endian
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // A tenant that enters and leaves in between makes us look again; one that does so for ever is
 // looked at again by the next sweep.
@@ -51,7 +51,7 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-mailbox", size_bytes);
   if (!fd.ok()) return fd.status();
-  // A tenant could otherwise seal it against the arbiter's successor.
+  // A tenant could otherwise seal it against whoever opens it next.
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_SEAL) != 0) {
     return from_errno("fcntl(F_SEAL_SEAL)", errno);
   }
@@ -154,6 +154,8 @@ void Mailbox::report(const TenantReport& report) const noexcept {
   head.free_blocks.store(report.free_blocks, std::memory_order_relaxed);
   head.used_blocks.store(report.used_blocks, std::memory_order_relaxed);
   head.cached_blocks.store(report.cached_blocks, std::memory_order_relaxed);
+  head.pins.store(report.pins.count, std::memory_order_relaxed);
+  head.oldest_pin_ns.store(report.pins.oldest_ns, std::memory_order_relaxed);
   head.heartbeat_ns.store(report.heartbeat_ns, std::memory_order_release);
 }
 
@@ -165,6 +167,8 @@ TenantReport Mailbox::report() const noexcept {
   told.free_blocks = head.free_blocks.load(std::memory_order_relaxed);
   told.used_blocks = head.used_blocks.load(std::memory_order_relaxed);
   told.cached_blocks = head.cached_blocks.load(std::memory_order_relaxed);
+  told.pins = {head.pins.load(std::memory_order_relaxed),
+               head.oldest_pin_ns.load(std::memory_order_relaxed)};
   return told;
 }
 

@@ -57,9 +57,10 @@ struct TenantReport {
   std::int64_t free_blocks{0};
   std::int64_t used_blocks{0};
   std::int64_t cached_blocks{0};
+  PinTotals pins;
 };
 
-// The layout in the memfd, version 1: a header, then one record per lendable slab.
+// The layout in the memfd, version 2: a header, then one record per lendable slab.
 struct MailboxHeaderWire {
   std::uint64_t magic;
   std::uint32_t version;
@@ -75,7 +76,9 @@ struct MailboxHeaderWire {
   std::atomic<std::int64_t> free_blocks;
   std::atomic<std::int64_t> used_blocks;
   std::atomic<std::int64_t> cached_blocks;
-  std::uint64_t padding[5];
+  std::atomic<std::int64_t> pins;
+  std::atomic<std::int64_t> oldest_pin_ns;
+  std::uint64_t padding[3];
 };
 struct SlabWordWire {
   std::atomic<std::uint64_t> word;  // generation << 32 | use

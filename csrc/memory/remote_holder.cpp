@@ -18,12 +18,20 @@ Result<std::shared_ptr<TenantLine>> TenantLine::create(Mailbox mailbox) noexcept
       TenantLine{std::move(mailbox), to_arbiter.take(), to_tenant.take(), late.take()});
 }
 
-RemoteHolder::RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line) noexcept
-    : line_{std::move(line)}, entries_(static_cast<std::size_t>(shape.slab_count)) {}
+RemoteHolder::RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line,
+                           Telling telling) noexcept
+    : line_{std::move(line)},
+      telling_{telling},
+      entries_(static_cast<std::size_t>(shape.slab_count)) {}
 
 void RemoteHolder::add_slab(SlabId slab, std::uint32_t generation) noexcept {
-  entry(slab) = {generation, SlabUse::kOpen};
-  line_->mailbox.grant(slab, generation);
+  entry(slab) = {generation, SlabUse::kOpen, false};
+  if (telling_ == Telling::kAtGrant) tell(slab);
+}
+
+void RemoteHolder::tell(SlabId slab) noexcept {
+  entry(slab).is_told = true;
+  line_->mailbox.grant(slab, entry(slab).generation);
   has_news_ = must_ring_ = true;
 }
 
@@ -35,33 +43,34 @@ bool RemoteHolder::take_idle(SlabId slab) noexcept {
 }
 
 Status RemoteHolder::close_slab(SlabId slab) noexcept {
-  line_->mailbox.close(slab, entry(slab).generation);
   entry(slab).use = SlabUse::kClosed;
+  if (!entry(slab).is_told) return {};
+  line_->mailbox.close(slab, entry(slab).generation);
   has_news_ = must_ring_ = true;
   return {};
 }
 
 void RemoteHolder::quarantine_slab(SlabId slab) noexcept {
   entry(slab).use = SlabUse::kQuarantined;
-  has_news_ = must_ring_ = is_late_ = true;
+  if (entry(slab).is_told) has_news_ = must_ring_ = is_late_ = true;
 }
 
 void RemoteHolder::remove_slab(SlabId slab) noexcept {
   if (entry(slab).use == SlabUse::kAbsent) return;
-  line_->mailbox.clear(slab, entry(slab).generation);
+  if (entry(slab).is_told) line_->mailbox.clear(slab, entry(slab).generation);
   entry(slab).use = SlabUse::kAbsent;
   has_news_ = true;
 }
 
 bool RemoteHolder::has_given(SlabId slab) const noexcept {
   const Entry& mine = entry(slab);
-  return mine.use == SlabUse::kOpen &&
+  return mine.use == SlabUse::kOpen && mine.is_told &&
          line_->mailbox.word(slab) == SlabWord{mine.generation, WordUse::kAbsent};
 }
 
 SlabLoad RemoteHolder::load(SlabId slab) const noexcept {
   const Entry& mine = entry(slab);
-  if (is_lost_ || mine.use == SlabUse::kAbsent) return {};
+  if (is_lost_ || mine.use == SlabUse::kAbsent || !mine.is_told) return {};
   const Mailbox& mailbox = line_->mailbox;
   // Idle but not open is no state to take a slab from: the tenant could enter at this moment.
   const bool is_open = mine.use == SlabUse::kOpen;
@@ -80,6 +89,10 @@ BlockTotals RemoteHolder::totals() const noexcept {
   return {told.free_blocks, told.used_blocks};
 }
 
+PinTotals RemoteHolder::pin_totals() const noexcept {
+  return is_lost_ ? PinTotals{} : line_->mailbox.report().pins;
+}
+
 void RemoteHolder::settle() noexcept {
   if (!has_news_ || is_lost_) return;
   line_->mailbox.tell_news();
@@ -94,18 +107,6 @@ Status RemoteHolder::audit_slab(SlabId slab, SlabUse use, std::uint32_t generati
   ROSE_CHECK(use == SlabUse::kAbsent || entry(slab).generation == generation,
              name + " has two generations");
   return {};
-}
-
-void RemoteHolder::resume(SlabId slab, std::uint32_t generation, SlabUse use) noexcept {
-  entry(slab) = {generation, use};
-  has_news_ = true;
-}
-
-void RemoteHolder::disown(SlabId slab) noexcept {
-  const SlabWord now = line_->mailbox.word(slab);
-  if (now.use == WordUse::kAbsent) return;
-  line_->mailbox.clear(slab, now.generation);
-  has_news_ = true;
 }
 
 }  // namespace rose::memory

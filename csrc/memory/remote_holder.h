@@ -9,23 +9,33 @@
 
 namespace rose::memory {
 
+// When a tenant is told of a slab that it was granted.
+enum class Telling : std::uint8_t {
+  kAtGrant,
+  kWhenClean,  // by tell(); until then it is taken back without asking
+};
+
 // Asks and tells through the words of a mailbox. What each slab is to the tenant by the arbiter's
 // own doing is kept here as well, so that nothing the tenant writes can change it: an unknown word
 // counts as busy, for as long as the tenant lives.
 class RemoteHolder final : public SlabHolder {
  public:
-  RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line) noexcept;
+  RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line, Telling telling) noexcept;
 
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
-  // Also asks for the end of the tenant: it missed a deadline, or was dropped while it is inside.
+  // Also asks for the end of the tenant: it missed a deadline, or was dropped while it is inside. A
+  // slab that it was never told of it is not late with.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
+  void tell(SlabId slab) noexcept override;
+  bool was_told(SlabId slab) const noexcept override { return entry(slab).is_told; }
 
   SlabLoad load(SlabId slab) const noexcept override;
   // As the tenant says.
   BlockTotals totals() const noexcept override;
+  PinTotals pin_totals() const noexcept override;
   bool reports_idle() const noexcept override { return false; }
   bool has_given(SlabId slab) const noexcept override;
   void lose() noexcept override { is_lost_ = true; }
@@ -34,15 +44,11 @@ class RemoteHolder final : public SlabHolder {
   Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept override;
   Status audit() const noexcept override { return {}; }
 
-  // What a successor found: the slab is the tenant's as `use`, and its word is left as it is.
-  void resume(SlabId slab, std::uint32_t generation, SlabUse use) noexcept;
-  // What a successor found to be no longer, or never to have been, the tenant's.
-  void disown(SlabId slab) noexcept;
-
  private:
   struct Entry {
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
+    bool is_told{false};
   };
   Entry& entry(SlabId slab) noexcept { return entries_[static_cast<std::size_t>(slab)]; }
   const Entry& entry(SlabId slab) const noexcept {
@@ -50,6 +56,7 @@ class RemoteHolder final : public SlabHolder {
   }
 
   const std::shared_ptr<TenantLine> line_;
+  const Telling telling_;
   std::vector<Entry> entries_;
   bool has_news_{false};   // since the last settle()
   bool must_ring_{false};  // also worth waking the tenant for

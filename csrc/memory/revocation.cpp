@@ -116,10 +116,10 @@ Status Arbiter::revoke_victims(RevocationId id) noexcept {
     Lease& lease = lease_for(slab, home);
     --lease.granted;
     ++lease.revoking;
-    bool is_home = holder == nullptr || holder->take_idle(slab);
+    bool is_home = !is_in_scrub(slab) && (holder == nullptr || holder->take_idle(slab));
     if (!is_home) {
       ROSE_TRY(holder->close_slab(slab));
-      is_home = holder->load(slab).is_idle();
+      is_home = is_idle(slab);
       if (is_home) holder->remove_slab(slab);
     }
     if (is_home) {
@@ -128,11 +128,13 @@ Status Arbiter::revoke_victims(RevocationId id) noexcept {
       revoked_by_[static_cast<std::size_t>(slab)] = id;
     }
   }
+  if (revocation.progress.pending > 0) under_way_.push_back(id);
   end(home);
   return {};
 }
 
 Status Arbiter::on_slab_idle(SlabId slab) noexcept {
+  if (is_in_scrub(slab)) return {};  // clean() comes here when it is done
   const SlabState state = slabs_[slab].state;
   Status done;
   if (state == SlabState::kRevoking) done = bring_home(slab);
@@ -320,6 +322,8 @@ Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     const SlabRecord& record = slabs_[slab];
     if (record.owner != id || record.state != SlabState::kQuarantined) continue;
+    if (scrub_of(slab) == Scrub::kRuns) continue;  // that is work of ours
+    scrub_of(slab) = Scrub::kNone;
     ROSE_TRY(release_quarantined(slab));
     ++released;
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "memory/shape.h"
 
@@ -34,6 +35,19 @@ struct BlockTotals {
   std::int64_t used{0};
 };
 
+// Holds on blocks that are not over, whatever they hold.
+struct PinTotals {
+  std::int64_t count{0};
+  Nanoseconds oldest_ns{0};  // CLOCK_BOOTTIME of the first of them; 0 when there is none
+
+  void add(const PinTotals& more) noexcept {
+    const bool is_older = more.count > 0 && (count == 0 || more.oldest_ns < oldest_ns);
+    if (is_older) oldest_ns = more.oldest_ns;
+    count += more.count;
+  }
+  bool operator==(const PinTotals&) const = default;
+};
+
 // An allocator of this process, or the mailbox of a tenant in another one.
 //
 // Thread rule: the arbiter calls all of it, under its mutex. Nothing here waits for the tenant.
@@ -57,8 +71,16 @@ class SlabHolder {
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   virtual void remove_slab(SlabId slab) noexcept = 0;
 
+  // Says that a slab which was added without a word may be used from here on.
+  virtual void tell(SlabId) noexcept {}
+  virtual bool was_told(SlabId) const noexcept { return false; }
+
   virtual SlabLoad load(SlabId slab) const noexcept = 0;
   virtual BlockTotals totals() const noexcept = 0;
+  virtual PinTotals pin_totals() const noexcept = 0;
+
+  // Whether `other` is this holder, or a part of it.
+  virtual bool includes(const SlabHolder& other) const noexcept { return this == &other; }
 
   // Whether a slab that becomes idle is reported inside the call that made it so. Otherwise the
   // arbiter has to look.

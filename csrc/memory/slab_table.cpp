@@ -6,14 +6,9 @@
 namespace rose::memory {
 
 Result<SlabTable> SlabTable::create(PoolShape shape) noexcept {
-  return create(shape, std::vector<SlabRecord>(at(shape.slab_count)), 0);
-}
-
-Result<SlabTable> SlabTable::create(PoolShape shape, std::vector<SlabRecord> records,
-                                    std::uint64_t pool) noexcept {
-  Result<Ledger> ledger = Ledger::create(shape, pool);
+  Result<Ledger> ledger = Ledger::create(shape);
   if (!ledger.ok()) return ledger.status();
-  return SlabTable{ledger.take(), std::move(records)};
+  return SlabTable{ledger.take(), std::vector<SlabRecord>(at(shape.slab_count))};
 }
 
 SlabTable::SlabTable(Ledger ledger, std::vector<SlabRecord> records) noexcept

@@ -30,10 +30,6 @@ struct Hold {
 class SlabTable {
  public:
   static Result<SlabTable> create(PoolShape shape) noexcept;
-  // A table that goes on from `records`, one for each slab, all at rest, in the ledger of a
-  // successor: `pool` as in Ledger::create().
-  static Result<SlabTable> create(PoolShape shape, std::vector<SlabRecord> records,
-                                  std::uint64_t pool) noexcept;
 
   const SlabRecord& operator[](SlabId slab) const noexcept { return records_[at(slab)]; }
   std::uint64_t lease_of(SlabId slab) const noexcept { return records_[at(slab)].lease_id; }

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/cgroup.h"
 #include "base/futex.h"
 
 namespace rose::memory {
@@ -76,7 +77,7 @@ void TenantWatch::run() noexcept {
       line_->late.silence();
       if (kills_late_) {
         was_killed_.store(true);
-        keep(process_.kill());
+        keep(kill_with_cgroup(process_));
       }
     }
     if (fds[kBell].revents != 0) {

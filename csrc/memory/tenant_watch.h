@@ -12,8 +12,9 @@
 namespace rose::memory {
 
 // Owns a thread that sleeps until the tenant rings (its slabs come home), the arbiter calls it late
-// (its process is killed), or its process is gone (everything comes home). No Python runs here, so
-// no interpreter can hold memory up.
+// (its process is killed, and with it what it started where a cgroup holds them alone), or its
+// process is gone (everything comes home). No Python runs here, so no interpreter can hold memory
+// up.
 //
 // The end of the process proves the completion of all its work on the host. A process that it
 // forked, and that shares the mapping, is not watched: a tenant must not fork without exec.

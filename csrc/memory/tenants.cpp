@@ -7,7 +7,7 @@
 
 namespace rose::memory {
 
-Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept {
+Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id, Telling telling) noexcept {
   const PoolShape shape = pool_.shape();
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
@@ -20,7 +20,7 @@ Result<std::shared_ptr<TenantLine>> Arbiter::add_tenant(PartitionId id) noexcept
   if (!mailbox.ok()) return mailbox.status();
   Result<std::shared_ptr<TenantLine>> line = TenantLine::create(mailbox.take());
   if (!line.ok()) return line.status();
-  place = std::make_unique<RemoteHolder>(shape, line.value());
+  place = std::make_unique<RemoteHolder>(shape, line.value(), telling);
   lines_.emplace(id, line.value());
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].owner == id) place->add_slab(slab, slabs_[slab].generation);
@@ -49,7 +49,7 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
   lines_.erase(id);
   one.limit_slabs = limit_slabs;
   one.is_live = true;
-  *place = {one, 0, 0, 0, {}};
+  *place = {one, 0, 0, 0, {}, {}};
   has_changed_ = true;
   return {};
 }

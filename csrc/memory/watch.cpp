@@ -53,8 +53,8 @@ bool Arbiter::is_covered(const CountedOn& counted_on, std::int32_t n) const noex
 
 // Once is enough: whoever listens looks at everything and calls watch() again.
 void Arbiter::on_blocks_taken(const SlabHolder& taker) noexcept {
-  if (!watch_.is_armed || leases_.empty() || holder_of(watch_.partition) != &taker) return;
-  if (taker.totals().free >= low_water(slabs_.unowned())) return;
+  if (!watch_.is_armed || leases_.empty() || !is_of_watched(taker)) return;
+  if (holder_of(watch_.partition)->totals().free >= low_water(slabs_.unowned())) return;
   watch_.is_armed = false;
   ring();
 }

@@ -1,6 +1,8 @@
 #include "scheduler/book.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "scheduler/mlfq.h"
 
@@ -44,6 +46,7 @@ void Book::admit(Trajectory& trajectory) {
   job.waiting.erase(trajectory.ticket);
   move(trajectory, TrajectoryState::kEnv);
   trajectory.version_min = job.published;
+  trajectory.place_in_line = job.admitted - job.dropped_admitted;
   job.outlook.admit(trajectory, now_ns);
   ++counters.admitted;
   ++job.admitted;
@@ -60,18 +63,23 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
   wait_for_worker(trajectory, QueueRank::kFresh);
 }
 
-void Book::start(Trajectory& trajectory, std::size_t slot) {
-  const bool is_urgent = lag(trajectory) > kUrgentLag;
+bool Book::is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept {
+  const std::optional<std::size_t> home = workers.find(trajectory.home.worker);
+  if (!home || home == slot || !trajectory.home.is_warm(workers[*home])) return false;
+  const Share share = workers.share(*home);  // whether there is a seat is another matter
+  return share.kv_tokens - share.used_tokens < reserve_tokens(trajectory);
+}
+
+void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
+  trajectory.was_displaced = trajectory.was_displaced || is_displaced(trajectory, slot);
   leave_queue(trajectory);
   move(trajectory, TrajectoryState::kRunning);
   const bool is_restart = trajectory.tries > 0;
   ++trajectory.tries;
   const Worker& worker = workers[slot];
   const Home& home = trajectory.home;
-  const bool is_cached = home.worker == worker.number && home.lease_epoch == worker.lease.epoch &&
-                         home.version == worker.version;
   const std::int64_t prompt = trajectory.prompt_tokens();
-  const std::int64_t cached = is_cached ? std::min(home.cached_tokens, prompt) : 0;
+  const std::int64_t cached = home.is_warm(worker) ? std::min(home.cached_tokens, prompt) : 0;
   const std::int64_t seen = std::min(trajectory.computed_tokens, prompt);
   counters.reprefill_tokens += std::max<std::int64_t>(0, seen - cached);
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
@@ -294,6 +302,19 @@ std::vector<TrajectoryId> Book::take_overdue() {
   return overdue;
 }
 
+std::int64_t Book::live_max(std::size_t place) const noexcept {
+  const Job& job = jobs[place];
+  if (policy != Policy::kJoint || settings.displaced_share >= 1) return kCountMax;
+  const double fit = job.outlook.live_max(workers.lent_tokens(place));
+  // Without a lease and a length it is no number, and nothing is known.
+  if (!(fit < static_cast<double>(kCountMax))) return kCountMax;
+  // Where no turn waits or runs, memory holds nobody back: whoever is in a tool for ever must not
+  // either.
+  const bool has_turns = !job.wants.empty() || workers.has_turns(place);
+  const std::int64_t least = has_turns ? 0 : job.outlook.live() + 1;
+  return std::max(least, static_cast<std::int64_t>(std::llround(fit)));
+}
+
 double Book::lag(const Trajectory& trajectory) const {
   const Job& job = jobs[trajectory.job];
   const double by_version = static_cast<double>(job.published - trajectory.version_min) /
@@ -301,10 +322,12 @@ double Book::lag(const Trajectory& trajectory) const {
   return std::clamp(std::max(job.outlook.lag(trajectory, now_ns), by_version), 0.0, 1.0);
 }
 
-double Book::urgency(const Trajectory& trajectory) const {
-  const auto live = static_cast<double>(jobs[trajectory.job].outlook.live());
-  const auto free = static_cast<double>(workers.free_seats(trajectory.job));
-  return settings.tail_seats * live < free ? 1 : lag(trajectory);
+bool Book::is_tail(std::size_t place) const noexcept {
+  const Job& job = jobs[place];
+  // Those that only memory holds back are no tail's.
+  const std::size_t held_back = job.can_admit() ? job.waiting.size() : 0;
+  const auto live = static_cast<double>(job.outlook.live()) + static_cast<double>(held_back);
+  return settings.tail_seats * live < static_cast<double>(workers.free_seats(place));
 }
 
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
@@ -313,6 +336,15 @@ Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
   const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
   return job.outlook.freshness(trajectory, versions_left, now_ns);
+}
+
+std::int64_t Book::version_floor(const Trajectory& trajectory) const noexcept {
+  const Job& job = jobs[trajectory.job];
+  const std::int64_t lagging = version_floor(trajectory.job);
+  const std::int64_t oldest = job.oldest_version(trajectory.place_in_line);
+  // One that is too old already gains nothing from waiting.
+  if (trajectory.version_min < oldest) return lagging;
+  return std::max(lagging, oldest);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
@@ -327,7 +359,7 @@ void Book::wait_for_worker(Trajectory& trajectory, QueueRank rank) {
   trajectory.queue_key = queue_key(trajectory, rank);
   trajectory.queued_ns = now_ns;
   turns.push(trajectory.queue_key, now_ns);
-  jobs[trajectory.job].want(trajectory.need_tokens());
+  jobs[trajectory.job].want(trajectory.need_tokens(), trajectory.place_in_line);
   has_changed = true;
 }
 
@@ -344,7 +376,7 @@ QueueKey Book::queue_key(const Trajectory& trajectory, QueueRank rank) const {
 
 void Book::leave_queue(Trajectory& trajectory) {
   turns.remove(trajectory.queue_key, trajectory.queued_ns);
-  jobs[trajectory.job].want_no_more(trajectory.need_tokens());
+  jobs[trajectory.job].want_no_more(trajectory.need_tokens(), trajectory.place_in_line);
 }
 
 void Book::release(Trajectory& trajectory) noexcept {

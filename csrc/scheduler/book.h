@@ -38,7 +38,8 @@ class Book {
   void create(const TrajectoryCreated& event);
   void admit(Trajectory& trajectory);
   void queue(Trajectory& trajectory, const TurnReady& event);
-  void start(Trajectory& trajectory, std::size_t slot);
+  // `is_urgent`: by its lag.
+  void start(Trajectory& trajectory, std::size_t slot, bool is_urgent);
   // Takes `tokens` more of a turn from the TurnProgress at place `event`, after `skip` of them.
   void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
   // The worker has shown that the prompt is computed and that it lives.
@@ -71,11 +72,18 @@ class Book {
   // Those whose grace period is over.
   std::vector<TrajectoryId> take_overdue();
 
+  // How many trajectories of a job may be under way. More than memory holds to their ends push out
+  // one another's caches, and compute the same contexts again and again.
+  std::int64_t live_max(std::size_t job) const noexcept;
   // How far it is behind the others, or how close to going stale: from 0 to 1.
   double lag(const Trajectory& trajectory) const;
-  // 0 in bulk and 1 in the tail: its lag, or 1 for all when seats are left for all.
-  double urgency(const Trajectory& trajectory) const;
+  // Whether so many seats are left that all turns of the job are urgent, whatever their lag.
+  bool is_tail(std::size_t job) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
+  // Of a worker that may run a turn of it: what older weights say would be too old by the time the
+  // trainer comes to it.
+  std::int64_t version_floor(const Trajectory& trajectory) const noexcept;
+  // Of a worker that may run anything of the job.
   std::int64_t version_floor(std::size_t job) const noexcept {
     return jobs[job].published - settings.worker_lag_max;
   }
@@ -117,6 +125,8 @@ class Book {
   };
 
   bool are_graces_sound() const;
+  // Whether it leaves a cache because there is no room beside it.
+  bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   QueueKey queue_key(const Trajectory& trajectory, QueueRank rank) const;

@@ -27,6 +27,7 @@ struct JobSeen {
   std::set<std::size_t> lives;
   std::int64_t admitted{0};
   std::map<std::int64_t, std::int64_t> wants;
+  std::map<std::int64_t, std::int64_t> places;
 };
 
 // What is held of a worker.
@@ -80,6 +81,7 @@ class BookCheck {
     ++queued_;
     unstarved_ += book_.turns.has_unstarved(each.queue_key, each.queued_ns) ? 1 : 0;
     ++jobs_[each.job].wants[each.need_tokens()];
+    ++jobs_[each.job].places[each.place_in_line];
     return each.queue_key.trajectory == each.id && each.queue_key.job == each.job &&
            each.queue_key.rank != QueueRank::kStarved && each.max_new_tokens > 0 &&
            book_.turns.has(each.queue_key, each.queued_ns);
@@ -107,7 +109,7 @@ class BookCheck {
     return static_cast<std::size_t>(seen.waiting) == job.waiting.size() &&
            seen.lives.size() == admitted && admitted == job.outlook.lives() &&
            seen.admitted == job.admitted - job.dropped_admitted - job.done &&
-           seen.wants == job.wants;
+           seen.wants == job.wants && seen.places == job.places;
   }
 
   bool agrees_of_worker(std::size_t slot) {

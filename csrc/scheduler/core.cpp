@@ -33,16 +33,23 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
 
 void Core::expire() {
   for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
-  for (const TrajectoryId id : book_.take_overdue()) book_.requeue(*book_.trajectories.find(id));
+  for (const TrajectoryId id : book_.take_overdue()) {
+    // One that was recalled, started and recalled again at one time is named twice.
+    Trajectory& trajectory = *book_.trajectories.find(id);
+    if (trajectory.state == TrajectoryState::kRecalled) book_.requeue(trajectory);
+  }
   if (book_.workers.take_back(book_.now_ns)) book_.has_changed = true;
 }
 
 void Core::admit() {
-  for (std::size_t place = 0; place < book_.jobs.size(); ++place) admit_of(book_.jobs[place]);
+  for (std::size_t place = 0; place < book_.jobs.size(); ++place) admit_of(place);
 }
 
-void Core::admit_of(Job& job) {
-  while (!job.waiting.empty() && job.can_admit()) {
+void Core::admit_of(std::size_t place) {
+  Job& job = book_.jobs[place];
+  if (job.waiting.empty() || !job.can_admit()) return;
+  const std::int64_t live_max = book_.live_max(place);
+  while (!job.waiting.empty() && job.can_admit() && job.outlook.live() < live_max) {
     book_.admit(*book_.trajectories.find(job.waiting.begin()->second));
   }
 }

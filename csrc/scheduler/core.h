@@ -51,7 +51,7 @@ class Core {
  private:
   void expire();
   void admit();
-  void admit_of(Job& job);
+  void admit_of(std::size_t place);
 
   Book book_;
   EventRules rules_;

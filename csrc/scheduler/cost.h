@@ -15,6 +15,8 @@ struct CostQuery {
   double expected_tokens{0};  // it will still generate
   double urgency{0};          // 0 in bulk, 1 in the tail
   double published{0};        // the newest version
+
+  bool operator==(const CostQuery&) const = default;
 };
 
 // With u the urgency:

@@ -1,6 +1,7 @@
 #include "scheduler/dispatch.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -14,9 +15,6 @@ namespace {
 constexpr TrajectoryId kPromise = -1;
 // Turns that found no worker, kept to pass over those that ask for more.
 constexpr std::size_t kFailuresMax = 8;
-// A turn that only a dedicated worker may run is looked at again, though nothing else changed: it
-// may be too late for it by then, and any worker will do.
-constexpr Nanoseconds kLookAgainMinNs = 100'000'000;
 constexpr double kNsPerS = 1e9;
 
 }  // namespace
@@ -29,7 +27,7 @@ void Dispatch::place() {
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
   look_over_workers();
   // No turn of a job that is as large finds room: room only shrinks while turns are placed.
-  limits_.assign(book_.jobs.size(), Limits{});
+  limits_.assign(book_.jobs.size(), std::numeric_limits<double>::infinity());
   jobs_left_ = book_.jobs.size();
   failures_.clear();
   if (Fairness::is_needed(book_.workers)) {
@@ -43,9 +41,14 @@ void Dispatch::place() {
 
 void Dispatch::place_in_order() {
   const Place end = book_.turns.end();
+  std::array<QueueKey, kPrefetch> keys;  // start() takes one out of the queue, and no other
   for (Place place = book_.turns.begin(); place != end && jobs_left_ > 0;) {
-    const QueueKey key = *place++;  // start() takes it out of the queue
-    try_start(key);
+    std::size_t count = 0;
+    while (place != end && count < keys.size()) keys[count++] = *place++;
+    if (count == keys.size()) {
+      for (const QueueKey& key : keys) book_.trajectories.prefetch(key.trajectory);
+    }
+    for (std::size_t i = 0; i < count && jobs_left_ > 0; ++i) try_start(keys[i]);
   }
 }
 
@@ -97,13 +100,12 @@ Dispatch::Place Dispatch::skip_to(Place place, std::size_t job) const noexcept {
 
 bool Dispatch::try_start(const QueueKey& key) {
   Trajectory& trajectory = *book_.trajectories.find(key.trajectory);
-  Limits& limits = limits_[trajectory.job];
-  if (static_cast<double>(book_.reserve_tokens(trajectory)) > limits.room) return true;
-  const Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
-  double& limit = query.is_dedicated_only ? limits.dedicated_room : limits.room;
-  if (query.need_tokens > limit || is_hopeless(query)) return true;
-  if (const auto slot = placement_.choose(book_.workers.columns(), query)) {
-    book_.start(trajectory, *slot);
+  double& limit = limits_[trajectory.job];
+  if (static_cast<double>(book_.reserve_tokens(trajectory)) > limit) return true;
+  Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
+  if (is_hopeless(query)) return true;
+  if (const auto slot = placement_.choose(book_.workers, query)) {
+    book_.start(trajectory, *slot, query.is_urgent);
     ++starts_;
     refresh_bars(*slot);
     return true;
@@ -114,14 +116,19 @@ bool Dispatch::try_start(const QueueKey& key) {
     place_at_ns_ = std::min(place_at_ns_, book_.now_ns + 1 + wait_ns);
     return true;
   }
+  query.prefers_dedicated = false;  // it asked the others too
   if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
-  if (query.is_dedicated_only) place_at_ns_ = std::min(place_at_ns_, look_again_ns());
   if (is_barred_only(query)) return false;
-  if (key.rank == QueueRank::kStarved) keep_for(query);
+  if (key.rank == QueueRank::kStarved) {
+    keep_for(query);
+  } else {
+    // Less is asked of its worker then.
+    place_at_ns_ = std::min(place_at_ns_, trajectory.queued_ns + book_.settings.wait_max_ns);
+  }
   note_failure(query);
-  const bool was_full = limits.room < 1;
+  const bool was_full = limit < 1;
   limit = std::min(limit, room_max(query));
-  if (limits.room < 1 && !was_full) --jobs_left_;  // every turn takes at least one token
+  if (limit < 1 && !was_full) --jobs_left_;  // every turn takes at least one token
   return true;
 }
 
@@ -152,9 +159,9 @@ void Dispatch::refresh_bars(std::size_t slot) {
 bool Dispatch::is_hopeless(const Query& query) const noexcept {
   if (query.hit_tokens > 0) return false;
   return std::any_of(failures_.begin(), failures_.end(), [&](const Failure& failed) {
-    return query.job == failed.job && query.is_dedicated_only >= failed.is_dedicated_only &&
-           query.need_tokens >= failed.need_tokens && query.most_tokens >= failed.most_tokens &&
-           query.prompt_tokens >= failed.prompt_tokens &&
+    return query.job == failed.job && query.need_tokens >= failed.need_tokens &&
+           query.most_tokens >= failed.most_tokens && query.prompt_tokens >= failed.prompt_tokens &&
+           query.version_floor >= failed.version_floor &&
            query.restart_tokens >= failed.restart_tokens;
   });
 }
@@ -164,10 +171,10 @@ void Dispatch::note_failure(const Query& query) {
   // turns: they may find more room as others of them start elsewhere.
   if (query.avoid || query.is_urgent || failures_.size() == kFailuresMax) return;
   failures_.push_back({.job = query.job,
-                       .is_dedicated_only = query.is_dedicated_only,
                        .need_tokens = query.need_tokens,
                        .most_tokens = query.most_tokens,
                        .prompt_tokens = query.prompt_tokens,
+                       .version_floor = query.version_floor,
                        .restart_tokens = query.restart_tokens});
 }
 
@@ -195,7 +202,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
     Query query = query_of(*trajectory, false);
     query.avoid = slot;
-    const auto elsewhere = placement_.choose(book_.workers.columns(), query);
+    const auto elsewhere = placement_.choose(book_.workers, query);
     if (!elsewhere) continue;
     // Room is promised once: the next stalled turn has to find room of its own.
     const auto tokens = static_cast<std::int64_t>(query.need_tokens);
@@ -211,30 +218,31 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   Query query;
   query.need_tokens = static_cast<double>(book_.reserve_tokens(trajectory));
   query.most_tokens = static_cast<double>(trajectory.need_tokens());
-  query.is_dedicated_only = !has_starved && has_dedicated_[trajectory.job] &&
+  query.prefers_dedicated = !has_starved && has_dedicated_[trajectory.job] &&
                             book_.freshness(trajectory) == Freshness::kAtRisk;
   query.prompt_tokens = static_cast<double>(trajectory.prompt_tokens());
   query.expected_tokens = std::min(static_cast<double>(left), trajectory.forecast.turn_tokens_left);
-  query.urgency = book_.urgency(trajectory);
+  const double lag = book_.lag(trajectory);
+  query.urgency = book_.is_tail(trajectory.job) ? 1 : lag;
   query.job = trajectory.job;
   query.published = static_cast<double>(book_.jobs[trajectory.job].published);
-  query.version_floor = static_cast<double>(book_.version_floor(trajectory.job));
+  query.version_floor = static_cast<double>(has_starved ? book_.version_floor(trajectory.job)
+                                                        : book_.version_floor(trajectory));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
   // Caps keep turns waiting; whoever has waited for too long is free of them.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
-  query.is_urgent = book_.lag(trajectory) > kUrgentLag;
-  query.may_wait = !has_starved && has_behind_[trajectory.job];
+  query.is_urgent = lag > kUrgentLag;
+  query.may_wait =
+      !has_starved && static_cast<double>(oldest_versions_[trajectory.job]) < query.version_floor;
   query.since_published_s =
       static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   if (query.home) {
-    const Worker& home = workers[*query.home];
-    const bool is_warm = home.lease.is_live && home.lease.epoch == trajectory.home.lease_epoch &&
-                         home.version == trajectory.home.version;
     const double cached = static_cast<double>(trajectory.home.cached_tokens);
-    query.hit_tokens = is_warm ? std::min(cached, query.prompt_tokens) : 0;
+    query.hit_tokens =
+        trajectory.home.is_warm(workers[*query.home]) ? std::min(cached, query.prompt_tokens) : 0;
   }
   return query;
 }
@@ -268,33 +276,29 @@ void Dispatch::keep_for(const Query& query) {
   book_.workers.hide(*best);
 }
 
-Nanoseconds Dispatch::look_again_ns() const noexcept {
-  return book_.now_ns + std::max(book_.settings.retry_ns, kLookAgainMinNs);
-}
-
 void Dispatch::look_over_workers() {
   const WorkerColumns& columns = book_.workers.columns();
   has_dedicated_.assign(book_.jobs.size(), false);
-  has_behind_.assign(book_.jobs.size(), false);
+  oldest_versions_.assign(book_.jobs.size(), kCountMax);
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
       has_dedicated_[columns.job[slot]] = true;
     }
     const Worker& worker = book_.workers[slot];
-    if (worker.lease.is_live && worker.version < book_.version_floor(columns.job[slot])) {
-      has_behind_[columns.job[slot]] = true;
-    }
+    if (!worker.lease.is_live) continue;
+    std::int64_t& oldest = oldest_versions_[columns.job[slot]];
+    oldest = std::min(oldest, worker.version);
   }
 }
 
 double Dispatch::room_max(const Query& query) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
+  // Others of the job may run on older weights.
+  const auto floor = static_cast<double>(book_.version_floor(query.job));
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     if (columns.job[slot] != query.job) continue;
-    if (query.is_dedicated_only && columns.kind[slot] == WorkerKind::kBorrowed) continue;
-    if (columns.version[slot] >= query.version_floor)
-      most = std::max(most, columns.room_tokens[slot]);
+    if (columns.version[slot] >= floor) most = std::max(most, columns.room_tokens[slot]);
   }
   return most;
 }

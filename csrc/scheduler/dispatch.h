@@ -30,12 +30,6 @@ class Dispatch {
   }
 
  private:
-  // What larger turns need not ask for while turns are placed.
-  struct Limits {
-    double room{std::numeric_limits<double>::infinity()};
-    double dedicated_room{std::numeric_limits<double>::infinity()};
-  };
-
   struct Promise {
     std::size_t slot;
     std::int64_t tokens;
@@ -52,10 +46,10 @@ class Dispatch {
   // What a turn asked for that found no worker.
   struct Failure {
     std::size_t job;
-    bool is_dedicated_only;
     double need_tokens;
     double most_tokens;
     double prompt_tokens;
+    double version_floor;
     double restart_tokens;
   };
 
@@ -74,7 +68,6 @@ class Dispatch {
 
   // A turn that has starved may run anywhere, also where its trajectory may get too old.
   Query query_of(const Trajectory& trajectory, bool has_starved) const;
-  Nanoseconds look_again_ns() const noexcept;
   void look_over_workers();
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
   // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
@@ -86,10 +79,9 @@ class Dispatch {
   Placement placement_;
   Nanoseconds place_at_ns_{kNever};  // when time alone may let a turn start
   std::vector<std::size_t> kept_;
-  std::vector<Limits> limits_;       // by job
-  std::vector<bool> has_dedicated_;  // by job: one with a live lease
-  std::vector<bool>
-      has_behind_;  // of each job: a leased worker has yet to commit what is asked for
+  std::vector<double> limits_;                 // by job: turns that need more find no room
+  std::vector<bool> has_dedicated_;            // by job: one with a live lease
+  std::vector<std::int64_t> oldest_versions_;  // by job: of a worker with a live lease
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job

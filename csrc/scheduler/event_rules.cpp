@@ -16,12 +16,25 @@ void EventRules::apply(std::span<const Event> events) {
   shrunk_.clear();
   outgrown_.clear();
   for (const Event& event : events) {
+    const auto place = static_cast<std::size_t>(place_);
+    if (place % kPrefetch == 0) prefetch(events, place);
     std::visit(*this, event);
     ++place_;
   }
   // After all of them: turns that the worker itself gave up may be reported behind its lease.
   for (const std::size_t slot : shrunk_) fit(slot);
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
+}
+
+void EventRules::prefetch(std::span<const Event> events, std::size_t begin) const noexcept {
+  if (events.size() < begin + kPrefetch) return;
+  for (const Event& event : events.subspan(begin, kPrefetch)) {
+    if (const auto* const ended = std::get_if<TurnEnded>(&event)) {
+      book_.trajectories.prefetch(ended->trajectory);
+    } else if (const auto* const said = std::get_if<TurnProgress>(&event)) {
+      book_.trajectories.prefetch(said->trajectory);
+    }
+  }
 }
 
 void EventRules::operator()(const WorkerJoined& event) {

@@ -36,6 +36,8 @@ class EventRules {
   // The turn that `event` is about, when it may speak of it.
   template <typename E>
   Trajectory* find_turn(const E& event) noexcept;
+  // Of the events from place `begin` on.
+  void prefetch(std::span<const Event> events, std::size_t begin) const noexcept;
   void deliver_news(Trajectory& trajectory, const TurnProgress& event);
   void conclude(Trajectory& trajectory, TurnEnd end);
   // Recalls turns until the others fit the lease, and says how many: those that are least behind,

@@ -47,7 +47,8 @@ bool Fairness::is_backlogged(const Job& job, const WorkerTable& workers,
   const Worker& worker = workers[slot];
   return worker.lease.is_live && !worker.is_held_off && !job.wants.empty() &&
          job.wants.begin()->first <= workers.share(slot).kv_tokens &&
-         worker.version >= job.published - lag_max_;
+         worker.version >= job.published - lag_max_ &&
+         worker.version >= job.oldest_version(job.places.begin()->first);
 }
 
 }  // namespace rose::scheduler

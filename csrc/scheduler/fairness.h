@@ -15,7 +15,8 @@
 namespace rose::scheduler {
 
 // One device. A start of a turn serves its job by the tokens promised to it, over the job's weight.
-// A job is backlogged while a turn of it waits that the device could run were it empty. One that is
+// A job is backlogged while a turn of it waits that the device could run were it empty, and not for
+// newer weights. One that is
 // more than `lead` ahead of another backlogged one is barred: it starts nothing here.
 //
 // Bound: in any time in which jobs j and k are both backlogged,

@@ -32,17 +32,32 @@ struct Job {
   std::int64_t consumed{0};
   std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by their tickets
   std::map<std::int64_t, std::int64_t> wants;    // tokens of a queued turn -> how many want that
+  std::map<std::int64_t, std::int64_t> places;   // in line, of queued turns -> how many are there
   Outlook outlook;
 
-  void want(std::int64_t tokens) { ++wants[tokens]; }
-  void want_no_more(std::int64_t tokens) {
-    const auto found = wants.find(tokens);
-    if (found != wants.end() && --found->second == 0) wants.erase(found);
+  void want(std::int64_t tokens, std::int64_t place_in_line) {
+    ++wants[tokens];
+    ++places[place_in_line];
+  }
+  void want_no_more(std::int64_t tokens, std::int64_t place_in_line) {
+    take_one(wants, tokens);
+    take_one(places, place_in_line);
   }
 
   std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
   // Those that started and were not consumed.
   std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
+  // How many versions come out before a trajectory that runs is learned from, at least: those that
+  // were admitted before it are learned from before it, and so is all that is done.
+  std::int64_t versions_before(std::int64_t place_in_line) const noexcept {
+    const std::int64_t before = (place_in_line > done ? place_in_line : done) - consumed;
+    const std::int64_t others = ahead() - 1;
+    return (before < others ? before : others) / batch_trajectories;
+  }
+  // The oldest version that may give it a token: what is older would be too old by then.
+  std::int64_t oldest_version(std::int64_t place_in_line) const noexcept {
+    return published + versions_before(place_in_line) - max_staleness;
+  }
   // Whether one more may start: see Core.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
   // How many there may be ahead before one is consumed: with those that wait, or more.
@@ -54,9 +69,15 @@ struct Job {
   template <typename Image>
   void image(Image& image) {
     image(number, batch_trajectories, max_staleness, weight, created, published, published_ns,
-          admitted, dropped_admitted, done, dropped, consumed, waiting, wants, outlook);
+          admitted, dropped_admitted, done, dropped, consumed, waiting, wants, places, outlook);
   }
   bool is_sound() const noexcept;
+
+ private:
+  static void take_one(std::map<std::int64_t, std::int64_t>& counts, std::int64_t key) {
+    const auto found = counts.find(key);
+    if (found != counts.end() && --found->second == 0) counts.erase(found);
+  }
 };
 
 // Jobs in the order in which they were first heard of. One that was never told of has the values of

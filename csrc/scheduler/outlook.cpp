@@ -21,7 +21,10 @@ double seconds(Nanoseconds from_ns, Nanoseconds to_ns) noexcept {
 }  // namespace
 
 Outlook::Outlook(const Settings& settings) noexcept
-    : settings_{settings}, predictor_{settings}, clock_{settings.version_window} {}
+    : settings_{settings},
+      predictor_{settings},
+      contexts_{0, settings.turn_window},
+      clock_{settings.version_window} {}
 
 void Outlook::create(const Trajectory& trajectory) { predictor_.enter(trajectory.group); }
 
@@ -50,6 +53,9 @@ void Outlook::over(const Trajectory& trajectory, bool is_done) {
   const bool was_admitted = trajectory.state != TrajectoryState::kWaiting;
   if (is_done) {
     predictor_.observe_trajectory(trajectory.group, trajectory.said_tokens, trajectory.turn);
+    contexts_.observe(static_cast<double>(trajectory.prompt_tokens()));
+    const double share = settings_.displaced_share;
+    if (share < 1) overcommit_.learn(trajectory.was_displaced, share);
     fates_.end(trajectory.said_tokens, trajectory.version_min);
   } else if (was_admitted) {
     fates_.drop(trajectory.said_tokens);
@@ -88,7 +94,8 @@ Freshness Outlook::freshness(const Trajectory& trajectory, std::int64_t versions
 }
 
 bool Outlook::is_sound() const noexcept {
-  return predictor_.is_sound() && lives_.is_sound() && clock_.is_sound() && fates_.is_sound();
+  return predictor_.is_sound() && contexts_.is_sound() && overcommit_.is_sound() &&
+         lives_.is_sound() && clock_.is_sound() && fates_.is_sound();
 }
 
 bool Outlook::knows(const Trajectory& trajectory) const noexcept {

@@ -7,6 +7,7 @@
 #include "scheduler/fates.h"
 #include "scheduler/freshness.h"
 #include "scheduler/life_line.h"
+#include "scheduler/overcommit.h"
 #include "scheduler/predictor.h"
 #include "scheduler/settings.h"
 #include "scheduler/trajectory_table.h"
@@ -44,13 +45,17 @@ class Outlook {
   Freshness freshness(const Trajectory& trajectory, std::int64_t versions_left,
                       Nanoseconds now_ns) const noexcept;
 
+  // How many trajectories so much memory is taken to hold; infinite before one was over.
+  double live_max(double lent_tokens) const noexcept {
+    return overcommit_.value() * lent_tokens / contexts_.mean();
+  }
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
   std::size_t lives() const noexcept { return lives_.size(); }
   const Fates& fates() const noexcept { return fates_; }
 
   template <typename Image>
   void image(Image& image) {
-    image(settings_, predictor_, lives_, clock_, fates_);
+    image(settings_, predictor_, contexts_, overcommit_, lives_, clock_, fates_);
   }
   bool is_sound() const noexcept;
   // Whether it goes by these.
@@ -65,6 +70,8 @@ class Outlook {
 
   Settings settings_;
   Predictor predictor_;
+  WindowMean contexts_;  // of trajectories that are over
+  Overcommit overcommit_;
   LifeLine lives_;
   TrainerClock clock_;
   Fates fates_;

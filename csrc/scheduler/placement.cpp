@@ -34,7 +34,7 @@ bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
   return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
          workers.lease_tokens[slot] >= query.most_tokens && query.avoid != slot &&
-         !(query.is_dedicated_only && workers.kind[slot] == WorkerKind::kBorrowed) &&
+         !(query.prefers_dedicated && workers.kind[slot] == WorkerKind::kBorrowed) &&
          can_restart(workers, slot, query) && can_expose(workers, slot, query);
 }
 
@@ -67,13 +67,13 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
   return best;
 }
 
-// Slots that are looked at together.
+// Rows that are looked at together.
 constexpr std::size_t kBlock = 16;
 
 struct Cheapest {
   double cost_s{std::numeric_limits<double>::infinity()};
   WorkerId number{std::numeric_limits<WorkerId>::max()};
-  std::optional<std::size_t> slot;
+  std::optional<std::size_t> row;
 };
 
 // Always inlined, so that each caller compiles it for its own instruction set.
@@ -85,34 +85,36 @@ struct Cheapest {
 }
 
 [[gnu::always_inline]] inline std::optional<std::size_t> cheapest_of(const double* costs_s,
+                                                                     const Lineup& lineup,
                                                                      const WorkerColumns& workers,
                                                                      const Query& query) noexcept {
   Cheapest best;
-  const std::size_t count = workers.size();
-  const WorkerId* const numbers = workers.number.data();
-  const double* const rooms = workers.room_tokens.data();
+  const std::size_t count = lineup.size();
+  const WorkerId* const numbers = lineup.columns().number.data();
+  const double* const rooms = lineup.columns().room_tokens.data();
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t end = std::min(count, begin + kBlock);
     // Most blocks have none that is better, and without a branch several are looked at at once.
     std::int64_t found = 0;
-    for (std::size_t slot = begin; slot < end; ++slot) {
-      found |= is_better(best, costs_s[slot], numbers[slot]) &
-               static_cast<std::int64_t>(rooms[slot] >= query.need_tokens);
+    for (std::size_t row = begin; row < end; ++row) {
+      found |= is_better(best, costs_s[row], numbers[row]) &
+               static_cast<std::int64_t>(rooms[row] >= query.need_tokens);
     }
     if (found == 0) continue;
-    for (std::size_t slot = begin; slot < end; ++slot) {
-      if (is_better(best, costs_s[slot], numbers[slot]) == 0) continue;
-      if (can_take(workers, slot, query)) best = {costs_s[slot], numbers[slot], slot};
+    for (std::size_t row = begin; row < end; ++row) {
+      if (is_better(best, costs_s[row], numbers[row]) == 0) continue;
+      if (can_take(workers, lineup.slot(row), query)) best = {costs_s[row], numbers[row], row};
     }
   }
-  return best.slot;
+  return best.row;
 }
 
 #if defined(__x86_64__)
 [[gnu::target("avx2")]] std::optional<std::size_t> cheapest_avx2(const double* costs_s,
+                                                                 const Lineup& lineup,
                                                                  const WorkerColumns& workers,
                                                                  const Query& query) noexcept {
-  return cheapest_of(costs_s, workers, query);
+  return cheapest_of(costs_s, lineup, workers, query);
 }
 #endif
 
@@ -123,16 +125,26 @@ bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t sl
   return can_take_but_for_bars(workers, slot, query);
 }
 
-std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const Query& query) {
+std::optional<std::size_t> Placement::choose(WorkerTable& workers, const Query& query) {
   wait_s_ = 0;
+  const std::optional<std::size_t> chosen = choose_by_policy(workers, query);
+  if (chosen || wait_s_ > 0 || !query.prefers_dedicated) return chosen;
+  // A borrowed one now is better than a dedicated one later.
+  Query any = query;
+  any.prefers_dedicated = false;
+  return choose_by_policy(workers, any);
+}
+
+std::optional<std::size_t> Placement::choose_by_policy(WorkerTable& workers, const Query& query) {
   switch (policy_) {
     case Policy::kJoint:
-      return joint(workers, query);
+      lineup_.settle(workers);
+      return joint(workers.columns(), query);
     case Policy::kRosePublished:
-      return rose_published(workers, query);
+      return rose_published(workers.columns(), query);
     case Policy::kLeastLoadedSticky:
     case Policy::kMlfq:
-      return least_loaded_sticky(workers, query);
+      return least_loaded_sticky(workers.columns(), query);
   }
   return std::nullopt;
 }
@@ -140,31 +152,49 @@ std::optional<std::size_t> Placement::choose(const WorkerColumns& workers, const
 std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers,
                                                const Query& query) const noexcept {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return cheapest_avx2(costs_s_.data(), workers, query);
+  if (__builtin_cpu_supports("avx2"))
+    return cheapest_avx2(costs_s_.data(), lineup_, workers, query);
 #endif
-  return cheapest_of(costs_s_.data(), workers, query);
+  return cheapest_of(costs_s_.data(), lineup_, workers, query);
 }
 
 std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const Query& query) {
-  scan_costs_s(settings_, workers, query, costs_s_);
+  price(query);
   const bool is_warm = query.hit_tokens > 0 && can_home_take(workers, query);
-  if (is_warm) {
-    costs_s_[*query.home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
-  }
-  const std::optional<std::size_t> best = cheapest(workers, query);
+  const std::size_t home = is_warm ? lineup_.row(*query.home) : Lineup::kNoRow;
+  const double cold_s = is_warm ? costs_s_[home] : 0;
+  if (is_warm) costs_s_[home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
+  std::optional<std::size_t> chosen = cheapest(workers, query);
   // A home with a warm cache is left for more than noise only, or turns would wander.
   const bool stays =
-      is_warm && best && costs_s_[*query.home] - costs_s_[*best] <= settings_.leave_home_margin_s;
-  const std::optional<std::size_t> chosen = stays ? query.home : best;
+      is_warm && chosen && costs_s_[home] - costs_s_[*chosen] <= settings_.leave_home_margin_s;
+  if (stays) chosen = home;
   if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, costs_s_[*chosen]);
-  return wait_s_ > 0 ? std::nullopt : chosen;
+  if (is_warm) costs_s_[home] = cold_s;  // what price() said
+  return chosen && wait_s_ <= 0 ? std::optional{lineup_.slot(*chosen)} : std::nullopt;
+}
+
+void Placement::price(const CostQuery& query) {
+  if (query != priced_) {
+    scan_costs_s(settings_, lineup_.columns(), query, costs_s_);
+    priced_ = query;
+    return;
+  }
+  // As turns of a group do, and those of a job that begin together.
+  costs_s_.resize(lineup_.size());
+  for (const std::size_t slot : lineup_.changed()) {
+    const std::size_t row = lineup_.row(slot);
+    if (row == Lineup::kNoRow) continue;
+    costs_s_[row] = cost_s(settings_, lineup_.columns(), row, query, 0);
+  }
 }
 
 double Placement::soon_s(const WorkerColumns& workers, const Query& query,
                          double cost_s) const noexcept {
   double soonest_s = 0;
   const double own_weight = 1 + settings_.urgent_time_weight * query.urgency;
-  for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+  for (std::size_t row = 0; row < lineup_.size(); ++row) {
+    const std::size_t slot = lineup_.slot(row);
     if (workers.version[slot] >= query.version_floor) continue;
     // One that is late already may be late for ever.
     const double wait_s = workers.commit_s[slot] - query.since_published_s;
@@ -172,7 +202,7 @@ double Placement::soon_s(const WorkerColumns& workers, const Query& query,
     // It will be behind no longer.
     const double behind_s =
         settings_.staleness_s_per_version * (query.published - workers.version[slot]);
-    const bool is_better = costs_s_[slot] - behind_s + own_weight * wait_s < cost_s;
+    const bool is_better = costs_s_[row] - behind_s + own_weight * wait_s < cost_s;
     if (!is_better || !can_take_but_for_version(workers, slot, query)) continue;
     soonest_s = soonest_s > 0 ? std::min(soonest_s, wait_s) : wait_s;
   }

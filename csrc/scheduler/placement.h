@@ -8,6 +8,7 @@
 
 #include "scheduler/cost.h"
 #include "scheduler/exposure.h"
+#include "scheduler/lineup.h"
 #include "scheduler/settings.h"
 #include "scheduler/worker_table.h"
 
@@ -18,7 +19,7 @@ struct Query : CostQuery {
   std::size_t job{0};                  // whose workers may run it
   double need_tokens{0};               // it takes of a lease now
   double most_tokens{0};               // it may take at last: a worker must be able to hold it
-  bool is_dedicated_only{false};       // a borrowed worker may not run it
+  bool prefers_dedicated{false};       // to any borrowed worker
   double version_floor{0};             // of a worker that may run it
   std::optional<std::size_t> home{};   // the worker that had it last
   double hit_tokens{0};                // of the prompt, cached at home
@@ -44,15 +45,23 @@ class Placement {
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
                                   const Query& query) noexcept;
   // The slot of the best worker that can take the turn now, or nothing: it waits.
-  std::optional<std::size_t> choose(const WorkerColumns& workers, const Query& query);
+  // Always of the same table.
+  std::optional<std::size_t> choose(WorkerTable& workers, const Query& query);
   // After choose() found nothing: for how long the turn is to wait for a worker that will be the
   // best once it has committed; 0 if that is not why.
   double wait_s() const noexcept { return wait_s_; }
 
  private:
+  // Here `prefers_dedicated` rules borrowed workers out.
+  std::optional<std::size_t> choose_by_policy(WorkerTable& workers, const Query& query);
+  // What every worker of the lineup would cost with nothing cached.
+  void price(const CostQuery& query);
+  // The row of the lineup.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers,
                                       const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
+  // How long until a worker has committed that would then cost less than this; 0 if there is none.
+  double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
   std::optional<std::size_t> rose_published(const WorkerColumns& workers,
                                             const Query& query) const noexcept;
   std::optional<std::size_t> least_loaded_sticky(const WorkerColumns& workers,
@@ -60,10 +69,9 @@ class Placement {
 
   Settings settings_;
   Policy policy_;
-  // How long until a worker has committed that would then cost less than this; 0 if there is none.
-  double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
-
-  std::vector<double> costs_s_;
+  Lineup lineup_;
+  CostQuery priced_;             // what costs_s_ are the costs of
+  std::vector<double> costs_s_;  // by row of the lineup
   double wait_s_{0};
 };
 

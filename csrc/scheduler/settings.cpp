@@ -26,7 +26,8 @@ bool Settings::is_sound() const noexcept {
          std::all_of(may_be_zero.begin(), may_be_zero.end(), is_count) &&
          std::all_of(times.begin(), times.end(), is_total) &&
          std::all_of(amounts.begin(), amounts.end(), is_amount) && reserve_quantile > 0 &&
-         reserve_quantile <= 1 && pace_rate >= 0 && pace_rate < 1;
+         reserve_quantile <= 1 && pace_rate >= 0 && pace_rate < 1 && displaced_share > 0 &&
+         displaced_share <= 1;
 }
 
 }  // namespace rose::scheduler

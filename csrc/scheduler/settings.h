@@ -57,6 +57,7 @@ struct Settings {
   std::int64_t reserve_ahead_tokens{1};
   double longest_first{0};
   double pace_rate{0};
+  double displaced_share{1};
   std::int64_t mlfq_quantum_tokens{1};
 
   bool operator==(const Settings&) const = default;
@@ -69,7 +70,8 @@ struct Settings {
           hazard_window_s, hold_min_ns, hold_max_ns, flap_window_ns, exposure_max_s,
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
-          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, mlfq_quantum_tokens);
+          reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
+          mlfq_quantum_tokens);
   }
   // Whether sums with them stay within 64 bits; what each may be, Python checks.
   bool is_sound() const noexcept;

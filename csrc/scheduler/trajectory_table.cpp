@@ -7,6 +7,12 @@
 
 namespace rose::scheduler {
 
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+}  // namespace
+
 Trajectory* TrajectoryTable::find(TrajectoryId id) noexcept {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &found->second;
@@ -15,6 +21,15 @@ Trajectory* TrajectoryTable::find(TrajectoryId id) noexcept {
 const Trajectory* TrajectoryTable::find(TrajectoryId id) const noexcept {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &found->second;
+}
+
+void TrajectoryTable::prefetch(TrajectoryId id) const noexcept {
+  const Trajectory* const found = find(id);
+  if (found == nullptr) return;
+  const char* const begin = reinterpret_cast<const char*>(found);
+  for (std::size_t offset = 0; offset < sizeof(Trajectory); offset += kCacheLine) {
+    __builtin_prefetch(begin + offset);
+  }
 }
 
 Trajectory& TrajectoryTable::create(TrajectoryId id, std::int64_t group, std::size_t job) {

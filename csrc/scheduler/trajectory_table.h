@@ -13,6 +13,7 @@
 #include "scheduler/predictor.h"
 #include "scheduler/trajectory_state.h"
 #include "scheduler/turn_queue.h"
+#include "scheduler/worker_table.h"
 
 namespace rose::scheduler {
 
@@ -50,6 +51,11 @@ struct Home {
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
 
+  bool is_warm(const Worker& at) const noexcept {
+    return at.number == worker && at.lease.is_live && at.lease.epoch == lease_epoch &&
+           at.version == version;
+  }
+
   template <typename Image>
   void image(Image& image) {
     image(worker, lease_epoch, version, cached_tokens);
@@ -74,7 +80,9 @@ struct Trajectory {
   std::size_t job{0};  // its place among the jobs
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};     // how many of its job were created before
+  std::int64_t ticket{0};  // how many of its job were created before
+  std::int64_t place_in_line{
+      0};                     // how many of its job were admitted before and not dropped by then
   Nanoseconds started_ns{0};  // when it was admitted
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
@@ -95,6 +103,8 @@ struct Trajectory {
   QueueKey queue_key;  // while QUEUED
   Nanoseconds queued_ns{0};
 
+  bool was_displaced{false};  // it left a cache for want of room
+
   Run run;
   Home home;
   Avoided avoided;
@@ -111,12 +121,15 @@ struct Trajectory {
 
   template <typename Image>
   void image(Image& image) {
-    image(id, group, ticket, job, state, started_ns, version_min, said_tokens, life_number, life_s,
-          turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries, attempts,
-          computed_tokens, forecast, queue_key, queued_ns, run, home, avoided, recalled_until_ns,
-          awaited_tokens, awaited_end);
+    image(id, group, ticket, place_in_line, job, state, started_ns, version_min, said_tokens,
+          life_number, life_s, turn_ns, turn, context_tokens, max_new_tokens, known_tokens, tries,
+          attempts, computed_tokens, forecast, queue_key, queued_ns, was_displaced, run, home,
+          avoided, recalled_until_ns, awaited_tokens, awaited_end);
   }
 };
+
+// So many are loaded together.
+inline constexpr std::size_t kPrefetch = 16;
 
 // Invariants:
 //   1. Every change of state is in the table of moves.
@@ -125,6 +138,9 @@ class TrajectoryTable {
  public:
   Trajectory* find(TrajectoryId id) noexcept;
   const Trajectory* find(TrajectoryId id) const noexcept;
+  // Begins to load what find() will return. In a burst of thousands none is in a cache, and a few
+  // that are asked for together come in the time of one; changes nothing.
+  void prefetch(TrajectoryId id) const noexcept;
   Trajectory& create(TrajectoryId id, std::int64_t group = 0, std::size_t job = 0);
   // False, and nothing changes, for a move that is not in the table. When it is over the trajectory
   // is gone, and `trajectory` with it.

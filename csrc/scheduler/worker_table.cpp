@@ -104,6 +104,23 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   return share;
 }
 
+double WorkerTable::lent_tokens(std::size_t job) const noexcept {
+  double tokens = 0;
+  for (const Worker& worker : workers_) {
+    if (worker.job != job || !worker.lease.is_live) continue;
+    const auto sharers = std::count_if(worker.peers.begin(), worker.peers.end(),
+                                       [&](auto peer) { return workers_[peer].lease.is_live; });
+    tokens += static_cast<double>(worker.lease.kv_tokens) / static_cast<double>(sharers);
+  }
+  return tokens;
+}
+
+bool WorkerTable::has_turns(std::size_t job) const noexcept {
+  return std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
+    return worker.job == job && !worker.held.empty();
+  });
+}
+
 void WorkerTable::hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept {
   Worker& worker = workers_[slot];
   worker.is_held_off = until_ns > now_ns;
@@ -131,7 +148,10 @@ bool WorkerTable::take_back(Nanoseconds now_ns) noexcept {
 }
 
 void WorkerTable::hide(std::size_t slot) noexcept {
-  for (const std::size_t peer : workers_[slot].peers) columns_.room_tokens[peer] = -1;
+  for (const std::size_t peer : workers_[slot].peers) {
+    columns_.room_tokens[peer] = -1;
+    note_change(peer);
+  }
 }
 
 void WorkerTable::set_lease(std::size_t slot, const LeaseChanged& event,
@@ -219,6 +239,7 @@ void WorkerTable::observe_pace(std::size_t slot, double took_s, double foreseen_
   mean_pace_.observe(took_s, foreseen_s, rate * kMeanPaceRate);
   columns_.slowness[slot] =
       std::clamp(worker.pace.ratio() / mean_pace_.ratio(), kSlownessMin, kSlownessMax);
+  note_change(slot);
 }
 
 std::size_t WorkerTable::take_slot() {
@@ -241,6 +262,13 @@ void WorkerTable::set_free_seats(std::size_t slot, std::int64_t seats) noexcept 
   free_seats_[job] += seats - std::exchange(seats_left_[slot], seats);
 }
 
+void WorkerTable::note_change(std::size_t slot) noexcept {
+  if (slot >= is_changed_.size()) is_changed_.resize(workers_.size());
+  if (is_changed_[slot] != 0) return;
+  is_changed_[slot] = 1;
+  changed_.push_back(slot);
+}
+
 void WorkerTable::refresh(std::size_t slot) noexcept {
   const Share share = this->share(slot);
   const bool has_seat = share.turns < share.seats;
@@ -256,6 +284,7 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     columns_.restart_tokens[peer] = static_cast<double>(share.restart_tokens);
     columns_.version[peer] = static_cast<double>(worker.version);
     set_free_seats(peer, can_start ? share.seats - share.turns : 0);
+    note_change(peer);
   }
 }
 

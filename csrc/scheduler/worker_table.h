@@ -107,9 +107,19 @@ struct WorkerColumns {
            context_tokens, restart_tokens, is_barred, version, prefill_s_per_token, step_s,
            step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
+  template <typename Column>
+  void each(Column&& column) const {
+    const_cast<WorkerColumns*>(this)->each([&](const auto&... columns) { column(columns...); });
+  }
   template <typename Image>
   void image(Image& image) {
     each(image);
+  }
+  // Row `to` says what row `from` of `other` does, which may be the same object.
+  void copy(std::size_t to, const WorkerColumns& other, std::size_t from) {
+    each([&](auto&... mine) {
+      other.each([&](const auto&... its) { ((mine[to] = its[from]), ...); });
+    });
   }
   void resize(std::size_t size) {
     each([size](auto&... columns) { (columns.resize(size), ...); });
@@ -149,6 +159,19 @@ class WorkerTable {
   std::int64_t free_seats(std::size_t job) const noexcept {
     return job < free_seats_.size() ? free_seats_[job] : 0;
   }
+  // What live leases hold for a job; of a device that is shared, its part of equal ones.
+  double lent_tokens(std::size_t job) const noexcept;
+  // Whether one of a job's workers holds a turn.
+  bool has_turns(std::size_t job) const noexcept;
+  // Calls `see` with each slot whose columns may have changed since the last time.
+  template <typename See>
+  void each_changed(See&& see) {
+    for (const std::size_t slot : changed_) {
+      is_changed_[slot] = 0;
+      see(slot);
+    }
+    changed_.clear();
+  }
   // The earliest deadline of a live lease, or earlier.
   Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
@@ -172,9 +195,13 @@ class WorkerTable {
   // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
-  void set_hazard(std::size_t slot, double per_s) noexcept { columns_.hazard_per_s[slot] = per_s; }
+  void set_hazard(std::size_t slot, double per_s) noexcept {
+    columns_.hazard_per_s[slot] = per_s;
+    note_change(slot);
+  }
   void set_barred(std::size_t slot, bool is_barred) noexcept {
     columns_.is_barred[slot] = is_barred ? 1 : 0;
+    note_change(slot);
   }
   // Starts nothing there until then.
   void hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept;
@@ -188,6 +215,7 @@ class WorkerTable {
   // It committed the newest version so long after that was published.
   void observe_commit(std::size_t slot, Nanoseconds after_ns) noexcept {
     columns_.commit_s[slot] = static_cast<double>(after_ns) / 1e9;
+    note_change(slot);
   }
 
   // A turn on a worker took so long, and so long was foreseen. What is forgotten of earlier ones
@@ -214,6 +242,7 @@ class WorkerTable {
   std::size_t take_slot();
   void settle(std::size_t slot);
   void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;
+  void note_change(std::size_t slot) noexcept;
   // The columns of all workers on the device.
   void refresh(std::size_t slot) noexcept;
 
@@ -229,6 +258,8 @@ class WorkerTable {
   Nanoseconds next_deadline_ns_{kNever};
   Pace mean_pace_;
   Nanoseconds next_held_off_ns_{kNever};  // the earliest end of such a time, or earlier
+  std::vector<std::size_t> changed_;      // slots, each once
+  std::vector<std::uint8_t> is_changed_;  // by slot
 };
 
 }  // namespace rose::scheduler

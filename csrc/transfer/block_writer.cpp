@@ -73,13 +73,6 @@ void write_raw(const BlockChanges<T>& changes, std::uint32_t* out) noexcept {
   }
 }
 
-std::uint32_t* write_bitmap(const std::uint16_t* positions, std::uint32_t count,
-                            std::uint32_t elements, std::uint32_t* out) noexcept {
-  BitSetter bits{out, words_of_bits(elements)};
-  for (std::uint32_t i = 0; i < count; ++i) bits.set(positions[i]);
-  return out + words_of_bits(elements);
-}
-
 template <ElementBits T>
 std::uint32_t* write_signs(const BlockChanges<T>& changes, std::uint32_t* out) noexcept {
   for (std::uint32_t first = 0; first < changes.changed; first += kSignsAtOnce) {
@@ -99,19 +92,19 @@ void write_listed(const BlockChanges<T>& changes, const BlockPlan& plan,
     return size_of(changes.differences[is_all ? i : scratch.ranks()[i]]) - least;
   };
   *out++ = plan.magnitude_bits | plan.large << 8;
-  if (!is_all) out = write_elias_fano(scratch.ranks(), listed, changes.changed, out);
+  if (!is_all) out = write_elias_fano(scratch.isa(), scratch.ranks(), listed, changes.changed, out);
   BitWriter fields{out};
   std::uint32_t larges = 0;
   for (std::uint32_t i = 0; i < listed; ++i) {
     const std::uint32_t magnitude = magnitude_of(i);
     const bool is_large = magnitude >> plan.magnitude_bits != 0;
-    fields.put(is_large ? 0 : magnitude, plan.magnitude_bits);
+    if (plan.magnitude_bits != 0) fields.put(is_large ? 0 : magnitude, plan.magnitude_bits);
     scratch.larges()[larges] = static_cast<std::uint16_t>(i);
     larges += is_large ? 1 : 0;
   }
   out = fields.finish();
   if (larges == 0) return;
-  out = write_elias_fano(scratch.larges(), larges, listed, out);
+  out = write_elias_fano(scratch.isa(), scratch.larges(), larges, listed, out);
   BitWriter wide{out};
   for (std::uint32_t i = 0; i < larges; ++i) {
     wide.put(magnitude_of(scratch.larges()[i]), kWidth<T>);
@@ -162,9 +155,13 @@ void write_block(const BlockChanges<T>& changes, const BlockPlan& plan,
     write_raw(changes, out);
     return;
   }
-  out = plan.entry.kind == Kind::kGap
-            ? write_elias_fano(changes.positions, changes.changed, changes.elements, out)
-            : write_bitmap(changes.positions, changes.changed, changes.elements, out);
+  const Isa isa = scratch.isa();
+  if (plan.entry.kind == Kind::kGap) {
+    out = write_elias_fano(isa, changes.positions, changes.changed, changes.elements, out);
+  } else {
+    const SetPlaces set{.numbers = changes.positions, .count = changes.changed};
+    out = write_set(isa, set, words_of_bits(changes.elements), out);
+  }
   out = write_signs(changes, out);
   if (plan.entry.listed != 0) write_listed(changes, plan, scratch, out);
 }

@@ -35,8 +35,9 @@ class ChangesFinder {
   const Digest& moved() const noexcept { return moved_; }
 
  private:
-  // Elements of which both arrays stay in the first-level cache while they are compared.
-  static constexpr std::uint32_t kTile = 8192 / sizeof(T);
+  // Elements of which both arrays stay in the first-level cache while they are compared and taken;
+  // less than half of it, so that what the processor reads ahead has room, too.
+  static constexpr std::uint32_t kTile = 4096 / sizeof(T);
 
   static constexpr std::uint32_t kInWord = 8 / sizeof(T);
   // With more changes than one in so many elements, the words of a whole tile are added faster.

@@ -1,7 +1,6 @@
 #include "transfer/delta_pack.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -13,6 +12,7 @@
 #include "transfer/changes_finder.h"
 #include "transfer/digest.h"
 #include "transfer/parallel.h"
+#include "transfer/payload_room.h"
 
 namespace rose::transfer {
 
@@ -69,16 +69,17 @@ class Part {
     return Part{finder.take(), scratch.take(), blocks};
   }
 
-  // Packs to `entries` and `payload`, which begin with its first block; with neither, only counts.
+  // Packs to `entries`, which begin with its first block, and `payload`; with neither, only counts.
   void pack(std::uint64_t count, std::uint32_t block_elements, std::uint64_t* entries,
-            std::uint32_t* payload) noexcept {
+            PayloadPart* payload) noexcept {
     for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
       const std::uint64_t first = block * block_elements;
       const BlockChanges<T> changes =
           finder_.find(first, elements_of_block(count, first, block_elements));
       const BlockPlan plan = plan_block(changes, scratch_);
       if (payload != nullptr) {
-        write_block(changes, plan, scratch_, payload + words_);
+        write_block(changes, plan, scratch_, payload->room(plan.entry.words));
+        payload->add(plan.entry.words);
         *entries++ = plan.entry.encode();
       }
       words_ += plan.entry.words;
@@ -117,21 +118,6 @@ Result<Parts<T>> parts_of(const Versions<T>& versions, const PackOptions& option
     parts.push_back(made.take());
   }
   return parts;
-}
-
-// Moves the parts' words together, in order; returns how many there are.
-template <ElementBits T>
-std::uint64_t join(const Parts<T>& parts, std::uint64_t block_words,
-                   std::uint32_t* payload) noexcept {
-  std::uint64_t words = 0;
-  for (const Part<T>& part : parts) {
-    const std::uint64_t at = part.blocks().first * block_words;
-    if (at != words) {
-      std::memmove(payload + words, payload + at, part.words() * sizeof *payload);
-    }
-    words += part.words();
-  }
-  return words;
 }
 
 }  // namespace
@@ -186,20 +172,19 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
   if (!parts.ok()) return parts.status();
   auto entries = Buffer<std::uint64_t>::create(block_count(count, options.block_elements));
   if (!entries.ok()) return entries.status();
-  auto payload =
-      Buffer<std::uint32_t>::create(payload_words_max(count, options.block_elements, kWidth<T>));
-  if (!payload.ok()) return payload.status();
+  auto room =
+      PayloadRoom::create(entries.value().size(), raw_words(options.block_elements, kWidth<T>),
+                          payload_words_max(count, options.block_elements, kWidth<T>),
+                          static_cast<std::uint32_t>(parts.value().size()));
+  if (!room.ok()) return room.status();
 
-  PackedDelta packed{
-      .entries = entries.take(), .payload = payload.take(), .base_digest = {}, .digest = {}};
-  // Each part writes where its words begin if all blocks in front of it are RAW.
-  const std::uint64_t block_words = raw_words(options.block_elements, kWidth<T>);
+  PackedDelta packed{.entries = entries.take(), .payload = {}, .base_digest = {}, .digest = {}};
   for_each_part(static_cast<std::uint32_t>(parts.value().size()), [&](std::uint32_t at) noexcept {
     Part<T>& part = parts.value()[at];
     part.pack(count, options.block_elements, packed.entries.data() + part.blocks().first,
-              packed.payload.data() + part.blocks().first * block_words);
+              &room.value().part(at));
   });
-  packed.payload.shrink(join(parts.value(), block_words, packed.payload.data()));
+  packed.payload = room.value().join();
   Digest moved;
   for (const Part<T>& part : parts.value()) {
     add(part.finder().digest(), packed.digest);

@@ -1,41 +1,17 @@
-// Ascending positions in few bits, and the fields beside them. docs/protocol.md, "Elias-Fano".
+// Ascending positions in few bits. docs/protocol.md, "Elias-Fano".
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "transfer/delta.h"
+#include "transfer/set_writer.h"
+#include "transfer/simd.h"
 
 namespace rose::transfer {
-
-// Appends fields of at most 32 bits, lowest bit first, from a word border on. Needs room for
-// words_of_bits(all bits) words, and writes each of them once.
-class BitWriter {
- public:
-  explicit BitWriter(std::uint32_t* out) noexcept : out_{out} {}
-
-  void put(std::uint32_t value, std::uint32_t width) noexcept {
-    pending_ |= std::uint64_t{value} << pending_bits_;
-    pending_bits_ += width;
-    if (pending_bits_ >= 32) {
-      *out_++ = static_cast<std::uint32_t>(pending_);
-      pending_ >>= 32;
-      pending_bits_ -= 32;
-    }
-  }
-  // Writes the last word, if it is not full; its unused bits are 0. Returns where the words end.
-  std::uint32_t* finish() noexcept {
-    if (pending_bits_ != 0) *out_++ = static_cast<std::uint32_t>(pending_);
-    return out_;
-  }
-
- private:
-  std::uint32_t* out_;
-  std::uint64_t pending_{0};
-  std::uint32_t pending_bits_{0};
-};
 
 // Takes fields off again; reads no word behind the one that holds the last field taken.
 class BitReader {
@@ -59,44 +35,62 @@ class BitReader {
   std::uint32_t ready_bits_{0};
 };
 
-// Writes the bits at ascending places of a section of `words`, and 0 elsewhere.
-class BitSetter {
- public:
-  BitSetter(std::uint32_t* out, std::uint32_t words) noexcept : out_{out} {
-    std::fill_n(out, words, 0U);
-  }
+// Writes `words` words with the bits at all places set; returns where they end. `isa` must be at
+// most best_isa().
+inline std::uint32_t* write_set(Isa isa, const SetPlaces& set, std::uint32_t words,
+                                std::uint32_t* out) noexcept {
+  SetWriter writer{out};
+  write_places(isa, set, writer);
+  return writer.finish(out + words);
+}
 
-  void set(std::uint32_t bit) noexcept {
-    // Held beside the memory, so that no bit waits for the one before to be stored.
-    const std::uint32_t word = bit / 32;
-    // A mask, because a branch on whether the word is another one would often guess wrong.
-    held_ = (held_ & (0U - static_cast<std::uint32_t>(word == word_))) | 1U << bit % 32;
-    word_ = word;
-    out_[word] = held_;
-  }
+// Four fields of `width` <= 16 bits next to each other, of four numbers.
+inline std::uint64_t lows_of_four(const std::uint16_t* numbers, std::uint32_t width) noexcept {
+  constexpr std::uint64_t kEach = 0x0001'0001'0001'0001;
+  constexpr std::uint64_t kEachPair = 0x0000'0001'0000'0001;
+  std::uint64_t four = 0;
+  std::memcpy(&four, numbers, sizeof four);
+  four &= ((std::uint64_t{1} << width) - 1) * kEach;
+  // First the pairs move together, then the two of them.
+  four = (four | four >> (16 - width)) & ((std::uint64_t{1} << 2 * width) - 1) * kEachPair;
+  return (four & ~std::uint32_t{0}) | four >> 32 << 2 * width;
+}
 
- private:
-  std::uint32_t* out_;
-  std::uint32_t word_{0};
-  std::uint32_t held_{0};
-};
+// Writes `width` >= 1 low bits of each of `count` numbers; returns where the words end.
+inline std::uint32_t* write_lows(const std::uint16_t* numbers, std::uint32_t count,
+                                 std::uint32_t width, std::uint32_t* out) noexcept {
+  std::uint32_t* const end = out + words_of_bits(count * width);
+  std::uint32_t i = 0;
+  // Eight fields are so many bytes, so none waits for those before it. What is stored behind them
+  // is stored again; so 32 fields at once, which are whole words, and then some that are left.
+  if (8 * width <= 64) {
+    auto* bytes = reinterpret_cast<unsigned char*>(out);
+    for (; i + 96 <= count; i += 32) {
+      for (std::uint32_t k = 0; k < 32; k += 8, bytes += width) {
+        const std::uint64_t eight = lows_of_four(numbers + i + k, width) |
+                                    lows_of_four(numbers + i + k + 4, width) << 4 * width;
+        std::memcpy(bytes, &eight, sizeof eight);
+      }
+    }
+    out += i / 32 * width;
+  }
+  BitWriter bits{out};
+  const std::uint32_t mask = (1U << width) - 1;
+  for (; i + 2 <= count; i += 2) {
+    bits.put((numbers[i] & mask) | (numbers[i + 1] & mask) << width, 2 * width);
+  }
+  if (i < count) bits.put(numbers[i] & mask, width);
+  static_cast<void>(bits.finish());
+  return end;
+}
 
 // Writes `count` >= 1 ascending positions below `universe`; returns where the words end.
-inline std::uint32_t* write_elias_fano(const std::uint16_t* positions, std::uint32_t count,
+inline std::uint32_t* write_elias_fano(Isa isa, const std::uint16_t* positions, std::uint32_t count,
                                        std::uint32_t universe, std::uint32_t* out) noexcept {
   const EliasFanoShape shape{universe, count};
-  const std::uint32_t low_bits = shape.low_bits;
-  BitSetter high{out, shape.high_words};
-  for (std::uint32_t i = 0; i < count; ++i) high.set((positions[i] >> low_bits) + i);
-  BitWriter low{out + shape.high_words};
-  const std::uint32_t low_mask = (1U << low_bits) - 1;
-  std::uint32_t i = 0;
-  // In pairs, of at most 30 bits: half the steps.
-  for (; i + 2 <= count; i += 2) {
-    low.put((positions[i] & low_mask) | (positions[i + 1] & low_mask) << low_bits, 2 * low_bits);
-  }
-  if (i < count) low.put(positions[i] & low_mask, low_bits);
-  return low.finish();
+  const SetPlaces set{.numbers = positions, .count = count, .shift = shape.low_bits, .step = 1};
+  out = write_set(isa, set, shape.high_words, out);
+  return shape.low_bits == 0 ? out : write_lows(positions, count, shape.low_bits, out);
 }
 
 // Takes positions off words whose high section is known to have `count` bits set.

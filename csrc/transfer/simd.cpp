@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "transfer/set_writer.h"
+
 namespace rose::transfer {
 
 namespace {
@@ -121,6 +123,15 @@ void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first
       break;
   }
   add_words_portable(bits, words, first_word, seed, digest);
+}
+
+void write_places(Isa isa, const SetPlaces& set, SetWriter& writer) noexcept {
+#if defined(__x86_64__)
+  if (isa != Isa::kPortable) return write_places_avx2(set, writer);
+#else
+  static_cast<void>(isa);
+#endif
+  for (std::uint32_t i = 0; i < set.count;) i += put_next(set, i, writer);
 }
 
 template <ElementBits T>

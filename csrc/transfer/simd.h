@@ -11,6 +11,9 @@
 
 namespace rose::transfer {
 
+struct SetPlaces;
+class SetWriter;
+
 enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
 
 // The best that this machine has. Asks the processor each time; callers pass the answer on.
@@ -74,6 +77,9 @@ template <ElementBits T>
 std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
                           std::uint16_t* ranks) noexcept;
 
+// Writes the bits at all places of a set.
+void write_places(Isa isa, const SetPlaces& set, SetWriter& writer) noexcept;
+
 // The mix of docs/protocol.md, shared by every version of add_words.
 inline constexpr std::uint64_t kStrideFirst = 0x9E37'79B9'7F4A'7C15;
 inline constexpr std::uint64_t kStrideSecond = 0xD1B5'4A32'D192'ED03;
@@ -81,14 +87,15 @@ inline constexpr std::uint64_t kMixFirst = 0xBF58'476D'1CE4'E5B9;
 inline constexpr std::uint64_t kMixSecond = 0x94D0'49BB'1331'11EB;
 
 // One version each; a machine without the instructions must not call it. They exist on x86-64
-// only, and share no inline function or template with the base path: the linker keeps one copy of
-// those, and it could be one that this machine cannot run.
+// only. What they share with the base path is compiled for that, without an instruction set of its
+// own: the linker keeps one copy of an inline function, and each machine must be able to run it.
 template <ElementBits T>
 std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
                                   std::uint32_t base, std::uint16_t* out) noexcept;
 void add_words_portable(const void* bits, std::size_t words, std::uint64_t first_word,
                         std::uint64_t seed, Digest& digest) noexcept;
 #if defined(__x86_64__)
+void write_places_avx2(const SetPlaces& set, SetWriter& writer) noexcept;
 void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_word,
                     std::uint64_t seed, Digest& digest) noexcept;
 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,

@@ -1,11 +1,11 @@
 """`rose publish CHECKPOINT`: checkpoints on disk become versions that receivers keep up with."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,10 +13,20 @@ from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
 from rose.cli.delta_progress import progress
+from rose.cli.publish_part import CheckpointPart, check_plan, serve_part, units_of
 from rose.cli.publish_state import PublishState, entries, read_state, write_state
 from rose.cli.weight_events import Events
-from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
+from rose.cli.weight_options import (
+    PATH,
+    Bell,
+    WeightOptions,
+    observed,
+    offer_option,
+    until_told,
+    weight_options,
+)
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.movers.kinds import check_offered
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
@@ -25,7 +35,11 @@ from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
 from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.version import Version
+from rose.transfer.views import TileViews
 from rose.units import GIB
+
+if TYPE_CHECKING:
+    from rose.transfer.wire.remote_part import RemotePart
 
 _POLL_S: Final = 0.2
 # What is wrong with one checkpoint is no reason to stop serving the others.
@@ -59,6 +73,7 @@ class CheckpointPublisher:
         link: as for `Contributor`.
         threads: that pack.
         spans: is told of each version.
+        parts: where the other ranks of the trainer serve theirs; () where all is published here.
     """
 
     def __init__(
@@ -74,41 +89,71 @@ class CheckpointPublisher:
         link: Link,
         threads: int,
         spans: SpanMaker,
+        parts: Sequence[str] = (),
     ) -> None:
         self._path, self._cut, self._timeline = state_path, cut, timeline
-        self._events = options.events
+        self._options, self._events = options, options.events
+        self._log, self._spans = log, spans
+        self._packing = partial(TimedContributor, link=link, threads=threads)
+        self._addresses = parts
+        self._parts: list[RemotePart] = []
         self._unsound: dict[Path, str] = {}
         before = read_state(state_path)
         begin = checkpoint if before is None else _first_of(Path(before.newest), checkpoint)
         opened = open_checkpoint(begin)
         tiling = cut.of(opened)
         self.checkpoint, self.layout = opened, tiling.tiles.layout
+        name = str(begin.absolute())
+        self._state = PublishState(run, 0, 0, name, (name,)) if before is None else before
+        self._publisher = self._begun(opened, tiling)
+        self.opening = log.manifests_after(-1)[0]
+
+    def _begun(self, opened: Checkpoint, tiling: Tiling) -> Publisher:
+        """Begin an incarnation with a checkpoint, of which all ranks take their own tiles."""
+        self._state = replace(
+            self._state, incarnation=self._state.incarnation + 1, n=self._state.n + 1
+        )
+        write_state(self._path, self._state)
+        mine = self._mine(opened, tiling)
+        mine.timeline = self._timeline
+        self._open_parts(tiling, opened.path.name)
+        return Publisher(
+            [mine, *self._parts],
+            tiling.tiles,
+            Version(self._state.run, self._state.incarnation, self._state.n),
+            self._log,
+            signing=self._options.signing,
+            on_published=self._spans.note,
+        )
+
+    def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
+        """Return who owns what is published from here: all of it, or the part of rank 0."""
+        if self._addresses and self._cut.plan is not None:
+            part = CheckpointPart(self._cut.plan, 0, opened.path, None)
+            return self._packing(part.shadow(opened.path.name), tiling.tiles, part.owned)
         with progress("reading", opened.nbytes) as advance:
             shadow: dict[str, Any] = {}
             for name, one in opened.tensors.items():
                 shadow[name] = one.units(0, one.count).copy()
                 one.forget(0, one.count)
                 advance(one.stored.nbytes)
-        contributor = TimedContributor(
-            tiling.views(shadow), tiling.tiles, link=link, threads=threads
-        )
-        contributor.timeline = timeline
-        self._state = (
-            PublishState(run, 1, 1, str(begin.absolute()), (str(begin.absolute()),))
-            if before is None
-            else replace(before, incarnation=before.incarnation + 1, n=before.n + 1)
-        )
-        write_state(state_path, self._state)
-        opening = Version(self._state.run, self._state.incarnation, self._state.n)
-        self._publisher = Publisher(
-            [contributor],
-            tiling.tiles,
-            opening,
-            log,
-            signing=options.signing,
-            on_published=spans.note,
-        )
-        self.opening = log.manifests_after(-1)[0]
+        return self._packing(tiling.views(shadow), tiling.tiles)
+
+    def _open_parts(self, tiling: Tiling, label: str) -> None:
+        """Open the parts of all ranks with a checkpoint; one that is not up is waited for."""
+        # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+        from rose.transfer.wire.remote_part import RemotePart  # noqa: PLC0415
+
+        for part in self._parts:
+            part.open(label)
+        tls, token = self._options.security.tls, self._options.security.token.hex()
+        for address in self._addresses[len(self._parts) :]:
+            self._parts.append(RemotePart(address, token, tiling.tiles, label, tls=tls))
+
+    def close(self) -> None:
+        """Hang up on the other ranks."""
+        for part in self._parts:
+            part.close()
 
     @property
     def version(self) -> Version:
@@ -128,12 +173,15 @@ class CheckpointPublisher:
         tiling = self._cut.of(opened)
         if tiling.tiles.layout != self.layout:
             raise InvalidArgument(f"{path} has other tensors than the checkpoints before it")
+        if not self._publisher.is_sound:
+            self._begin_again()
         # Noted first: a number that may have been used is never used again.
         self._state = replace(self._state, n=self.version.n + 1)
         write_state(self._path, self._state)
-        units = {name: one.units(0, one.count) for name, one in opened.tensors.items()}
+        new: list[TileViews] = [tiling.views(units_of(opened))]
+        new += self._elsewhere(path.name)
         with self._timeline.span("publish", n=self._state.n, checkpoint=path.name):
-            manifest = self._publisher.publish(tiling.views(units))
+            manifest = self._publisher.publish(*new)
         done = (*self._state.published, str(path.absolute()))
         self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)
@@ -146,6 +194,18 @@ class CheckpointPublisher:
             changed=manifest.changed,
             bytes=manifest.nbytes,
         )
+
+    def _elsewhere(self, label: str) -> Iterator[TileViews]:
+        # Here, because it needs the extra `wire`.
+        from rose.transfer.wire.remote_part import WeightsElsewhere  # noqa: PLC0415
+
+        return (WeightsElsewhere(label) for _ in self._parts)
+
+    def _begin_again(self) -> None:
+        """Begin another incarnation with the newest checkpoint: a rank was started again."""
+        opened = open_checkpoint(Path(self._state.newest))
+        self._publisher = self._begun(opened, self._cut.of(opened))
+        self._events.say("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:
         """Publish what a folder has that was not published yet; what is not sound is left."""
@@ -202,10 +262,21 @@ def read_plan(path: Path) -> Plan:
 @click.option("--state", type=PATH, metavar="FILE", help="Notes what was published.")
 @click.option("--run", help="Names the run; the name of the checkpoint if not given.")
 @click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), help="Of the trainer: others than 0 serve their part."
+)
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    metavar="ADDRESS",
+    help="At rank 0: where another rank serves its part; once for each of them.",
+)
 @click.option("--link", type=click.Choice(LINKS), default="gap", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
+@offer_option
 @weight_options
 def publish(
     *,
@@ -217,10 +288,13 @@ def publish(
     state: Path | None,
     run: str | None,
     plan_path: Path | None,
+    rank: int | None,
+    parts: tuple[str, ...],
     link: Link,
     threads: int,
     keep: int,
     keep_gib: float,
+    movers: tuple[str, ...],
     options: WeightOptions,
 ) -> None:
     """Serve CHECKPOINT, a safetensors file or a folder of them, and what follows it in a folder.
@@ -228,8 +302,20 @@ def publish(
     Receivers get what changed from version to version, and join at any time. A checkpoint is
     written elsewhere and moved into the watched folder, or under a name with a dot in front. When
     the program is started again it goes on where it was.
+
+    With --rank K of a --plan it is rank K of a trainer, which publishes the tiles that it sends.
+    Rank 0 has the log and is told where the others are; all find checkpoints under the same names.
     """
-    options.security.place(listen)  # before a large checkpoint is read for nothing
+    for address in (listen, *parts):
+        options.security.place(address)  # before a large checkpoint is read for nothing
+    check_offered(movers, listen)
+    plan = None if plan_path is None else read_plan(plan_path)
+    check_plan(plan, rank, parts)
+    if rank and movers:
+        raise InvalidArgument("--offer is for rank 0: the other ranks serve no chunks")
+    if rank and plan is not None:
+        serve_part(CheckpointPart(plan, rank, checkpoint, watch), listen, threads, options)
+        return
     timeline = Timeline("publisher")
     log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
     log.timeline = timeline
@@ -238,16 +324,18 @@ def publish(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
             run or checkpoint.name.removesuffix(".safetensors"),
-            cut=_Cut(None if plan_path is None else read_plan(plan_path)),
+            cut=_Cut(plan),
             log=log,
             timeline=timeline,
             options=options,
             link=link,
             threads=threads,
             spans=spans,
+            parts=parts,
         )
         with (
-            _served(made, log, listen, options),
+            closing(made),
+            _served(made, log, listen, options, movers),
             observed(options, "publisher", partial(_figures, log, made), timeline),
         ):
             bell = Bell()
@@ -263,7 +351,11 @@ def publish(
 
 @contextmanager
 def _served(
-    made: CheckpointPublisher, log: TimedLog, listen: str, options: WeightOptions
+    made: CheckpointPublisher,
+    log: TimedLog,
+    listen: str,
+    options: WeightOptions,
+    movers: Sequence[str],
 ) -> Iterator[None]:
     """Serve what is published, and say where."""
     # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
@@ -277,7 +369,7 @@ def _served(
     ]
     peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
     tls, token = options.security.tls, options.security.token.hex()
-    with serve(log, listen, token=token, tls=tls, peers=peers) as server:
+    with serve(log, listen, token=token, tls=tls, peers=peers, movers=movers) as server:
         options.events.say(
             "serving",
             address=server.address,

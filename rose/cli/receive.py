@@ -15,7 +15,15 @@ from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
 from rose.cli.delta_progress import progress
 from rose.cli.publish import read_plan
 from rose.cli.weight_events import Events
-from rose.cli.weight_options import PATH, Bell, WeightOptions, observed, until_told, weight_options
+from rose.cli.weight_options import (
+    PATH,
+    Bell,
+    WeightOptions,
+    observed,
+    plane_option,
+    until_told,
+    weight_options,
+)
 from rose.cli.weight_sources import open_addresses
 from rose.errors import InvalidArgument
 from rose.transfer.digests import TileDigests
@@ -231,6 +239,7 @@ def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
 @click.option("--replica", default="", help="Of the plan.")
 @click.option("--rank", type=click.IntRange(min=0), help="Of the replica: only its tiles.")
 @click.option("--once", is_flag=True, help="End at the version that is the newest now.")
+@plane_option
 @weight_options
 def receive(
     *,
@@ -242,6 +251,7 @@ def receive(
     replica: str,
     rank: int | None,
     once: bool,
+    plane: str,
     options: WeightOptions,
 ) -> None:
     """Keep the checkpoint in FOLDER at the newest version of the upstream, in place.
@@ -256,7 +266,9 @@ def receive(
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
         until_told(),
-        open_addresses(upstreams, options.security, options.signing, options.events) as there,
+        open_addresses(
+            upstreams, options.security, options.signing, options.events, plane=plane
+        ) as there,
     ):
         hello = there.wait_until_there()
         checkpoint = _open(folder, hello, options.events)

@@ -24,6 +24,10 @@ from rose.units import GIB, MIB, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
 _STRIP_CELLS: Final = 96
+_COLUMNS: Final = (
+    *("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"),
+    *("pins", "oldest ms"),
+)
 # How a slab shows in the strip: by state, in the order in which a cell of several is named.
 _MARKS: Final = {
     SlabState.QUARANTINED: ("!", "bold red"),
@@ -36,7 +40,11 @@ _MARKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """One partition at one moment. Slabs, but for `leases` and blocks."""
+    """One partition at one moment. Slabs, but for `leases`, `pins` and blocks.
+
+    `oldest_pin_ms` is the age of the oldest pin, `deadline_ms` the time that is left until the
+    earliest deadline of the revocations under way; None where there is none.
+    """
 
     name: str
     held: int
@@ -48,6 +56,8 @@ class PartitionRow:
     leases: int
     blocks_used: int
     blocks_free: int
+    pins: int
+    oldest_pin_ms: float | None
     deadline_ms: float | None
 
 
@@ -96,8 +106,10 @@ def read_moment(ledger: LedgerView, *, pid: int, clock: Clock) -> Moment:
             leases=one.leases,
             blocks_used=one.used_blocks,
             blocks_free=one.free_blocks,
-            deadline_ms=(one.revocation.deadline_ns - now_ns) / NS_PER_MS
-            if one.revocation is not None and one.revocation.pending
+            pins=one.pins,
+            oldest_pin_ms=(now_ns - one.oldest_pin_ns) / NS_PER_MS if one.pins else None,
+            deadline_ms=(one.revocation.due_ns - now_ns) / NS_PER_MS
+            if one.revocation is not None and one.revocation.due_ns
             else None,
         )
         for one in ledger.partitions()
@@ -129,9 +141,10 @@ def draw(moment: Moment) -> Group:
     """Return the table and the strip."""
     gib = moment.slab_bytes / GIB
     size = f"{len(moment.strip)} slabs of {moment.slab_bytes / MIB:.3g} MiB"
-    table = Table(title=f"process {moment.pid}: {size}, {moment.free} free")
+    title = f"process {moment.pid}: {size}, {moment.free} free"
+    table = Table(title=title, padding=0)  # or 80 columns would not hold it
     table.add_column("partition", no_wrap=True)
-    for name in ("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for row in moment.partitions:
         table.add_row(
@@ -140,10 +153,16 @@ def draw(moment: Moment) -> Group:
             f"{row.held * gib:.2f}",
             f"{row.reserve}-{row.limit}",
             *map(str, (row.lent, row.revoking, row.late)),
-            "-" if row.deadline_ms is None else f"{row.deadline_ms:.0f}",
+            _whole_ms(row.deadline_ms),
+            str(row.pins),
+            _whole_ms(row.oldest_pin_ms),
         )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
     return Group(table, _strip(moment.strip), legend)
+
+
+def _whole_ms(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms:.0f}"
 
 
 def _open(socket_path: str) -> tuple[LedgerView, int]:

@@ -9,6 +9,7 @@ from rose.cli.weight_events import Events
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
+from rose.transfer.movers.kinds import TCP
 from rose.transfer.receiving.source import NOTHING_KNOWN, Source
 from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.wire.messages import HelloReply
@@ -118,12 +119,17 @@ class Addresses:
 
 @contextmanager
 def open_addresses(
-    addresses: Sequence[str], security: Security, signing: Signing, events: Events
+    addresses: Sequence[str],
+    security: Security,
+    signing: Signing,
+    events: Events,
+    *,
+    plane: str = TCP,
 ) -> Iterator[Addresses]:
-    """Give what is at some addresses, and hang up at the end.
+    """Give what is at some addresses, and hang up at the end; `plane` is how chunks come.
 
     Raises:
-        InvalidArgument: an address may not be.
+        InvalidArgument: an address may not be, or the plane is not installed.
     """
     # Here, because gRPC is told before its import to be quiet.
     from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
@@ -132,6 +138,6 @@ def open_addresses(
     with ExitStack() as stack:
         sources: list[RemoteSource] = []
         for address in addresses:
-            sources.append(RemoteSource(address, token, tls=security.tls))
+            sources.append(RemoteSource(address, token, tls=security.tls, plane=plane))
             stack.callback(sources[-1].close)
         yield Addresses(addresses, sources, signing, events)

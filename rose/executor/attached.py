@@ -1,22 +1,24 @@
 """A device whose serving engine is in another process: what a borrower there attaches to."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rose._core import Attachment, HostGate, PoolExport
+from rose._core import Attachment, CudaDevice, HostGate, PoolExport
 from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
 from rose.executor.lender import OnRevoke
+from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Hello, Rejected, Welcome
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
 from rose.executor.weight_bins import HostUpload, StreamUpload
-from rose.memory import KVGeometry, KVSpace
+from rose.memory import KVGeometry, KVGroups, SlabWindow, groups_of
 
 _CONNECT_S: Final = 5.0
 # A device may have to lay out the books of a large pool first.
@@ -49,7 +51,11 @@ class AttachedDevice(Closing):
         return cls(Channel.connect(path, timeout_s=_CONNECT_S))
 
     def rollout(
-        self, geometry: KVGeometry, *, limit_bytes: int, on_revoke: OnRevoke | None = None
+        self,
+        geometry: KVGeometry | Sequence[KVGeometry],
+        *,
+        limit_bytes: int,
+        on_revoke: OnRevoke | None = None,
     ) -> RolloutLane:
         """Borrow; as `CoServing.rollout`.
 
@@ -61,33 +67,27 @@ class AttachedDevice(Closing):
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
             raise InvalidArgument("this device has a borrower already: one per device")
-        welcome, descriptors = self._ask(Hello(geometry, limit_bytes))
+        groups = groups_of(geometry)
+        # The device counts loans in blocks of the first.
+        welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
             named = _by_name(welcome, descriptors)
             gpu = _open_gpu(welcome.device)
-            attachment = Attachment.create(
-                pool=PoolExport(
-                    named["pool"],
-                    sizes=welcome.object_bytes,
-                    slab_bytes=welcome.slab_bytes,
-                    slab_count=welcome.slab_count,
-                    header_slabs=welcome.header_slabs,
-                    is_on_host=gpu is None,
-                ),
-                ledger_fd=named["ledger"][0],
-                mailbox_fd=named["mailbox"][0],
-                to_arbiter_fd=named["to_arbiter"][0],
-                to_tenant_fd=named["to_tenant"][0],
-                socket_fd=self._channel.fileno(),
-                device=gpu.device if gpu else None,
-            )
+            attachment, window = self._open(welcome, named, gpu.device if gpu else None)
             host_gate = HostGate.attach(named["gate"][0])
-            kv = KVSpace(attachment, welcome.partition, geometry, header_index=welcome.header_index)
-        loans = AttachedLoans(attachment, self._channel, welcome, host_gate)
+            kv = KVGroups(
+                attachment,
+                welcome.partition,
+                groups,
+                header_index=welcome.header_index,
+                window=window.mapping if window else None,
+            )
+        lent_window = LentWindow(attachment, window) if window else None
+        loans = AttachedLoans(attachment, self._channel, welcome, host_gate, lent_window)
         gate, _ = tested_gate(gpu, host_gate, window=welcome.gate_window, in_one_process=False)
         lane = RolloutLane(
-            kv=kv,
+            groups=kv,
             gate=gate,
             loans=loans,
             reporting=Reporting(self.safety),
@@ -103,6 +103,35 @@ class AttachedDevice(Closing):
         self._loans, self._lane = loans, lane
         watcher.start()
         return lane
+
+    def _open(
+        self, welcome: Welcome, named: dict[str, list[int]], device: CudaDevice | None
+    ) -> tuple[Attachment, SlabWindow | None]:
+        """Map what came with the welcome: the pool, or a window with no slab yet."""
+        line = {
+            "ledger_fd": named["ledger"][0],
+            "mailbox_fd": named["mailbox"][0],
+            "to_arbiter_fd": named["to_arbiter"][0],
+            "to_tenant_fd": named["to_tenant"][0],
+            "socket_fd": self._channel.fileno(),
+        }
+        shape = {
+            "slab_bytes": welcome.slab_bytes,
+            "slab_count": welcome.slab_count,
+            "header_slabs": welcome.header_slabs,
+        }
+        if welcome.isolation == "shared":
+            pool = PoolExport(
+                named["pool"], sizes=welcome.object_bytes, is_on_host=device is None, **shape
+            )
+            return Attachment.create(pool=pool, device=device, **line), None
+        window = SlabWindow(
+            header_index=welcome.header_index,
+            header_fd=named["header"][0],
+            device=device,
+            **shape,
+        )
+        return Attachment.create_mapped(**shape, **line), window
 
     def _ask(self, hello: Hello) -> tuple[Welcome, list[int]]:
         self._channel.send(hello)
@@ -143,8 +172,11 @@ class AttachedDevice(Closing):
 
 
 def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
+    memory = {"shared": "pool", "mapped": "header"}.get(welcome.isolation)
+    if memory is None:
+        raise CorruptData(f"a device with an isolation of '{welcome.isolation}'")
     named: dict[str, list[int]] = {
-        name: [] for name in ("pool", "ledger", "mailbox", "to_arbiter", "to_tenant", "gate")
+        name: [] for name in (memory, "ledger", "mailbox", "to_arbiter", "to_tenant", "gate")
     }
     for name, descriptor in zip(welcome.descriptors, descriptors, strict=True):
         named.setdefault(name, []).append(descriptor)

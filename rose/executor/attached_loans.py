@@ -1,14 +1,17 @@
 """The loans of a borrower whose lender is in another process."""
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from rose._core import Attachment, HostGate, SlabState
 from rose.errors import CorruptData, RoseError, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.channel import Channel
+from rose.executor.channel import Channel, close_all
 from rose.executor.lender import Lease
+from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused, Welcome
+from rose.memory import LentSlabs
 from rose.units import NS_PER_MS
 
 # A device that does not answer for so long is as good as gone: nothing more is borrowed.
@@ -27,12 +30,14 @@ class AttachedLoans:
         channel: Channel,
         welcome: Welcome,
         gate: HostGate,
+        window: LentWindow | None,
     ) -> None:
-        """Made by `AttachedDevice.rollout`."""
+        """Made by `AttachedDevice.rollout`; `window` is None where all of the pool is mapped."""
         self._attachment = attachment
         self._channel = channel
         self._welcome = welcome
         self._gate = gate
+        self._window = window
         self._lock = threading.Lock()
         self._no_growth_before_ns = 0
         self._stamped_ns = 0
@@ -40,42 +45,56 @@ class AttachedLoans:
 
     # ---- asking ---------------------------------------------------------------------------------
 
-    def _ask(self, question: Question) -> Answer | Question:
+    def _ask(self, question: Question) -> tuple[Answer | Question, list[int]]:
         with self._lock:
             self._channel.send(question)
-            answer, _ = self._channel.receive(timeout_s=_ANSWER_S)
-            return answer
+            return self._channel.receive(timeout_s=_ANSWER_S)
 
     def grow(self, blocks: int) -> Lease | Refusal:
         """Ask for slabs that hold up to `blocks` more blocks."""
         if self.is_closed:
             return Refusal(Reason.CLOSED)
+        if self._window is not None and not self._window.can_take:
+            return Refusal(Reason.IN_STEP)
         if self.retry_after_ms() > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=self.retry_after_ms())
         try:
-            answer = self._ask(AskGrow(blocks))
+            answer, descriptors = self._ask(AskGrow(blocks))
         except RoseError as error:
             self.end(str(error))
             return Refusal(Reason.CLOSED)
+        slabs = answer.slabs if isinstance(answer, Granted) else ()
+        if len(descriptors) != len(slabs):
+            close_all(descriptors)
+            raise CorruptData(f"{len(descriptors)} descriptors came for {len(slabs)} slabs")
         match answer:
             case Granted(lease_id=lease_id, lease_epoch=lease_epoch):
-                self._attachment.admit()
-                return Lease(lease_id, lease_epoch)
+                self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True))))
+                return Lease(lease_id, lease_epoch, slabs)
             case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
                 wait_ns = int(wait_ms * NS_PER_MS)
                 self._no_growth_before_ns = self._attachment.now_ns() + wait_ns
                 return Refusal(Reason[name], retry_after_ms=wait_ms)
         raise CorruptData("a device that answers a wish for slabs with something else")
 
+    def _admit(self, lent: LentSlabs) -> None:
+        """Have the slabs used from here on, where each is mapped by itself once it is."""
+        with lent:
+            if self._window is None:
+                self._attachment.admit()
+            else:
+                self._window.take(lent)
+
     def why_refused(self) -> Reason:
         """Say why the gate stays closed, as far as the device tells."""
         if self.is_closed:
             return Reason.CLOSED
         try:
-            answer = self._ask(AskReason())
+            answer, strays = self._ask(AskReason())
         except RoseError as error:
             self.end(str(error))
             return Reason.CLOSED
+        close_all(strays)
         if isinstance(answer, Refused) and answer.reason in Reason.__members__:
             return Reason[answer.reason]
         return Reason.SERVING_BUSY
@@ -93,8 +112,29 @@ class AttachedLoans:
             self._stamped_ns = now_ns
             self._attachment.beat(progress=self._gate.passed)
 
+    def step_began(self) -> None:
+        """Leave the mapping as it is from here on."""
+        if self._window is not None:
+            self._window.step_began()
+
     def step_ended(self) -> None:
-        """Do nothing: slabs that came empty have left through the mailbox."""
+        """Unmap what was taken back; slabs that came empty have left through the mailbox."""
+        if self._window is not None:
+            self._window.step_ended()
+
+    def tidy(self) -> None:
+        """Unmap some of what was taken back, unless a step runs."""
+        if self._window is not None:
+            self._window.tidy()
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Always: the arbiter of the other process reads them in the mailbox, and asks nobody."""
+        return True
+
+    def rank(self, slabs: Sequence[int]) -> None:
+        """Write into the mailbox which slabs to take first; a hint ends with its slab's loan."""
+        self._attachment.set_ranks(slabs, range(len(slabs)))
 
     # ---- what shared memory says ----------------------------------------------------------------
 
@@ -123,7 +163,11 @@ class AttachedLoans:
 
     def lent_slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
-        return self._in_states(SlabState.GRANTED)
+        lent = self._in_states(SlabState.GRANTED)
+        if self._window is None:
+            return lent
+        held = self._window.held()  # The ledger shows a slab before it is clean, and mapped here.
+        return [slab for slab in lent if slab in held]
 
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""

@@ -1,7 +1,9 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
 import atexit
+import resource
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,11 +35,19 @@ from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane
 from rose.executor.weight_bins import HostUpload, StreamUpload
-from rose.memory import KVGeometry, KVSpace, choose_slab_bytes
+from rose.memory import (
+    ISOLATIONS,
+    Isolation,
+    KVGeometry,
+    KVGroups,
+    KVSpace,
+    choose_slab_bytes,
+    groups_of,
+)
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
 from rose.slo.prior import ModelCost, prior_ms
-from rose.units import MIB, ceil_div
+from rose.units import GIB, MIB, ceil_div
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose._core import Process
@@ -51,6 +61,7 @@ _EXIT_LOOK_S: Final = 0.01
 _SERVING: Final = 0
 _BORROWER: Final = 1  # its header slab
 _TENANTS: Final = 2
+_OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
 _REASONS: Final = {
     QuantumRefusal.NO_HEARTBEAT: Reason.NO_HEARTBEAT,
     QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
@@ -74,6 +85,7 @@ class CoServing(Closing):
         slab_bytes: int | None,
         log_path: str,
         latency_path: Path | None,
+        isolation: Isolation,
         policy: Policy,
         clock: Clock,
     ) -> None:
@@ -83,6 +95,7 @@ class CoServing(Closing):
         self._slab_bytes = slab_bytes
         self._log_path = log_path
         self._latency_path = latency_path
+        self._isolation = isolation
         self._policy = policy
         self._clock = clock
         self._serving: ServingLane | None = None
@@ -103,6 +116,7 @@ class CoServing(Closing):
         slab_bytes: int | None = None,
         log_path: str | Path = "",
         latency_path: str | Path | None = None,
+        isolation: Isolation = "shared",
         policy: Policy | None = None,
         clock: Clock | None = None,
     ) -> "CoServing":
@@ -116,16 +130,25 @@ class CoServing(Closing):
             log_path: file of the certificates; "" keeps only counts.
             latency_path: file of what was learned about serving's steps: read when serving is
                 added, if it is there, and written by `close`.
+            isolation: what a borrower of another process can reach. "shared": the whole pool, from
+                its first loan to its end. "mapped": its own header slab, and each slab from when it
+                is lent, zeros by then, until it has unmapped it after it went back. What it was
+                never lent it has no way to; what it was lent once, only its own code lets go of.
+                Taking back costs serving the same in both.
             policy: the knobs.
             clock: where time comes from, for the C++ core too; waits run on real time.
 
         Raises:
-            InvalidArgument: an unknown device, or a pool without room for one slab.
+            InvalidArgument: an unknown device or isolation, or a pool without room for one slab.
             Unavailable: a GPU without a driver that rose can use.
         """
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
             raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
+        if isolation not in ISOLATIONS:
+            raise InvalidArgument(
+                f"an isolation of '{isolation}' is none: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
+            )
         policy = policy or Policy()
         is_confined = policy.mode == "spatial" and "confinement" not in policy.without
         shares = SHARES if is_confined else ()
@@ -135,6 +158,7 @@ class CoServing(Closing):
             slab_bytes=slab_bytes,
             log_path=str(log_path),
             latency_path=None if latency_path is None else Path(latency_path),
+            isolation=isolation,
             policy=policy,
             clock=clock or BootClock(),
         )
@@ -181,6 +205,8 @@ class CoServing(Closing):
                 f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
                 f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
             )
+        if self._isolation == "mapped" and self._gpu is None:
+            _check_descriptors(slabs + _TENANTS)
         limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
         model = self._latency_model(cost)
         demand = Demand(
@@ -229,6 +255,7 @@ class CoServing(Closing):
                 clock=self._clock,
                 observer=MoveLog(log),
                 device=self._gpu.device if self._gpu else None,
+                object_bytes_max=slab_bytes if self._isolation == "mapped" else GIB,
             )
             partition = arbiter.add_partition(
                 "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
@@ -273,22 +300,36 @@ class CoServing(Closing):
         return self._serving
 
     def rollout(
-        self, geometry: KVGeometry, *, limit_bytes: int, on_revoke: OnRevoke | None = None
+        self,
+        geometry: KVGeometry | Sequence[KVGeometry],
+        *,
+        limit_bytes: int,
+        on_revoke: OnRevoke | None = None,
     ) -> RolloutLane:
         """Add the borrower; from now on the device lends.
 
         Args:
-            geometry: of its KV.
+            geometry: of its KV; several are those of its model's attention groups, which share the
+                slabs it borrows.
             limit_bytes: the most it may borrow, rounded down to slabs.
             on_revoke: frees blocks when serving wants slabs; engines set it themselves.
 
         Raises:
-            InvalidArgument: before `serving`, called twice, or a geometry that wastes too much.
+            InvalidArgument: before `serving`, called twice, a geometry that wastes too much, or a
+                device with isolation "mapped", whose borrower is of another process.
             Unavailable: rose has failed on this device and given everything back, or the gate's
                 self-test cannot be run on this GPU.
         """
         slab_bytes = self._check_borrower()
-        self._check_geometry(geometry)
+        if self._isolation == "mapped":
+            # It could reach serving's own mapping; and its first fault would end serving as well.
+            raise InvalidArgument(
+                "isolation='mapped' is for a borrower of another process, and this one would be in "
+                "serving's: listen, and attach from there, or open the device with 'shared'"
+            )
+        groups = groups_of(geometry)
+        for one in groups:
+            self._check_geometry(one)
         gate, self.gate_choice = tested_gate(self._gpu, self._gate, window=self._policy.gate_window)
         partition = self._arbiter.add_partition(
             "rollout",
@@ -296,7 +337,7 @@ class CoServing(Closing):
             limit_slabs=min(limit_bytes // slab_bytes, self._arbiter.slab_count),
         )
         lane = RolloutLane(
-            kv=KVSpace(self._arbiter, partition, geometry, header_index=_BORROWER),
+            groups=KVGroups(self._arbiter, partition, groups, header_index=_BORROWER),
             gate=gate,
             loans=self._lender,
             reporting=Reporting(self.safety),
@@ -310,7 +351,7 @@ class CoServing(Closing):
         self._lender.lend_to(
             Borrower(
                 partition=partition,
-                geometry=geometry,
+                geometry=groups[0],
                 gate=self._gate,
                 # The engine sets these two later, so they are looked up at each call.
                 on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
@@ -372,6 +413,7 @@ class CoServing(Closing):
             policy=self._policy,
             clock=self._clock,
             header_index=_BORROWER,
+            isolation=self._isolation,
             device="cpu" if self._gpu is None else f"cuda:{self._gpu.device.ordinal}",
         )
         self._lender.lend_to(tenancy.borrower(hello.geometry))
@@ -512,6 +554,16 @@ class CoServing(Closing):
         name = "cpu" if self._gpu is None else self._gpu.device.name
         return new_latency_model(
             self._policy, prior_ms=None if cost is None else prior_ms(name, cost)
+        )
+
+
+def _check_descriptors(memory_objects: int) -> None:
+    """Raise when memory of the host cannot be kept slab by slab: each is a descriptor."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if memory_objects + _OTHER_DESCRIPTORS > limit:
+        raise InvalidArgument(
+            f"isolation='mapped' keeps a descriptor for each of {memory_objects} slabs, and this "
+            f"process may have {limit}: raise slab_bytes, or the limit (ulimit -n)"
         )
 
 

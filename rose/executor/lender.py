@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,10 +47,11 @@ OnRevoke = Callable[[Notice], None]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Slabs on loan under one certificate."""
+    """Slabs on loan under one certificate; `slabs` is empty where the lender did not name them."""
 
     lease_id: int
     lease_epoch: int
+    slabs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +338,7 @@ class Lender:
                     counted_on=(self._serving, terms.free_serving_blocks),
                 )
                 if isinstance(answer, Grant):
-                    lease = Lease(answer.lease_id, answer.lease_epoch)
+                    lease = Lease(answer.lease_id, answer.lease_epoch, tuple(answer.slabs))
                     self._leases.append(lease)
                     return lease
             if answer not in _OVERTAKEN:
@@ -385,6 +386,9 @@ class Lender:
                 not in _LEASE_IS_OVER
             ]
 
+    def step_began(self) -> None:
+        """Do nothing: what serving's process maps stays mapped."""
+
     def step_ended(self) -> None:
         """Note what a step gave back when it ended."""
         if self._open:
@@ -403,6 +407,14 @@ class Lender:
         if borrower is None:
             return []
         return [candidate.slab for candidate in self._arbiter.candidates(borrower.partition)]
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Never: a borrower of this process is asked, and knows best at that moment."""
+        return False
+
+    def rank(self, slabs: Sequence[int]) -> None:
+        """Do nothing: the borrower is asked."""
 
     def slabs_max(self) -> int:
         """The most slabs the borrower could ever hold."""

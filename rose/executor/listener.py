@@ -168,7 +168,8 @@ class Listener:
         self._tenancy, self._channel = tenancy, channel
         self._selector.register(channel, selectors.EVENT_READ, self._answer)
         try:
-            channel.send(tenancy.welcome, tenancy.descriptors)
+            with tenancy.sent:
+                channel.send(tenancy.welcome, tenancy.descriptors)
         except Unavailable:
             self._part()
         return True
@@ -178,19 +179,24 @@ class Listener:
     def _answer(self) -> None:
         channel, tenancy = self._channel, self._tenancy
         if channel is None or tenancy is None:
-            return
+            return None
         try:
             question, strays = channel.receive(timeout_s=_PATIENCE_S)
-            close_all(strays)
+        except DeadlineExceeded:
+            return None
+        except (RoseError, OSError):
+            return self._part()
+        close_all(strays)
+        try:
             match question:
                 case AskGrow(blocks=blocks):
-                    channel.send(tenancy.grow(blocks))
+                    answer, lent = tenancy.grow(blocks)
+                    with lent:
+                        channel.send(answer, list(lent.fds.values()))
                 case AskReason():
                     channel.send(Refused(self._why_refused(), 0.0))
                 case _:
                     self._part()
-        except DeadlineExceeded:
-            return
         except (RoseError, OSError):
             self._part()
 
@@ -222,6 +228,8 @@ class Listener:
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._part()
+        if self._parting is not None:  # It was killed, and takes its time to die.
+            self._parting.let_go()
         self._selector.close()
         self._server.close()
         os.close(self._wake)

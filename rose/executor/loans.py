@@ -1,5 +1,6 @@
 """What a borrower's lane asks of whoever lends, in this process or in another one."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from rose.events import Refusal
@@ -26,6 +27,10 @@ class Loans(Protocol):
         """Say that the borrower lives; cheap when called often."""
         ...
 
+    def step_began(self) -> None:
+        """Note that work on blocks may begin."""
+        ...
+
     def step_ended(self) -> None:
         """Note what a step gave back."""
         ...
@@ -44,6 +49,15 @@ class Loans(Protocol):
 
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied."""
+        ...
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether slabs are chosen without asking the engine, by the ranks that it gave."""
+        ...
+
+    def rank(self, slabs: Sequence[int]) -> None:
+        """Say which slabs the engine would rather part with, the first of them first."""
         ...
 
     def slabs_max(self) -> int:

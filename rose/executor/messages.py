@@ -12,7 +12,7 @@ import msgspec
 from rose.errors import CorruptData
 from rose.memory import KVGeometry
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 # Longer than any message: a grant names its slabs, seven bytes each.
 MESSAGE_BYTES_MAX: Final = 1 << 20
 # The kernel passes at most 253 descriptors at once; 140 GiB in pieces of 1 GiB are 140.
@@ -45,7 +45,9 @@ class Welcome:
         slab_bytes: of each slab.
         slab_count: lendable slabs of the pool.
         header_slabs: slabs in front of them.
-        object_bytes: of each memory object of the pool, in order.
+        isolation: "shared": the pool's memory objects come with this; "mapped": its own header slab
+            does, and each slab when it is lent.
+        object_bytes: of each memory object that came, in order.
         slabs_max: the most it could ever hold.
         gate_window: segments that may wait in the stream of a GPU.
         has_gates: False makes each of its steps one segment.
@@ -59,6 +61,7 @@ class Welcome:
     slab_bytes: int
     slab_count: int
     header_slabs: int
+    isolation: str
     object_bytes: tuple[int, ...]
     slabs_max: int
     gate_window: int
@@ -89,10 +92,17 @@ class AskGrow:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The slabs are its own until they are taken back; its mailbox says so too."""
+    """The slabs are its own until they are taken back; its mailbox says so too.
+
+    Args:
+        lease_id: of the loan.
+        lease_epoch: of the loan.
+        slabs: whose descriptors come with this, in order; none where all of the pool is mapped.
+    """
 
     lease_id: int
     lease_epoch: int
+    slabs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The borrower's lane: leased memory, quanta of compute, and the way to give both back."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -17,7 +17,7 @@ from rose.executor.loans import Loans
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.executor.weight_bins import Upload
-from rose.memory import KVSpace
+from rose.memory import KVGroups, KVSpace
 
 # Longer than the creditor takes to answer, short enough to ask again and again.
 _ASK_MS: Final = 5.0
@@ -59,7 +59,7 @@ class RolloutLane:
     def __init__(
         self,
         *,
-        kv: KVSpace,
+        groups: KVGroups,
         gate: BorrowerGate,
         loans: Loans,
         reporting: Reporting,
@@ -72,7 +72,7 @@ class RolloutLane:
         """Made by `CoServing.rollout`.
 
         Args:
-            kv: its view of the pool.
+            groups: its views of the pool, one for each attention group of its model.
             gate: that its segments pass.
             loans: of its slabs.
             reporting: around what is rose's own.
@@ -82,7 +82,7 @@ class RolloutLane:
             upload: copies bytes of the host into the pool, in that stream.
             has_gates: False makes each step one segment, to see what gates within it are worth.
         """
-        self.kv = kv
+        self.groups = groups
         self._stream = stream
         self.upload = upload
         self.on_revoke = on_revoke
@@ -119,6 +119,8 @@ class RolloutLane:
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
+            with self._reporting:
+                self._loans.step_began()
             return Quantum(self)
         self._gate.end_step()
         if verdict == Verdict.SHUT_DOWN:
@@ -217,6 +219,27 @@ class RolloutLane:
 
     # ---- memory ---------------------------------------------------------------------------------
 
+    @property
+    def kv(self) -> KVSpace:
+        """Its view of the pool, or that of its model's first attention group."""
+        return self.groups.spaces[0]
+
+    def ensure_groups(self, blocks: Sequence[int]) -> bool:
+        """Have `blocks[i]` free blocks of every group i at once, by a grant if need be.
+
+        Raises:
+            InvalidArgument: not one number for each group.
+        """
+        missing = self.groups.missing_slabs(blocks)
+        if missing == 0:
+            return True
+        with self._reporting:
+            # Loans are counted in blocks of the first group.
+            answer = self._loans.grow(missing * self.kv.blocks_per_slab)
+        if isinstance(answer, Refusal):
+            return False
+        return self.groups.missing_slabs(blocks) == 0
+
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
         return self.grow(blocks) is None
@@ -271,6 +294,19 @@ class RolloutLane:
     def slabs_max(self) -> int:
         """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
         return self._loans.slabs_max()
+
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether slabs are chosen without asking `on_revoke`, by the ranks of `rank`."""
+        return self._loans.takes_ranks
+
+    def rank(self, slabs: Sequence[int]) -> None:
+        """Say which slabs to take first, the first of them first; for lanes that take ranks.
+
+        A rank lasts as long as the slab is on loan; idle slabs go before all others.
+        """
+        with self._reporting:
+            self._loans.rank(slabs)
 
     def give_back_idle(self) -> int:
         """Let go of slabs without a block in use or a pin; returns how many went."""

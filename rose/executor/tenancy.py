@@ -9,9 +9,9 @@ from typing import Final
 from rose._core import Arbiter, Clock, HostGate, Process, Tenant
 from rose.events import Refusal
 from rose.executor.lender import Borrower, Lender
-from rose.executor.messages import Granted, Hello, Refused, Welcome
+from rose.executor.messages import DESCRIPTORS_MAX, Granted, Hello, Refused, Welcome
 from rose.executor.revocation import Revocation
-from rose.memory import KVGeometry
+from rose.memory import Isolation, KVGeometry, LentSlabs, MappedLoans
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
@@ -30,11 +30,14 @@ class Tenancy:
     Args:
         tenant: its process, mailbox and bells.
         welcome: what it is told.
-        descriptors: what comes with that, in order; `owners` own them.
+        descriptors: what comes with that, in order.
+        sent: those of them that are its own now; closed once they are sent.
         owners: closed with the tenancy.
         arbiter: of the device.
         gate: where it stops.
         lender: who lends.
+        loans: makes what is lent zeros; None where all of the pool is mapped.
+        grant_blocks_max: that one grant can hold.
         is_fresh: whether a stamp of this age, in nanoseconds, shows that it lives.
         clock: of the device.
     """
@@ -42,10 +45,13 @@ class Tenancy:
     tenant: Tenant
     welcome: Welcome
     descriptors: tuple[int, ...]
+    sent: ExitStack
     owners: ExitStack
     arbiter: Arbiter
     gate: HostGate
     lender: Lender
+    loans: MappedLoans | None
+    grant_blocks_max: int
     is_fresh: Callable[[int], bool]
     clock: Clock
 
@@ -61,6 +67,7 @@ class Tenancy:
         policy: Policy,
         clock: Clock,
         header_index: int,
+        isolation: Isolation,
         device: str,
     ) -> "Tenancy":
         """Make whoever said `hello` a tenant.
@@ -74,6 +81,7 @@ class Tenancy:
             policy: the knobs.
             clock: of the device.
             header_index: the header slab that is a borrower's own.
+            isolation: of the device.
             device: "cpu" or "cuda:<n>".
 
         Raises:
@@ -81,18 +89,22 @@ class Tenancy:
         """
         limit_slabs = min(hello.limit_bytes // arbiter.slab_bytes, arbiter.slab_count)
         partition = _partition(arbiter, limit_slabs)
-        with ExitStack() as owners:
+        with ExitStack() as owners, ExitStack() as sent:
             owners.callback(arbiter.drop_partition, partition)  # A second drop changes nothing.
             # A borrower in serving's own process, as in a test, is never to be killed.
             is_foreign = process.pid != os.getpid()
-            tenant = arbiter.add_tenant(partition, process, kill_late=is_foreign)
+            is_mapped = isolation == "mapped"
+            tenant = arbiter.add_tenant(
+                partition, process, kill_late=is_foreign, is_mapped=is_mapped
+            )
             owners.callback(tenant.close)
-            pool = arbiter.share_pool()
-            owners.callback(lambda: pool)  # Its end closes the descriptors.
+            memory, object_bytes = (
+                _header(arbiter, header_index, sent) if is_mapped else _pool(arbiter, sent)
+            )
             ledger = arbiter.share_ledger()
-            owners.callback(os.close, ledger)
+            sent.callback(os.close, ledger)
             named = [
-                *(("pool", fd) for fd in pool.fds),
+                *memory,
                 ("ledger", ledger),
                 ("mailbox", tenant.mailbox_fd),
                 ("to_arbiter", tenant.to_arbiter_fd),
@@ -100,16 +112,18 @@ class Tenancy:
                 ("gate", gate.fileno()),
             ]
             ttl_ns = policy.lease_ttl_ms * NS_PER_MS
+            loans = MappedLoans(arbiter, partition) if is_mapped else None
             return cls(
                 tenant=tenant,
                 welcome=Welcome(
                     device=device,
                     partition=partition,
                     header_index=header_index,
-                    slab_bytes=pool.slab_bytes,
-                    slab_count=pool.slab_count,
-                    header_slabs=pool.header_slabs,
-                    object_bytes=tuple(pool.sizes),
+                    slab_bytes=arbiter.slab_bytes,
+                    slab_count=arbiter.slab_count,
+                    header_slabs=arbiter.header_slabs,
+                    isolation=isolation,
+                    object_bytes=object_bytes,
                     slabs_max=min(limit_slabs, lender.lendable_slabs()),
                     gate_window=policy.gate_window,
                     has_gates=policy.has_gates,
@@ -117,10 +131,14 @@ class Tenancy:
                     descriptors=tuple(name for name, _ in named),
                 ),
                 descriptors=tuple(descriptor for _, descriptor in named),
+                sent=sent.pop_all(),
                 owners=owners.pop_all(),
                 arbiter=arbiter,
                 gate=gate,
                 lender=lender,
+                loans=loans,
+                grant_blocks_max=DESCRIPTORS_MAX
+                * hello.geometry.blocks_per_slab(arbiter.slab_bytes),
                 is_fresh=lambda age_ns: age_ns <= _FRESH_SHARE * ttl_ns,
                 clock=clock,
             )
@@ -136,13 +154,23 @@ class Tenancy:
             is_alive=self.is_alive,
         )
 
-    def grow(self, blocks: int) -> Granted | Refused:
-        """Lend it slabs, under a certificate."""
+    def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
+        """Lend it slabs, under a certificate.
+
+        Returns:
+            The answer, and the descriptors that go with it: the caller closes them.
+
+        Raises:
+            RoseError: the slabs could not be made zeros, or there are no descriptors left.
+        """
+        if self.loans is not None:
+            blocks = min(blocks, self.grant_blocks_max)
         match self.lender.grow(blocks):
             case Refusal(reason=reason, retry_after_ms=retry_ms):
-                return Refused(reason.name, retry_ms)
+                return Refused(reason.name, retry_ms), LentSlabs({})
             case lease:
-                return Granted(lease.lease_id, lease.lease_epoch)
+                lent = LentSlabs({}) if self.loans is None else self.loans.lend(lease.slabs)
+                return Granted(lease.lease_id, lease.lease_epoch, tuple(lent.fds)), lent
 
     def revoke(self, revocation: Revocation) -> None:
         """Begin at once: idle slabs change hands in this call, the others when it has read this."""
@@ -179,8 +207,29 @@ class Tenancy:
             return False
         # It has nothing any more, in a step or not.
         self.gate.bury_borrower()
-        self.owners.close()
+        self.let_go()
         return True
+
+    def let_go(self) -> None:
+        """Close all that is here, whether or not its process is gone yet; nobody watches it now."""
+        self.sent.close()
+        self.owners.close()
+
+
+def _pool(arbiter: Arbiter, sent: ExitStack) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
+    """Return descriptors of all memory, and the bytes behind each."""
+    pool = arbiter.share_pool()
+    sent.callback(lambda: pool)  # Its end closes the descriptors.
+    return [("pool", fd) for fd in pool.fds], tuple(pool.sizes)
+
+
+def _header(
+    arbiter: Arbiter, index: int, sent: ExitStack
+) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
+    """Return the same for a borrower that maps what it is lent: of its own header slab alone."""
+    header = arbiter.share_header(index)
+    sent.callback(os.close, header)
+    return [("header", header)], (arbiter.slab_bytes,)
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:

@@ -52,6 +52,7 @@ class Watcher:
                 if not self._lane.is_in_step:
                     self._loans.renew()
                 self._tell(news)
+                self._loans.tidy()
                 continue
             self._stop.wait(_LOOK_MS / MS_PER_S)  # It failed, and may fail at once again.
 
@@ -59,7 +60,7 @@ class Watcher:
         self._has_room |= news.was_rung
         if news.closed:
             note = self._attachment.revocation()
-            deadline_ns = note.deadline_ns if note else self._attachment.now_ns()
+            deadline_ns = note.due_ns if note and note.due_ns else self._attachment.now_ns()
             self._lane.on_revoke(RemoteNotice(len(news.closed), deadline_ns, self._attachment))
         elif self._has_room:
             self._has_room = False

@@ -4,16 +4,20 @@ from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
+from rose.memory.groups import KVGroups, groups_of
 from rose.memory.heap import TensorHeap
-from rose.memory.mapped import LentSlabs, MappedLoans, SlabWindow
+from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans, SlabWindow
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
+    "ISOLATIONS",
     "AttentionGroup",
     "Bin",
     "DeviceArray",
+    "Isolation",
     "KVArray",
     "KVGeometry",
+    "KVGroups",
     "KVSpace",
     "Layout",
     "LentSlabs",
@@ -24,5 +28,6 @@ __all__ = [
     "TensorHeap",
     "choose_slab_bytes",
     "find_runs",
+    "groups_of",
     "pack_bins",
 ]

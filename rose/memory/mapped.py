@@ -11,12 +11,15 @@ reach, whatever code it runs; what it was lent once, only code that plays by the
 import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from typing import Final, Literal, TypeAlias, get_args
 
 from typing_extensions import Self
 
-from rose._core import Arbiter, BlockAllocator, CudaDevice, MappedWindow
+from rose._core import Arbiter, CudaDevice, MappedWindow
 from rose.closing import Closing
-from rose.errors import DeadlineExceeded, InvalidArgument, RoseError
+
+Isolation: TypeAlias = Literal["shared", "mapped"]
+ISOLATIONS: Final[tuple[str, ...]] = get_args(Isolation)
 
 
 class LentSlabs(Closing):
@@ -38,22 +41,22 @@ class LentSlabs(Closing):
 class MappedLoans:
     """Serving's side: what it lends is zeros, and only then can it be mapped.
 
-    A slab is pinned while it is scrubbed, one at a time: serving that wants it back in the middle
-    waits for one scrub, and never finds its new bytes overwritten. After a scrub that did not end
-    in time the pin stays, because the device may still write: that slab ends in quarantine.
+    A slab that is being made zeros has not left serving's hands: serving that wants it back in the
+    middle waits for one scrub, and never finds its new bytes overwritten. After a scrub that did
+    not end in time that stays so, because the device may still write: the slab ends in quarantine.
 
     Args:
         arbiter: of a pool with memory objects of one slab each (`object_bytes_max=slab_bytes`).
-        allocator: of the borrower's partition.
+        partition: the borrower's.
 
     Raises:
         InvalidArgument: the pool cannot share one slab alone.
     """
 
-    def __init__(self, arbiter: Arbiter, allocator: BlockAllocator) -> None:
+    def __init__(self, arbiter: Arbiter, partition: int) -> None:
         os.close(arbiter.share_slab(0))
         self._arbiter = arbiter
-        self._allocator = allocator
+        self._partition = partition
 
     def lend(self, slabs: Iterable[int]) -> LentSlabs:
         """Scrub slabs that were granted, before the borrower uses any block of them.
@@ -63,7 +66,7 @@ class MappedLoans:
             out.
 
         Raises:
-            InvalidArgument: there is no such slab.
+            InvalidArgument: there is no such slab, or the borrower may be using it.
             DeadlineExceeded: the device did not write the zeros in time.
         """
         lent = LentSlabs({})
@@ -71,26 +74,10 @@ class MappedLoans:
             undo.callback(lent.close)
             for slab in slabs:
                 lent.fds[slab] = self._arbiter.share_slab(slab)
-                if not self._scrub(slab):
+                if not self._arbiter.clean(self._partition, slab):
                     os.close(lent.fds.pop(slab))
             undo.pop_all()
         return lent
-
-    def _scrub(self, slab: int) -> bool:
-        """Return whether the slab is the borrower's, and zeros."""
-        try:
-            pin = self._allocator.pin_slabs([slab])
-        except InvalidArgument:  # taken back
-            return False
-        try:
-            self._arbiter.scrub(slab)
-        except DeadlineExceeded:
-            raise
-        except RoseError:
-            self._allocator.unpin(pin)
-            raise
-        self._allocator.unpin(pin)
-        return True
 
 
 class SlabWindow:
@@ -159,9 +146,16 @@ class SlabWindow:
 
         A slab on its way back is held until it is back: it may have a block in use.
         """
-        for slab in self.mapping.held:
-            if slab not in held:
-                self.mapping.give(slab)
+        self.give(slab for slab in self.mapping.held if slab not in held)
+
+    def give(self, slabs: Iterable[int]) -> None:
+        """Give these slabs up, which are not the borrower's any more; a later `sweep` unmaps them.
+
+        Raises:
+            InvalidArgument: one of them is not mapped.
+        """
+        for slab in slabs:
+            self.mapping.give(slab)
 
     def sweep(self, at_most: int) -> int:
         """Unmap up to `at_most` slabs that were given up; returns how many."""

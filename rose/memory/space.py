@@ -29,6 +29,9 @@ class KVSpace:
         geometry: of its model.
         header_index: which header slab is the tenant's own; each tenant needs another.
         window: the tenant's own mapping, if it sees the pool through one: its views are of that.
+        group: which attention group of the tenant's model, if there are several; they are made in
+            order and share the slabs.
+        offset_bytes: where in the header slab the ids of that group begin.
 
     Raises:
         InvalidArgument: the geometry does not fit the slabs, or there is no such header slab.
@@ -42,6 +45,8 @@ class KVSpace:
         *,
         header_index: int,
         window: MappedWindow | None = None,
+        group: int | None = None,
+        offset_bytes: int = 0,
     ) -> None:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:
@@ -59,10 +64,12 @@ class KVSpace:
         self._mapping = arbiter if window is None else window
         self.partition = partition
         self.geometry = geometry
-        self.origin_bytes = header_index * slab_bytes
+        self.origin_bytes = header_index * slab_bytes + offset_bytes
         self.blocks_per_slab = blocks_per_slab
-        self.null_blocks = range(blocks_per_slab)
-        self.allocator = arbiter.allocator(
+        # Behind them come those of the next group.
+        self.null_blocks = range(blocks_per_slab if group is None else NULL_BLOCKS_MIN)
+        make = arbiter.add_group if group else arbiter.allocator
+        self.allocator = make(
             partition,
             block_bytes=geometry.id_bytes,
             origin_bytes=self.origin_bytes,
@@ -152,7 +159,7 @@ class KVSpace:
         """
         if len(from_ids) != len(to_ids):
             raise InvalidArgument(f"{len(from_ids)} blocks cannot be copied to {len(to_ids)}")
-        if not self._arbiter.is_on_host:
+        if not self._mapping.is_on_host:
             raise InvalidArgument("the pool is in device memory: the engine copies its blocks")
         sources, targets = np.asarray(from_ids, np.intp), np.asarray(to_ids, np.intp)
         for rows in self._block_rows():

@@ -70,6 +70,10 @@ class Course:
             workers=list(self.workers),
         )
 
+    def token_count(self) -> int:
+        """Return how many numbers a copy of it takes, more or less."""
+        return len(self.context) + 3 * len(self.tokens)
+
     def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
         """Return what to note down for a turn that is wanted; None if it was asked for before.
 

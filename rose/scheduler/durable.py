@@ -1,11 +1,12 @@
 """Rollouts that are written down as they happen, and go on where they were."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
+from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.core_time import CoreTime
 from rose.scheduler.early import EarlyNews
@@ -21,6 +22,29 @@ from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
 _BLIND: Final = FrontWatch()
+
+
+class Draft:
+    """A checkpoint that is being made, of the scheduler as it was when that began.
+
+    One thread at a time, that of the steps.
+
+    Args:
+        head: all of it but the trajectories.
+        copy: of these.
+    """
+
+    def __init__(self, head: Checkpoint, copy: SlowCopy) -> None:
+        self._head = head
+        self._copy = copy
+
+    def advance(self) -> bool:
+        """Make a little more of it, and return whether it is whole. Steps may come between."""
+        return self._copy.advance()
+
+    def checkpoint(self) -> Checkpoint:
+        """Return it; it is whole."""
+        return replace(self._head, trajectories=self._copy.whole())
 
 
 class Durable:
@@ -207,8 +231,8 @@ class Durable:
         """Whether it is time for the next one."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
-    def begin_checkpoint(self) -> Checkpoint:
-        """Return what is to be saved, and begin the journal behind it.
+    def begin_checkpoint(self) -> Draft:
+        """Begin what is to be saved, and the journal behind it.
 
         Raises:
             InvalidArgument: there is no store.
@@ -218,19 +242,20 @@ class Durable:
             raise InvalidArgument("a scheduler without a store writes no checkpoint")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(self._limits.checkpoint_s * NS_PER_S)
-        state = self.rollouts.state.copy()
-        return Checkpoint(
+        state = self.rollouts.state
+        head = Checkpoint(
             sequence=self._store.rotate(),
             policy=self._policy,
             settings=self._settings,
             core=self._core.snapshot(),
             now_ns=state.now_ns,
-            trajectories=tuple(state.trajectories.values()),
+            trajectories=(),
             workers=tuple(state.workers.values()),
             used_below=state.used.below,
             used_others=tuple(sorted(state.used.others)),
-            counts=state.counts,
+            counts=state.counts.copy(),
         )
+        return Draft(head, self.rollouts.begin_copy())
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to the disk; any thread.
@@ -247,8 +272,12 @@ class Durable:
         Raises:
             Unavailable: the disk does not take it.
         """
-        if self._store is not None:
-            self.save(self.begin_checkpoint())
+        if self._store is None:
+            return
+        draft = self.begin_checkpoint()
+        while not draft.advance():
+            pass  # Nothing else is to be done in this thread.
+        self.save(draft.checkpoint())
 
     def close(self) -> None:
         """Write nothing more."""

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import count, one_of, real, whole, wholes
-from rose.scheduler.durable import Durable
+from rose.scheduler.durable import Draft, Durable
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
@@ -473,13 +473,16 @@ class ElasticRolloutScheduler:
             stepped.append(command)
 
     def _begin_saving(self) -> asyncio.Task[None]:
-        checkpoint = self._durable.begin_checkpoint()
-        saving = asyncio.get_running_loop().create_task(
-            asyncio.to_thread(self._durable.save, checkpoint), name="rose-checkpoint"
-        )
+        draft = self._durable.begin_checkpoint()
+        saving = asyncio.get_running_loop().create_task(self._save(draft), name="rose-checkpoint")
         self._saving = saving
         saving.add_done_callback(self._has_saved)
         return saving
+
+    async def _save(self, draft: Draft) -> None:
+        while not draft.advance():
+            await asyncio.sleep(0)  # Steps and callers go on between two slices.
+        await asyncio.to_thread(self._durable.save, draft.checkpoint())
 
     def _has_saved(self, saving: asyncio.Task[None]) -> None:
         self._saving = None

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX, count
+from rose.scheduler.copying import SlowCopy
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.driver import Core, CoreDriver, News, Watch
 from rose.scheduler.events import (
@@ -153,6 +154,7 @@ class Rollouts:
         self._pending: list[News] = []
         self._outcomes: list[Outcome] = []
         self._refusals: list[TurnOutput | WorkerLost] = []
+        self._copy = SlowCopy({})
         for worker in state.workers.values():
             self.driver.expect(worker.worker, worker.kind)
 
@@ -225,8 +227,16 @@ class Rollouts:
         refusals, self._refusals = self._refusals, []
         return refusals
 
+    def begin_copy(self) -> SlowCopy:
+        """Return a copy of all trajectories as they are now, which is not made yet.
+
+        One that was begun before gets no further.
+        """
+        self._copy = SlowCopy(self.state.trajectories)
+        return self._copy
+
     def course(self, trajectory: int) -> Course:
-        """Return a trajectory that is not over.
+        """Return a trajectory that is not over, and that may change.
 
         Raises:
             InvalidArgument: there is none of that number.
@@ -235,6 +245,7 @@ class Rollouts:
         if course is None:
             what = "is over" if trajectory in self.state.used else "was never started"
             raise InvalidArgument(f"trajectory {trajectory} {what}")
+        self._copy.keep(course)
         return course
 
     def register(self, registered: Registered, worker: Worker) -> None:
@@ -376,6 +387,7 @@ class Rollouts:
         if isinstance(event, TurnOutput) and event.end is TurnEnd.FAILED:
             course = self.state.trajectories.get(event.trajectory)
             if course is not None and course.is_on(event.worker):
+                self._copy.keep(course)
                 course.error = event.error
         self._pending.append(event)
 
@@ -448,6 +460,7 @@ class Rollouts:
         course = self.state.trajectories.get(trajectory)
         if course is None:
             raise InternalError(f"the core acts on trajectory {trajectory}, which is over")
+        self._copy.keep(course)
         return course
 
 

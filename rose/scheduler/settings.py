@@ -1,50 +1,53 @@
 """Every knob of the scheduler, with its unit and the reason for its default."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rose.errors import InvalidArgument
+from rose.scheduler.knobs import KnobRules
 
-# Counts and times beyond this are mistakes; below it every sum fits 64 bits.
-_MAX: Final = 1e9
-# Zero means "none of it" for these; every other knob must be above 0.
-_MAY_BE_ZERO: Final = frozenset(
-    {
-        "max_staleness",
-        "worker_lag_max",
-        "recall_grace_ms",
-        "retry_ms",
-        "urgent_time_weight",
-        "urgent_risk_weight",
-        "staleness_s_per_version",
-        "leave_home_margin_s",
-        "hazard_per_s",
-        "hold_min_ms",
-        "hold_max_ms",
-        "flap_window_ms",
-        "fair_lead_tokens",
-        "requeue_ms",
-        "longest_first",
-        "pace_rate",
-        "tail_seats",
-        "tool_ms_prior",
-    }
-)
-_INTEGERS: Final = frozenset(
-    {
-        "max_staleness",
-        "batch_trajectories",
-        "worker_lag_max",
-        "attempts_max",
-        "turn_window",
-        "version_window",
-        "reserve_ahead_tokens",
-        "burst_prefill_tokens",
-        "fair_lead_tokens",
-        "mlfq_quantum_tokens",
-    }
+_RULES: Final = KnobRules(
+    most=1e9,  # Counts and times beyond it are mistakes; below it every sum fits 64 bits.
+    integers=frozenset(
+        {
+            "max_staleness",
+            "batch_trajectories",
+            "worker_lag_max",
+            "attempts_max",
+            "turn_window",
+            "version_window",
+            "reserve_ahead_tokens",
+            "burst_prefill_tokens",
+            "fair_lead_tokens",
+            "mlfq_quantum_tokens",
+        }
+    ),
+    may_be_zero=frozenset(
+        {
+            "max_staleness",
+            "worker_lag_max",
+            "recall_grace_ms",
+            "retry_ms",
+            "urgent_time_weight",
+            "urgent_risk_weight",
+            "staleness_s_per_version",
+            "leave_home_margin_s",
+            "hazard_per_s",
+            "hold_min_ms",
+            "hold_max_ms",
+            "flap_window_ms",
+            "fair_lead_tokens",
+            "requeue_ms",
+            "longest_first",
+            "tail_seats",
+            "tool_ms_prior",
+        }
+    ),
+    bounds={
+        "reserve_quantile": lambda quantile: 0 < quantile <= 1,
+        "displaced_share": lambda share: 0 < share <= 1,
+        "pace_rate": lambda rate: rate < 1,
+    },
 )
 
 
@@ -138,6 +141,10 @@ class SchedulerSettings:
         pace_rate: how far a turn that took longer or shorter than its worker's figures say moves
             what is believed of that worker's pace, in [0, 1): of what serving leaves of it, and of
             whatever else the figures do not say. 0 believes the figures.
+        displaced_share: of trajectories, so many may lose a cache for want of room, in (0, 1]; with
+            more of them fewer are admitted, with less more. Contexts grow: a batch that fits at its
+            start may not fit half an hour later, and computes the same again and again. A tenth
+            lost the least among the drawn scenarios. 1 admits all that staleness allows.
         mlfq_quantum_tokens: what a trajectory may say in all before MLFQ puts it a level lower;
             each further level takes as much as all before. A few turns of a short trajectory: with
             less all are soon low, with more the long ones are not told apart.
@@ -178,6 +185,7 @@ class SchedulerSettings:
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
     pace_rate: float = 0.05
+    displaced_share: float = 0.1
     mlfq_quantum_tokens: int = 1024
 
     def __post_init__(self) -> None:
@@ -186,20 +194,4 @@ class SchedulerSettings:
         Raises:
             InvalidArgument: a knob is out of its range; the sentence names it.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not _is_in_range(field.name, value):
-                raise InvalidArgument(f"SchedulerSettings({field.name}={value}) is out of range")
-
-
-def _is_in_range(name: str, value: float) -> bool:
-    """Return whether `value` means something as the knob `name`."""
-    if name in _INTEGERS and not isinstance(value, int):
-        return False
-    if not (math.isfinite(value) and value <= _MAX):
-        return False
-    if name == "reserve_quantile":
-        return 0 < value <= 1
-    if name == "pace_rate":
-        return 0 <= value < 1
-    return value >= 0 if name in _MAY_BE_ZERO else value > 0
+        _RULES.check(self)

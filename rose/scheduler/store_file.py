@@ -1,7 +1,8 @@
 """A store in files: a checkpoint that is whole or not there, and a journal beside it.
 
-`NAME` holds the checkpoint: a magic word, the length of its body as 8 bytes, the body, and the
-body's SHA-256. `NAME.journal-N` holds the steps since checkpoint N: a magic word, and for each step
+`NAME` holds the checkpoint: a magic word, the length of its head as 8 bytes, the head, the
+trajectories, each by itself, and the SHA-256 of head and trajectories. The head says how long each
+of them is. `NAME.journal-N` holds the steps since checkpoint N: a magic word, and for each step
 its length, the CRC-32 of those 4 bytes, the CRC-32 of its body, and the body. Bodies are msgpack.
 Nothing in them is executed when they are read. `NAME.lock` is held by the one scheduler that writes
 them.
@@ -20,12 +21,14 @@ import struct
 import threading
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.scheduler.course import Course
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.store import Checkpoint
@@ -33,7 +36,7 @@ from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, Wo
 from rose.whole_file import write_whole
 
 # The layout of a body may only change together with this.
-FORMAT: Final = 1
+FORMAT: Final = 2
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")
@@ -67,9 +70,10 @@ class _Step(msgspec.Struct, array_like=True):
     entries: list[_Entry]
 
 
-class _Whole(msgspec.Struct, array_like=True):
+class _Head(msgspec.Struct, array_like=True):
     format: int
-    body: msgspec.Raw
+    body: msgspec.Raw  # a Checkpoint without trajectories
+    sizes: list[int] = []  # of the trajectories behind it, in bytes
 
 
 class FileStore:
@@ -170,16 +174,17 @@ class FileStore:
         if not data.startswith(_CHECKPOINT) or len(data) < start:
             raise CorruptData(f"'{self._path}' is not a checkpoint of a scheduler")
         (length,) = _LENGTH.unpack(data[len(_CHECKPOINT) : start])
-        body, sha = data[start : start + length], data[start + length :]
-        if len(sha) != _SHA_BYTES or hashlib.sha256(body).digest() != sha:
+        body, sha = data[start:-_SHA_BYTES], data[-_SHA_BYTES:]
+        if hashlib.sha256(body).digest() != sha:
             raise CorruptData(f"the checkpoint '{self._path}' is damaged")
         try:
-            whole = msgspec.msgpack.decode(body, type=_Whole)
-            if whole.format != FORMAT:
+            head = msgspec.msgpack.decode(body[:length], type=_Head)
+            if head.format != FORMAT:
                 raise CorruptData(
-                    f"'{self._path}' has format {whole.format}, this rose reads {FORMAT}"
+                    f"'{self._path}' has format {head.format}, this rose reads {FORMAT}"
                 )
-            return msgspec.msgpack.decode(whole.body, type=Checkpoint)
+            checkpoint = msgspec.msgpack.decode(head.body, type=Checkpoint)
+            return replace(checkpoint, trajectories=_courses_of(body[length:], head.sizes))
         except msgspec.DecodeError as error:
             raise CorruptData(f"the checkpoint '{self._path}' cannot be read: {error}") from error
 
@@ -260,15 +265,16 @@ class FileStore:
             self._save(checkpoint)
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        body = msgspec.msgpack.encode(
-            _Whole(FORMAT, msgspec.Raw(msgspec.msgpack.encode(checkpoint)))
-        )
-        head = _CHECKPOINT + _LENGTH.pack(len(body))
+        pieces = _pieces_of(checkpoint)
+        sha = hashlib.sha256()
+        for piece in pieces:
+            sha.update(piece)
+        start = _CHECKPOINT + _LENGTH.pack(len(pieces[0]))
         try:
             # A checkpoint without its journal is refused: the journal is on the disk before it.
             _sync(self._journal_path(checkpoint.sequence))
             _sync(self._path.parent)
-            write_whole(self._path, head + body + hashlib.sha256(body).digest())
+            write_whole(self._path, start, *pieces, sha.digest())
             _sync(self._path.parent)  # The journals before go when it is sure to stay.
             first, self._saved = self._saved, checkpoint.sequence
             for sequence in range(first, checkpoint.sequence):
@@ -287,6 +293,26 @@ class FileStore:
 
     def _journal_path(self, sequence: int) -> Path:
         return self._path.with_name(f"{self._path.name}.journal-{sequence}")
+
+
+def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
+    """Return the head and the trajectories.
+
+    Each is encoded by itself: an encoder lets no other thread run until it is done.
+    """
+    encode = msgspec.msgpack.encode
+    courses = [encode(one) for one in checkpoint.trajectories]
+    body = msgspec.Raw(encode(replace(checkpoint, trajectories=())))
+    return [encode(_Head(FORMAT, body, [len(one) for one in courses])), *courses]
+
+
+def _courses_of(data: bytes, sizes: list[int]) -> list[Course]:
+    courses: list[Course] = []
+    at = 0
+    for size in sizes:
+        courses.append(msgspec.msgpack.decode(data[at : at + size], type=Course))
+        at += size
+    return courses
 
 
 def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:

@@ -52,6 +52,13 @@ class Rounds(Closing):
         """Begin."""
         self._thread.start()
 
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the thread to end, for so long; whether it has, or is this one."""
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         """Stop after the round that is under way, and join the thread unless it is this one."""
         self._stop.set()

@@ -22,44 +22,57 @@ HERE = "127.0.0.1"
 PROXY = "127.0.0.2"
 WAIT_S = 200.0
 
-Steps = list[tuple[bytes, int]]
-steps = st.lists(st.tuples(st.binary(min_size=1, max_size=8), st.integers(0, 50)), max_size=30)
+Steps = list[tuple[int, int]]
+steps = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 50)), max_size=30)
 
 
-@given(steps, st.integers(0, 100), st.integers(1, 40))
+@given(steps, st.integers(0, 100), st.integers(8, 40), st.integers(1, 8))
 def test_a_line_gives_every_byte_in_order_and_none_early(
-    steps: Steps, delay_ns: int, room_bytes: int
+    steps: Steps, delay_ns: int, room_bytes: int, most: int
 ) -> None:
     line = DelayLine(delay_ns, room_bytes)
-    now_ns, put_at, taken = 0, [], []
+    now_ns = 0
+    came: list[int] = []  # of each byte, when
+    left = 0
 
-    def take_due() -> None:
-        while (due_in_ns := line.due_in_ns(now_ns)) is not None and due_in_ns <= 0:
-            content = line.take(now_ns)
-            assert now_ns >= put_at[len(taken)] + delay_ns
-            taken.append(content)
+    def let_go() -> None:
+        nonlocal left
+        while (due := line.due_bytes(now_ns)) > 0:
+            nbytes = min(due, most)  # a socket takes what it has room for
+            line.take(nbytes, now_ns)
+            left += nbytes
+        assert all(at + delay_ns <= now_ns for at in came[:left])
+        assert all(at + delay_ns > now_ns for at in came[left:])
+        in_ns = line.due_in_ns(now_ns)
+        assert in_ns == (came[left] + delay_ns - now_ns if left < len(came) else None)
 
-    for content, pause_ns in steps:
+    for nbytes, pause_ns in steps:
         now_ns += pause_ns
-        take_due()
-        while not line.has_room:
+        let_go()
+        while line.room < nbytes:
             now_ns += 1
-            take_due()
-        line.put(content, now_ns)
-        put_at.append(now_ns)
-        assert line.held_bytes < room_bytes + 8
+            let_go()
+        line.put(nbytes, now_ns)
+        came += [now_ns] * nbytes
+        assert line.held_bytes == len(came) - left <= room_bytes
     now_ns += delay_ns
-    take_due()
-    assert taken == [content for content, _ in steps]
+    let_go()
+    assert left == len(came)
     assert line.held_bytes == 0
-    assert line.due_in_ns(now_ns) is None
 
 
 def test_bytes_do_not_leave_a_line_early() -> None:
     line = DelayLine(10, 100)
-    line.put(b"x", 5)
+    line.put(1, 5)
     with pytest.raises(InternalError):
-        line.take(14)
+        line.take(1, 14)
+
+
+def test_a_line_takes_no_more_than_it_has_room_for() -> None:
+    line = DelayLine(10, 100)
+    line.put(60, 5)
+    with pytest.raises(InternalError):
+        line.put(41, 5)
 
 
 def test_there_is_room_for_what_is_on_its_way() -> None:

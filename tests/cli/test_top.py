@@ -1,10 +1,16 @@
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from rose._core import Arbiter, LedgerView
 from rose.cli.main import main
+from rose.cli.top import read_moment
+from rose.clock import BootClock
 from rose.executor import SLO, CoServing, KVGeometry, Policy
+from rose.units import NS_PER_MS
 
 SLAB = 4096
 GEOMETRY = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)
@@ -22,7 +28,9 @@ def path(tmp_path: Path):
         with CoServing.attach(path) as borrower:
             lane = borrower.rollout(GEOMETRY, limit_bytes=8 * SLAB)
             assert lane.ensure(12)
-            assert lane.kv.allocator.alloc(5) is not None
+            blocks = lane.kv.allocator.alloc(5)
+            assert blocks is not None
+            lane.pin(blocks)
             yield path
 
 
@@ -30,8 +38,45 @@ def test_top_shows_who_has_which_slab(path: str, capsys: pytest.CaptureFixture[s
     assert main(["top", path, "--once"]) == 0
     out = capsys.readouterr().out
     assert "SSrrr" in out.replace("\n", "")
-    for word in ("serving", "rollout", "16 slabs", "leaving"):
+    for word in ("serving", "rollout", "16 slabs", "leaving", "pins", "oldest ms"):
         assert word in out
+
+
+def test_pins_of_each_tenant_are_shown_with_the_age_of_the_oldest(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows() -> list[dict]:
+        assert main(["top", path, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["partitions"]
+
+    deadline = time.monotonic() + 60
+    while rows()[1]["pins"] == 0:  # The borrower tells, and serving's keeper looks.
+        assert time.monotonic() < deadline
+    serving, rollout = rows()
+    assert (serving["pins"], serving["oldest_pin_ms"]) == (0, None)
+    assert rollout["pins"] == 1
+    assert 0 < rollout["oldest_pin_ms"] < 600_000
+    assert rows()[1]["oldest_pin_ms"] > rollout["oldest_pin_ms"]
+
+
+def test_revocation_that_is_due_first_is_shown() -> None:
+    """Two are under way, the newest of which is due last."""
+    arbiter = Arbiter.create(slab_bytes=SLAB, slab_count=4, header_slabs=1)
+    serving = arbiter.add_partition("serving", reserve_slabs=0, limit_slabs=4)
+    rollout = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=4)
+    blocks = arbiter.allocator(rollout, block_bytes=1024, origin_bytes=0)
+    arbiter.grant(rollout, 2, ttl_ns=10**12, expected_epoch=arbiter.epoch)
+    blocks.pin_slabs([0, 1])
+    clock = BootClock()
+    for ms in (20_000, 50_000):
+        deadline_ns = clock.now_ns() + ms * NS_PER_MS
+        arbiter.revoke(rollout, 1, deadline_ns=deadline_ns, taker=serving)
+    fd = arbiter.share_ledger()
+    moment = read_moment(LedgerView.open(fd), pid=1, clock=clock)
+    os.close(fd)
+    deadlines = [row.deadline_ms for row in moment.partitions]
+    assert deadlines[0] is None
+    assert 0 < deadlines[1] < 20_000
 
 
 def test_json_has_the_same_numbers(path: str, capsys: pytest.CaptureFixture[str]) -> None:

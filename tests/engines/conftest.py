@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rose.engines.transformers import Model, load_model
-from rose.engines.transformers.cache import SlabPool
+from rose.engines.transformers.pool import SlabPool
 
 POISON = 0xFF  # NaN in every float type
 
@@ -22,13 +22,15 @@ def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     If the old owner still read it, or the new one read before it wrote, tokens would change.
     """
-    stock = SlabPool.allocate_sector
+    stock = SlabPool._take
 
-    def allocate(pool: SlabPool, index: int) -> None:
+    def take(pool: SlabPool, index: int, count: int) -> bool:
         before = set(pool._free_blocks[index].trees)
-        stock(pool, index)
-        (sector,) = set(pool._free_blocks[index].trees) - before
-        size = pool.space.geometry.block_bytes
-        pool.space.flat()[sector * size : (sector + 1) * size] = POISON
+        is_taken = stock(pool, index, count)
+        space = pool.spaces[pool.places[index]]
+        size = space.geometry.block_bytes
+        for sector in set(pool._free_blocks[index].trees) - before:
+            space.flat()[sector * size : (sector + 1) * size] = POISON
+        return is_taken
 
-    monkeypatch.setattr(SlabPool, "allocate_sector", allocate)
+    monkeypatch.setattr(SlabPool, "_take", take)

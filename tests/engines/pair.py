@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from typing_extensions import Self
 
+from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers import (
     Engine,
     EngineConfig,
@@ -15,9 +16,11 @@ from rose.engines.transformers import (
     Output,
     Sampling,
     kv_geometry,
+    kv_groups,
     rollout_engine,
     serving_engine,
 )
+from rose.engines.transformers.commits import InFlight
 from rose.executor import SLO, CoServing, Policy, RolloutLane
 from rose.memory import choose_slab_bytes
 
@@ -64,18 +67,30 @@ class Pair:
         is_sampling: bool = False,
         pool_bytes: int = POOL_BYTES,
         lease: Callable[[Model, RolloutLane], LeasedWeights] | None = None,
+        has_groups: bool = False,
+        move_bytes: int = 8 << 20,
+        inflight: InFlight = "keep",
+        arena: ActivationArena | None = None,
     ) -> None:
         self.serving_model, self.rollout_model = models
         config = EngineConfig(max_batch_tokens=64)
         borrower = EngineConfig(
-            max_batch_tokens=64, prefix_cache=prefix_cache, sampling=is_sampling
+            max_batch_tokens=64,
+            prefix_cache=prefix_cache,
+            sampling=is_sampling,
+            move_bytes=move_bytes,
+            inflight=inflight,
         )
         serving_kv = kv_geometry(self.serving_model, config)
-        rollout_kv = kv_geometry(self.rollout_model, borrower)
+        rollout_kv = (
+            kv_groups(self.rollout_model, borrower)
+            if has_groups
+            else (kv_geometry(self.rollout_model, borrower),)
+        )
         self.device = CoServing.open(
             "cpu",
             pool_bytes=pool_bytes,
-            slab_bytes=choose_slab_bytes(serving_kv, rollout_kv),
+            slab_bytes=choose_slab_bytes(serving_kv, *rollout_kv),
             # Deadlines that a thread which lost its core for a while still keeps.
             policy=Policy(
                 regrow_after_ms=5.0,
@@ -102,6 +117,7 @@ class Pair:
             borrower,
             layers_per_segment=1,
             weights=self.weights,
+            arena=arena,
         )
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ import pytest
 from rose._core import Clock, LedgerView, SlabRecord
 from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
+from rose.memory import Isolation
 from rose.slo.verify import verify_log
 
 SLAB = 4096
@@ -50,6 +51,7 @@ class Rig:
         limit_slabs: int = SLABS,
         tpot_ms: float = 1000,
         clock: Clock | None = None,
+        isolation: Isolation = "shared",
         **knobs,
     ):
         self.log_path = log_path
@@ -58,6 +60,7 @@ class Rig:
             pool_bytes=(SLABS + HEADERS) * SLAB,
             slab_bytes=SLAB,
             log_path=log_path,
+            isolation=isolation,
             policy=Policy(**{**CALM, **knobs}),
             clock=clock,
         )

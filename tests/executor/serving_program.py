@@ -12,8 +12,13 @@ from tests.executor.conftest import HEADERS, SERVING_KV, SLAB, SLABS
 
 def main() -> None:
     path, knobs = sys.argv[1], json.loads(sys.argv[2])
+    isolation = knobs.pop("isolation", "shared")
     with CoServing.open(
-        "cpu", pool_bytes=(SLABS + HEADERS) * SLAB, slab_bytes=SLAB, policy=Policy(**knobs)
+        "cpu",
+        pool_bytes=(SLABS + HEADERS) * SLAB,
+        slab_bytes=SLAB,
+        isolation=isolation,
+        policy=Policy(**knobs),
     ) as device:
         device.serving(
             SERVING_KV,

@@ -3,21 +3,41 @@
 Each line is a JSON list, a command and its arguments; each is answered by one line of JSON.
 """
 
+import gc
 import json
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from rose.errors import RoseError, StepAborted
 from rose.executor import CoServing, KVGeometry, Quantum
+from rose.memory import Layout
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class Tenant:
-    def __init__(self, path: str, *, limit_bytes: int, block_tokens: int, bytes_per_token: int):
-        self.device = CoServing.attach(path)
-        geometry = KVGeometry(layers=1, block_tokens=block_tokens, bytes_per_token=bytes_per_token)
-        self.lane = self.device.rollout(geometry, limit_bytes=limit_bytes)
-        self.lane.on_revoke = self.on_revoke
-        self.held: list[int] = []
+    def __init__(
+        self,
+        path: str,
+        *,
+        limit_bytes: int,
+        block_tokens: int,
+        bytes_per_token: int,
+        has_windows: bool = False,
+    ):
+        self.path = path
+        self.limit_bytes = limit_bytes
+        layout = Layout.BLOCK_MAJOR if has_windows else Layout.LAYER_MAJOR
+        self.geometry = KVGeometry(1, block_tokens, bytes_per_token, layout)
+        if has_windows:  # a second group, whose blocks are half as large
+            self.geometry = [
+                self.geometry,
+                KVGeometry(1, block_tokens, bytes_per_token // 2, layout),
+            ]
         self.obeys = True
         self.demands = 0
         self.lock = threading.Lock()  # Guards `held`.
@@ -25,6 +45,14 @@ class Tenant:
         self.in_segment = threading.Event()
         self.may_go_on = threading.Event()
         self.outcome = ""
+        self.descriptors = descriptors()
+        self.attach()
+
+    def attach(self) -> None:
+        self.device = CoServing.attach(self.path)
+        self.lane = self.device.rollout(self.geometry, limit_bytes=self.limit_bytes)
+        self.lane.on_revoke = self.on_revoke
+        self.held: list[int] = []
 
     def on_revoke(self, demand) -> None:
         self.demands += 1
@@ -50,11 +78,28 @@ class Tenant:
             self.held += self.lane.kv.allocator.alloc(blocks)
         return len(self.held)
 
+    def take_groups(self, *blocks: int) -> list[list[int]] | None:
+        """Borrow memory for blocks of each group, and return the slabs they are in."""
+        if not self.lane.ensure_groups(blocks):
+            return None
+        taken = []
+        for space, count in zip(self.lane.groups.spaces, blocks, strict=True):
+            ids = space.allocator.alloc(count)
+            taken.append(sorted({space.allocator.slab_of(one) for one in ids}))
+            space.allocator.free(ids)
+        return taken
+
     def give(self) -> int:
         with self.lock:
             self.lane.kv.allocator.free(self.held)
             self.held = []
         return self.lane.kv.allocator.free_blocks
+
+    def lent(self) -> list[int]:
+        return self.lane.slabs()
+
+    def rank(self, slabs: list[int]) -> None:
+        self.lane.rank(slabs)
 
     def disobey(self) -> None:
         self.obeys = False
@@ -64,6 +109,36 @@ class Tenant:
         flat = self.lane.kv.flat()
         for block in self.held:
             flat[block * size : (block + 1) * size] = value
+
+    def content(self) -> list[int]:
+        """Which bytes there are in the blocks that it holds."""
+        size = self.lane.kv.geometry.block_bytes
+        flat = self.lane.kv.flat()
+        return sorted({int(one) for at in self.held for one in flat[at * size : (at + 1) * size]})
+
+    def slabs(self) -> list[int]:
+        return sorted({self.lane.kv.allocator.slab_of(block) for block in self.held})
+
+    def touch(self, slab: int) -> int:
+        """Read a byte of any slab, whoever has it."""
+        return int(self.lane.kv.slab_window(range(slab, slab + 1))[0])
+
+    def mapped(self) -> int:
+        """How many memory objects of a pool are mapped here."""
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return len({line.split()[4] for line in maps if "memfd:rose-pool" in line})
+
+    def start_helper(self) -> int:
+        """Start a process that does nothing, for ever; its number."""
+        nap = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+        return subprocess.Popen(nap, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid
+
+    def let_go(self) -> list[int]:
+        """Close the device and forget it; what is left: memory objects, and more descriptors."""
+        self.device.close()
+        self.device = self.lane = self.step = None
+        gc.collect()
+        return [self.mapped(), descriptors() - self.descriptors]
 
     def begin_step(self) -> bool:
         """Start a step that pins all blocks and stays in its first segment."""

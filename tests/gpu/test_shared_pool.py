@@ -78,13 +78,13 @@ def test_lent_slab_is_zeros_in_the_window_and_the_others_are_as_they_were(device
 
     arbiter = create(device, object_bytes_max=SLAB)
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
-    allocator = arbiter.allocator(partition, block_bytes=SLAB, origin_bytes=0)
+    arbiter.allocator(partition, block_bytes=SLAB, origin_bytes=0)
     tensor(arbiter).fill_(0x5A)
     torch.cuda.synchronize()
     window = SlabWindow.of(arbiter, header_index=0, device=device)
     grant = arbiter.grant(partition, 2, ttl_ns=10**12, expected_epoch=arbiter.epoch)
     assert isinstance(grant, Grant)
-    with MappedLoans(arbiter, allocator).lend(grant.slabs) as lent:
+    with MappedLoans(arbiter, partition).lend(grant.slabs) as lent:
         window.take(lent)
     for slab in grant.slabs:
         mine = tensor(window.mapping, first_slab=slab, slabs=1)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rose._core import Arbiter, CudaDevice, Grant, ManualClock
-from rose.errors import DeadlineExceeded, InvalidArgument, OutOfMemory, RoseError
+from rose.errors import InvalidArgument, OutOfMemory, RoseError
 from rose.memory import KVGeometry, KVSpace, MappedLoans, SlabWindow
 from tests.fake_driver import Fake, in_child
 
@@ -63,10 +63,8 @@ class Serving:
         ctypes.memset(self.arbiter.pool_address, SECRET, self.arbiter.pool_bytes)
         everything = {"reserve_slabs": 0, "limit_slabs": SLABS}
         self.partition = self.arbiter.add_partition("rollout", **everything)
-        self.blocks = self.arbiter.allocator(
-            self.partition, block_bytes=slab_bytes, origin_bytes=slab_bytes
-        )
-        self.loans = MappedLoans(self.arbiter, self.blocks)
+        self.arbiter.allocator(self.partition, block_bytes=slab_bytes, origin_bytes=slab_bytes)
+        self.loans = MappedLoans(self.arbiter, self.partition)
 
     def grant(self, slabs: int) -> list[int]:
         epoch = self.arbiter.epoch
@@ -214,71 +212,16 @@ def test_slab_lent_to_another_is_zeros_again() -> None:
 # ---- serving's side
 
 
-class During:
-    """An arbiter in whose scrub something happens."""
-
-    def __init__(self, arbiter: Arbiter, happens: Callable[[int], None]) -> None:
-        self._arbiter = arbiter
-        self.scrub = happens
-
-    def share_slab(self, slab: int) -> int:
-        return self._arbiter.share_slab(slab)
-
-
-def test_slab_waits_for_its_scrub_before_it_goes_back() -> None:
-    serving = Serving()
-    granted = serving.grant(2)
-    revocations = []
-
-    def scrub(slab: int) -> None:
-        if not revocations:
-            revocations.append(serving.revoke(2))
-        progress = serving.arbiter.poll(revocations[0])
-        assert (progress.returned, progress.pending) == (1, 1)
-        serving.arbiter.scrub(slab)
-
-    during = cast("Arbiter", During(serving.arbiter, scrub))
-    before = descriptors()
-    with MappedLoans(during, serving.blocks).lend(granted) as lent:
-        # The one that was not yet begun has gone at once; it is not lent any more.
-        assert list(lent.fds) == granted[:1]
-    assert serving.arbiter.poll(revocations[0]).returned == 2
-    assert descriptors() == before
-    assert content(serving.arbiter, granted[1]) == {SECRET}
-    serving.arbiter.check_invariants()
-
-
-def test_slab_whose_scrub_may_go_on_is_nobodys() -> None:
-    serving = Serving()
-    granted = serving.grant(2)
-
-    def scrub(_slab: int) -> None:
-        raise DeadlineExceeded("the stream has work left")
-
-    before = descriptors()
-    with pytest.raises(DeadlineExceeded):
-        MappedLoans(cast("Arbiter", During(serving.arbiter, scrub)), serving.blocks).lend(granted)
-    assert descriptors() == before
-    revocation = serving.arbiter.revoke(
-        serving.partition, 2, deadline_ns=serving.clock.now_ns() + 1_000
-    )
-    serving.clock.advance(2_000)
-    assert serving.arbiter.poll(revocation).fenced == 1
-    assert serving.arbiter.snapshot().quarantined == 1
-    assert serving.arbiter.prove_completion(serving.partition) == 1
-    serving.arbiter.check_invariants()
-
-
 def test_failed_scrub_leaves_slab_and_descriptors_as_they_were() -> None:
     plain = {"slab_bytes": SMALL, "slab_count": 2, "header_slabs": 1, "object_bytes_max": SMALL}
     calls = 1 + 2 * 3 + 1  # the reservation, three objects, the header
     # MappedLoans exports once to see whether it can, then a slab: its scrub comes third.
     arbiter = Arbiter.create(**plain, fail_backend_call=calls + 3)
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=2)
-    blocks = arbiter.allocator(partition, block_bytes=SMALL, origin_bytes=0)
+    arbiter.allocator(partition, block_bytes=SMALL, origin_bytes=0)
     answer = arbiter.grant(partition, 1, ttl_ns=10**12, expected_epoch=arbiter.epoch)
     assert isinstance(answer, Grant)
-    loans = MappedLoans(arbiter, blocks)
+    loans = MappedLoans(arbiter, partition)
     before = descriptors()
     with pytest.raises(OutOfMemory, match="on purpose"):
         loans.lend(answer.slabs)
@@ -298,9 +241,8 @@ def test_loans_of_what_cannot_be_are_refused() -> None:
     assert content(serving.arbiter, 0) == {SECRET}
     large = Arbiter.create(slab_bytes=SMALL, slab_count=2, header_slabs=0)
     partition = large.add_partition("rollout", reserve_slabs=0, limit_slabs=2)
-    blocks = large.allocator(partition, block_bytes=SMALL, origin_bytes=0)
     with pytest.raises(InvalidArgument, match=r"memory objects of one slab .*object_bytes_max 65"):
-        MappedLoans(large, blocks)
+        MappedLoans(large, partition)
 
 
 # ---- the borrower's side
@@ -314,7 +256,7 @@ def test_views_of_a_window_lie_where_the_blocks_are() -> None:
     space = KVSpace(serving.arbiter, rollout, geometry, header_index=1, window=window.mapping)
     answer = serving.arbiter.grant(rollout, 1, ttl_ns=10**12, expected_epoch=serving.arbiter.epoch)
     assert isinstance(answer, Grant)
-    with MappedLoans(serving.arbiter, space.allocator).lend(answer.slabs) as lent:
+    with MappedLoans(serving.arbiter, rollout).lend(answer.slabs) as lent:
         window.take(lent)
     ids = space.allocator.alloc(space.blocks_per_slab)
     assert ids is not None

@@ -16,11 +16,8 @@ from rose._core import (
     Attachment,
     Grant,
     LedgerView,
-    PoolExport,
     Process,
     SlabRecord,
-    SlabState,
-    Survivor,
 )
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from tests.memory.tenant_process import BLOCK_BYTES, TenantProcess
@@ -36,7 +33,7 @@ class Device:
     def __init__(self, *, kill_late: bool = True) -> None:
         self.arbiter = Arbiter.create(slab_bytes=SLAB, slab_count=SLABS, header_slabs=2)
         self.serving = self.arbiter.add_partition("serving", reserve_slabs=2, limit_slabs=SLABS)
-        self.arbiter.allocator(self.serving, block_bytes=BLOCK_BYTES, origin_bytes=0)
+        self.blocks = self.arbiter.allocator(self.serving, block_bytes=BLOCK_BYTES, origin_bytes=0)
         self.rollout = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=6)
         self.tenant = TenantProcess(self.arbiter, self.rollout, kill_late=kill_late)
 
@@ -449,93 +446,56 @@ def test_ledger_shows_partitions_leases_and_revocations(device: Device) -> None:
     assert note is not None
     assert (note.id, note.wanted, note.pending) == (revocation, 2, 1)
     assert note.deadline_ns > device.arbiter.now_ns()
+    assert note.due_ns == note.deadline_ns
     assert rollout.used_blocks == 5
     lent = [record for record in view.records() if record.owner == device.rollout]
     assert {record.lease_id for record in lent} == {lease.lease_id}
 
 
-# ---- a successor
-
-
-def successor_of(device: Device, *, grace_ns: int = 60 * SECOND) -> Arbiter:
+def ledger_of(device: Device) -> LedgerView:
     fd = device.arbiter.share_ledger()
-    survivor = Survivor(partition=device.rollout, mailbox_fd=device.tenant.tenant.mailbox_fd)
-    made = Arbiter.adopt(
-        pool=device.arbiter.share_pool(),
-        ledger_fd=fd,
-        survivors=[survivor],
-        ttl_ns=60 * SECOND,
-        grace_ns=grace_ns,
-    )
-    os.close(fd)
-    return made
+    try:
+        return LedgerView.open(fd)
+    finally:
+        os.close(fd)
 
 
-def test_successor_goes_on_with_the_loans_of_a_survivor(device: Device) -> None:
-    lease = device.grant(4)
-    device.tenant.do("tenant.admit(), held.extend(blocks.alloc(6))")
-    device.arbiter.take(device.serving, 2)
-    device.revoke(1)
-    heir = successor_of(device)
-    heir.check_invariants()
-    snapshot = heir.snapshot()
-    assert [part.held for part in snapshot.partitions] == [0, 3]
-    assert [part.is_live for part in snapshot.partitions] == [False, True]
-    fd = heir.share_ledger()
-    records = [one for one in LedgerView.open(fd).records() if one.owner == device.rollout]
-    assert {one.lease_id for one in records} == {lease.lease_id}
-    assert min(one.lease_epoch for one in records) > lease.lease_epoch
-    tenant = heir.watch_tenant(device.rollout, device.tenant.process)
-    follow = "tenant.follow(ledger_fd=fds[0], to_arbiter_fd=fds[1], to_tenant_fd=fds[2])"
-    device.tenant.do(follow, fds=(fd, tenant.to_arbiter_fd, tenant.to_tenant_fd))
-    serving = heir.add_partition("serving", reserve_slabs=2, limit_slabs=SLABS)
-    deadline_ns = heir.now_ns() + 60 * SECOND
-    revocation = heir.revoke(device.rollout, 3, deadline_ns=deadline_ns, taker=serving)
+def test_ledger_shows_the_earliest_deadline_that_is_under_way(device: Device) -> None:
+    device.grant(4)
+    device.tenant.do("tenant.admit(), held.extend(blocks.alloc(16))")
+    now_ns = device.arbiter.now_ns()
+    for seconds in (50, 40, 60):
+        device.arbiter.revoke(device.rollout, 1, deadline_ns=now_ns + seconds * SECOND)
+    view = ledger_of(device)
+    note = view.partitions()[device.rollout].revocation
+    assert note is not None
+    assert (note.deadline_ns - now_ns, note.due_ns - now_ns) == (60 * SECOND, 40 * SECOND)
     device.tenant.do("blocks.free(held)")
-    assert heir.wait(revocation, timeout_ns=60 * SECOND).pending == 0
-    heir.take(serving, SLABS)
-    assert heir.snapshot().partitions[serving].held == SLABS
-    tenant.close()
+    device.arbiter.sweep(device.rollout)
+    note = view.partitions()[device.rollout].revocation
+    assert note is not None
+    assert (note.deadline_ns - now_ns, note.due_ns) == (60 * SECOND, 0)
 
 
-def test_successor_finishes_a_revocation(device: Device) -> None:
-    device.grant(3)
-    device.tenant.do("tenant.admit(), held.extend(blocks.alloc(12))")
-    device.revoke(2)
-    heir = successor_of(device)
-    assert len(heir.leaving(device.rollout)) == 2
-    device.tenant.do("blocks.free(held)")
-    heir.sweep(device.rollout)
-    assert heir.leaving(device.rollout) == []
-    assert heir.snapshot().partitions[device.rollout].held == 1
-    heir.check_invariants()
+def test_ledger_shows_the_pins_of_every_tenant(device: Device) -> None:
+    device.arbiter.take(device.serving, 1)
+    first_ns = device.arbiter.now_ns()
+    pins = [device.blocks.pin_slabs([0]), device.blocks.pin_slabs([0])]
+    device.grant(1)
+    device.tenant.do("tenant.admit(), held.append(blocks.pin_slabs([1])), tenant.beat()")
+    device.arbiter.expire(grace_ns=SECOND)
+    view = ledger_of(device)
 
+    def shown() -> list[tuple[int, bool]]:
+        now_ns = device.arbiter.now_ns()
+        return [(one.pins, first_ns < one.oldest_pin_ns < now_ns) for one in view.partitions()]
 
-def test_successor_refuses_what_is_not_of_its_pool(device: Device) -> None:
-    fd = device.arbiter.share_ledger()
-    mailbox_fd = device.tenant.tenant.mailbox_fd
-    pool: PoolExport = device.arbiter.share_pool()
-    for partition in (0, 5, -1):
-        with pytest.raises((CorruptData, InvalidArgument)):
-            Arbiter.adopt(
-                pool=pool,
-                ledger_fd=fd,
-                survivors=[Survivor(partition=partition, mailbox_fd=mailbox_fd)],
-                ttl_ns=SECOND,
-                grace_ns=SECOND,
-            )
-    os.close(fd)
-
-
-def test_words_of_a_grant_that_was_never_published_are_revoked(device: Device) -> None:
-    with mailbox_of(device) as box:
-        for slab in (1, 2):
-            struct.pack_into("<Q", box, WORD_AT + slab * WORD_BYTES, 1)  # IDLE at generation 0
-    assert device.tenant.do("tenant.admit()") == 2
-    device.tenant.do("held.extend(blocks.alloc(2))")
-    heir = successor_of(device)
-    heir.check_invariants()
-    assert [one.state for one in records_of(heir)].count(SlabState.REVOKING) == 1
-    device.tenant.do("blocks.free(held)")
-    heir.sweep(device.rollout)
-    assert heir.snapshot().unowned == SLABS
+    assert shown() == [(2, True), (1, True)]
+    changed_ns = view.changed_ns()
+    for pin in pins:
+        device.blocks.unpin(pin)
+    device.tenant.do("blocks.unpin(held.pop()), tenant.beat()")
+    assert shown() == [(2, True), (1, True)]  # as the arbiter saw them last
+    device.arbiter.expire(grace_ns=SECOND)
+    assert shown() == [(0, False), (0, False)]
+    assert view.changed_ns() == changed_ns  # nothing changed hands

@@ -50,6 +50,7 @@ class PlainCluster:
         self.cached = [0] * len(self.made.group)
         self.cache_version = [-1] * len(self.made.group)
         self.version_min = [10**9] * len(self.made.group)
+        self.admitted_at = [0] * len(self.made.group)  # the newest version then
         self.started = 0
         self.consumed = 0
         self.batch: list[int] = []
@@ -74,6 +75,7 @@ class PlainCluster:
         gate = self.consumed + (self.job.max_staleness + 1) * self.job.batch
         while self.started < min(gate, self.by_mode(), len(self.turn)):
             heapq.heappush(self.arrivals, (at, self.started))
+            self.admitted_at[self.started] = len(self.out.published_ms)
             self.context[self.started] = int(self.made.heard_tokens[self.first(self.started)])
             self.started += 1
 
@@ -137,10 +139,16 @@ class PlainCluster:
                 ends += goes_on - max(pauses, begins)
         return ends
 
-    def may_start_at(self, at: float) -> float:
-        """Return when the worker has weights that are not too many versions behind."""
+    def may_start_at(self, at: float, trajectory: int) -> float:
+        """Return when the worker has weights that are not too old for the trajectory."""
+        published = sum(1 for published in self.out.published_ms if published <= at)
         lag_max = min(self.world.settings.worker_lag_max, self.job.max_staleness)
-        oldest = sum(1 for published in self.out.published_ms if published <= at) - lag_max
+        # So many are learned from before it; those that are done first of all.
+        before = max(trajectory, len(self.out.done_ms)) - self.consumed
+        before = min(before, self.started - self.consumed - 1)
+        oldest = published + before // self.job.batch - self.job.max_staleness
+        has = min(self.admitted_at[trajectory], self.version_min[trajectory])
+        oldest = max(published - lag_max, oldest if has >= oldest else 0)
         return self.commits[oldest - 1][1] if oldest > 0 else at
 
     def first(self, trajectory: int) -> int:
@@ -154,7 +162,7 @@ class PlainCluster:
             self.publish_until(self.now)
             while self.arrivals and self.arrivals[0][0] <= self.now:
                 ready, trajectory = heapq.heappop(self.arrivals)
-                may_at = max(ready, self.may_start_at(ready))
+                may_at = max(ready, self.may_start_at(ready, trajectory))
                 if may_at <= self.now:
                     running.append(self.start(may_at, trajectory))
                 else:

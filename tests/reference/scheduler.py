@@ -62,6 +62,7 @@ class PlainTurn:
     prompt_tokens: int
     expected_tokens: float
     urgency: float
+    version_min: int = 0  # the oldest weights that gave a token of the trajectory
     home: int | None = None  # the worker that had the trajectory last
     cached_tokens: int = 0  # of the prompt, by home; 0 when its lease or its weights are others
     avoid: int | None = None
@@ -86,6 +87,10 @@ def choose(
         and worker.number != turn.avoid
     ]
     floor = published - settings.worker_lag_max
+    # It is learned from in the next version: what is older than this would be thrown away then.
+    oldest = published - settings.max_staleness
+    if turn.version_min >= oldest:
+        floor = max(floor, oldest)
     able = [worker for worker in roomy if worker.version >= floor]
     home = next((worker for worker in able if worker.number == turn.home), None)
     if policy is PlacementPolicy.JOINT:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rose.environments.text import EOS
 from rose.scheduler import PlacementPolicy, SchedulerSettings
-from rose.scheduler.durable import Durable
+from rose.scheduler.durable import Draft, Durable
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.events import Admit, Consumed, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn, Step
@@ -198,7 +198,7 @@ class FrontWorld:
             caller.gives_up_after_ms = self.random.uniform(1, 1500)
         self.mail: list[tuple[float, int, WorkerEvent]] = []
         self.order = 0
-        self.kills = self.ticks = 0
+        self.kills = self.ticks = self.slices = self.slow_checkpoints = 0
         self.epochs: dict[int, int] = {}
         self.workers: dict[int, SayingWorker] = {}
         self.versions: dict[int, int] = {}
@@ -210,6 +210,7 @@ class FrontWorld:
     # ---- lives of the scheduler
 
     def begin_life(self) -> None:
+        self.draft: Draft | None = None
         self.store = MortalStore(self.path)
         self.durable = Durable(
             SETTINGS,
@@ -316,12 +317,26 @@ class FrontWorld:
         self.store.kill_at = kill_at
         try:
             self.step()
-            if self.durable.is_checkpoint_due() or kill_at == "unsaved":
-                self.durable.save_now()
+            self.save(is_now=kill_at == "unsaved")
             if kill_at == "behind":
                 raise Killed
         except Killed:
             self.die()
+
+    def save(self, *, is_now: bool) -> None:
+        """Make a little more of a checkpoint: steps come between."""
+        if self.draft is None and (is_now or self.durable.is_checkpoint_due()):
+            self.draft = self.durable.begin_checkpoint()
+            self.slices = 0
+        if self.draft is None:
+            return
+        while not self.draft.advance():
+            self.slices += 1
+            if not is_now:
+                return
+        draft, self.draft = self.draft, None
+        self.durable.save(draft.checkpoint())
+        self.slow_checkpoints += self.slices > 3
 
     def step(self) -> None:
         for take in self.news():

@@ -24,6 +24,7 @@ SETTINGS = SchedulerSettings(
     retry_ms=50.0,
     stall_ms=1000.0,
     wait_max_ms=5000.0,
+    displaced_share=1.0,  # memory holds nobody back, but where a test is about that
     pace_rate=0.0,  # words that are told here take no time, which says nothing of a worker
 )
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED

@@ -37,12 +37,14 @@ OWNERS = (
 
 
 def decided(history, settings=QUICK, owners=OWNERS):
-    """Yield each poll with its decisions by device, and the loans before it."""
-    broker, lent = Broker(settings, owners=owners), {}
+    """Yield each poll with its decisions by device, and the loans before it that still run."""
+    broker, lent, ends_ms = Broker(settings, owners=owners), {}, {}
     for now_ms, readings, minute, wanted in history:
+        lent = {name: nbytes for name, nbytes in lent.items() if now_ms < ends_ms[name]}
         decisions = broker.decide(readings, now_ms, day_minute=minute, wanted_bytes=wanted)
         yield now_ms, readings, minute, wanted, decisions, lent
         lent = {**lent, **{one.device: one.lend_bytes for one in decisions}}
+        ends_ms |= {one.device: now_ms + one.ttl_ms for one in decisions}
 
 
 def is_fit(reading, now_ms):

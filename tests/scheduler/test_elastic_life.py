@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, store_file
+from rose.scheduler import PlacementPolicy, copying, store_file
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.front_events import Begun, RunningTurn, Step
 from rose.scheduler.store_file import FileStore
@@ -286,6 +286,38 @@ def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None
     run(program())
 
 
+def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(copying, "SLICE_COURSES", 1)
+
+    async def program() -> None:
+        path = tmp_path / "state"
+        scheduler = make(path)
+        await scheduler.__aenter__()
+        for number in range(50):
+            await scheduler.start(number)
+        saving = asyncio.create_task(scheduler.checkpoint())
+        meanwhile = 0
+        while not saving.done():
+            await scheduler.start(50 + meanwhile)
+            await scheduler.abort(meanwhile)  # One that is copied by then, or is not.
+            meanwhile += 1
+        await die(scheduler)
+        store = FileStore(path)
+        checkpoint, steps = store.load()
+        store.close()
+        numbers = [one.number for one in checkpoint.trajectories]
+        assert meanwhile > 5
+        # What was begun and ended meanwhile is in the journal, and nothing of it in both.
+        began = checkpoint.counts.begun
+        assert numbers == list(range(began - len(numbers), began))
+        entries = [entry for step in steps for entry in step.entries]
+        assert sum(isinstance(one, Begun) for one in entries) == 50 + meanwhile - began
+
+    run(program())
+
+
 def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
     async def program() -> None:
         async with opened(tmp_path / "s", limits=replace(LIMITS, checkpoint_s=0.01)) as scheduler:
@@ -305,11 +337,11 @@ def test_a_scheduler_that_is_cancelled_as_it_closes_lets_go_when_its_checkpoint_
     is_writing, may_end = threading.Event(), threading.Event()
     writes = store_file.write_whole
 
-    def write_slowly(path: Path, data: bytes) -> None:
+    def write_slowly(path: Path, *pieces: bytes) -> None:
         if threading.current_thread() is not threading.main_thread():
             is_writing.set()
             may_end.wait(5)  # One that waits with the loop's thread would wait forever.
-        writes(path, data)
+        writes(path, *pieces)
 
     async def program() -> None:
         path = tmp_path / "state"

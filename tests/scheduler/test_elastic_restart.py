@@ -1,12 +1,21 @@
 """The scheduler is killed at any step and goes on: nothing lost, nothing said twice."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from tests.scheduler.front_world import FrontWorld
+from rose.scheduler import copying
+from tests.scheduler import front_world
+from tests.scheduler.front_world import LIMITS, FrontWorld
 
 KILLS = ("before", "after", "behind", "unsaved")
+
+
+@pytest.fixture(autouse=True)
+def a_checkpoint_takes_many_steps(monkeypatch) -> None:
+    monkeypatch.setattr(copying, "SLICE_COURSES", 1)
+    monkeypatch.setattr(front_world, "LIMITS", replace(LIMITS, checkpoint_s=0.02))
 
 
 def run(world: FrontWorld, kills) -> None:
@@ -31,6 +40,15 @@ def test_killed_again_and_again_it_still_brings_every_turn_home(tmp_path, seed) 
     run(world, kills)
     world.assert_accounted()
     assert world.kills > 15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_checkpoint_that_was_made_while_steps_went_on_is_gone_on_from(tmp_path, seed) -> None:
+    world = FrontWorld(tmp_path / "scheduler", seed, trajectories=12)
+    kills = itertools.cycle([*[None] * 18, "after"])
+    run(world, kills)
+    world.assert_accounted()
+    assert min(world.kills, world.slow_checkpoints) > 1
 
 
 def test_killed_once_at_each_step_of_one_run(tmp_path) -> None:

@@ -231,44 +231,80 @@ def risky() -> Rig:
     return rig
 
 
-def ready_both(rig: Rig) -> list[int]:
-    return starts(rig.step(*(TurnReady(number, 0, 10, 5000) for number in (1, 2))))
+def places_of_both(rig: Rig) -> list[int]:
+    """Return the workers that two turns start on: 0 is borrowed and fast, 7 dedicated and slow."""
+    actions = rig.step(*(TurnReady(number, 0, 10, 5000) for number in (1, 2)))
+    return [action.worker for action in actions if isinstance(action, Start)]
 
 
-def test_trajectory_that_may_be_too_late_runs_on_dedicated_workers_only(risky: Rig) -> None:
-    risky.join(0, BORROWED, kv_tokens=50_000)
-    risky.join(7, DEDICATED, kv_tokens=1)
-    assert ready_both(risky) == []
-    actions = risky.step(LeaseChanged(7, 1, 50_000, 0.0))
-    assert [action.worker for action in actions if isinstance(action, Start)] == [7, 7]
+def join_both(rig: Rig, *, version: int = 2, kv_tokens: int = 50_000) -> None:
+    rig.join(0, BORROWED, kv_tokens=50_000, version=version, step_ms=1.0)
+    rig.join(7, DEDICATED, kv_tokens=kv_tokens, version=version)
+
+
+def test_trajectory_that_may_be_too_late_runs_on_dedicated_workers_first(risky: Rig) -> None:
+    join_both(risky)
+    assert places_of_both(risky) == [7, 7]
+
+
+def test_trajectory_that_may_be_too_late_does_not_wait_for_a_dedicated_worker(risky: Rig) -> None:
+    join_both(risky, kv_tokens=1)
+    assert places_of_both(risky) == [0, 0]
 
 
 def test_trajectory_that_is_safe_runs_anywhere(risky: Rig) -> None:
     risky.step(VersionPublished(3), after_ms=10_000_000.0)  # versions take long
-    risky.join(0, BORROWED, kv_tokens=50_000, version=3)
-    risky.join(7, DEDICATED, kv_tokens=1, version=3)
-    assert ready_both(risky) == [1, 2]
-
-
-def test_where_nobody_is_dedicated_everything_runs_on_loan(risky: Rig) -> None:
-    risky.join(0, BORROWED, kv_tokens=50_000)
-    assert ready_both(risky) == [1, 2]
+    join_both(risky, version=3)
+    assert places_of_both(risky) == [0, 0]
 
 
 def test_trajectory_that_the_next_batch_needs_is_safe(risky: Rig) -> None:
     risky.step(TrajectoryEnded(2), TrajectoryEnded(3))  # given up
     risky.step(Consumed(1))
-    risky.join(0, BORROWED, kv_tokens=50_000)
-    risky.join(7, DEDICATED, kv_tokens=1)
-    assert starts(risky.step(TurnReady(1, 0, 10, 5000))) == [1]
+    join_both(risky)
+    (start,) = risky.step(TurnReady(1, 0, 10, 5000))
+    assert isinstance(start, Start)
+    assert start.worker == 0
 
 
 def test_trajectory_that_is_too_late_anyway_runs_anywhere(risky: Rig) -> None:
-    risky.join(0, BORROWED, kv_tokens=50_000)
-    risky.join(7, DEDICATED, kv_tokens=1)
-    assert ready_both(risky) == []
-    # Nothing else changes: time makes it certain.
-    assert starts(risky.step(after_ms=30_000.0)) == [1, 2]
+    risky.step(VersionPublished(3))
+    join_both(risky, version=3)
+    assert places_of_both(risky) == [0, 0]
+
+
+# ---- weights that will be too old
+
+
+def second_in_line(**settings: Any) -> Rig:
+    """Return a rig at version 1: a batch is being learned, and the next has begun."""
+    rig = Rig(max_staleness=1, batch_trajectories=1, wait_max_ms=5000.0, **settings)
+    rig.join(TEACHER)
+    live_through(rig, 1, 10, group=0)
+    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
+    rig.step(TrajectoryCreated(2, 0))
+    return rig
+
+
+def test_turn_waits_for_weights_that_will_not_be_too_old_when_they_are_used() -> None:
+    rig = second_in_line()
+    rig.join(0, version=0)  # one behind: it would be two by then
+    assert not rig.step(TurnReady(2, 0, 10, 20))
+    assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [2]
+
+
+def test_what_is_used_next_may_run_one_version_behind() -> None:
+    rig = second_in_line()
+    rig.step(Consumed(1))
+    rig.join(0, version=0)
+    assert starts(rig.step(TurnReady(2, 0, 10, 20))) == [2]
+
+
+def test_turn_that_has_waited_for_too_long_takes_what_there_is() -> None:
+    rig = second_in_line()
+    rig.join(0, version=0)
+    assert not rig.step(TurnReady(2, 0, 10, 20))
+    assert starts(rig.step(after_ms=6000.0)) == [2]
 
 
 # ---- fates

@@ -82,6 +82,7 @@ class Twins:
             job_weight=self.rng.choice([0.5, 2.0]),
             turn_window=4,
             reserve_quantile=1.0,
+            displaced_share=1.0,  # the reference admits at once
             pace_rate=self.rng.choice([0.0, 0.1, 0.9]),
         )
         self.outlook = PlainOutlook(self.settings)
@@ -161,6 +162,7 @@ class Twins:
                 ),
                 settings=self.settings,
             ),
+            version_min=plain.version_min,
             home=home,
             cached_tokens=min(cached, prompt) if is_warm else 0,
             avoid=avoid,

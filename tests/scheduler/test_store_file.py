@@ -3,8 +3,10 @@
 import errno
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,6 +170,24 @@ def test_two_schedulers_do_not_write_the_same_files(tmp_path) -> None:
     FileStore(tmp_path / "state").close()
 
 
+def test_trajectories_are_encoded_one_at_a_time(tmp_path, monkeypatch) -> None:
+    """While one is encoded no other thread runs: the event loop waits for one, never for all."""
+    asked = []
+    encode = msgspec.msgpack.encode
+    monkeypatch.setattr(msgspec.msgpack, "encode", lambda one: asked.append(one) or encode(one))
+    (course,) = checkpoint(1).trajectories
+    courses = [replace(course, number=number, context=[7] * 1000) for number in range(20)]
+    store = FileStore(tmp_path / "state")
+    store.load()
+    store.save(replace(checkpoint(store.rotate()), trajectories=courses))
+    store.close()
+    assert [one for one in asked if isinstance(one, Course)] == courses
+    assert len(asked) == len(courses) + 2  # the checkpoint without them, and the head
+    assert not any(one.trajectories for one in asked if isinstance(one, Checkpoint))
+    (found, _) = loaded(tmp_path / "state")
+    assert found.trajectories == courses
+
+
 def test_what_cannot_be_written_is_said_and_the_checkpoint_before_stays(tmp_path) -> None:
     with pytest.raises(Unavailable, match="cannot be written"):
         FileStore(tmp_path / "nowhere" / "state")
@@ -291,10 +311,10 @@ def test_a_store_is_not_let_go_while_a_thread_writes_its_checkpoint(tmp_path, mo
     order: list[str] = []
     writes = store_file.write_whole
 
-    def write_slowly(path: Path, data: bytes) -> None:
+    def write_slowly(path: Path, *pieces: bytes) -> None:
         is_writing.set()
         assert may_end.wait(60)
-        writes(path, data)
+        writes(path, *pieces)
         order.append("written")
 
     store = FileStore(tmp_path / "state")

@@ -17,9 +17,11 @@ CHUNK = 128
 
 
 def small_world(seed: int, mode: TrainerMode, staleness: int, update_ms: float) -> ClusterWorld:
-    one = replace(
-        worker(0, times=TIMES), seats=64, kv_tokens=1 << 20, update_ms=update_ms, pause_ms=20.0
-    )
+    one = replace(worker(0, times=TIMES), seats=64, kv_tokens=1 << 20)
+    # An asynchronous trainer's places in line change while turns wait for weights: there a worker
+    # has them at once, and nobody waits.
+    if mode is not TrainerMode.ASYNCHRONOUS:
+        one = replace(one, update_ms=update_ms, pause_ms=20.0)
     made = random_trajectories(seed, 24, 2)
     trained = replace(job(made, batch=6, train_ms=150.0), mode=mode, max_staleness=staleness)
     return world([one], [trained], versions=3)

@@ -67,9 +67,9 @@ class Behind:
             self.round()
         raise AssertionError(f"100 rounds, and at {self.staging.held.version}")
 
-    def round(self) -> None:
+    def round(self, timeout_s: float = 0) -> None:
         """Stage the next version and commit it, if there is one."""
-        self.staging.round(0)
+        self.staging.round(timeout_s)
         if (staged := self.staging.take_staged()) is not None:
             self.taken.append(staged.manifest.key)
             commit = Commit(staged, self.row, self.staging.held.digest)

@@ -1,8 +1,9 @@
-"""The processes of the run: `trainer`, `relay` and `rank`, each told what it is by arguments.
+"""The processes of the run: `train`, `part`, `relay` and `rank`, each told what by arguments.
 
 Each prints one line when it is up, and ends when its standard input does. A trainer publishes a
-version for each line on its standard input, and says its number and digest. A rank says, whenever
-asked, what it is in use at, and the digest of its weights as they are in memory.
+version for each line on its standard input, and says its number and digest, or that it could not.
+A part is another rank of the trainer. A rank says, whenever asked, what it is in use at, and the
+digest of its weights as they are in memory.
 """
 
 import secrets
@@ -11,11 +12,15 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+from rose.errors import Unavailable
+from rose.transfer.digests import Digest
 from rose.transfer.manifest import Signing
+from rose.transfer.plan import Plan
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.part_owner import PartOwner
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.reader_source import ReaderSource
 from rose.transfer.relaying.follower import Follower
@@ -24,8 +29,10 @@ from rose.transfer.replicas.host import ReplicaHost
 from rose.transfer.replicas.link import ReplicaLink, ReplicaServer
 from rose.transfer.replicas.messages import RankPhase
 from rose.transfer.version import Version
-from rose.transfer.views import ShardViews
+from rose.transfer.views import ShardViews, TileViews
+from rose.transfer.wire.part_server import PartServer
 from rose.transfer.wire.remote import RemoteSource
+from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere
 from rose.transfer.wire.server import serve
 from tests.transfer.rank_rig import RankRig
 from tests.transfer.shards import model, places, plan, shard, source_places
@@ -38,20 +45,82 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def train(address: str, incarnation: str, first: str) -> None:
+class Steps:
+    """The weights of one rank of a trainer, by the number of the step."""
+
+    def __init__(self, cut: Plan, rank: int) -> None:
+        self._plan, self._rank = cut, rank
+
+    def shadow(self, label: str) -> ShardViews:
+        return self.fresh(label)
+
+    def fresh(self, label: str) -> ShardViews:
+        """Return weights in memory of their own: nobody keeps those of a step."""
+        memory = shard(model(int(label)), self._rank, self._plan_ranks)
+        return ShardViews(source_places(self._plan, memory, self._rank))
+
+    @property
+    def _plan_ranks(self) -> int:
+        return len(self._plan.sources.shards.ranks)
+
+
+class Trainer:
+    """Rank 0 of a trainer, with the log, and with one more rank where there is an address of it."""
+
+    def __init__(self, incarnation: int, n: int, part: str | None) -> None:
+        self._plan = plan(1 if part is None else 2)
+        self._mine = Steps(self._plan, 0)
+        self._address = part
+        self._part: RemotePart | None = None
+        self.log = VersionLog()
+        self.incarnation, self.n = incarnation - 1, n
+        self._begin()
+
+    def step(self) -> tuple[int, Digest] | None:
+        """Publish the next step; a rank that was started again is where the next one begins."""
+        self.n += 1
+        try:
+            if not self._publisher.is_sound:
+                return self._begin()
+            new: list[TileViews] = [self._mine.fresh(str(self.n))]
+            new += [WeightsElsewhere(str(self.n))] * (len(self._owners) - 1)
+            return self.n, self._publisher.publish(*new).digest
+        except Unavailable:
+            return None
+
+    def _begin(self) -> tuple[int, Digest]:
+        self.incarnation += 1
+        label, cut = str(self.n), self._plan.cut
+        owned = self._plan.contributes(0)
+        self._owners: list[PartOwner] = [Contributor(self._mine.shadow(label), cut, owned)]
+        if self._part is not None:
+            self._part.open(label)
+        elif self._address is not None:
+            self._part = RemotePart(self._address, TOKEN, cut, label, timeout_s=20.0)
+        self._owners += [] if self._part is None else [self._part]
+        opening = Version("run", self.incarnation, self.n)
+        signing = Signing(KEY)
+        self._publisher = Publisher(self._owners, cut, opening, self.log, signing=signing)
+        return self.n, self.log.manifests_after(self.n - 1)[0].digest
+
+
+def train(address: str, incarnation: str, first: str, part: str | None = None) -> None:
     """Go on from the weights of version `first` as a new incarnation."""
-    cut = plan().cut
-    log = VersionLog()
-    n = int(first)
-    shadow = ShardViews(source_places(plan(), model(n)))
-    opening = Version("run", int(incarnation), n)
-    publisher = Publisher([Contributor(shadow, cut)], cut, opening, log, signing=Signing(KEY))
-    with serve(log, address, token=TOKEN):
+    trainer = Trainer(int(incarnation), int(first), part)
+    with serve(trainer.log, address, token=TOKEN):
         say("up")
         for _ in sys.stdin:
-            n += 1
-            manifest = publisher.publish(ShardViews(source_places(plan(), model(n))))
-            say(n, *manifest.digest)
+            made = trainer.step()
+            say(*("-",) if made is None else (made[0], *made[1]))
+
+
+def part(address: str) -> None:
+    """Be the second of a trainer's two ranks."""
+    whole = plan(2)
+    with PartServer(whole.contributes(1), whole.cut, Steps(whole, 1), address, token=TOKEN):
+        say("up")
+        for _ in sys.stdin:
+            pass
 
 
 def relay(address: str, upstream: str, folder: str) -> None:
@@ -70,10 +139,10 @@ def relay(address: str, upstream: str, folder: str) -> None:
 
 
 def rank(  # noqa: PLR0917
-    upstream: str, replica: str, number: str, ranks: str, start: str, link: str
+    upstream: str, replica: str, number: str, ranks: str, start: str, link: str, trainers: str = "1"
 ) -> None:
     """Run a rank from the weights of version `start`; rank 0 coordinates at `link`."""
-    whole = plan()
+    whole = plan(int(trainers))
     memory = shard(model(int(start)), int(number), int(ranks))
     incarnation = secrets.randbits(62)
     with ExitStack() as stack:
@@ -114,4 +183,4 @@ def rank(  # noqa: PLR0917
 
 if __name__ == "__main__":
     threading.current_thread().name = sys.argv[1]
-    {"train": train, "relay": relay, "rank": rank}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "part": part, "relay": relay, "rank": rank}[sys.argv[1]](*sys.argv[2:])

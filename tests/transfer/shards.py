@@ -38,9 +38,10 @@ def shard_map(ranks: int) -> ShardMap:
     return ShardMap(tensors, pieces, {})
 
 
-def plan() -> Plan:
+def plan(trainers: int = 1) -> Plan:
+    """Return the plan from so many ranks of a trainer, each of which sends what it has."""
     return make_plan(
-        Source("training", shard_map(1)),
+        Source("training", shard_map(trainers)),
         [Replica(PAIR, "serving", shard_map(2)), Replica(SINGLE, "serving", shard_map(1))],
         tile_elements=256,
     )
@@ -87,8 +88,9 @@ def places(plan: Plan, replica: str, rank: int, memory: dict[str, Bits]) -> dict
     }
 
 
-def source_places(plan: Plan, memory: dict[str, Bits]) -> dict:
+def source_places(plan: Plan, memory: dict[str, Bits], rank: int = 0) -> dict:
+    """Return every tile that a rank of the trainer sends, as views of its memory."""
     return {
         tile: (view(memory, where, plan.tiles[tile].region.shape),)
-        for tile, where in plan.sent_from(0).items()
+        for tile, where in plan.sent_from(rank).items()
     }

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,55 @@ def test_what_is_on_its_way_is_bounded(
         # Asked for are four frames, so no more can have come however long one waits.
         assert client.received_bytes <= 4 * 16 + 4 * (32 + 1000)
         assert len(dict(coming)) == 39
+
+
+def test_enough_is_asked_for_before_the_first_answer_to_fill_a_long_fast_line() -> None:
+    # 10 Gb/s at 20 ms each way: so many bytes are due before the first of them can be here.
+    line_bytes = int(10e9 / 8 * 2 * 0.020)
+    chunks = [chunk_of(tile, b"x" * CHUNK_BYTES_MAX) for tile in range(64)]
+    asked: list[int] = []
+    is_enough = threading.Event()
+
+    def be_silent(connection: socket.socket) -> None:
+        # The client hangs up with what it has not heard: that is its way to close.
+        with suppress(ConnectionError), connection, connection.makefile("rb") as said:
+            said.read(chunk_wire.GREETING.size)
+            connection.sendall(chunk_wire.hello())
+            while len(content := said.read(chunk_wire.ASK.size)) == chunk_wire.ASK.size:
+                asked.append(chunk_wire.read_ask(content)[1])
+                if len(asked) * CHUNK_BYTES_MAX >= line_bytes:
+                    is_enough.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = ChunkClient("127.0.0.1", listener.getsockname()[1], TOKEN, timeout_s=LONG_S)
+
+        def wait_for_one() -> None:
+            with pytest.raises(Unavailable):
+                next(client.chunks(KEY, chunks))
+
+        pull = threading.Thread(target=wait_for_one)
+        pull.start()
+        threads = []
+        for _ in range(chunk_plane.STREAMS):
+            threads.append(threading.Thread(target=be_silent, args=(listener.accept()[0],)))
+            threads[-1].start()
+        came_to_it = is_enough.wait(LONG_S)
+        client.close()
+        for thread in (pull, *threads):
+            thread.join()
+    assert came_to_it
+    assert len(asked) * CHUNK_BYTES_MAX <= chunk_plane.AHEAD_BYTES
+
+
+def test_a_line_is_kept_full_while_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = frames(100, 1000)
+    monkeypatch.setattr(chunk_plane, "AHEAD_BYTES", 16_000)
+    ahead = chunk_plane._Ahead(wanted(kept))
+    left = len(kept)
+    while ahead.has_more:
+        left -= len(ahead.portion())
+        assert left == 0 or len(ahead.sizes) > 12 - 1, "three quarters are always on their way"
+        ahead.came(next(iter(ahead.sizes)))
 
 
 def test_generator_that_is_closed_early_leaves_the_client_usable(server: ChunkServer) -> None:

@@ -18,7 +18,8 @@ from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import grpc_chunks
-from rose.transfer.wire.grpc_chunks import CALL_MAX_S, CALLS_MAX, METHOD, GrpcChunks
+from rose.transfer.wire.calls import CALL_MAX_S
+from rose.transfer.wire.grpc_chunks import CALLS_MAX, METHOD, GrpcChunks
 from rose.transfer.wire.messages import TOKEN_KEY
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve

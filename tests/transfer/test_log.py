@@ -438,3 +438,14 @@ def test_an_interrupt_after_a_version_was_shown_ends_publishing(
     for ask in (publisher.seed, lambda: publisher.publish(weights(3))):
         with pytest.raises(Unavailable, match="was interrupted"):
             ask()
+
+
+def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> None:
+    log = VersionLog()
+    before = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
+    heir = RowPublisher(weights(2), "run", 2, 2, log, tile_elements=TILE)
+    before._publisher._version = Version("run", 1, 7)  # its numbers may be above those of the heir
+    with pytest.raises(Unavailable, match="of an incarnation before"):
+        before.publish(weights(3))
+    assert heir.publish(weights(3)).version == Version("run", 2, 3)
+    assert [one.version.incarnation for one in log.manifests_after(-1)] == [2, 2]

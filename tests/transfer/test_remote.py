@@ -26,7 +26,9 @@ from rose.transfer.receiving.source import Frame
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.version import Version
 from rose.transfer.wire import messages
+from rose.transfer.wire import server as server_module
 from rose.transfer.wire.chunk_server import ANSWERERS
+from rose.transfer.wire.pages import page
 from rose.transfer.wire.proto import weights_pb2 as pb
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
@@ -151,6 +153,85 @@ def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
         assert len(source.wait_manifests(-1, 0)) == 1
         assert frame_of(source, UpdateKey(77, 76)) is None
         assert frame_of(source, UpdateKey(77, WHOLE)) is None
+
+
+def test_more_manifests_than_fit_into_a_reply_come_in_several(
+    publisher: RowPublisher, server: WeightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(5):
+        publisher.publish(changed(weights(1), seed))
+    replies: list[int] = []
+
+    def small(manifests: Sequence[Manifest]) -> tuple[tuple[Manifest, ...], bool]:
+        some, is_more = page(manifests, bytes_max=9000)
+        replies.append(len(some))
+        return some, is_more
+
+    monkeypatch.setattr(server_module, "page", small)
+    kept = publisher._publisher._log.manifests_after(-1)
+    with source_of(server) as source:
+        for after in (-1, 1, 3, 5):
+            replies.clear()
+            came = source.wait_manifests(after, LONG_S)
+            assert came == [one for one in kept if one.version.n > after]
+            assert sum(replies) == len(came)
+        replies.clear()
+        assert source.wait_manifests(-1, 0) == kept
+    assert len(replies) > 1
+
+
+@pytest.mark.parametrize("told", ["nothing", "the same"])
+def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
+    publisher: RowPublisher,
+    server: WeightServer,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str,
+) -> None:
+    publisher.publish(changed(weights(1), 1))
+    first = tuple(publisher._publisher._log.manifests_after(-1))[:1]
+    replies = 0
+
+    def endless(_: object) -> tuple[tuple[Manifest, ...], bool]:
+        nonlocal replies
+        replies += 1
+        return () if told == "nothing" else first, True
+
+    monkeypatch.setattr(server_module, "page", endless)
+    with source_of(server) as source, pytest.raises(CorruptData):
+        source.wait_manifests(-1, 0)
+    assert replies <= 2
+
+
+class Stuck(VersionLog):
+    """A log that cannot find a chunk for a long time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.is_let_go = threading.Event(), threading.Event()
+
+    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
+        self.is_asked.set()
+        assert self.is_let_go.wait(LONG_S)
+        return super().chunk(key, tile)
+
+
+def test_a_receiver_that_is_closed_does_not_wait_for_a_chunk_that_does_not_come() -> None:
+    log = Stuck()
+    publisher = publisher_of(log)
+    with serve(log) as server, source_of(server, timeout_s=LONG_S) as source:
+        worker = Worker(source, weights(1))
+        worker.commit()
+        publisher.publish(changed(weights(1), 1))
+        assert log.is_asked.wait(LONG_S)
+        closing_it = threading.Thread(target=worker.receiver.close)
+        closing_it.start()
+        closing_it.join(LONG_S / 2)  # only bounds a hang: nobody lets the chunk go meanwhile
+        has_closed = not closing_it.is_alive()
+        log.is_let_go.set()
+        closing_it.join(LONG_S)
+    assert has_closed
+    # Not by the server, which says after a while that it has no such chunk.
+    assert worker.receiver.failure is None or "cancel" in worker.receiver.failure
 
 
 def test_other_addresses_than_loopback_are_refused() -> None:

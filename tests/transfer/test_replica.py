@@ -367,3 +367,22 @@ def test_ranks_that_all_have_only_what_one_could_not_reach_go_there_all_the_same
     replica.heard(said(0, staged=version(0), unreachable=version(1), **at), 0)
     replica.heard(said(1, staged=version(1), **at), 0)
     assert replica.order.version == version(1)
+
+
+def test_rank_that_had_left_alone_when_all_were_told_to_go_on_is_brought_back_to_the_others() -> (
+    None
+):
+    replica = ReplicaCommit(2, 7)
+    for rank in range(2):
+        replica.joined(rank, 10 + rank, 0)
+    for rank in range(2):
+        replica.heard(said(rank), 0)
+    assert replica.version == version(1)
+    # It was already to go to version 2 by itself, and all that it said before was that it had not.
+    replica.heard(said(1, sequence=6, phase=RankPhase.APPLYING), 0)
+    assert replica.order.kind is OrderKind.USE
+    replica.heard(said(1, sequence=7, held=version(2)), 0)
+    assert replica.order == Order(7, 4, OrderKind.STOP, None)
+    for rank, held in enumerate((version(1), version(2))):
+        replica.heard(said(rank, sequence=8, round=4, held=held), 0)
+    assert replica.order == Order(7, 5, OrderKind.STOP, version(2))

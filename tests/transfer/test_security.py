@@ -70,6 +70,43 @@ def test_versions_come_encrypted_bit_for_bit(tls: TlsFiles) -> None:
                 assert np.array_equal(worker.bits, bits)
 
 
+def agreed(address: str, tls: TlsFiles, **knobs: object) -> tuple[str | None, str] | None:
+    """Return protocol and cipher that control agrees on with a client of ours, or None."""
+    context = ssl.create_default_context(cafile=str(tls.authority))
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    for name, value in knobs.items():
+        if name == "ciphers":
+            context.set_ciphers(str(value))
+        else:
+            setattr(context, name, value)
+    host, _, port = address.rpartition(":")
+    try:
+        with (
+            socket.create_connection((host, int(port)), LONG_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as one,
+        ):
+            return one.version(), (one.cipher() or ("",))[0]
+    except (ssl.SSLError, ConnectionError):
+        return None
+
+
+@needs_openssl
+def test_control_agrees_on_the_newest_and_on_nothing_that_can_be_read_later(tls: TlsFiles) -> None:
+    """gRPC offers no way to forbid TLS 1.2; what it takes of it has keys of its own, and tags."""
+    old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
+    with published(tls) as (_, server):
+        newest = agreed(server.address, tls)
+        assert newest is not None
+        assert newest[0] == "TLSv1.3"
+        before = agreed(server.address, tls, **old)
+        assert before is None or (
+            before[0] == "TLSv1.2" and before[1].startswith("ECDHE-") and "GCM" in before[1]
+        )
+        for weak in ("AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-SHA:ECDHE-RSA-AES128-SHA"):
+            assert agreed(server.address, tls, ciphers=weak, **old) is None
+
+
 @contextmanager
 def bare_server(security: Security) -> Iterator[str]:
     """Listen with certificates that `serve` would refuse."""

@@ -9,6 +9,7 @@ from rose.engines.transformers.engine import (
     EngineConfig,
     Model,
     kv_geometry,
+    kv_groups,
     rollout_engine,
     serving_engine,
     stock_engine,
@@ -19,6 +20,7 @@ from rose.engines.transformers.live_weights import LiveWeights, flat_bits, round
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
+from rose.engines.transformers.warm_up import warm_up
 from rose.engines.transformers.worker import EngineWorker
 
 __all__ = [
@@ -36,9 +38,11 @@ __all__ = [
     "check_version",
     "flat_bits",
     "kv_geometry",
+    "kv_groups",
     "load_model",
     "rollout_engine",
     "round_to_bf16",
     "serving_engine",
     "stock_engine",
+    "warm_up",
 ]

@@ -7,7 +7,8 @@ changes owner without a byte being moved: one rose block is one sector.
 
 import copy
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 from transformers import PreTrainedConfig
@@ -15,18 +16,25 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (
     CacheAllocator,
-)
-from transformers.generation.continuous_batching.cache_allocators.cache_pool import (
-    CachePool,
-    RegularTrees,
+    compute_block_hash,
 )
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.lane import KVLane
 from rose.engines.torch import as_tensor
-from rose.errors import InternalError, check
-from rose.memory import KVGeometry, Layout
+from rose.engines.transformers.moves import move_sectors, rename_blocks
+from rose.engines.transformers.pool import SlabPool
+from rose.engines.transformers.prefixes import SlabLedger
+from rose.errors import check
+from rose.executor import RolloutLane
+from rose.memory import KVGeometry, KVSpace, Layout
+from rose.units import ceil_div
+
+# Of a block, as of transformers' sectors.
+_ALIGNMENT: Final = 128
+# Slabs in use over slabs that the blocks in use would fill: the share that is worth a copy.
+_HELD_OVER_NEEDED: Final = 1.1
 
 
 def sector_geometry(
@@ -41,9 +49,55 @@ def sector_geometry(
         dtype: of the cache.
         cb_config: a resolved continuous-batching configuration; gives the page size.
     """
+    cache = _one_block_cache(config, dtype, cb_config)
+    tokens = min(
+        cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
+        for allocator in cache.cache_allocators.values()
+    )
+    # Of several types, a sector is one's at a time: no number of layers divides all of them.
+    layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
+    return KVGeometry(
+        layers=layers,
+        block_tokens=tokens,
+        bytes_per_token=cache.bytes_per_sector // tokens,
+        layout=Layout.BLOCK_MAJOR,
+    )
+
+
+def group_geometries(
+    config: PreTrainedConfig, *, dtype: torch.dtype, cb_config: ContinuousBatchingConfig
+) -> tuple[KVGeometry, ...]:
+    """Return the geometry of each attention group, in the order of transformers' allocators.
+
+    Where `sector_geometry` has one unit that all of them can divide, here each has its own blocks.
+
+    Args:
+        config: of the model.
+        dtype: of the cache.
+        cb_config: a resolved continuous-batching configuration; gives the page size.
+    """
+    cache = _one_block_cache(config, dtype, cb_config)
+    return tuple(map(_group_geometry, cache.cache_allocators.values()))
+
+
+def _group_geometry(allocator: CacheAllocator) -> KVGeometry:
+    """Return the geometry of one group's layers, in blocks that begin where tensors may."""
+    block_bytes = math.lcm(allocator.bytes_per_block, _ALIGNMENT)
+    tokens = block_bytes // allocator.bytes_per_block * allocator.tokens_per_page
+    return KVGeometry(
+        layers=allocator.pages_per_block,
+        block_tokens=tokens,
+        bytes_per_token=block_bytes // tokens,
+        layout=Layout.BLOCK_MAJOR,
+    )
+
+
+def _one_block_cache(
+    config: PreTrainedConfig, dtype: torch.dtype, cb_config: ContinuousBatchingConfig
+) -> PagedAttentionCache:
     one_block = copy.copy(cb_config)
     one_block.num_blocks = 1
-    cache = PagedAttentionCache(
+    return PagedAttentionCache(
         config=config,
         continuous_batching_config=one_block,
         device="cpu",
@@ -51,60 +105,6 @@ def sector_geometry(
         dtype=dtype,
         model_supports_logits_to_keep=True,
     )
-    tokens = min(
-        cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
-        for allocator in cache.cache_allocators.values()
-    )
-    return KVGeometry(
-        layers=config.num_hidden_layers,
-        block_tokens=tokens,
-        bytes_per_token=cache.bytes_per_sector // tokens,
-        layout=Layout.BLOCK_MAJOR,
-    )
-
-
-class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
-    """A `CachePool` whose free sectors are the free blocks of rose's allocator."""
-
-    def __init__(self, lane: KVLane, num_sectors: int, num_allocators: int) -> None:
-        """Start with no sector; they come and go with the slabs of `lane`."""
-        self.lane = lane
-        self.space = lane.kv
-        super().__init__(num_sectors, num_allocators)
-
-    def reset(self) -> None:
-        """Give every free sector back to rose; callers free all requests first."""
-        if hasattr(self, "_free_blocks"):
-            self.try_to_free_sectors()
-        self._free_blocks = [RegularTrees(count) for count in self.blocks_per_sector]
-
-    @property
-    def free_sectors(self) -> range:
-        """The number of free sectors, in the form stock code takes the length of."""
-        return range(self.space.allocator.free_blocks)
-
-    @property
-    def num_free_sectors(self) -> int:
-        """How many sectors the tenant's slabs have left."""
-        return int(self.space.allocator.free_blocks)
-
-    def allocate_sector(self, index: int) -> None:
-        """Take one sector, from the fullest slab, for the allocator `index`.
-
-        By the lane, at every sector: serving's lane sees to it that enough is left, also when a
-        batch takes its blocks long before or after a step.
-        """
-        sectors = self.lane.alloc(1)
-        if sectors is None:
-            raise InternalError("a sector was asked for that the caller had not counted")
-        self._free_blocks[index].add_tree(sectors[0])
-
-    def try_to_free_sectors(self) -> None:
-        """Hand sectors without a live block back; an emptied slab on revocation leaves at once."""
-        for trees in self._free_blocks:
-            roots = trees.delete_full_trees()
-            if roots:
-                self.space.allocator.free(roots)
 
 
 class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
@@ -115,12 +115,16 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         self._of_old_weights: set[str] = set()
         super().__init__(**kwargs)
 
-    def renew(self) -> None:
+    def renew(self, version: int) -> None:
         """Make sure that no block written so far is given to a request admitted from now on.
 
         Requests that have blocks keep them and go on; what they complete later is not shared
         either, because it was computed from those blocks.
+
+        Args:
+            version: of the weights from now on.
         """
+        del version  # Nothing of any other is kept.
         self.evict_cached_blocks()
         for allocator in self.cache_allocators.values():
             self._of_old_weights.update(allocator.block_table)
@@ -150,87 +154,161 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 
 
 class SlabCache(VersionedCache):
-    """A `PagedAttentionCache` over the slabs of one tenant."""
+    """A `PagedAttentionCache` over the slabs of one tenant.
+
+    All types of attention share the sectors of one geometry, or each has a group of the lane. A
+    borrower's prefixes are kept by rose's allocator, in a namespace for each version of the
+    weights; serving's are held like blocks in use, so that they are not lent away.
+    """
 
     def __init__(
         self,
         lane: KVLane,
         *,
+        model: str,
+        version: int,
         config: PreTrainedConfig,
         continuous_batching_config: ContinuousBatchingConfig,
         **kwargs: Any,
     ) -> None:
-        """Build the stock cache with one throw-away block, then lay it over `lane.kv`."""
+        """Build the stock cache with one throw-away block, then lay it over `lane`.
+
+        Args:
+            lane: of the tenant.
+            model: what tells the model from others that had the lane before.
+            version: of its weights.
+            config: of the model.
+            continuous_batching_config: resolved.
+            kwargs: what stock takes beside them.
+        """
         one_block = copy.copy(continuous_batching_config)
         one_block.num_blocks = 1
         super().__init__(config=config, continuous_batching_config=one_block, **kwargs)
         self.lane = lane
-        space = lane.kv
-        sector_bytes = self.bytes_per_sector
-        check(
-            sector_bytes == space.geometry.block_bytes,
-            f"the cache has sectors of {sector_bytes} bytes, the lane {space.geometry.block_bytes}",
-        )
-        self.cache_tensor = as_tensor(space.flat(), self.device)
-        self.num_sectors = self.cache_tensor.numel() // sector_bytes - 2
-        self.pool = SlabPool(lane, self.num_sectors, len(self.cache_allocators))
-        for allocator in self.cache_allocators.values():
-            allocator.register_cache_tensor(
-                sector_bytes, self.num_sectors * sector_bytes, self.cache_tensor, self.pool
-            )
+        self.pool = SlabPool(lane, len(self.cache_allocators))
+        self.spaces = self.pool.spaces
+        self._lay_out()
+        self.cache_tensor = self._tensors[0]
+        self.num_sectors = max(len(rows) for rows in self._rows) - 2
         # Sized for the largest possible holding and constant: IO tensors depend on it.
-        sectors = space.lendable_bytes // sector_bytes
-        self.num_blocks = space.lendable_bytes // sum(
+        lendable = self.spaces[0].lendable_bytes
+        self.num_blocks = lendable // sum(
             allocator.bytes_per_block for allocator in self.cache_allocators.values()
         )
         self.max_tokens_read = max(
-            allocator.tokens_per_page * allocator.blocks_per_sector * sectors
-            for allocator in self.cache_allocators.values()
+            lendable // space.geometry.block_bytes * one.tokens_per_page * one.blocks_per_sector
+            for one, space in self._placed()
         )
+        self._ledger: SlabLedger | None = None
+        only = next(iter(self.cache_allocators.values()))
+        is_one_to_one = self.use_prefix_sharing and only.blocks_per_sector == 1
+        if isinstance(lane, RolloutLane) and is_one_to_one and len(self.cache_allocators) == 1:
+            self._ledger = SlabLedger(lane.kv.allocator, model=model, version=version)
+            only.ledger = self._ledger
+
+    def _lay_out(self) -> None:
+        """Show each allocator the bytes it finds its sectors in."""
+        needed = (
+            [self.bytes_per_sector]
+            if len(self.spaces) == 1
+            else [_group_geometry(one).block_bytes for one in self.cache_allocators.values()]
+        )
+        found = [space.geometry.block_bytes for space in self.spaces]
+        check(found == needed, f"the cache has sectors of {needed} bytes, the lane {found}")
+        self._tensors = [as_tensor(space.flat(), self.device) for space in self.spaces]
+        # By space: row i is sector i.
+        self._rows = [
+            tensor.view(-1, size) for tensor, size in zip(self._tensors, found, strict=True)
+        ]
+        for allocator in self.cache_allocators.values():
+            place = self.pool.places[allocator.index]
+            size, sectors = found[place], len(self._rows[place]) - 2
+            allocator.register_cache_tensor(size, sectors * size, self._tensors[place], self.pool)
+
+    def _placed(self) -> list[tuple[CacheAllocator, KVSpace]]:
+        return [
+            (one, self.spaces[self.pool.places[one.index]])
+            for one in self.cache_allocators.values()
+        ]
 
     @property
     def is_append_only(self) -> bool:
         """Whether a token's KV stays where it is: not so with a sliding window's ring."""
         return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
+    # ---- room
+
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return free bytes, or their share of what the tenant owns (stock: of the whole view)."""
-        free_bytes = super().compute_free_capacity(relative=False)
+        """Return free bytes, or their share of what the tenant owns (stock: of the whole view).
+
+        Groups share what is free as a whole; then it is the most that one of them could have.
+        """
+        free_bytes = max(
+            int(space.allocator.free_blocks) * space.geometry.block_bytes for space in self.spaces
+        )
+        free_bytes += sum(
+            int(self.pool.count_free_blocks(one.index) * one.bytes_per_block)
+            for one in self.cache_allocators.values()
+        )
         if not relative:
-            return int(free_bytes)
-        own_bytes = self.lane.kv.allocator.capacity_blocks * self.bytes_per_sector
+            return free_bytes
+        own_bytes = max(
+            int(space.allocator.capacity_blocks) * space.geometry.block_bytes
+            for space in self.spaces
+        )
         return free_bytes / own_bytes if own_bytes else 0.0
 
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """Ask rose for more blocks, then give up prefix cache, before saying no."""
-        if super().can_store_request_tokens(state, request_len, dry_run):
-            return True
+        """Ask rose for more blocks, then give up prefix cache, before saying no.
+
+        Idle slabs of a borrower may leave at any moment, so what was counted is only believed when
+        it is taken.
+        """
+        allocators = self.cache_allocators.values()
+        needed = [
+            one.needs_new_sectors(state.request_id, state.current_len(), request_len)
+            for one in allocators
+        ]
         if dry_run:
+            return self._has_free(needed)
+        if any(needed) and not (self._make_free(needed) and self.pool.take(needed)):
             return False
-        needed = sum(
-            allocator.needs_new_sectors(state.request_id, state.current_len(), request_len)
-            for allocator in self.cache_allocators.values()
-        )
-        if not self.lane.ensure(needed) and not self._evict_oldest(needed):
-            return False
-        return bool(super().can_store_request_tokens(state, request_len))
+        for one in allocators:
+            one.allocate_cache_to_request(state.request_id, state.current_len(), request_len)
+        return True
 
     def make_free(self, share: float) -> bool:
         """Try to have `share` of what the tenant owns free; grows first, then drops old cache."""
-        wanted = math.ceil(share * self.lane.kv.allocator.capacity_blocks)
-        return self.lane.ensure(wanted) or self._evict_oldest(wanted)
+        groups = len(self.spaces)
+        of_space = [
+            math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces
+        ]
+        if groups > 1:
+            return self._make_free(of_space)
+        return self._make_free([of_space[0], *[0] * (len(self.cache_allocators) - 1)])
 
-    def _evict_oldest(self, sectors: int) -> bool:
-        """Drop cached prefix blocks, oldest first, until `sectors` are free; False if too few."""
+    def _has_free(self, sectors: Sequence[int]) -> bool:
+        if len(self.spaces) > 1 and isinstance(self.lane, RolloutLane):
+            return self.lane.groups.missing_slabs(sectors) == 0
+        return self.pool.num_free_sectors >= sum(sectors)
+
+    def _make_free(self, sectors: Sequence[int]) -> bool:
+        """Have so many sectors free for each allocator, by a loan rather than for old cache."""
+        kept = int(self.lane.kv.allocator.cached_blocks)
+        if self.pool.ensure([sectors[0] + kept, *sectors[1:]]):
+            return True
+        return self._has_free(sectors) or self._evict_oldest(sectors)
+
+    def _evict_oldest(self, sectors: Sequence[int]) -> bool:
+        """Drop cached prefix blocks, oldest first, until there is room; False if too few."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
-                if self.pool.num_free_sectors >= sectors:
+                if self._has_free(sectors):
                     return True
                 self._forget(allocator, [block])
-                self.pool.try_to_free_sectors()
-        return bool(self.pool.num_free_sectors >= sectors)
+        return self._has_free(sectors)
 
     def _forget(self, allocator: CacheAllocator, blocks: list[int]) -> None:
         ledger = allocator.ledger
@@ -239,18 +317,64 @@ class SlabCache(VersionedCache):
             ledger.hash_to_block.pop(ledger.block_to_hash.pop(block))
         self.pool.free_blocks(allocator.index, blocks)
 
+    # ---- prefixes
+
+    def renew(self, version: int) -> None:
+        """Renew as `VersionedCache`; a borrower's prefixes are of another namespace from now on."""
+        if self._ledger is None:
+            super().renew(version)
+            return
+        for allocator in self.cache_allocators.values():
+            self._of_old_weights.update(allocator.block_table)
+        self._ledger.renew(version)
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Match as stock does; found blocks are held at once, for idle ones may leave."""
+        if self._ledger is None:
+            return int(super().search_prefix_match(request_id, prompt_ids))
+        (allocator,) = self.cache_allocators.values()
+        size = int(allocator.tokens_per_page)
+        hashes: list[int] = []
+        for first in range(0, (len(prompt_ids) - 1) // size * size, size):
+            block_hash = compute_block_hash(
+                hashes[-1] if hashes else None, prompt_ids[first : first + size]
+            )
+            if self._ledger.hash_to_block.get(block_hash) is None:
+                break
+            hashes.append(block_hash)
+        blocks = self._ledger.acquire_prefix(hashes) if hashes else []
+        if blocks:
+            allocator.block_table[request_id] = blocks
+        return len(blocks) * size
+
+    # ---- slabs
+
     def sectors_of(self, request_id: str) -> list[int]:
-        """Return the sectors in which `request_id` has blocks, with repetitions."""
-        return [
-            block // allocator.blocks_per_sector
-            for allocator in self.cache_allocators.values()
-            for block in allocator.block_table.get(request_id, ())
-        ]
+        """Return the sectors in which `request_id` has blocks, with repetitions; of all groups."""
+        return [sector for of_space in self.sectors_by_space([request_id]) for sector in of_space]
+
+    def sectors_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
+        """Return, for each space of the lane, the sectors in which these requests have blocks."""
+        found: list[set[int]] = [set() for _ in self.spaces]
+        for allocator in self.cache_allocators.values():
+            size = allocator.blocks_per_sector
+            sectors = found[self.pool.places[allocator.index]]
+            for request_id in request_ids:
+                sectors.update(block // size for block in allocator.block_table.get(request_id, ()))
+        return found
+
+    def slabs_of(self, request_id: str) -> frozenset[int]:
+        """Return the slabs in which `request_id` has blocks."""
+        return frozenset(
+            space.allocator.slab_of(sector)
+            for space, sectors in zip(self.spaces, self.sectors_by_space([request_id]), strict=True)
+            for sector in sectors
+        )
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
         """Forget prefix blocks that no request uses and that lie in `slabs`."""
-        slab_of = self.lane.kv.allocator.slab_of
-        for allocator in self.cache_allocators.values():
+        for allocator, space in self._placed():
+            slab_of = space.allocator.slab_of
             leaving = [
                 block
                 for block in allocator.ledger.cached_blocks
@@ -258,3 +382,37 @@ class SlabCache(VersionedCache):
             ]
             if leaving:
                 self._forget(allocator, leaving)
+
+    def move(
+        self, slabs: Sequence[int] | None, *, bytes_max: int, settle: Callable[[], None]
+    ) -> int:
+        """Move KV out of `slabs`, or together, as `move_sectors`; between two steps.
+
+        Args:
+            slabs: to be emptied; None: the sparsest.
+            bytes_max: the most to copy.
+            settle: waits until a copy is complete.
+
+        Returns:
+            How many bytes moved.
+        """
+        moved_bytes = 0
+        for place, (space, rows) in enumerate(zip(self.spaces, self._rows, strict=True)):
+            limit = (bytes_max - moved_bytes) // space.geometry.block_bytes
+            moved = move_sectors(space, rows, slabs, limit=limit, settle=settle)
+            moved_bytes += len(moved) * space.geometry.block_bytes
+            for allocator in self.cache_allocators.values():
+                if moved and self.pool.places[allocator.index] == place:
+                    rename_blocks(allocator, moved)
+                    self.pool.moved(allocator.index, moved)
+        return moved_bytes
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether blocks in use keep notably more slabs from others than they would fill."""
+        held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
+        needed = sum(
+            ceil_div(int(space.allocator.used_blocks), space.blocks_per_slab)
+            for space in self.spaces
+        )
+        return held > _HELD_OVER_NEEDED * needed

@@ -62,8 +62,14 @@ class LaneCapacity:
         self._pressures = processor.pressures
         self._rooms = processor.rooms
         self._ask_after_ns = 0
-        space = self._lane.kv
-        self._slab_tokens = space.blocks_per_slab * space.geometry.block_tokens
+        # A token has KV in every group. Behind a window it is given up again, which is not counted.
+        self._slab_tokens = int(
+            1
+            / sum(
+                1 / (space.blocks_per_slab * space.geometry.block_tokens)
+                for space in self._lane.groups.spaces
+            )
+        )
 
     @property
     def tokens_max(self) -> int:

@@ -15,9 +15,15 @@ from transformers.generation.continuous_batching.initialization import (
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from rose.clock import BootClock, Clock
+from rose.engines.lane import KVLane
 from rose.engines.torch import gate_layers
 from rose.engines.torch_arena import ActivationArena
-from rose.engines.transformers.cache import SlabCache, VersionedCache, sector_geometry
+from rose.engines.transformers.cache import (
+    SlabCache,
+    VersionedCache,
+    group_geometries,
+    sector_geometry,
+)
 from rose.engines.transformers.commits import (
     IN_FLIGHT,
     InFlight,
@@ -35,6 +41,7 @@ from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.executor import RolloutLane, ServingLane
 from rose.memory import KVGeometry
+from rose.units import MIB
 
 Model: TypeAlias = PreTrainedModel
 
@@ -55,6 +62,8 @@ class EngineConfig:
         version: of the weights that the model is given with.
         inflight: what becomes of requests under way when the weights change: "keep" their KV,
             "recompute" it under the new weights, or "abort": their owners get what there is.
+        move_bytes: the most KV that a borrower copies between two steps, so that slabs come empty
+            without a request being stopped: time of serving's if it waits, and of the quantum.
         cores: the CPU cores that are the device; None leaves threads where they are.
         clock: where time comes from.
     """
@@ -67,6 +76,7 @@ class EngineConfig:
     sampling: bool = False
     version: int = 0
     inflight: InFlight = "keep"
+    move_bytes: int = 8 * MIB
     cores: frozenset[int] | None = None
     clock: Clock = field(default_factory=BootClock)
 
@@ -305,6 +315,14 @@ def _cache_arguments(manager: ContinuousBatchingManager) -> dict[str, Any]:
     }
 
 
+def _slab_cache(
+    lane: KVLane, manager: ContinuousBatchingManager, config: EngineConfig
+) -> SlabCache:
+    model = manager.model
+    name = f"{type(model).__name__} {model.name_or_path}"
+    return SlabCache(lane, model=name, version=config.version, **_cache_arguments(manager))
+
+
 def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
     """Return the geometry an engine of `model` needs from its lane.
 
@@ -313,6 +331,23 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
     """
     manager = _manager(model, config)
     return sector_geometry(
+        model.config.get_text_config(),
+        dtype=model.dtype,
+        cb_config=manager.continuous_batching_config,
+    )
+
+
+def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
+    """Return the geometry of each attention group of `model`, for a borrower's lane.
+
+    A model whose layers are all alike has one, and its lane is as one of `kv_geometry`. Others
+    waste less this way: the unit that all groups can divide may be many blocks of each.
+
+    Raises:
+        Unavailable: this version of transformers is not supported.
+    """
+    manager = _manager(model, config)
+    return group_geometries(
         model.config.get_text_config(),
         dtype=model.dtype,
         cb_config=manager.continuous_batching_config,
@@ -343,7 +378,7 @@ def stock_engine(
 def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConfig) -> Engine:
     """Build an engine whose steps `lane` protects and whose KV lies in rose's pool."""
     manager = _manager(model, config)
-    cache = SlabCache(lane, **_cache_arguments(manager))
+    cache = _slab_cache(lane, manager, config)
 
     def processor(**kwargs: Any) -> ServingProcessor:
         return ServingProcessor(lane, **kwargs)
@@ -364,15 +399,15 @@ def rollout_engine(
 
     Args:
         model: a causal language model, not the serving one.
-        lane: made with `kv_geometry(model, config)`.
+        lane: made with `kv_geometry(model, config)`, or `kv_groups` for one with several groups.
         config: as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
         weights: of `model`, if they come and go with slabs of the lane; without it they stay where
             they are.
-        arena: where the forward pass allocates; seal it when the largest batches have run.
+        arena: where the forward pass allocates; `warm_up` seals it.
     """
     manager = _manager(model, config)
-    cache = SlabCache(lane, **_cache_arguments(manager))
+    cache = _slab_cache(lane, manager, config)
     wake: threading.Event = manager._wake_up_loop
 
     def processor(**kwargs: Any) -> RolloutProcessor:
@@ -381,6 +416,7 @@ def rollout_engine(
             wake,
             weights=None if weights is None else weights.lease,
             arena=arena,
+            move_bytes=config.move_bytes,
             **kwargs,
         )
 

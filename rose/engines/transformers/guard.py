@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import transformers.generation.continuous_batching.cache as cache_module
+import transformers.generation.continuous_batching.cache_allocators.cache_allocator as blocks_module
 import transformers.generation.continuous_batching.cache_allocators.cache_pool as pool_module
 import transformers.generation.continuous_batching.continuous_api as api_module
 import transformers.generation.continuous_batching.input_outputs as io_module
@@ -95,6 +96,33 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "PagedAttentionCache.mark_complete_blocks": (
         cache_module.PagedAttentionCache.mark_complete_blocks,
         ("self", "state", "complete_blocks"),
+    ),
+    "PagedAttentionCache.can_store_request_tokens": (
+        cache_module.PagedAttentionCache.can_store_request_tokens,
+        ("self", "state", "request_len", "dry_run"),
+    ),
+    "PagedAttentionCache.search_prefix_match": (
+        cache_module.PagedAttentionCache.search_prefix_match,
+        ("self", "request_id", "prompt_ids"),
+    ),
+    "CacheAllocator.needs_new_sectors": (
+        blocks_module.CacheAllocator.needs_new_sectors,
+        ("self", "request_id", "past_length", "query_length"),
+    ),
+    "CacheAllocator.allocate_cache_to_request": (
+        blocks_module.CacheAllocator.allocate_cache_to_request,
+        ("self", "request_id", "past_length", "query_length"),
+    ),
+    "BlockLedger.acquire": (blocks_module.BlockLedger.acquire, ("self", "block_id")),
+    "BlockLedger.release": (blocks_module.BlockLedger.release, ("self", "block_id", "no_cache")),
+    "BlockLedger.register_new_hash": (
+        blocks_module.BlockLedger.register_new_hash,
+        ("self", "block_id", "block_hash"),
+    ),
+    "compute_block_hash": (blocks_module.compute_block_hash, ("parent_hash", "tokens")),
+    "CachePool.free_blocks": (
+        pool_module.CachePool.free_blocks,
+        ("self", "index", "block_ids"),
     ),
     "ContinuousBatchProcessor.fail_all_requests": (
         api_module.ContinuousBatchProcessor.fail_all_requests,

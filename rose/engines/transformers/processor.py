@@ -183,18 +183,20 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
 
     def _settle_commit(self) -> None:
         ended: list[RequestState] = []
-        if self.commits.has_committed:
-            self._renew_cache()
+        has_committed = self.commits.has_committed
+        if has_committed:
             ended = self._meet_new_weights()
         pending, committed = self.commits.settle(self.output_router.version)
+        if has_committed:
+            self._renew_cache(committed.version)
         for state in ended:  # Before the version is another: these tokens are of the one before.
             self.output_router.take_away(state, "the weights are others now")
         self.output_router.version = committed.version
         pending.on_done(committed)
 
-    def _renew_cache(self) -> None:
+    def _renew_cache(self, version: int) -> None:
         """Keep what old weights computed from the requests to come."""
-        self.cache.renew()
+        self.cache.renew(version)
 
     def _meet_new_weights(self) -> list[RequestState]:
         """Let requests under way become what they are to be; return those that end here.

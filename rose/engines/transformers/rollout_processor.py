@@ -12,6 +12,7 @@ from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.engines.transformers.victims import Progress, order_of_loss
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor import Notice, Quantum, RolloutLane, WeightsLease, WeightsState
@@ -47,15 +48,21 @@ class RolloutProcessor(DeviceProcessor):
         *,
         weights: WeightsLease | None = None,
         arena: ActivationArena | None = None,
+        move_bytes: int = 0,
         **kwargs: Any,
     ) -> None:
-        """Bind the loop to `lane`; `wake` ends the manager's wait for work."""
+        """Bind the loop to `lane`; `wake` ends the manager's wait for work.
+
+        Between two steps it copies `move_bytes` bytes of KV at most, so that slabs come empty.
+        """
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         self.wake = wake
         self.weights = weights
         self._in_arena = nullcontext if arena is None else arena.step
         self.lock = threading.Lock()
+        self._move_bytes = move_bytes
+        self.moved_bytes = 0
         self.aborted_steps = 0
         # How often slabs had to leave: serving is short of memory, or could be.
         self.pressures = 0
@@ -63,7 +70,7 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms = 0
         self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
-        self._pin: int | None = None
+        self._pin: tuple[int, ...] | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._was_aborted = False
 
@@ -213,9 +220,9 @@ class RolloutProcessor(DeviceProcessor):
             self.wake.set()  # Back for the next quantum at once.
         return is_over
 
-    def _renew_cache(self) -> None:
+    def _renew_cache(self, version: int) -> None:
         with self.lock:
-            super()._renew_cache()
+            super()._renew_cache(version)
 
     def _meet_new_weights(self) -> list[RequestState]:
         with self.lock:
@@ -247,8 +254,9 @@ class RolloutProcessor(DeviceProcessor):
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
-        sectors = {s for request in self._in_flight for s in self.cache.sectors_of(request)}
-        self._pin = self.lane.pin(sectors)
+        self._pin = self.lane.groups.pin(self.cache.sectors_by_space(sorted(self._in_flight)))
+        if self.lane.takes_ranks:  # Until the next step: who takes slabs asks nobody here.
+            self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _generation_step(self, model: torch.nn.Module) -> None:
@@ -277,26 +285,53 @@ class RolloutProcessor(DeviceProcessor):
 
     def _unpin(self) -> None:
         if self._pin is not None:
-            self.lane.unpin(self._pin)
+            self.lane.groups.unpin(self._pin)
             self._pin = None
         if self.weights is not None:
             self.weights.unpin()
 
     def update_batch(self) -> None:
         """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
-        with self.lock:
-            if self._was_aborted:
-                self._was_aborted = False
-                self.aborted_steps += 1
-                self.scheduler.roll_back()
-                self.commits.step_ended()
-            else:
-                self._update()
-            self._in_flight = frozenset()
-            self._unpin()
-            self._evacuate(self.lane.leaving())
-        self._report_step()
-        self._end_quantum()
+        try:
+            with self.lock:
+                self._settle_step()
+            self._report_step()
+        finally:
+            self._end_quantum()
+
+    def _settle_step(self) -> None:
+        if self._was_aborted:
+            self._was_aborted = False
+            self.aborted_steps += 1
+            self.scheduler.roll_back()
+            self.commits.step_ended()
+        else:
+            self._update()
+        self._in_flight = frozenset()
+        self._unpin()
+        leaving = self.lane.leaving()
+        self._move_together(leaving)
+        self._evacuate(leaving)
+
+    def _move_together(self, leaving: frozenset[int]) -> None:
+        """Move KV, so that slabs come empty and nobody loses it; within the step's quantum.
+
+        Out of the slabs that serving wants, or where blocks lie so far apart that serving would
+        have to stop many requests for little memory.
+        """
+        of_kv = sorted(leaving - self._slabs_of_weights)  # Weights have a copy on the host.
+        if self._move_bytes <= 0 or not (of_kv if leaving else self.cache.is_sparse):
+            return
+        self.cache.drop_cached_in(leaving)
+        self.moved_bytes += self.cache.move(
+            of_kv or None,
+            bytes_max=self._move_bytes,
+            settle=self._await_stream,
+        )
+
+    def _await_stream(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
 
     def _end_quantum(self) -> None:
         if self._quantum is not None:
@@ -313,7 +348,8 @@ class RolloutProcessor(DeviceProcessor):
         if not self.lock.acquire(timeout=revocation.remaining_s()):
             return
         try:
-            revocation.begin(self._cheapest_slabs(revocation.slabs))
+            chosen = self._cheapest_slabs()[: revocation.slabs]
+            revocation.begin([*chosen, *self._slabs_of_weights])
             self._evacuate(self.lane.leaving())
         finally:
             self.lock.release()
@@ -323,35 +359,29 @@ class RolloutProcessor(DeviceProcessor):
         self.rooms += 1
         self.wake.set()
 
-    def _slabs_of(self, request_id: str) -> frozenset[int]:
-        slab_of = self.lane.kv.allocator.slab_of
-        return frozenset(slab_of(sector) for sector in self.cache.sectors_of(request_id))
+    @property
+    def _slabs_of_weights(self) -> frozenset[int]:
+        """Those that come last: to have them again costs a copy of all of the weights."""
+        return frozenset() if self.weights is None else self.weights.slabs
 
-    def _cheapest_slabs(self, count: int) -> list[int]:
-        """Pick slabs greedily: unpinned, then few new victims, then little progress lost.
-
-        Those of the weights come last: to have them again costs a copy of all of them.
-        """
-        length = {name: state.current_len() for name, state in self._active().items()}
-        of_weights = frozenset() if self.weights is None else self.weights.slabs
+    def _cheapest_slabs(self) -> list[int]:
+        """Return the slabs of KV in the order in which their loss costs least."""
+        of_weights = self._slabs_of_weights
         users: dict[int, set[str]] = {
             slab: set() for slab in self.lane.slabs() if slab not in of_weights
         }
-        for request_id in length:
-            for slab in self._slabs_of(request_id) & users.keys():
+        progress = {
+            name: Progress(
+                tokens=state.current_len(),
+                age=-float(state.created_time),
+                is_in_flight=name in self._in_flight,
+            )
+            for name, state in self._active().items()
+        }
+        for request_id in progress:
+            for slab in self.cache.slabs_of(request_id) & users.keys():
                 users[slab].add(request_id)
-        victims: set[str] = set()
-        chosen: list[int] = []
-
-        def cost(slab: int) -> tuple[bool, int, int]:
-            fresh = users[slab] - victims
-            return bool(fresh & self._in_flight), len(fresh), sum(length[name] for name in fresh)
-
-        while users and len(chosen) < count:
-            slab = min(users, key=cost)
-            victims |= users.pop(slab)
-            chosen.append(slab)
-        return [*chosen, *of_weights]
+        return order_of_loss(users, progress)
 
     def _active(self) -> dict[str, Any]:
         return dict(self.scheduler.active_requests)
@@ -367,7 +397,7 @@ class RolloutProcessor(DeviceProcessor):
         if self.weights is not None:
             self.weights.give_up(leaving)
         for request_id, state in self._active().items():
-            if request_id in self._in_flight or not self._slabs_of(request_id) & leaving:
+            if request_id in self._in_flight or not self.cache.slabs_of(request_id) & leaving:
                 continue
             if self.listener is None:
                 self.scheduler.preempt(state)

@@ -1,22 +1,36 @@
 """Every knob of the broker, with its unit and the reason for its default."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 from rose.errors import InvalidArgument
+from rose.scheduler.knobs import KnobRules
 from rose.units import GIB
 
-_MAX: Final = 1e15
-_SHARES: Final = frozenset({"lend_share", "grow_share", "keep_share", "sm_busy_max", "ttl_share"})
-_INTEGERS: Final = frozenset({"loan_bytes_min", "waiting_max"})
+_SHARES: Final = ("lend_share", "grow_share", "sm_busy_max", "ttl_share")
+
+
+def _is_share(value: float) -> bool:
+    return 0 < value <= 1
+
+
+_RULES: Final = KnobRules(
+    most=1e15,
+    integers=frozenset({"loan_bytes_min", "waiting_max"}),
+    may_be_zero=frozenset({"waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"}),
+    bounds={
+        **dict.fromkeys(_SHARES, _is_share),
+        "keep_share": lambda share: share < 1,
+        "hold_growth": lambda growth: 1 < growth <= 100,
+    },
+)
 _ORDERED: Final = (
     ("hold_min_ms", "hold_max_ms"),
     ("ttl_min_ms", "ttl_max_ms"),
     ("ttft_near", "ttft_late"),
     ("tpot_near", "tpot_late"),
 )
-_MAY_BE_ZERO: Final = frozenset({"waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +110,7 @@ class BrokerSettings:
         Raises:
             InvalidArgument: a knob is out of its range, or contradicts another.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not _is_in_range(field.name, value):
-                raise InvalidArgument(f"BrokerSettings({field.name}={value}) is out of range")
+        _RULES.check(self)
         for low, high in _ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise InvalidArgument(f"BrokerSettings({low}) must be at most {high}")
@@ -117,18 +128,3 @@ class BrokerSettings:
         """Return how long a loan lives without being renewed."""
         wished_ms = self.ttl_share * expected_hold_s * 1e3
         return min(self.ttl_max_ms, max(self.ttl_min_ms, wished_ms))
-
-
-def _is_in_range(name: str, value: float) -> bool:
-    """Return whether `value` means something as the knob `name`."""
-    if name in _INTEGERS and not isinstance(value, int):
-        return False
-    if not (math.isfinite(value) and 0 <= value <= _MAX):
-        return False
-    if name == "keep_share":
-        return value < 1
-    if name in _SHARES:
-        return 0 < value <= 1
-    if name == "hold_growth":
-        return 1 < value <= 100
-    return value > 0 or name in _MAY_BE_ZERO

@@ -93,6 +93,9 @@ class Contributor:
         }
         self.digests = TileDigests({tile: digest(shadow.bits(tile)) for tile in self.owned})
 
+    def begin(self, new: TileViews) -> None:
+        """Do nothing: what is here is packed by the thread that asks for it."""
+
     def pack(self, new: TileViews, part: Part) -> None:
         """Pack every owned tile that changed, and move the shadow to `new`; `part` is filled."""
         rules = self._rules(new)

@@ -101,6 +101,7 @@ class VersionLog:
         self._counts: dict[int, _Counts] = {}  # by n, ascending
         self._seed = WholeTiles()
         self._make_seed: SeedMaker | None = None
+        self._opened: Version | None = None  # by the publisher that has it now
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
         self._is_closed = False
@@ -118,22 +119,30 @@ class VersionLog:
     def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
         """Begin with an announcement of what the publisher has, and how to make a seed of it.
 
-        What an earlier process left is forgotten: no receiver goes by links that are dead.
+        What an earlier process or incarnation left is forgotten: no receiver goes by links that are
+        dead. A publisher that had the log before publishes nothing any more.
 
         Raises:
-            InvalidArgument: the log has an opening already, or this is none.
+            InvalidArgument: the log has an opening of this or a later incarnation, or this is none.
             OutOfMemory: the store has no room.
             Unavailable: the store cannot be written to.
         """
         if not manifest.is_announcement or manifest.chunks:
             raise InvalidArgument(f"{manifest.version} is no announcement")
         with self._appending:
-            if self._make_seed is not None:
-                raise InvalidArgument("this log has a publisher: make a log for each")
+            opened = self._opened
+            is_heir = opened is None or (
+                opened.run == manifest.version.run
+                and opened.incarnation < manifest.version.incarnation
+            )
+            if not is_heir:
+                raise InvalidArgument("this log has a publisher: begin another incarnation")
             self._check_newer(manifest)
             self._shelf.put(manifest, {})
             self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
-            self._make_seed = make_seed
+            self._make_seed, self._opened = make_seed, manifest.version
+            with self._lock:
+                self._seed.clear()  # of the incarnation before
             self._count(manifest, is_opening=True)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
@@ -189,6 +198,9 @@ class VersionLog:
     def _check_newer(self, manifest: Manifest) -> None:
         if self._is_closed:
             raise Unavailable("the log of versions is closed")
+        opened = self._opened
+        if opened is not None and manifest.version.incarnation < opened.incarnation:
+            raise Unavailable(f"{manifest.version} is of an incarnation before {opened}")
         if manifest.version.n <= (newest := self._shelf.newest_n):
             raise InvalidArgument(f"version {manifest.version} is not above {newest}")
 

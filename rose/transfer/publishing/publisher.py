@@ -1,32 +1,39 @@
 """The publisher: turns fresh weights into a version of the log, or leaves everything as it was."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.codec.delta import Delta, frame_digests
-from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.codec.delta import Delta
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing
+from rose.transfer.publishing.contributor import Part
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.part_owner import PartOwner
+from rose.transfer.publishing.past import Past
 from rose.transfer.publishing.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
 
+# Tiles of a seed that are made at a time, and how long it waits for a version that is made.
+SEED_TILES: Final = 16
+SEED_WAIT_S: Final = 60.0
+
 Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
-_Undone = list[dict[int, Delta]]
 
 
 class Publisher:
     """Makes versions of what its contributors pack.
 
     One thread publishes; the log may ask for a seed from any thread. The lock guards the shadows
-    and everything said of them, so a seed is of one version and no mixture.
+    and everything said of them. A seed takes it for a few tiles at a time, so that no version waits
+    for one: what was published meanwhile is undone in its tiles, and it is of one version still.
 
     Args:
-        contributors: who own the tiles, each tile one of them.
+        contributors: who own the tiles, each tile one of them: here, or in other ranks' processes.
         tiles: how the weights are cut.
         opening: the name of what the shadows are: its n is above all that earlier incarnations
             used, and its incarnation higher than any before it.
@@ -41,7 +48,7 @@ class Publisher:
 
     def __init__(
         self,
-        contributors: Sequence[Contributor],
+        contributors: Sequence[PartOwner],
         tiles: Tiles,
         opening: Version,
         log: VersionLog,
@@ -65,6 +72,8 @@ class Publisher:
         self._signing = signing
         self._on_published = on_published
         self._lock = threading.Lock()
+        self._wanted = threading.Condition()  # guards the next, and is held over nothing that waits
+        self._publishing = 0  # calls that make a version, or wait to
         self._version = opening
         self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
@@ -76,6 +85,12 @@ class Publisher:
         """Return the newest version."""
         with self._lock:
             return self._version
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether anything can be published: if not, another incarnation begins."""
+        with self._lock:
+            return self._is_sound
 
     @property
     def tiles(self) -> Tiles:
@@ -95,7 +110,7 @@ class Publisher:
         """Make `new` the next version.
 
         Args:
-            new: the fresh weights of each contributor; read only.
+            new: the fresh weights of each contributor, or what names them there; read only.
 
         Raises:
             InvalidArgument: they are other weights than those to begin with.
@@ -108,12 +123,14 @@ class Publisher:
             raise InvalidArgument(
                 f"{len(new)} sets of weights are published by {len(self._contributors)}"
             )
-        with self._lock:
+        with self._first(), self._lock:
             self._check_sound()
             parts = [Part() for _ in new]
             # Until it is known to be: an interrupt may come between a change and what notes it.
             self._is_sound = False
             try:
+                for one, views in zip(self._contributors, new, strict=True):
+                    one.begin(views)
                 for one, views, part in zip(self._contributors, new, parts, strict=True):
                     one.pack(views, part)
                 manifest = self._append(parts)
@@ -179,35 +196,69 @@ class Publisher:
         with self._lock:
             self._check_sound()
             version = self._version if n is None else self._named(n)
-            past = None if version is None else self._past(version.n)
-            if version is None or past is None:
+            past = None if version is None else self._past(version)
+            if version is None or past is None or not past.extend(self._version.n):
                 return None
-            before, undone = past
-            made = [one for tile in tiles for one in self._owner[tile].whole((tile,), undone)]
             digests = self._digests.copy()
-            digests.update(before)
-            manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
-            return manifest, {chunk.tile: frame for chunk, frame in made}
+            digests.update(past.digests())
+        made: list[tuple[Chunk, bytes]] = []
+        for at in range(0, len(tiles), SEED_TILES):
+            self._let_publish()
+            with self._lock:
+                some = self._whole(tiles[at : at + SEED_TILES], past)
+            if some is None:
+                return self._seed_at_once(tiles) if n is None else None
+            made += some
+        manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
+        return manifest, {chunk.tile: frame for chunk, frame in made}
+
+    def _seed_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
+        """Return the newest version while nobody publishes: for a link whose deltas are no undo."""
+        with self._lock:
+            self._check_sound()
+            made = [one for tile in tiles for one in self._owner[tile].whole((tile,))]
+            manifest = self._manifest(
+                self._version, None, self._digests, [chunk for chunk, _ in made]
+            )
+        return manifest, {chunk.tile: frame for chunk, frame in made}
+
+    def _whole(self, tiles: Sequence[int], past: Past) -> list[tuple[Chunk, bytes]] | None:
+        """Return tiles as they were, though versions came since; None where that is too long ago.
+
+        Raises:
+            Unavailable: a call that published was interrupted.
+        """
+        self._check_sound()
+        if not past.extend(self._version.n):
+            return None
+        undone = past.undone()
+        return [one for tile in tiles for one in self._owner[tile].whole((tile,), undone)]
+
+    def _let_publish(self) -> None:
+        """Wait while a version is made: whoever wants whole tiles comes after it."""
+        with self._wanted:
+            self._wanted.wait_for(lambda: self._publishing == 0, SEED_WAIT_S)
+
+    @contextmanager
+    def _first(self) -> Iterator[None]:
+        """Let seeds that are under way wait, from now on."""
+        with self._wanted:
+            self._publishing += 1
+        try:
+            yield
+        finally:
+            with self._wanted:
+                self._publishing -= 1
+                self._wanted.notify_all()
 
     def _named(self, n: int) -> Version | None:
         if n == self._version.n:
             return self._version
         return self._log.version_named(n)
 
-    def _past(self, n: int) -> tuple[dict[int, Digest], _Undone] | None:
-        """Return what led from a version to the newest: digests before, and deltas, last first."""
-        before: dict[int, Digest] = {}
-        undone: _Undone = []
-        for at in range(self._version.n, n, -1):
-            frames = self._log.frames(UpdateKey(at, at - 1))
-            if frames is None:
-                return None
-            before.update({tile: frame_digests(frame)[0] for tile, frame in frames.items()})
-            deltas = {tile: Delta.from_bytes(frame) for tile, frame in frames.items()}
-            if any(delta.rule is not None for delta in deltas.values()):
-                return None  # what went over a slow link is read from its base only
-            undone.append(deltas)
-        return before, undone
+    def _past(self, version: Version) -> Past | None:
+        same = (version.run, version.incarnation) == (self._version.run, self._version.incarnation)
+        return Past(self._log, version.n) if same else None
 
     def _check_sound(self) -> None:
         if not self._is_sound:

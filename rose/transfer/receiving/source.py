@@ -1,7 +1,7 @@
 """Where a receiver gets versions from."""
 
 from collections.abc import Generator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
@@ -66,6 +66,15 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class BreaksOff(Protocol):
+    """A source whose `chunks` another thread can end; a receiver that is closed does."""
+
+    def break_off(self) -> None:
+        """Let whoever pulls chunks now get `Unavailable`; later calls go on. Does not wait."""
+        ...
+
+
 class SourceAround:
     """A source that says what another one says; what is to be otherwise is overridden.
 
@@ -93,6 +102,11 @@ class SourceAround:
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Pass the report on."""
         self._source.report(receiver, n, is_match, digest)
+
+    def break_off(self) -> None:
+        """End what is pulled, if the other source can."""
+        if isinstance(self._source, BreaksOff):
+            self._source.break_off()
 
 
 class InProcessSource:

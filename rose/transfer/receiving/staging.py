@@ -355,11 +355,12 @@ class Staging:
         if not offered:
             return
         newest_n = max(one.version.n for one in offered)
-        links = [one for one in offered if one.version.n <= aim.n]
-        if is_direct:
-            links = [one for one in links if one.version == aim]
-        chosen = self._next(held, links) if self._seed_from is None else None
-        if isinstance(chosen, Manifest):
+        chosen = self._toward(aim, held, offered, is_direct=is_direct)
+        if chosen is None and newest_n >= aim.n:
+            # Relays keep different updates: what the one that told has not, another may have.
+            offered = self._offered(self._source.wait_manifests(self._after_n(held), 0))
+            chosen = self._toward(aim, held, offered, is_direct=is_direct)
+        if chosen is not None:
             self._stage(chosen, held)
         elif newest_n < aim.n:
             self._source.wait_manifests(newest_n, timeout_s)  # it has not come here yet
@@ -367,6 +368,16 @@ class Staging:
             with self._lock:
                 self._unreachable = aim
             self._on_staged()
+
+    def _toward(
+        self, aim: Version, held: Held, offered: Sequence[Manifest], *, is_direct: bool
+    ) -> Manifest | None:
+        """Return the longest update of what is offered that leads to a version and not past it."""
+        links = [one for one in offered if one.version.n <= aim.n]
+        if is_direct:
+            links = [one for one in links if one.version == aim]
+        chosen = self._next(held, links) if self._seed_from is None else None
+        return chosen if isinstance(chosen, Manifest) else None
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the newest version whole, as far as it differs; wait until it is new enough.

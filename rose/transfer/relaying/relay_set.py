@@ -16,7 +16,7 @@ from rose.errors import (
 )
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.receiving.source import BreaksOff, Frame, Source
 from rose.transfer.relaying.standing import BACKOFF_MAX_S, BACKOFF_S, Standing, Told
 
 T = TypeVar("T")
@@ -73,13 +73,18 @@ class RelaySet:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait on one relay; on another one the next time, if that had nothing.
 
-        So a relay that stands still, or tells of old versions only, keeps nobody.
+        So a relay that stands still, or tells of old versions only, keeps nobody. Without a time to
+        wait it is what any of them tells: they keep different updates that lead to one version.
         """
 
         def ask(relay: int) -> list[Manifest]:
             signed = self._signed(relay, self._relays[relay].wait_manifests(after_n, timeout_s))
             return [one for one in signed if one.version.n > after_n]
 
+        if timeout_s == 0:
+            told = [one for some in self._said(ask, is_enough=lambda _: False) for one in some]
+            known = {(one.key, one.version): one for one in told}
+            return sorted(known.values(), key=lambda one: one.key)
         manifests = self._first_of(ask)
         if not manifests:
             self._first = (self._first + 1) % len(self._relays)
@@ -122,12 +127,26 @@ class RelaySet:
         """Tell one relay, which passes it on."""
         self._first_of(lambda relay: self._relays[relay].report(receiver, n, is_match, digest))
 
+    def break_off(self) -> None:
+        """End what is pulled from any of them; any thread may call."""
+        for relay in self._relays:
+            if isinstance(relay, BreaksOff):
+                relay.break_off()
+
     # ---- who is asked
 
     def _first_of(
         self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool] = lambda _: True
     ) -> T:
         """Return what the first relay says that does not fail, or the last that says too little.
+
+        Raises:
+            What `_said` does.
+        """
+        return self._said(ask, is_enough=is_enough)[-1]
+
+    def _said(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
+        """Return what relays say that do not fail, one after the other until one says enough.
 
         Raises:
             Unavailable: all failed, or none is left that may be asked now.
@@ -152,12 +171,12 @@ class RelaySet:
                 continue
             self._standing.answered(relay)
             if is_enough(said[-1]):
-                return said[-1]
+                break
         if not said:
             if refused is not None:
                 raise refused
             raise Unavailable(f"of {len(self._relays)} relays none answers now")
-        return said[-1]
+        return said
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Return what the publisher signed.

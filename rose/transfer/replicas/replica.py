@@ -177,6 +177,10 @@ class ReplicaCommit:
         return None
 
     def _look_for_next(self, words: Sequence[Word], now_ns: int) -> None:
+        if any(word.phase in SETTLED and word.held != self._used for word in words):
+            # It had begun to go to another version alone when all said that they were at this one.
+            self._stop(None)
+            return
         if any(word.phase is not RankPhase.IN_USE for word in words):
             return
         held, staged = words[0].held, [word.staged for word in words]

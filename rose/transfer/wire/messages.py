@@ -82,10 +82,18 @@ class HelloReply:
 
 @dataclass(frozen=True, slots=True)
 class WaitRequest:
-    """Ask for versions above a number, and wait for one."""
+    """Ask for versions above a number, and wait for one.
+
+    Args:
+        after_n: the number.
+        timeout_ms: how long to wait.
+        after_base_n: of the last update that a reply had room for, which led to `after_n`; then it
+            is what follows that one, and nobody waits.
+    """
 
     after_n: int
     timeout_ms: int
+    after_base_n: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,13 @@ class SeedRequest:
 class ManifestsReply:
     """Answer both: what there is, and the port of this host that gives the chunks.
 
-    To a `SeedRequest` it is the seed, or nothing where it cannot be made.
+    To a `SeedRequest` it is the seed, or nothing where it cannot be made. To a `WaitRequest` as
+    much as fits, ascending; `is_more` says that there is more behind it.
     """
 
     manifests: tuple[Manifest, ...]
     chunk_port: int
+    is_more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +231,8 @@ def _tensor(message: Any) -> TensorEntry:
 
 
 def _wait_of(message: Any) -> WaitRequest:
-    return WaitRequest(message.after_n, message.timeout_ms)
+    base_n = message.after_base_n if message.HasField("after_base_n") else None
+    return WaitRequest(message.after_n, message.timeout_ms, base_n)
 
 
 def _seed_to(one: SeedRequest) -> dict[str, Any]:
@@ -234,12 +245,14 @@ def _seed_of(message: Any) -> SeedRequest:
 
 
 def _manifests_to(one: ManifestsReply) -> dict[str, Any]:
-    return {"chunk_port": one.chunk_port, "manifests": [manifest_to(m) for m in one.manifests]}
+    manifests = [manifest_to(m) for m in one.manifests]
+    return {"chunk_port": one.chunk_port, "manifests": manifests, "is_more": one.is_more}
 
 
 def _manifests_of(message: Any) -> ManifestsReply:
     _check_most(message.manifests, MANIFESTS_MAX, "manifests")
-    return ManifestsReply(tuple(map(manifest_of, message.manifests)), _port(message.chunk_port))
+    manifests = tuple(map(manifest_of, message.manifests))
+    return ManifestsReply(manifests, _port(message.chunk_port), message.is_more)
 
 
 def _subscribe_to(one: SubscribeRequest) -> dict[str, Any]:
@@ -300,7 +313,8 @@ def _nothing(_one: object) -> dict[str, Any]:
 
 
 def _wait_to(one: WaitRequest) -> dict[str, Any]:
-    return {"after_n": one.after_n, "timeout_ms": one.timeout_ms}
+    said = {"after_n": one.after_n, "timeout_ms": one.timeout_ms}
+    return said if one.after_base_n is None else {**said, "after_base_n": one.after_base_n}
 
 
 _KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], dict[str, Any]], Any]]] = {

@@ -1,22 +1,27 @@
 """The weight server: versions for receivers in other processes, and on other machines with TLS."""
 
-import hmac
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Final
 
 import grpc
 
 from rose.addresses import spelled
 from rose.closing import Closing
-from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.errors import RoseError
+from rose.transfer.manifest import UpdateKey
+from rose.transfer.movers.kinds import check_offered
 from rose.transfer.relaying.upstream import Upstream
-from rose.transfer.wire import grpc_chunks, messages
+from rose.transfer.wire import grpc_chunks, messages, offers
+from rose.transfer.wire.berths import Berths
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.credentials import add_port
+from rose.transfer.wire.methods import TokenMethods, abort_with
+from rose.transfer.wire.pages import page
 from rose.transfer.wire.peers import Peers
-from rose.transfer.wire.security import Rejections, Security, TlsFiles
+from rose.transfer.wire.security import Security, TlsFiles
 
 WAIT_MAX_S: Final = 10.0
 # Each receiver that waits takes a thread.
@@ -26,24 +31,28 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", messages.REPLY_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # a second server on a port is an error, not a lottery
 )
-_CODES: Final = (
-    (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-)
 
 
 class WeightServer(Closing):
-    """Serves one log until it is closed: control by gRPC, chunks by TCP.
+    """Serves one log until it is closed: control by gRPC, chunks by TCP, or by a mover.
 
     Made by `serve`. Who does not present the token learns nothing on either.
     """
 
     def __init__(
-        self, log: Upstream, host: str, port: int, security: Security, peers: Peers
+        self,
+        log: Upstream,
+        host: str,
+        port: int,
+        security: Security,
+        peers: Peers,
+        *,
+        movers: Mapping[str, Berths],
     ) -> None:
         self._log = log
         self._security = security
         self._peers = peers
+        self._movers = movers
         self._is_closing = threading.Event()
         self._pool = ThreadPoolExecutor(RECEIVERS_MAX, "rose-weights")
         self._grpc: Any = grpc.server(
@@ -51,7 +60,7 @@ class WeightServer(Closing):
             options=_OPTIONS,
             maximum_concurrent_rpcs=2 * RECEIVERS_MAX,
         )
-        self._grpc.add_generic_rpc_handlers((_Methods(security.token, self._methods()),))
+        self._grpc.add_generic_rpc_handlers((TokenMethods(security.token, self._methods()),))
         try:
             bound = add_port(self._grpc, host, port, security)
             self._chunks = ChunkServer(log, security.token, host, tls=security.tls)
@@ -79,6 +88,8 @@ class WeightServer(Closing):
         self._grpc.stop(None).wait()
         self._pool.shutdown()
         self._chunks.close()
+        for berths in self._movers.values():
+            berths.close()
 
     def _methods(self) -> dict[str, Any]:
         each: dict[str, Callable[[bytes], object]] = {
@@ -92,7 +103,9 @@ class WeightServer(Closing):
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
-        return {**methods, grpc_chunks.METHOD: grpc_chunks.chunks_handler(self._log)}
+        methods[grpc_chunks.METHOD] = grpc_chunks.chunks_handler(self._log)
+        methods[offers.METHOD] = offers.offers_handler(self._log, self._movers)
+        return methods
 
     def _hello(self, content: bytes) -> messages.HelloReply:
         messages.decode(messages.HelloRequest, content)
@@ -100,12 +113,16 @@ class WeightServer(Closing):
 
     def _wait(self, content: bytes) -> messages.ManifestsReply:
         request = messages.decode(messages.WaitRequest, content)
-        manifests = self._log.wait_after(
-            request.after_n,
-            min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S),
-            is_over=self._is_closing.is_set,
-        )
-        return messages.ManifestsReply(tuple(manifests), self._chunks.port)
+        timeout_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S)
+        is_over = self._is_closing.is_set
+        if request.after_base_n is None:
+            manifests = self._log.wait_after(request.after_n, timeout_s, is_over=is_over)
+        else:
+            last = UpdateKey(request.after_n, request.after_base_n)
+            told = self._log.wait_after(request.after_n - 1, 0, is_over=is_over)
+            manifests = [one for one in told if one.key > last]
+        some, is_more = page(manifests)
+        return messages.ManifestsReply(some, self._chunks.port, is_more)
 
     def _seed(self, content: bytes) -> messages.ManifestsReply:
         request = messages.decode(messages.SeedRequest, content)
@@ -124,33 +141,6 @@ class WeightServer(Closing):
         return messages.ReportReply()
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the method of a call; without the token there is none to find."""
-
-    def __init__(self, token: bytes, methods: dict[str, Any]) -> None:
-        self._token = token.hex()
-        self._methods = methods
-        self._rejections = Rejections()
-
-    def service(self, call: Any) -> Any:
-        """Return what answers a call."""
-        presented = dict(call.invocation_metadata or ()).get(messages.TOKEN_KEY, "")
-        if not hmac.compare_digest(str(presented).encode(), self._token.encode()):
-            # As a stream its messages are not even read, so that none can be too large.
-            return grpc.stream_stream_rpc_method_handler(self._denied)
-        return self._methods.get(call.method)
-
-    def _denied(self, _requests: Any, context: Any) -> Any:
-        self._rejections.note("it has another token", _host(context.peer()))
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-        return iter(())
-
-
-def _host(peer: str) -> str:
-    """Return who called, without the port, which is another one each time."""
-    return peer.rpartition(":")[0]
-
-
 def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes]:
     """Return a method as gRPC calls it: bytes in and out, and errors of rose as its codes."""
 
@@ -158,9 +148,7 @@ def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes
         try:
             return messages.encode(method(content))
         except RoseError as error:
-            codes = (code for kind, code in _CODES if isinstance(error, kind))
-            context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
-        return b""
+            abort_with(error, context)
 
     return call
 
@@ -172,6 +160,7 @@ def serve(
     token: str | None = None,
     tls: TlsFiles | None = None,
     peers: Peers | None = None,
+    movers: Sequence[str] = (),
 ) -> WeightServer:
     """Serve a log.
 
@@ -182,12 +171,20 @@ def serve(
             passes the old port and token, so that receivers find it.
         tls: certificates that both sides show.
         peers: who serves, for those who ask.
+        movers: that chunks are offered by besides, each one of `MOVERS`; on loopback only.
 
     Raises:
-        InvalidArgument: the address is not on loopback and there is no `tls`, the token is none, or
-            a certificate is no use.
-        Unavailable: the port is taken.
+        InvalidArgument: the address is not on loopback and there is no `tls`, or there is a mover;
+            the token is none, a certificate is no use, or a mover is not installed.
+        Unavailable: the port is taken, or a mover cannot be started.
+        DeadlineExceeded: a mover is not ready in time.
     """
     security = Security.of(token, tls)
     host, port = security.place(address)
-    return WeightServer(log, host, port, security, Peers() if peers is None else peers)
+    check_offered(movers, address)
+    who = Peers() if peers is None else peers
+    with ExitStack() as stack:
+        berths = {mover: stack.enter_context(Berths(mover)) for mover in dict.fromkeys(movers)}
+        server = WeightServer(log, host, port, security, who, movers=berths)
+        stack.pop_all()  # the server closes them
+    return server

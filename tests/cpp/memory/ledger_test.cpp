@@ -37,7 +37,8 @@ PartitionRecord partition_of(std::int32_t id, std::int32_t held, std::int32_t qu
           1,
           5,
           7,
-          {9, 3, 2, 11}};
+          {4, 13},
+          {9, 3, 2, 11, 10}};
 }
 
 constexpr std::size_t kSlabsAt = sizeof(LedgerHeaderWire) + 8 * sizeof(PartitionRecordWire);
@@ -79,6 +80,9 @@ TEST(published_records_are_seen) {
   CHECK_EQ(one.revocation.id, 9);
   CHECK_EQ(one.revocation.pending, 2);
   CHECK_EQ(one.revocation.deadline_ns, 11);
+  CHECK_EQ(one.revocation.due_ns, 10);
+  CHECK_EQ(one.pins.count, 4);
+  CHECK_EQ(one.pins.oldest_ns, 13);
 }
 
 TEST(audit_finds_what_cannot_be) {
@@ -127,7 +131,7 @@ TEST(what_is_no_ledger_is_refused) {
   };
   const auto legal = [](LedgerHeaderWire& head) {
     head.magic = 0x3152474c45534f52;
-    head.version = 2;
+    head.version = 3;
     head.slab_count = 2;
   };
   constexpr std::size_t kBytes = kSlabsAt + 2 * sizeof(SlabRecordWire);
@@ -135,7 +139,7 @@ TEST(what_is_no_ledger_is_refused) {
   CHECK(opened(10, legal) == Code::kCorrupt);
   CHECK(opened(kBytes + 32, legal) == Code::kCorrupt);
   CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.magic = 1; }) == Code::kCorrupt);
-  CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.version = 1; }) == Code::kCorrupt);
+  CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.version = 2; }) == Code::kCorrupt);
   CHECK(opened(kBytes, [&](LedgerHeaderWire& h) { legal(h), h.slab_count = -1; }) ==
         Code::kCorrupt);
 }
@@ -146,7 +150,7 @@ TEST(ledger_that_could_still_be_written_is_refused) {
   const Mapping mapping = Mapping::create(fd, kBytes, Access::kReadWrite).take();
   auto* head = reinterpret_cast<LedgerHeaderWire*>(mapping.data());
   head->magic = 0x3152474c45534f52;
-  head->version = 2;
+  head->version = 3;
   head->slab_count = 1;
   CHECK(LedgerView::open(fd).status().code() == Code::kCorrupt);
 }
@@ -157,7 +161,7 @@ TEST(writer_that_stopped_in_a_change_is_noticed) {
   const Mapping mapping = Mapping::create(fd, kBytes, Access::kReadWrite).take();
   auto* head = reinterpret_cast<LedgerHeaderWire*>(mapping.data());
   head->magic = 0x3152474c45534f52;
-  head->version = 2;
+  head->version = 3;
   head->slab_count = 1;
   head->sequence.store(3);
   CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0);

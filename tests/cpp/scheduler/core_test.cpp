@@ -117,9 +117,9 @@ TEST(among_equals_the_smaller_number_wins) {
     Placement placement{kSettings, policy};
     Query query;
     query.need_tokens = 100;
-    CHECK_EQ(workers.columns().number[*placement.choose(workers.columns(), query)], 2);
+    CHECK_EQ(workers.columns().number[*placement.choose(workers, query)], 2);
     query.need_tokens = 101;
-    CHECK(!placement.choose(workers.columns(), query));
+    CHECK(!placement.choose(workers, query));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "check.h"
@@ -13,6 +14,8 @@
 #include "transfer/delta_pack.h"
 #include "transfer/digest.h"
 #include "transfer/elias_fano.h"
+#include "transfer/parallel.h"
+#include "transfer/payload_room.h"
 #include "transfer/topk.h"
 
 #if defined(__x86_64__)
@@ -457,21 +460,93 @@ TEST(random_words_are_refused_or_harmless) {
   });
 }
 
+// Bit by bit, as docs/protocol.md has it.
+std::vector<std::uint32_t> plain_elias_fano(const Bits& positions, std::uint32_t universe) {
+  const EliasFanoShape shape{universe, static_cast<std::uint32_t>(positions.size())};
+  std::vector<std::uint32_t> words(shape.words());
+  const auto set = [&](std::size_t bit) { words[bit / 32] |= 1U << bit % 32; };
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    set((positions[i] >> shape.low_bits) + i);
+    for (std::uint32_t bit = 0; bit < shape.low_bits; ++bit) {
+      if ((positions[i] >> bit & 1) != 0) set(32 * shape.high_words + i * shape.low_bits + bit);
+    }
+  }
+  return words;
+}
+
+// Writes ascending positions in all ways: each gives the bits of the plain one, and none behind.
+void check_elias_fano(const Bits& positions, std::uint32_t universe) {
+  constexpr std::uint32_t kUntouched = 0xA5A5'A5A5;
+  const auto count = static_cast<std::uint32_t>(positions.size());
+  std::vector<std::uint32_t> expected = plain_elias_fano(positions, universe);
+  EliasFanoReader reader{expected.data(), universe, count};
+  for (const std::uint16_t position : positions) CHECK_EQ(reader.next(), position);
+  const std::size_t words = expected.size();
+  expected.resize(words + 4, kUntouched);
+  for (const Isa isa : isas()) {
+    std::vector<std::uint32_t> written(words + 4, kUntouched);
+    CHECK(write_elias_fano(isa, positions.data(), count, universe, written.data()) ==
+          written.data() + words);
+    CHECK(written == expected);
+  }
+}
+
 TEST(elias_fano_goes_there_and_back) {
   std::mt19937 random{37};
   for (const std::uint32_t universe : {1U, 2U, 31U, 1000U, 16384U, 65536U}) {
-    for (const std::uint32_t wanted : {1U, 2U, 30U, universe / 2, universe - 1, universe}) {
+    for (const std::uint32_t wanted : {1U, 2U, 30U, 99U, universe / 100, universe / 17,
+                                       universe / 5, universe / 2, universe - 1, universe}) {
       const std::uint32_t count = std::clamp(wanted, 1U, universe);
       Bits all(universe);
       for (std::uint32_t i = 0; i < universe; ++i) all[i] = static_cast<std::uint16_t>(i);
       Bits positions;
       std::ranges::sample(all, std::back_inserter(positions), count, random);
-      const EliasFanoShape shape{universe, count};
-      std::vector<std::uint32_t> words(shape.words());
-      CHECK(write_elias_fano(positions.data(), count, universe, words.data()) ==
-            words.data() + words.size());
-      EliasFanoReader reader{words.data(), universe, count};
-      for (const std::uint16_t position : positions) CHECK_EQ(reader.next(), position);
+      check_elias_fano(positions, universe);
+    }
+  }
+}
+
+TEST(elias_fano_bridges_holes_of_any_size) {
+  std::mt19937 random{41};
+  for (int round = 0; round < 300; ++round) {
+    // In heaps, so that some places follow each other and others are words apart.
+    std::set<std::uint16_t> chosen;
+    for (auto heaps = random() % 9 + 1; heaps > 0; --heaps) {
+      const auto first = random() % 65536;
+      for (auto size = random() % 200 + 1; size > 0; --size) {
+        chosen.insert(static_cast<std::uint16_t>((first + random() % 300) % 65536));
+      }
+    }
+    check_elias_fano(Bits(chosen.begin(), chosen.end()), 65536);
+  }
+}
+
+TEST(payload_of_parts_is_what_they_wrote_wherever_they_had_to_go) {
+  constexpr std::uint32_t kBlockWords = 65'536;
+  for (const std::uint32_t filled : {0U, 1U, 700U, kBlockWords}) {
+    for (const std::uint32_t parts : {1U, 2U, 3U}) {
+      for (const std::uint64_t blocks : {3U, 17U, 65U}) {
+        const std::uint64_t words_max = blocks * kBlockWords - 9;
+        auto room = PayloadRoom::create(blocks, kBlockWords, words_max, parts);
+        CHECK(room.ok());
+        std::vector<std::uint32_t> expected;
+        for (std::uint32_t part = 0; part < parts; ++part) {
+          for (auto block = part_border(blocks, part, parts);
+               block < part_border(blocks, part + 1, parts); ++block) {
+            // Room is asked for a whole block, of which not all is used; the last block is shorter.
+            const std::uint32_t most = block + 1 == blocks ? kBlockWords - 9 : kBlockWords;
+            std::uint32_t* const out = room.value().part(part).room(most);
+            const std::uint32_t words = std::min(filled, most);
+            for (std::uint32_t i = 0; i < words; ++i) {
+              out[i] = static_cast<std::uint32_t>(expected.size());
+              expected.push_back(out[i]);
+            }
+            room.value().part(part).add(words);
+          }
+        }
+        const Buffer<std::uint32_t> joined = room.value().join();
+        CHECK(std::ranges::equal(joined.span(), expected));
+      }
     }
   }
 }

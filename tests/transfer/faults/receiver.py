@@ -230,22 +230,27 @@ class Receiver:
         flip(self.memory.held, *place)
         flip({tile: mask}, *place)
 
-    def sweep(self) -> None:
-        """Read all tiles between two steps; those that are not as they were are repaired."""
+    def sweep(self) -> bool:
+        """Read all tiles between two steps; those that are not as they were are repaired.
+
+        Returns:
+            Whether it was a time for that.
+        """
         if self.commit is not None or self.digests is None or self.is_quarantined:
-            return
+            return False
         sweep = Sweep(self.memory, self.digests, clock=self.clock)
         try:
             while sweep.step(0):
                 pass
         except CorruptData:
-            return
+            return True
         except Killed:
             self.begin(Random(self.life))
-            return
+            return True
         if sweep.drifted:
             self.drifted = {}
             self.staging.drifted(sweep.digests)
+        return True
 
     # ---- what must be true
 

@@ -38,6 +38,7 @@ class World:
         self.now_s = 0.0
         self._pending: deque[Event] = deque()
         self._depth = 0
+        self._unswept: list[Receiver] = []
         # What happened, for whoever compares two runs.
         self.log: list[object] = []
         self.history = History()
@@ -234,7 +235,8 @@ class World:
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
-            receiver.sweep()
+        # A rank that waits for the others in a commit is swept once it runs again.
+        self._unswept = [one for one in self.receivers.values() if not one.sweep()]
         for relay in self.relays:
             if relay.relay is None:
                 relay.start()
@@ -281,6 +283,7 @@ class World:
             for receiver in self.receivers.values():
                 receiver.step(1 << 10)
                 receiver.check()
+        self._unswept = [one for one in self._unswept if not one.sweep()]
         # A relay that failed or lied before is left out for a while.
         self.sleep(BACKOFF_MAX_S if is_left_out else 1.0)
 

@@ -1,0 +1,133 @@
+"""The part of one rank of a trainer: its tiles of each checkpoint, for the publisher on rank 0."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from rose.checkpoints.tiling import Tiling, planned_tiling
+from rose.cli.weight_options import Bell, WeightOptions, observed, until_told
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.transfer.observing.timeline import Timeline
+from rose.transfer.plan.plan import Plan
+from rose.transfer.views import ShardViews
+
+_LOOK_S: Final = 3600.0
+
+
+def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> None:
+    """See that a plan has the ranks that are named: rank 0 has the parts of all others.
+
+    Raises:
+        InvalidArgument: it has not.
+    """
+    if rank is None and not parts:
+        return
+    if plan is None:
+        raise InvalidArgument("--rank and --part need the --plan that says who sends what")
+    ranks = len(plan.sources.shards.ranks)
+    if rank is not None and rank >= ranks:
+        raise InvalidArgument(f"rank {rank} of a trainer that has {ranks} ranks in its plan")
+    if rank and parts:
+        raise InvalidArgument("--part is for rank 0, which has the log")
+    if not rank and len(parts) != ranks - 1:
+        raise InvalidArgument(f"rank 0 needs the --part of each of {ranks - 1} others")
+
+
+def units_of(opened: Checkpoint) -> dict[str, Any]:
+    """Return every tensor of a checkpoint as a row of units, where it lies."""
+    return {name: one.units(0, one.count) for name, one in opened.tensors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart:
+    """The tiles that one rank sends, of the checkpoints that it finds by their names.
+
+    Args:
+        plan: whose tiles.
+        rank: of the trainer.
+        first: the checkpoint to begin with.
+        folder: where others are; None where there are none.
+    """
+
+    plan: Plan
+    rank: int
+    first: Path
+    folder: Path | None
+
+    @property
+    def owned(self) -> Sequence[int]:
+        """Return the tiles of the rank, ascending."""
+        return self.plan.contributes(self.rank)
+
+    def tiling(self) -> Tiling:
+        """Return how checkpoints are cut.
+
+        Raises:
+            InvalidArgument, CorruptData: the first one cannot be read, or is not of the plan.
+        """
+        return self._tiling(open_checkpoint(self.first))
+
+    def shadow(self, label: str) -> ShardViews:
+        """Return the rank's tiles of a checkpoint, copied.
+
+        Raises:
+            Unavailable: it is not here, or not sound.
+        """
+        views = self.fresh(label)
+        return ShardViews({tile: (views.bits(tile).copy(),) for tile in self.owned})
+
+    def fresh(self, label: str) -> ShardViews:
+        """Return the rank's tiles of a checkpoint, as they lie in its files.
+
+        Raises:
+            Unavailable: it is not here, or not sound.
+        """
+        path = self._path(label)
+        try:
+            opened = open_checkpoint(path)
+            return self._tiling(opened).views(units_of(opened), self.owned)
+        except (CorruptData, InvalidArgument) as error:
+            raise Unavailable(f"rank {self.rank} cannot read {path.name}: {error}") from error
+
+    def _path(self, label: str) -> Path:
+        if label == self.first.name:
+            return self.first
+        if self.folder is None or Path(label).name != label:
+            raise Unavailable(f"rank {self.rank} knows no checkpoint of the name '{label}'")
+        return self.folder / label
+
+    def _tiling(self, opened: Checkpoint) -> Tiling:
+        return planned_tiling(self.plan, [one.stored for one in opened.tensors.values()])
+
+
+def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightOptions) -> None:
+    """Serve a part until told to end, and say where.
+
+    Raises:
+        InvalidArgument: the checkpoint is not of the plan, or the address may not be.
+        Unavailable: the port is taken.
+    """
+    # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+    from rose.transfer.wire.part_server import PartServer  # noqa: PLC0415
+
+    tiles = part.tiling().tiles
+    tls, token = options.security.tls, options.security.token.hex()
+    timeline = Timeline(f"rank {part.rank}")
+    with (
+        until_told(),
+        PartServer(
+            part.owned, tiles, part, listen, token=token, tls=tls, threads=threads
+        ) as server,
+        observed(options, "publisher", dict, timeline),
+    ):
+        options.events.say("serving", address=server.address, rank=part.rank, tiles=len(part.owned))
+        _wait_for_ever(Bell())
+    options.events.say("ended")
+
+
+def _wait_for_ever(bell: Bell) -> None:
+    """Wait; a signal ends that."""
+    while True:
+        bell.wait(_LOOK_S)

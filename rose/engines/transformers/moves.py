@@ -1,0 +1,65 @@
+"""KV that moves between two steps, so that whole slabs come empty."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import (
+    CacheAllocator,
+)
+
+from rose.memory import KVSpace
+
+
+def move_sectors(
+    space: KVSpace,
+    rows: torch.Tensor,
+    slabs: Sequence[int] | None,
+    *,
+    limit: int,
+    settle: Callable[[], None],
+) -> dict[int, int]:
+    """Move sectors together; nobody may read or write one of this space during the call.
+
+    A leaving slab that comes empty goes home inside the call; pinned slabs stay as they are.
+
+    Args:
+        space: of the sectors.
+        rows: (sectors, bytes) uint8, where row i is sector i, on the device.
+        slabs: to be emptied, in this order, each wholly or not at all; None: the sparsest, as far
+            as the others have room.
+        limit: the most sectors to move.
+        settle: waits until the copy is complete, on a device that runs ahead.
+
+    Returns:
+        The new id of each sector that moved.
+    """
+    from_ids, to_ids = space.allocator.plan_evacuation(slabs, limit)
+    if not from_ids:
+        return {}
+    with ExitStack() as undo:
+        # Until the copy is whole, what lies at the old places is.
+        undo.callback(space.allocator.cancel_evacuation, from_ids, to_ids)
+        sources = torch.tensor(from_ids, device=rows.device)
+        rows.index_copy_(0, torch.tensor(to_ids, device=rows.device), rows.index_select(0, sources))
+        settle()
+        undo.pop_all()
+    now_at = space.allocator.finish_evacuation(from_ids, to_ids)
+    return {old: new for old, new in zip(from_ids, now_at, strict=True) if old != new}
+
+
+def rename_blocks(allocator: CacheAllocator, sectors: Mapping[int, int]) -> None:
+    """Rewrite what an allocator knows of blocks whose sectors have moved: tables and prefixes."""
+    size = int(allocator.blocks_per_sector)
+
+    def at(block: int) -> int:
+        return sectors.get(block // size, block // size) * size + block % size
+
+    for table in allocator.block_table.values():
+        table[:] = map(at, table)
+    ledger = allocator.ledger
+    for name in ("shared_ref_counts", "block_to_hash", "cached_blocks"):
+        known = getattr(ledger, name)
+        setattr(ledger, name, {at(block): of for block, of in known.items()})
+    if isinstance(ledger.hash_to_block, dict):  # Otherwise it is the allocator's, which has moved.
+        ledger.hash_to_block = {key: at(block) for key, block in ledger.hash_to_block.items()}

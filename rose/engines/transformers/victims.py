@@ -1,0 +1,73 @@
+"""Which slabs a borrower parts with first: those whose loss costs the least work done again."""
+
+import heapq
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# Whether a step in flight would be aborted, tokens to compute again, how long ago the oldest of the
+# requests came; the slab's own number last, so that the order is one.
+Cost: TypeAlias = tuple[bool, int, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is lost with a request whose KV is taken away.
+
+    Args:
+        tokens: that would be computed again.
+        age: larger for who came earlier; counted from any moment, the same for all.
+        is_in_flight: whether a step would have to be aborted for it.
+    """
+
+    tokens: int
+    age: float
+    is_in_flight: bool
+
+
+def order_of_loss(
+    users: Mapping[int, Collection[str]], progress: Mapping[str, Progress]
+) -> list[int]:
+    """Return all slabs, the cheapest to lose first.
+
+    Each one is the cheapest when those before it are gone: a request that has lost a slab loses
+    nothing more with the next. A step in flight is spared as long as there are other slabs; then
+    fewest tokens count, then the newest requests go first.
+
+    Args:
+        users: by slab, the requests that have KV in it; each of them is in `progress`.
+        progress: by request.
+    """
+    slabs_of: dict[str, list[int]] = {}
+    for slab, requests in users.items():
+        for request in requests:
+            slabs_of.setdefault(request, []).append(slab)
+    left = {slab: set(requests) for slab, requests in users.items()}
+
+    def cost(slab: int) -> Cost:
+        lost = [progress[request] for request in left[slab]]
+        return (
+            any(one.is_in_flight for one in lost),
+            sum(one.tokens for one in lost),
+            max((one.age for one in lost), default=0.0),
+            slab,
+        )
+
+    now = {slab: cost(slab) for slab in left}
+    heap = list(now.values())
+    heapq.heapify(heap)
+    order: list[int] = []
+    while heap:
+        cheapest = heapq.heappop(heap)
+        slab = cheapest[-1]
+        if now.get(slab) != cheapest:
+            continue  # It has become cheaper since, and was chosen or stands further up.
+        order.append(slab)
+        del now[slab]
+        for request in left.pop(slab):
+            for other in slabs_of[request]:
+                if other in now:
+                    left[other].discard(request)
+                    now[other] = cost(other)
+                    heapq.heappush(heap, now[other])
+    return order

@@ -1,0 +1,98 @@
+"""The largest batch a borrower will run, once, before its arena of activations is sealed."""
+
+import threading
+from collections.abc import Sequence
+
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from rose.engines.torch_arena import ActivationArena, ArenaState
+from rose.engines.transformers.engine import Engine
+from rose.engines.transformers.outputs import Output
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.units import MS_PER_S, ceil_div
+
+
+def warm_up(
+    engine: Engine,
+    arena: ActivationArena,
+    *,
+    requests: int,
+    context_tokens: int,
+    timeout_ms: float,
+) -> None:
+    """Run `requests` requests at once up to `context_tokens` tokens each, then seal the arena.
+
+    From then on a step that needs more device memory fails. Leased weights become active for it,
+    like for any request. Call it when the engine has started and before it takes other work; any
+    thread but the engine's.
+
+    Args:
+        engine: a borrower's.
+        arena: that it was built with, not sealed yet.
+        requests: as many as will ever run at once.
+        context_tokens: of the longest request, prompt and answer.
+        timeout_ms: serving may leave no room for so long.
+
+    Raises:
+        InvalidArgument: no such batch, or the arena is sealed already.
+        DeadlineExceeded: it did not come to an end in time; the arena is not sealed.
+        Unavailable: a request failed, because the arena is too small, say; the arena is not sealed.
+    """
+    if arena.state is not ArenaState.WARMING:
+        raise InvalidArgument("the arena is sealed already: it cannot be warmed up again")
+    if requests < 1:
+        raise InvalidArgument(f"a warm-up with {requests} requests runs nothing")
+    prompts, answer_tokens = _batch(engine, requests=requests, context_tokens=context_tokens)
+    ends = _run(engine, prompts, answer_tokens, timeout_ms)
+    for end in ends:
+        if end.status != RequestStatus.FINISHED:
+            raise Unavailable(f"the warm-up came to no end: {end.error}") from end.failure
+    engine.pause()  # A step that is being prepared would grow it behind its own measure.
+    try:
+        arena.seal()
+    finally:
+        engine.resume()
+
+
+def _batch(engine: Engine, *, requests: int, context_tokens: int) -> tuple[list[list[int]], int]:
+    """Return prompts that share no prefix, and answers so long that all of them decode at once."""
+    step_tokens = int(engine.processor.cache.max_batch_tokens)
+    answer_tokens = ceil_div(requests * context_tokens, step_tokens) + 2
+    prompt_tokens = context_tokens - answer_tokens
+    if prompt_tokens < 1:
+        raise InvalidArgument(
+            f"{requests} requests of {context_tokens} tokens would not decode side by side: give "
+            "fewer of them, more context or larger batches"
+        )
+    vocabulary = int(engine.manager.model.config.get_text_config().vocab_size)
+    prompts = [
+        [(one + place) % vocabulary for place in range(prompt_tokens)] for one in range(requests)
+    ]
+    return prompts, answer_tokens
+
+
+def _run(
+    engine: Engine, prompts: Sequence[list[int]], answer_tokens: int, timeout_ms: float
+) -> list[Output]:
+    """Run all of them and return their last outputs."""
+    done = threading.Condition()  # Guards `ends`.
+    ends: list[Output] = []
+
+    def on_output(output: Output) -> None:
+        if output.is_finished():
+            with done:
+                ends.append(output)
+                done.notify_all()
+
+    names = [f"warm-up-{one}" for one in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.submit(name, prompt, max_new_tokens=answer_tokens, on_output=on_output)
+    with done:
+        is_over = done.wait_for(lambda: len(ends) == len(prompts), timeout_ms / MS_PER_S)
+    if is_over:
+        return ends
+    for name in names:
+        engine.cancel(name)
+    raise DeadlineExceeded(
+        f"the warm-up of {len(prompts)} requests was not over after {timeout_ms:g} ms"
+    )

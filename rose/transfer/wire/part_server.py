@@ -1,0 +1,207 @@
+"""The part of one rank of a trainer: packed where its weights are, for a publisher elsewhere."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+import grpc
+
+from rose.addresses import spelled
+from rose.closing import Closing
+from rose.errors import InvalidArgument, RoseError, Unavailable
+from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.tiles import Tiles
+from rose.transfer.views import TileViews
+from rose.transfer.wire import part_messages as said
+from rose.transfer.wire.credentials import add_port
+from rose.transfer.wire.methods import TokenMethods, abort_with
+from rose.transfer.wire.security import Security, TlsFiles
+
+# One publisher calls, and one that took its place while the calls of the other run out.
+_CALLS_MAX: Final = 4
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", said.MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", said.MESSAGE_BYTES_MAX),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class LabelledWeights(Protocol):
+    """A rank's weights by name: of a step, or of a checkpoint. All ranks know the same names."""
+
+    def shadow(self, label: str) -> TileViews:
+        """Return the rank's tiles as they were then, in memory that nobody else changes.
+
+        Raises:
+            Unavailable: the rank does not have them, now or any more.
+        """
+        ...
+
+    def fresh(self, label: str) -> TileViews:
+        """Return the rank's tiles as they are then, to be read; it may wait for the step.
+
+        Raises:
+            Unavailable: the rank does not have them, now or any more.
+        """
+        ...
+
+
+class PartServer(Closing):
+    """Serves one rank's part until it is closed.
+
+    The shadow is here and the log is the publisher's: what a pack changed is undone unless the
+    publisher says, with whatever it calls next, that its log has it. It opens a part with the
+    shadow that a name stands for, so ranks that lived on and such that were started again begin
+    from the same step.
+
+    The lock guards the shadow and the session. It is held while tiles are packed, and over no wait
+    but for the weights of a name.
+
+    Args:
+        owned: the tiles that are this rank's to send, ascending.
+        tiles: how all weights are cut.
+        weights: of this rank, by name.
+        address: on loopback, or of any machine with `tls`; port 0 for any that is free.
+        token: 64 hexadecimal digits; None makes a new one.
+        tls: certificates that both sides show.
+        threads: that pack.
+
+    Raises:
+        InvalidArgument: as of `serve`.
+        Unavailable: the port is taken.
+    """
+
+    def __init__(
+        self,
+        owned: Sequence[int],
+        tiles: Tiles,
+        weights: LabelledWeights,
+        address: str = "127.0.0.1:0",
+        *,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+        threads: int = 1,
+    ) -> None:
+        self._owned, self._tiles, self._weights = owned, tiles, weights
+        self._threads = threads
+        self._security = Security.of(token, tls)
+        self._lock = threading.Lock()
+        self._session: int | None = None
+        self._contributor: Contributor | None = None
+        self._newest = 0  # pack that the publisher has asked for
+        self._pending: tuple[int, Part] | None = None  # packed, and neither kept nor taken back
+        self._is_sound = False
+        host, port = self._security.place(address)
+        self._pool = ThreadPoolExecutor(_CALLS_MAX, "rose-part")
+        self._grpc: Any = grpc.server(
+            self._pool, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
+        )
+        methods = {
+            f"/{said.SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(_answered(method))
+            for name, method in (
+                ("Open", self._open),
+                ("Pack", self._pack),
+                ("Settle", self._settle),
+                ("Whole", self._whole),
+            )
+        }
+        self._grpc.add_generic_rpc_handlers((TokenMethods(self._security.token, methods),))
+        try:
+            bound = add_port(self._grpc, host, port, self._security)
+        except RoseError:
+            self._grpc.stop(None).wait()
+            self._pool.shutdown()
+            raise
+        self.address: str = spelled(host, bound)
+        self._grpc.start()
+
+    @property
+    def token(self) -> str:
+        """Return what a publisher must present, in hexadecimal digits."""
+        return self._security.token.hex()
+
+    def close(self) -> None:
+        """Break off all calls and join all threads."""
+        self._grpc.stop(None).wait()
+        self._pool.shutdown()
+
+    # ---- the four methods: each yields messages
+
+    def _open(self, ask: said.Ask) -> Iterator[bytes]:
+        layout, label = said.read_opening(ask.rest)
+        if layout != self._tiles.layout:
+            raise InvalidArgument("the publisher cuts the weights otherwise than this rank")
+        shadow = self._weights.shadow(label)
+        with self._lock:
+            self._session, self._contributor, self._pending = None, None, None
+            self._newest = 0
+            made = Contributor(shadow, self._tiles, self._owned, threads=self._threads)
+            self._session, self._contributor, self._is_sound = ask.session, made, True
+            digests = [(tile, made.digests[tile]) for tile in self._owned]
+        for at in range(0, len(digests), said.TILES_AT_ONCE):
+            yield said.digests_bytes(digests[at : at + said.TILES_AT_ONCE])
+
+    def _pack(self, ask: said.Ask) -> Iterator[bytes]:
+        new = self._weights.fresh(said.read_label(ask.rest))
+        part = Part()
+        with self._lock:
+            contributor = self._settled(ask)
+            self._pending = ask.number, part  # first: whatever is changed is taken back
+            contributor.pack(new, part)
+        for tile, frame in part.frames.items():
+            yield said.frame_bytes(tile, frame)
+
+    def _settle(self, ask: said.Ask) -> Iterator[bytes]:
+        with self._lock:
+            self._settled(ask)
+        yield b""
+
+    def _whole(self, ask: said.Ask) -> Iterator[bytes]:
+        tiles = said.read_tiles(ask.rest)
+        if not set(tiles) <= set(self._owned):
+            raise InvalidArgument("these tiles are of another rank")
+        for tile in tiles:
+            with self._lock:  # for each: a new session does not wait for whoever reads slowly
+                [(_, frame)] = self._settled(ask).whole((tile,))
+            yield said.frame_bytes(tile, frame)
+
+    def _settled(self, ask: said.Ask) -> Contributor:
+        """Keep the last pack or take it back, as the publisher says.
+
+        Raises:
+            Unavailable: another publisher has opened the part, or none has; or the shadow cannot be
+                brought back to where it was.
+        """
+        contributor = self._contributor
+        if contributor is None or ask.session != self._session:
+            raise Unavailable("this rank is not in the publisher's session: open its part again")
+        if ask.number < self._newest:  # what it says of packs is not true any more
+            raise Unavailable("this call was given up: the publisher has gone on")
+        self._newest = ask.number
+        if self._pending is not None:
+            number, part = self._pending
+            self._is_sound = False  # until it is known to be
+            if number == ask.kept:
+                contributor.keep(part)
+                self._is_sound = True
+            else:
+                self._is_sound = contributor.take_back(part)
+            self._pending = None
+        if not self._is_sound:
+            raise Unavailable("what this rank last sent may be no version: open its part again")
+        return contributor
+
+
+def _answered(
+    method: Callable[[said.Ask], Iterator[bytes]],
+) -> Callable[[bytes, Any], Iterator[bytes]]:
+    """Return a method as gRPC calls it: errors of rose are its codes."""
+
+    def call(content: bytes, context: Any) -> Iterator[bytes]:
+        try:
+            yield from method(said.Ask.from_bytes(content))
+        except RoseError as error:
+            abort_with(error, context)
+
+    return call

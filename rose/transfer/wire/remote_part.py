@@ -1,0 +1,244 @@
+"""The part of another rank, for the publisher: its frames come here, its weights stay there."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from rose.closing import Closing
+from rose.errors import (
+    CorruptData,
+    InternalError,
+    InvalidArgument,
+    RoseError,
+    Unavailable,
+    check,
+)
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, delta_check, delta_pack
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Chunk
+from rose.transfer.publishing.contributor import Part, chunk_of
+from rose.transfer.tiles import Tiles
+from rose.transfer.views import TileViews
+from rose.transfer.wire import part_messages as said
+from rose.transfer.wire.credentials import open_channel
+from rose.transfer.wire.messages import TOKEN_KEY
+from rose.transfer.wire.security import Security, TlsFiles
+
+# For a rank to come to the step, to pack it, and to bring its frames.
+PACK_S: Final = 120.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", said.MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+# Whole tiles in one call: what a rank sends is bounded by its deadline.
+_WHOLE_AT_ONCE: Final = 64
+
+
+class WeightsElsewhere(TileViews):
+    """What a publisher is given in the place of weights: the name that their rank knows them by."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def bits(self, tile: int) -> Any:
+        """Raise: they are not here."""
+        raise InternalError(f"tile {tile} of {self.label} is in another process")
+
+
+class RemotePart(Closing):
+    """A `PartOwner` whose contributor is a `PartServer`. One thread uses it.
+
+    A failed pack changes nothing that lasts: the rank takes back what the log did not take. Once a
+    rank was started again, all is `Unavailable` until `open`, for another incarnation.
+
+    Args:
+        address: of the server.
+        token: of the server.
+        tiles: how all weights are cut.
+        label: of the weights to begin with, which the rank takes as its shadow.
+        tls: certificates that both sides show.
+        timeout_s: for each call.
+
+    Raises:
+        InvalidArgument: the rank has another layout, or the address or token is none.
+        Unavailable: it cannot be reached, or has no weights of that name.
+        CorruptData: it says what no rank says.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        tiles: Tiles,
+        label: str,
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = PACK_S,
+    ) -> None:
+        security = Security.of(token, tls)
+        self._address, self._tiles, self._timeout_s = address, tiles, timeout_s
+        self._channel = open_channel(*security.place(address), security, _OPTIONS)
+        self._metadata = ((TOKEN_KEY, security.token.hex()),)
+        self._running: Any = None  # the call that `begin` made
+        try:
+            self.open(label)
+        except RoseError:
+            self._channel.close()
+            raise
+
+    def open(self, label: str) -> None:
+        """Begin a session: the rank's shadow is what this names. Waits until the rank is there.
+
+        Raises:
+            What the constructor does.
+        """
+        self._hang_up()
+        self._session = secrets.randbits(63)
+        self._number = self._kept = 0
+        rest = said.opening(self._tiles.layout, label)
+        found = {
+            tile: digest
+            for content in self._messages(self._call("Open", rest, waits=True))
+            for tile, digest in said.read_digests(content)
+        }
+        if any(tile >= len(self._tiles) for tile in found):
+            raise CorruptData(f"the part at {self._address} has tiles that there are not")
+        self.owned: Sequence[int] = sorted(found)
+        self.digests = TileDigests(found)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._hang_up()
+        self._channel.close()
+
+    # ---- a version
+
+    def begin(self, new: TileViews) -> None:
+        """Let the rank pack what `new` names while others do."""
+        check(isinstance(new, WeightsElsewhere), "the weights of another rank are named")
+        self._hang_up()
+        self._number += 1
+        self._running = self._call("Pack", getattr(new, "label", "").encode())
+
+    def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (`begin` was told)
+        """Take what the rank packed."""
+        running, self._running = self._running, None
+        check(running is not None, "a pack is begun first")
+        before = -1
+        for content in self._messages(running):
+            tile, frame = said.read_frame(content)
+            delta = self._sound(tile, frame)
+            if tile <= before or delta.base_digest != self.digests[tile]:
+                raise CorruptData(f"the part at {self._address} sent tile {tile} out of turn")
+            before = tile
+            part.deltas[tile], part.frames[tile] = delta, frame
+            part.chunks.append(chunk_of(tile, delta, frame))
+
+    def keep(self, part: Part) -> None:
+        """Note that the log has it; the rank hears so with the next call."""
+        self._kept = self._number
+        self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
+
+    def take_back(self, part: Part) -> bool:  # noqa: ARG002  (the rank knows what it packed)
+        """Let the rank take back what it packed last; whether it could."""
+        self._hang_up()
+        try:
+            for _ in self._messages(self._call("Settle", b"")):
+                pass
+        except RoseError:
+            return False
+        return True
+
+    def whole(
+        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
+    ) -> Iterator[tuple[Chunk, bytes]]:
+        """Yield tiles as deltas from zeros; what is undone is undone here.
+
+        Raises:
+            Unavailable: the rank cannot be reached, or was started again.
+            CorruptData: it sent something else.
+        """
+        wanted = iter(tiles)
+        while some := list(islice(wanted, _WHOLE_AT_ONCE)):
+            came = self._messages(self._call("Whole", said.tiles_bytes(some)))
+            for tile in some:
+                its, frame = said.read_frame(self._next(came))
+                if its != tile or self._sound(tile, frame).digest != self.digests[tile]:
+                    raise CorruptData(f"the part at {self._address} has another tile {tile}")
+                yield self._before(tile, frame, undone)
+
+    def _before(
+        self, tile: int, frame: bytes, undone: Sequence[dict[int, Delta]]
+    ) -> tuple[Chunk, bytes]:
+        delta = Delta.from_bytes(frame)
+        if any(tile in deltas for deltas in undone):
+            at = self._tiles[tile]
+            bits = np.zeros(at.count, f"u{at.width // 8}")
+            delta_apply(bits, delta)
+            for deltas in undone:
+                if tile in deltas:
+                    delta_apply(bits, deltas[tile], undo=True)
+            delta = delta_pack(bits, np.zeros_like(bits), block_elements=delta.block_elements)
+            frame = delta.to_bytes()
+        return chunk_of(tile, delta, frame), frame
+
+    def _sound(self, tile: int, frame: bytes) -> Delta:
+        if tile not in self.digests:
+            raise CorruptData(f"the part at {self._address} sent tile {tile}, of another rank")
+        delta = Delta.from_bytes(frame)
+        at = self._tiles[tile]
+        if (delta.count, delta.width) != (at.count, at.width) or delta.rule is not None:
+            raise CorruptData(f"the part at {self._address} sent a delta of no tile {tile}")
+        delta_check(delta)
+        return delta
+
+    # ---- calls
+
+    def _call(self, method: str, rest: bytes, *, waits: bool = False) -> Any:
+        """Begin a call; `waits` for a rank that does not listen yet, too."""
+        ask = said.Ask(self._session, self._number, self._kept, rest)
+        try:
+            return self._channel.unary_stream(f"/{said.SERVICE}/{method}")(
+                ask.to_bytes(),
+                timeout=self._timeout_s,
+                metadata=self._metadata,
+                wait_for_ready=waits,
+            )
+        except ValueError as error:  # the channel is closed
+            raise Unavailable(f"the part at {self._address} was closed: {error}") from error
+
+    def _next(self, came: Iterator[bytes]) -> bytes:
+        try:
+            return next(came)
+        except StopIteration:
+            raise CorruptData(f"the part at {self._address} has fewer tiles than asked") from None
+
+    def _messages(self, call: Any) -> Iterator[bytes]:
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            code, details = call.code(), call.details()
+            if code is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidArgument(f"the part at {self._address}: {details}") from error
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                raise Unavailable(f"the part at {self._address} wants another token") from error
+            name = "" if code is None else code.name
+            raise Unavailable(
+                f"the part at {self._address} does not answer: {name} {details}"
+            ) from error
+        finally:
+            call.cancel()  # of no effect once it is over
+
+    def _hang_up(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()

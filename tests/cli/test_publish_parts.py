@@ -1,0 +1,126 @@
+"""`rose publish --rank`: a trainer's ranks each publish what they own, whoever is killed."""
+
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.cli.main import main
+from rose.transfer.plan import (
+    LocalView,
+    Piece,
+    Region,
+    Replica,
+    ShardMap,
+    Source,
+    TensorSpec,
+    make_plan,
+)
+from rose.transfer.plan.plan_file import plan_to_json
+from tests.cli.weight_programs import SHAPES, TOKEN, Program, make_checkpoint
+
+NAMES = {"layer.weight": "bfloat16", "layer.bias": "float32"}
+
+
+def shards(ranks: int) -> ShardMap:
+    """Return who holds what: rows of the weight are split, the bias is the last rank's alone."""
+    tensors = {name: TensorSpec(name, SHAPES[name][1], dtype) for name, dtype in NAMES.items()}
+    rows, columns = SHAPES["layer.weight"][1]
+    share = rows // ranks
+    pieces = [
+        Piece(
+            "layer.weight",
+            Region((rank * share, 0), (share, columns)),
+            rank,
+            LocalView("layer.weight", 0, (columns, 1)),
+        )
+        for rank in range(ranks)
+    ]
+    bias = Region((0,), SHAPES["layer.bias"][1])
+    pieces.append(Piece("layer.bias", bias, ranks - 1, LocalView("layer.bias", 0, (1,))))
+    return ShardMap(tensors, tuple(pieces), {})
+
+
+@pytest.fixture
+def plan_path(tmp_path: Path) -> Path:
+    made = make_plan(Source("training", shards(2)), [Replica("single", "serving", shards(1))])
+    path = tmp_path / "plan.json"
+    path.write_bytes(plan_to_json(made))
+    return path
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    mine, its = open_checkpoint(one).tensors, open_checkpoint(other).tensors
+    for name in NAMES:
+        count = mine[name].count
+        assert np.array_equal(mine[name].units(0, count), its[name].units(0, count))
+
+
+def test_ranks_publish_what_they_own_and_one_that_was_killed_is_begun_with_again(
+    tmp_path: Path, plan_path: Path
+) -> None:
+    made = [make_checkpoint(tmp_path / "v0", 0)]
+    for seed in (1, 2, 3):
+        made.append(make_checkpoint(tmp_path / f"v{seed}", seed, base=made[-1]))
+    watched, out = tmp_path / "watched", tmp_path / "out"
+    watched.mkdir()
+    there = free_address()
+    common = ["publish", made[0], "--watch", watched, "--plan", plan_path]
+    ranked = [*common, "--rank", 1, "--listen", there]
+    with Program(*common, "--rank", 0, "--part", there) as publisher:  # which waits for the part
+        with Program(*ranked) as part:
+            assert part.wait_for("serving")["rank"] == 1
+            address = publisher.wait_for("serving")["address"]
+            whose = ["--plan", plan_path, "--replica", "single", "--rank", 0]
+            with Program("receive", "--upstream", address, "--to", out, *whose) as receiver:
+                receiver.wait_for("committed", n=1)
+                assert_alike(out, made[0])
+                inside = made[1].rename(watched / "v1")
+                publisher.wait_for("published", n=2)
+                assert not receiver.wait_for("committed", n=2)["is_seed"]
+                assert_alike(out, inside)
+                part.stop(signal.SIGKILL)
+                inside = made[2].rename(watched / "v2")
+                assert "v2 is not published" in publisher.wait_for("trouble")["reason"]
+                with Program(*ranked) as heir:
+                    heir.wait_for("serving")
+                    begun = publisher.wait_for("begun")["n"]
+                    published = publisher.wait_for("published", checkpoint="v2")["n"]
+                    assert published > begun > 2
+                    receiver.wait_for("committed", n=published)
+                    assert_alike(out, inside)
+                    assert heir.stop() == (0, "")
+                assert receiver.stop() == (0, "")
+        assert publisher.stop() == (0, "")
+
+
+def test_ranks_and_parts_that_do_not_go_together_are_one_sentence(
+    tmp_path: Path,
+    plan_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROSE_TOKEN", TOKEN)
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    here = make_checkpoint(tmp_path / "v0", 0)
+    planned = ["--plan", plan_path]
+    for sentence, *options in (
+        ("need the --plan", "--rank", "1"),
+        ("need the --plan", "--part", "127.0.0.1:1"),
+        ("has 2 ranks", "--rank", "2", *planned),
+        ("is for rank 0", "--rank", "1", "--part", "127.0.0.1:1", *planned),
+        ("each of 1 others", "--rank", "0", *planned),
+        ("loopback", "--rank", "0", "--part", "10.0.0.1:1", *planned),
+    ):
+        assert main([str(one) for one in ("publish", here, *options)]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said
+        assert said.count("\n") == 1

@@ -1,0 +1,225 @@
+"""KV that moves between two steps: slabs come empty, and no request notices."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rose.engines.transformers import LeasedWeights, Model, load_model
+from rose.executor import WeightsState
+from rose.memory import KVSpace
+from tests.engines.borrowed import LEASED_POOL_BYTES
+from tests.engines.pair import Pair
+from tests.engines.stepper import Stepper
+from tests.engines.windowed import windowed
+
+POISON = 0xFF
+
+# Models and lanes: one group; two groups; two groups in the unit that both can divide, of which a
+# block is a part.
+KINDS = ["alike", "groups", "sectors"]
+
+
+@contextmanager
+def stepping(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch, kind: str, **settings
+) -> Iterator[tuple[Stepper, Model]]:
+    model = models[1] if kind == "alike" else windowed("gemma3", seed=3)
+    truth = models[1] if kind == "alike" else windowed("gemma3", seed=3)
+    pair = Pair((models[0], model), has_groups=kind == "groups", **settings)
+    try:
+        yield Stepper(pair, monkeypatch), truth
+    finally:
+        pair.rollout.stop()
+        pair.serving.stop()
+        pair.device.close()
+    assert pair.device.gave_back is None
+    pair.device.arbiter.check_invariants()
+
+
+def filled_slabs(space: KVSpace, slabs: int) -> dict[int, list[int]]:
+    """Take every block of so many slabs."""
+    taken: dict[int, list[int]] = {}
+    while True:
+        (block,) = space.allocator.alloc(1)
+        slab = space.allocator.slab_of(block)
+        if slab not in taken and len(taken) == slabs:
+            space.allocator.free([block])
+            return taken
+        taken.setdefault(slab, []).append(block)
+
+
+def spread(stepper: Stepper, requests: int) -> list[str]:
+    """Bring requests under way, each with blocks of its own in slabs of its own."""
+    lane = stepper.pair.rollout_lane
+    spaces = lane.groups.spaces
+    assert lane.ensure((requests + 1) * len(spaces) * lane.kv.blocks_per_slab)
+    held = [(space, filled_slabs(space, requests)) for space in spaces]
+    names = []
+    for one in range(requests):
+        for space, taken in held:
+            space.allocator.free([taken[sorted(taken)[one]].pop()])
+        names.append(stepper.client.send(prompt_tokens=8, new_tokens=24))
+        stepper.step()
+    for space, taken in held:
+        space.allocator.free([block for blocks in taken.values() for block in blocks])
+    assert stepper.processor.cache.is_sparse
+    return names
+
+
+def slabs_in_use(stepper: Stepper) -> int:
+    return sum(space.allocator.slabs_in_use for space in stepper.pair.rollout_lane.groups.spaces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_lie_apart_are_moved_together(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with stepping(models, monkeypatch, kind, move_bytes=0) as (stepper, truth):
+        spread(stepper, 3)
+        before = slabs_in_use(stepper)
+        stepper.step()
+        assert slabs_in_use(stepper) == before  # not told to, it moves nothing
+        stepper.processor._move_bytes = 64 << 20
+        stepper.step()
+        assert stepper.processor.moved_bytes > 0
+        assert slabs_in_use(stepper) < before
+        lane = stepper.pair.rollout_lane
+        for space in lane.groups.spaces:  # what they left is anybody's now
+            free = space.allocator.alloc(space.allocator.free_blocks)
+            size = space.geometry.block_bytes
+            for block in free:
+                space.flat()[block * size : (block + 1) * size] = POISON
+            space.allocator.free(free)
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []
+        assert stepper.processor.scheduler.preempted_tokens == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with stepping(models, monkeypatch, kind, move_bytes=0) as (stepper, truth):
+        spread(stepper, 2)
+        pair, processor = stepper.pair, stepper.processor
+        pair.rollout_lane.give_back_idle()
+        used = slabs_in_use(stepper)
+        processor._move_bytes = 64 << 20
+        stepper.prepare()
+        pair.device.lender.take_back(1)
+        assert slabs_in_use(stepper) == used  # all of them are pinned
+        processor._generation_step(stepper.engine.manager.model)
+        assert processor.aborted_steps == 0
+        processor.update_batch()
+        assert processor.aborted_steps == 1
+        assert processor.moved_bytes > 0
+        assert slabs_in_use(stepper) == used - 1
+        assert pair.device.arbiter.snapshot().partitions[1].held == used - 1
+        assert processor.scheduler.preempted_tokens == 0
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []
+
+
+def test_what_does_not_fit_elsewhere_is_requeued(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stepping(models, monkeypatch, "alike") as (stepper, truth):
+        stepper.client.send(prompt_tokens=60, new_tokens=20)
+        stepper.step()
+        stepper.pair.rollout_lane.give_back_idle()
+        held = stepper.pair.device.arbiter.snapshot().partitions[1].held
+        stepper.prepare()
+        stepper.pair.device.lender.take_back(held)
+        stepper.processor._generation_step(stepper.engine.manager.model)
+        stepper.processor.update_batch()
+        assert stepper.pair.device.arbiter.snapshot().partitions[1].held == 0
+        assert stepper.processor.scheduler.preempted_tokens > 0
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []
+
+
+def test_weights_are_not_moved_like_kv(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model("tiny-policy", seed=4)
+    pair = Pair((models[0], model), lease=LeasedWeights, pool_bytes=LEASED_POOL_BYTES)
+    try:
+        stepper = Stepper(pair, monkeypatch)
+        stepper.client.send(prompt=[3, 1, 4, 1, 5], new_tokens=6)
+        stepper.step()
+        weights, lane = pair.weights.lease.slabs, pair.rollout_lane
+        assert lane.ensure(lane.kv.allocator.free_blocks + lane.kv.blocks_per_slab)
+        used = {slab: lane.kv.allocator.used(slab) for slab in weights}
+        stepper.processor._move_together(weights)
+        assert stepper.processor.moved_bytes == 0
+        assert {slab: lane.kv.allocator.used(slab) for slab in weights} == used
+        assert pair.weights.lease.state is WeightsState.ACTIVE
+        stepper.finish()
+        assert stepper.client.wrong(model) == []
+    finally:
+        pair.rollout.stop()
+        pair.serving.stop()
+        pair.device.close()
+
+
+def test_no_more_is_copied_than_the_engine_was_told(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stepping(models, monkeypatch, "alike", move_bytes=0) as (stepper, _):
+        spread(stepper, 4)
+        block = stepper.pair.rollout_lane.kv.geometry.block_bytes
+        stepper.processor._move_bytes = 2 * block - 1
+        moved = []
+        for _ in range(3):
+            before = stepper.processor.moved_bytes
+            stepper.step()
+            moved.append(stepper.processor.moved_bytes - before)
+        assert set(moved) <= {0, block}
+        assert moved[0] == block
+
+
+def test_a_prefix_that_moved_is_found_where_it_is(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stepping(models, monkeypatch, "alike", move_bytes=0) as (stepper, truth):
+        prompt = [(7 * place) % 4096 for place in range(40)]
+        lane = stepper.pair.rollout_lane
+        assert lane.ensure(3 * lane.kv.blocks_per_slab)
+        held = lane.alloc(lane.kv.blocks_per_slab - 1)
+        first = stepper.client.send(prompt=prompt, new_tokens=8)
+        stepper.step()
+        lane.kv.allocator.free(held)
+        cache = stepper.processor.cache
+        before = cache.sectors_of(first)
+        stepper.processor._move_bytes = 64 << 20
+        stepper.step()
+        assert cache.sectors_of(first) != before
+        second = stepper.client.send(prompt=prompt, new_tokens=8)
+        stepper.prepare()
+        shared = set(cache.sectors_of(first)) & set(cache.sectors_of(second))
+        assert len(shared) == len(prompt) // 16
+        stepper.processor._generation_step(stepper.engine.manager.model)
+        stepper.processor.update_batch()
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []
+
+
+def test_a_copy_that_fails_leaves_everything_where_it_is(
+    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    with stepping(models, monkeypatch, "alike", move_bytes=0) as (stepper, truth):
+        spread(stepper, 3)
+        used = slabs_in_use(stepper)
+        with pytest.raises(MemoryError):
+            stepper.processor.cache.move(None, bytes_max=64 << 20, settle=fail)
+        assert slabs_in_use(stepper) == used
+        allocator = stepper.pair.rollout_lane.kv.allocator
+        blocks = allocator.alloc(allocator.free_blocks)  # none is set aside for a move any more
+        allocator.free(blocks)
+        assert stepper.processor.cache.move(None, bytes_max=64 << 20, settle=lambda: None) > 0
+        stepper.finish()
+        assert stepper.client.wrong(truth) == []

@@ -1,0 +1,58 @@
+"""What a borrower's engine tells a device that will not ask it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rose.engines.transformers import Model
+from rose.executor.lender import Lender
+from tests.engines.pair import Pair
+from tests.engines.stepper import Stepper
+from tests.engines.test_moves import spread
+
+
+@pytest.fixture
+def stepper(models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stepper]:
+    pair = Pair(models, move_bytes=0)
+    yield Stepper(pair, monkeypatch)
+    pair.rollout.stop()
+    pair.serving.stop()
+    pair.device.close()
+
+
+def test_every_step_ranks_the_slabs_by_what_their_loss_costs(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked: list[list[int]] = []
+    monkeypatch.setattr(Lender, "takes_ranks", True)
+    monkeypatch.setattr(Lender, "rank", lambda _lender, slabs: ranked.append(list(slabs)))
+    names = spread(stepper, 3)
+    ranked.clear()
+    stepper.prepare()
+    cache = stepper.processor.cache
+    slab_of = {name: next(iter(cache.slabs_of(name))) for name in names}
+    (order,) = ranked
+    assert sorted(order) == sorted(stepper.pair.rollout_lane.slabs())
+    # The first has said most, so it goes last; idle slabs go before all of them.
+    assert order[-3:] == [slab_of[name] for name in reversed(names)]
+    stepper.processor._generation_step(stepper.engine.manager.model)
+    stepper.processor.update_batch()
+    stepper.finish()
+
+
+def test_a_device_of_this_process_asks_instead(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked: list[list[int]] = []
+    monkeypatch.setattr(Lender, "rank", lambda _lender, slabs: ranked.append(list(slabs)))
+    names = spread(stepper, 3)
+    cache = stepper.processor.cache
+    stepper.pair.rollout_lane.give_back_idle()
+    newest = cache.slabs_of(names[-1])
+    stepper.pair.device.lender.take_back(1)  # between two steps: it leaves in the call
+    assert ranked == []
+    assert newest.isdisjoint(stepper.pair.rollout_lane.slabs())
+    assert cache.slabs_of(names[0]) <= set(stepper.pair.rollout_lane.slabs())
+    stepper.pair.serving_lane.settle()
+    stepper.finish()
+    assert stepper.client.wrong(stepper.pair.rollout_model) == []

@@ -1,0 +1,158 @@
+"""A borrower with sliding windows: one lane, several attention groups, the tokens of stock."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rose.engines.transformers import (
+    EngineConfig,
+    Model,
+    kv_geometry,
+    kv_groups,
+    stock_engine,
+)
+from tests.engines.pair import Client, Pair
+from tests.engines.stepper import Stepper, wait_for
+from tests.engines.windowed import MODELS, WINDOW, windowed
+
+LENGTHS = [(5, 40), (60, 30), (23, 30), (150, 20)]  # prompts and answers, around the window
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(name: str) -> Model:
+    """The same weights without an engine, which would change how it computes attention."""
+    return windowed(name, seed=3)
+
+
+@pytest.fixture
+def pair(models: tuple[Model, Model], name: str) -> Iterator[Pair]:
+    made = Pair((models[0], windowed(name, seed=3)), has_groups=True)
+    yield made
+    made.rollout.stop()
+    made.serving.stop()
+    made.device.close()
+    assert made.device.gave_back is None
+    made.device.arbiter.check_invariants()
+
+
+@pytest.fixture
+def stepper(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Stepper:
+    return Stepper(pair, monkeypatch)
+
+
+def said_by_stock(model: Model, prompts: dict[str, tuple[list[int], int]]) -> dict[str, list[int]]:
+    engine = stock_engine(model, EngineConfig(max_batch_tokens=64), cache_blocks=256)
+    client = Client(engine, "rollout", 5)
+    engine.start()
+    try:
+        for prompt, new_tokens in prompts.values():
+            client.send(prompt=prompt, new_tokens=new_tokens)
+        client.wait()
+    finally:
+        engine.stop()
+    return {name: output.generated_tokens for name, output in client.answers.items()}
+
+
+def test_lane_of_groups_says_what_stock_says(
+    pair: Pair, name: str, model: Model, poisoned_on_hand_out: None
+) -> None:
+    assert len(pair.rollout_lane.groups.spaces) == 2
+    client = Client(pair.rollout, "rollout", 5)
+    with pair:
+        for prompt_tokens, new_tokens in LENGTHS:
+            client.send(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        client.wait()
+    assert client.errors() == []
+    assert client.wrong(model) == []
+    said = {name: output.generated_tokens for name, output in client.answers.items()}
+    assert said == said_by_stock(windowed(name, seed=3), client.asked)
+
+
+def test_lane_of_sectors_says_the_same(
+    models: tuple[Model, Model], name: str, model: Model, poisoned_on_hand_out: None
+) -> None:
+    with Pair((models[0], windowed(name, seed=3))) as pair:
+        client = Client(pair.rollout, "rollout", 5)
+        for prompt_tokens, new_tokens in LENGTHS:
+            client.send(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        client.wait()
+    assert client.wrong(model) == []
+
+
+def test_a_window_holds_no_more_blocks_than_it_reaches_back(stepper: Stepper, model: Model) -> None:
+    stepper.client.send(prompt_tokens=200, new_tokens=60)
+    for _ in range(30):
+        stepper.step()
+    cache = stepper.processor.cache
+    held = {
+        one.layer_type: len(next(iter(one.block_table.values())))
+        for one in cache.cache_allocators.values()
+    }
+    page = EngineConfig().page_tokens
+    assert held["sliding_attention"] == -(-WINDOW // page)
+    assert held["full_attention"] >= 200 // page
+    stepper.finish()
+    assert stepper.client.wrong(model) == []
+
+
+@pytest.mark.parametrize("gate", [1, 3])
+def test_aborted_steps_of_groups_are_rolled_back(stepper: Stepper, model: Model, gate: int) -> None:
+    stepper.client.send(prompt_tokens=150, new_tokens=6)
+    stepper.client.send(prompt_tokens=20, new_tokens=30)
+    for _ in range(4):
+        stepper.step(abort_at=gate)
+        stepper.step()
+    stepper.finish()
+    assert stepper.client.wrong(model) == []
+
+
+def test_groups_are_preempted_at_the_token_when_slabs_leave(pair: Pair, model: Model) -> None:
+    with pair:
+        client = Client(pair.rollout, "rollout", 6)
+        names = [client.send(prompt_tokens=60, new_tokens=30) for _ in range(4)]
+        for _ in range(4):
+            tokens = sum(len(client.streamed.get(name, [])) for name in names)
+            wait_for(
+                lambda tokens=tokens: (
+                    client.waiting == 0
+                    or sum(len(client.streamed.get(name, [])) for name in names) > tokens
+                )
+            )
+            lent = pair.device.arbiter.snapshot().partitions[1].held
+            if lent:
+                pair.device.lender.take_back(lent)
+        client.wait()
+    assert client.wrong(model) == []
+    for name in names:
+        assert client.streamed[name] == list(range(1, 31))
+
+
+def test_step_pins_the_slabs_of_all_its_groups(stepper: Stepper) -> None:
+    request = stepper.client.send(prompt_tokens=60, new_tokens=4)
+    stepper.prepare()
+    cache = stepper.processor.cache
+    pinned = {one.slab for one in stepper.pair.device.arbiter.candidates(1) if one.pins}
+    assert pinned == cache.slabs_of(request)
+    assert len(pinned) == 2  # a slab is of one group
+    stepper.processor._generation_step(stepper.engine.manager.model)
+    stepper.processor.update_batch()
+    stepper.finish()
+
+
+def test_groups_waste_less_than_the_unit_that_all_can_divide() -> None:
+    model, config = windowed("gemma3", seed=3), EngineConfig()
+    sector = kv_geometry(model, config)
+    sliding, full = kv_groups(model, config)
+    assert (sliding.layers, full.layers) == (5, 1)
+    assert sector.block_bytes == sliding.block_bytes == 5 * full.block_bytes
+
+
+def test_a_model_with_layers_all_alike_has_one_group(models: tuple[Model, Model]) -> None:
+    config = EngineConfig()
+    (only,) = kv_groups(models[1], config)
+    assert only == kv_geometry(models[1], config)

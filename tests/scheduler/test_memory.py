@@ -1,0 +1,122 @@
+"""How many trajectories are under way when memory is short."""
+
+import pytest
+
+from rose.errors import InvalidArgument
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.events import (
+    Admit,
+    TrajectoryCreated,
+    TrajectoryEnded,
+)
+from rose.scheduler.worker import LeaseChanged, TurnEnd
+from tests.scheduler.rig import Rig, ended, said
+
+LEASE = 1000
+CONTEXT = 180  # at the end of a first turn; 20 tokens more at the end of the second
+SHARE = 0.1
+
+
+def rig_of(policy: PlacementPolicy = PlacementPolicy.JOINT, share: float = SHARE) -> Rig:
+    rig = Rig(policy, displaced_share=share, batch_trajectories=1000)
+    rig.join(0, kv_tokens=LEASE)
+    rig.join(1, kv_tokens=LEASE)
+    return rig
+
+
+def live_through(rig: Rig, number: int, *, is_displaced: bool) -> None:
+    """Run two turns of a trajectory; its home lacks the room for the second if it is displaced."""
+    start = rig.run(number, context=CONTEXT - 20, max_new=20)
+    rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+    if is_displaced:
+        rig.step(LeaseChanged(start.worker, 1, CONTEXT, 0.0))
+    again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
+    assert (again.worker != start.worker) == is_displaced
+    rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+    rig.step(LeaseChanged(start.worker, 1, LEASE, 0.0))
+
+
+def admitted(rig: Rig) -> int:
+    """Return how many of more trajectories than fit are admitted at once."""
+    actions = rig.step(*(TrajectoryCreated(1000 + number, 0) for number in range(90)))
+    return sum(isinstance(action, Admit) for action in actions)
+
+
+def test_before_a_trajectory_was_over_staleness_alone_holds_others_back() -> None:
+    assert admitted(rig_of()) == 90
+
+
+def test_four_times_what_memory_holds_are_admitted_at_first() -> None:
+    rig = rig_of()
+    for number in range(40):
+        live_through(rig, number, is_displaced=False)
+    assert admitted(rig) == pytest.approx(4 * 2 * LEASE / (CONTEXT + 20), rel=0.1)
+
+
+def test_fewer_are_admitted_when_many_lost_their_caches() -> None:
+    rig = rig_of()
+    for number in range(200):
+        live_through(rig, number, is_displaced=True)
+    assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
+
+
+@pytest.mark.parametrize(("every", "is_more"), [(5, False), (20, True)])
+def test_what_is_admitted_follows_the_share_that_lost_its_cache(every: int, is_more: bool) -> None:
+    rig = rig_of()
+    for number in range(100):
+        live_through(rig, number, is_displaced=True)
+    for number in range(100, 400):
+        live_through(rig, number, is_displaced=number % every == 0)
+    before = 0.5 * 2 * LEASE / (CONTEXT + 20)
+    assert (admitted(rig) > 2 * before) == is_more
+
+
+def test_all_others_wait_until_one_is_over() -> None:
+    rig = rig_of()
+    for number in range(200):
+        live_through(rig, number, is_displaced=True)
+    rig.step(LeaseChanged(0, 1, 0, 0.0), LeaseChanged(1, 1, 0, 0.0))
+    assert admitted(rig) == 1  # one may always run
+    assert rig.step(TrajectoryEnded(1000)) == [Admit(1001)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "share"), [(PlacementPolicy.LEAST_LOADED_STICKY, SHARE), (PlacementPolicy.JOINT, 1)]
+)
+def test_baselines_and_whoever_wants_it_admit_all(policy: PlacementPolicy, share: float) -> None:
+    rig = rig_of(policy, share)
+    for number in range(100):
+        live_through(rig, number, is_displaced=True)
+    assert admitted(rig) == 90
+
+
+def test_those_that_never_come_back_hold_nobody_back_for_ever() -> None:
+    rig = rig_of()
+    for number in range(200):
+        live_through(rig, number, is_displaced=True)
+    few = admitted(rig)  # none of them ever wants a turn
+    for more in range(5):
+        assert rig.step(after_ms=1000.0) == [Admit(1000 + few + more)]
+
+
+def test_seats_that_are_taken_are_no_want_of_room() -> None:
+    """A turn leaves its home for a seat, not for memory: as many are admitted as before."""
+    rig = Rig(displaced_share=SHARE, batch_trajectories=1000)
+    rig.join(0, kv_tokens=LEASE, seats=1)
+    rig.join(1, kv_tokens=LEASE, seats=8)
+    for number in range(0, 200, 2):
+        start = rig.run(number, context=CONTEXT - 20, max_new=20)
+        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+        others = [] if start.worker == 1 else [rig.run(number + 1, context=1, max_new=20)]
+        again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
+        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+        for other in others:
+            rig.step(said(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
+            rig.step(TrajectoryEnded(number + 1))
+    assert admitted(rig) > 2 * LEASE / (CONTEXT + 20)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(InvalidArgument, match="displaced_share"):
+        SchedulerSettings(displaced_share=share)

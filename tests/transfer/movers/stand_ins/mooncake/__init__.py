@@ -1,0 +1,1 @@
+"""What rose calls of Mooncake's transfer engine: for machines without the wheel."""

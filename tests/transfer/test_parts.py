@@ -1,0 +1,300 @@
+"""The part of another rank: what the log took is kept there, and nothing else is."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+
+from rose.errors import CorruptData, InternalError, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.codec.delta import Delta
+from rose.transfer.manifest import Manifest
+from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.receiving.source import InProcessSource
+from rose.transfer.row import Row
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+from rose.transfer.wire import part_messages as said
+from rose.transfer.wire.part_server import PartServer
+from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, weights
+
+MINE = range(0, len(TILES), 2)
+THEIRS = range(1, len(TILES), 2)
+BITS: list[Bits] = [weights(3)]
+for step in range(8):
+    BITS.append(changed(BITS[-1], 90 + step, share=0.2))
+
+
+class Rank:
+    """Weights by step; `lost` are those that it does not have."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+        self.asked = threading.Event()
+        self.let_through = threading.Event()
+        self.let_through.set()
+
+    def shadow(self, label: str) -> Row:
+        return Row(self._bits(label).copy(), TILES)
+
+    def fresh(self, label: str) -> Row:
+        self.asked.set()
+        assert self.let_through.wait(LONG_S)
+        return Row(self._bits(label), TILES)
+
+    def _bits(self, label: str) -> Bits:
+        if label in self.lost or not label.isdigit():
+            raise Unavailable(f"planted: no weights of step {label}")
+        return BITS[int(label)]
+
+
+class Trainer:
+    """A publisher whose odd tiles are those of a rank that is reached over gRPC."""
+
+    def __init__(self, parts: ExitStack) -> None:
+        self._parts = parts
+        self.rank = Rank()
+        self.server = parts.enter_context(PartServer(THEIRS, TILES, self.rank))
+        self.log = VersionLog()
+        self.remote = self._opened("0")
+        self.mine = Contributor(Row(BITS[0].copy(), TILES), TILES, MINE)
+        self.publisher = Publisher([self.mine, self.remote], TILES, Version("run", 1, 1), self.log)
+
+    def _opened(self, label: str) -> RemotePart:
+        made = RemotePart(self.server.address, self.server.token, TILES, label, timeout_s=LONG_S)
+        return self._parts.enter_context(made)
+
+    def restart_rank(self) -> None:
+        address, token = self.server.address, self.server.token
+        self.server.close()
+        self.server = self._parts.enter_context(
+            PartServer(THEIRS, TILES, self.rank, address, token=token)
+        )
+
+    def publish(self, step: int) -> Manifest:
+        return self.publisher.publish(Row(BITS[step], TILES), WeightsElsewhere(str(step)))
+
+    def whole_row(self, n: int | None = None) -> Bits:
+        """Return what a seed of all tiles makes of zeros."""
+        source = InProcessSource(self.log)
+        seed = source.seed(n, range(len(TILES)))
+        assert seed is not None
+        held = np.zeros_like(BITS[0])
+        row = Row(held, TILES)
+        for tile, frame in source.chunks(seed.key, seed.chunks):
+            row.apply(tile, Delta.from_bytes(frame), undo=False)
+        return held
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    with ExitStack() as parts:
+        yield Trainer(parts)
+
+
+def test_a_receiver_follows_tiles_of_ranks_in_other_processes(trainer: Trainer) -> None:
+    with Worker(InProcessSource(trainer.log), BITS[0]) as worker:
+        for step in (1, 2, 3):
+            manifest = trainer.publish(step)
+            worker.follow(manifest.version)
+            assert np.array_equal(worker.bits, BITS[step])
+        assert worker.receiver.stats.seeds == 0
+        assert {chunk.tile % 2 for chunk in manifest.chunks} == {0, 1}
+
+
+def test_a_version_is_the_same_as_of_one_process(trainer: Trainer) -> None:
+    alone = Contributor(Row(BITS[0].copy(), TILES), TILES)
+    other = VersionLog()
+    one = Publisher([alone], TILES, Version("run", 1, 1), other)
+    for step in (1, 2):
+        assert trainer.publish(step) == one.publish(Row(BITS[step], TILES))
+
+
+def test_whole_tiles_of_another_rank_come_also_of_versions_before(trainer: Trainer) -> None:
+    for step in (1, 2, 3):
+        trainer.publish(step)
+    for n, step in ((None, 3), (4, 3), (3, 2), (2, 1)):
+        assert np.array_equal(trainer.whole_row(n), BITS[step])
+
+
+def test_what_the_log_does_not_take_is_taken_back_on_all_ranks(trainer: Trainer) -> None:
+    trainer.publish(1)
+    trainer.log._bytes_max = 1
+    with pytest.raises(OutOfMemory):
+        trainer.publish(2)
+    trainer.log._bytes_max = 1 << 30
+    assert np.array_equal(trainer.whole_row(), BITS[1])
+    trainer.publish(3)
+    assert np.array_equal(trainer.whole_row(), BITS[3])
+
+
+def test_a_rank_that_has_not_the_step_costs_that_version_and_no_other(trainer: Trainer) -> None:
+    trainer.rank.lost = {"1"}
+    with pytest.raises(Unavailable, match="no weights of step 1"):
+        trainer.publish(1)
+    assert trainer.publisher.version.n == 1
+    assert np.array_equal(trainer.whole_row(), BITS[0])
+    trainer.publish(2)
+    assert np.array_equal(trainer.whole_row(), BITS[2])
+
+
+def test_a_pack_that_was_given_up_and_comes_late_changes_nothing(trainer: Trainer) -> None:
+    trainer.rank.let_through.clear()
+    part, late = Part(), WeightsElsewhere("5")
+    trainer.remote.begin(late)
+    assert trainer.rank.asked.wait(LONG_S)
+    assert trainer.remote.take_back(part)
+    trainer.remote.begin(WeightsElsewhere("1"))
+    trainer.rank.let_through.set()  # both at once, in any order
+    trainer.remote.pack(late, part)
+    trainer.remote.keep(part)
+    for _ in range(3):
+        found = {chunk.tile: chunk.digest for chunk, _ in trainer.remote.whole(THEIRS)}
+        row = Row(BITS[1], TILES)
+        assert found == {tile: row.digest(tile) for tile in THEIRS}
+
+
+def test_a_rank_that_was_started_again_ends_the_incarnation_and_the_next_begins_with_it(
+    trainer: Trainer,
+) -> None:
+    trainer.publish(1)
+    trainer.restart_rank()
+    with pytest.raises(Unavailable, match="open its part again"):
+        trainer.publish(2)
+    with pytest.raises(Unavailable, match="begin another incarnation"):
+        trainer.publish(2)
+    before = trainer.publisher
+    trainer.remote.open("2")
+    mine = Contributor(Row(BITS[2].copy(), TILES), TILES, MINE)
+    trainer.publisher = Publisher([mine, trainer.remote], TILES, Version("run", 2, 3), trainer.log)
+    assert np.array_equal(trainer.whole_row(), BITS[2])
+    with Worker(InProcessSource(trainer.log), BITS[0]) as worker:
+        worker.follow(trainer.publish(3).version)
+        assert np.array_equal(worker.bits, BITS[3])
+    with pytest.raises(Unavailable):  # it is of the incarnation before, and must not go on
+        before.publish(Row(BITS[4], TILES), WeightsElsewhere("4"))
+    assert trainer.publisher.version == Version("run", 2, 4)
+
+
+def test_a_log_is_opened_again_only_by_a_later_incarnation_of_its_run(trainer: Trainer) -> None:
+    for opening in (Version("run", 1, 9), Version("other", 2, 9)):
+        mine = Contributor(Row(BITS[0].copy(), TILES), TILES)
+        with pytest.raises(InvalidArgument, match="has a publisher"):
+            Publisher([mine], TILES, opening, trainer.log)
+
+
+def test_a_publisher_that_took_the_place_of_another_is_the_only_one_heard(
+    trainer: Trainer,
+) -> None:
+    heir = trainer._opened("3")
+    with pytest.raises(Unavailable, match="not in the publisher's session"):
+        trainer.publish(1)
+    row = Row(BITS[3], TILES)
+    found = {chunk.tile: chunk.digest for chunk, _ in heir.whole(THEIRS)}
+    assert found == {tile: row.digest(tile) for tile in THEIRS}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_ranks_pack_at_once(number: int) -> None:
+    """Each rank waits in its pack until all of them are there."""
+    barrier = threading.Barrier(number)
+
+    class Waiting(Rank):
+        def fresh(self, label: str) -> Row:
+            barrier.wait(LONG_S)
+            return super().fresh(label)
+
+    with ExitStack() as stack:
+        shares = [range(at, len(TILES), number) for at in range(number)]
+        parts = []
+        for share in shares:
+            server = stack.enter_context(PartServer(share, TILES, Waiting()))
+            one = RemotePart(server.address, server.token, TILES, "0", timeout_s=LONG_S)
+            parts.append(stack.enter_context(one))
+        log = VersionLog()
+        publisher = Publisher(parts, TILES, Version("run", 1, 1), log)
+        publisher.publish(*[WeightsElsewhere("1") for _ in parts])
+        assert publisher.version.n == 2
+
+
+def test_who_has_another_token_or_another_cut_learns_nothing(trainer: Trainer) -> None:
+    with pytest.raises(Unavailable, match="another token"):
+        RemotePart(trainer.server.address, "00" * 32, TILES, "0", timeout_s=LONG_S)
+    with pytest.raises(InvalidArgument, match="cuts the weights otherwise"):
+        RemotePart(
+            trainer.server.address, trainer.server.token, Tiles.of(1000, 2 * TILE), "0",
+            timeout_s=LONG_S,
+        )  # fmt: skip
+    with pytest.raises(Unavailable, match="no weights of step x"):
+        trainer._opened("x")
+    with pytest.raises(InvalidArgument):
+        PartServer(THEIRS, TILES, trainer.rank, "192.0.2.1:0")
+
+
+@pytest.mark.parametrize("method", ["Open", "Pack", "Settle", "Whole"])
+@pytest.mark.parametrize("content", [b"", b"x" * 28, b"\x01\0\0\0" + b"\xff" * 70])
+def test_bytes_that_are_no_call_are_refused(trainer: Trainer, method: str, content: bytes) -> None:
+    with grpc.insecure_channel(trainer.server.address) as channel:
+        call = channel.unary_stream(f"/{said.SERVICE}/{method}")(
+            content, timeout=LONG_S, metadata=(("rose-token", trainer.server.token),)
+        )
+        with pytest.raises(grpc.RpcError):
+            list(call)
+    trainer.publish(1)  # nobody is the worse for it
+
+
+class Lying(RemotePart):
+    """A rank that says what no rank says."""
+
+    lie: Sequence[bytes] = ()
+
+    def _messages(self, call: object) -> Iterator[bytes]:
+        yield from self.lie or super()._messages(call)
+
+
+def test_frames_that_no_rank_sends_make_no_version(trainer: Trainer) -> None:
+    lying = trainer._parts.enter_context(
+        Lying(trainer.server.address, trainer.server.token, TILES, "0", timeout_s=LONG_S)
+    )
+    own, theirs = (Part() for _ in range(2))
+    Contributor(Row(BITS[0].copy(), TILES), TILES, THEIRS).pack(Row(BITS[1], TILES), own)
+    first, second = (said.frame_bytes(tile, own.frames[tile]) for tile in THEIRS[:2])
+    stranger = said.frame_bytes(0, own.frames[1])
+    swapped = said.frame_bytes(1, own.frames[3])
+    for lie in ([second, first], [first, first], [stranger], [swapped], [b"xx"], [b""]):
+        lying.lie = lie
+        lying.begin(WeightsElsewhere("1"))
+        with pytest.raises(CorruptData):
+            lying.pack(WeightsElsewhere("1"), theirs)
+
+
+def test_weights_of_another_rank_are_not_here() -> None:
+    with pytest.raises(InternalError):
+        WeightsElsewhere("1").bits(0)
+
+
+def test_a_call_that_was_given_up_says_nothing_of_packs(trainer: Trainer) -> None:
+    remote, server = trainer.remote, trainer.server
+    with grpc.insecure_channel(server.address) as channel:
+
+        def call(method: str, ask: said.Ask) -> list[bytes]:
+            return list(
+                channel.unary_stream(f"/{said.SERVICE}/{method}")(
+                    ask.to_bytes(), timeout=LONG_S, metadata=(("rose-token", server.token),)
+                )
+            )
+
+        assert call("Pack", said.Ask(remote._session, 2, 0, b"1"))
+        with pytest.raises(grpc.RpcError):  # the publisher has gone on since
+            call("Settle", said.Ask(remote._session, 1, 0))
+        rest = said.tiles_bytes(list(THEIRS))
+        came = call("Whole", said.Ask(remote._session, 2, 2, rest))
+    row = Row(BITS[1], TILES)
+    for content in came:
+        tile, frame = said.read_frame(content)
+        assert Delta.from_bytes(frame).digest == row.digest(tile)

@@ -1,0 +1,130 @@
+"""Whole tiles hold no version up, and are of one version though others come meanwhile."""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from rose.transfer.codec.delta import Delta
+from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.publishing import publisher as publishing
+from rose.transfer.publishing.contributor import Contributor, Link
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.row import Row
+from rose.transfer.version import Version
+from tests.transfer.worker import LONG_S, TILES, Bits, changed, eventually, weights
+
+BITS = [weights(1)]
+for step in range(4):
+    BITS.append(changed(BITS[-1], 70 + step, share=0.3))
+
+
+class Slow(Contributor):
+    """Stops in the first whole tile that is asked for, until it is let go."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(Row(BITS[0].copy(), TILES), TILES, link=link)
+        self.is_asked, self.is_let_go = threading.Event(), threading.Event()
+
+    def whole(
+        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
+    ) -> Iterator[tuple[Chunk, bytes]]:
+        self.is_asked.set()
+        assert self.is_let_go.wait(LONG_S)
+        yield from super().whole(tiles, undone)
+
+
+def seeded_while_publishing(n: int | None, link: Link) -> tuple[Publisher, Manifest, Bits]:
+    """Publish twice while a seed is made; returns what came of it, and its bits."""
+    slow = Slow(link)
+    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
+    publisher.publish(Row(BITS[1], TILES))
+    made: list[tuple[Manifest, dict[int, bytes]]] = []
+
+    def seed() -> None:
+        seed = publisher.seed(n, range(len(TILES)))
+        assert seed is not None
+        made.append(seed)
+
+    def publish() -> None:
+        for bits in BITS[2:4]:
+            publisher.publish(Row(bits, TILES))
+
+    seeding, publish_all = threading.Thread(target=seed), threading.Thread(target=publish)
+    seeding.start()
+    assert slow.is_asked.wait(LONG_S)
+    publish_all.start()
+    eventually(lambda: publisher._publishing > 0)  # it waits for those few tiles, and is the next
+    slow.is_let_go.set()
+    publish_all.join(LONG_S)
+    seeding.join(LONG_S)
+    [(manifest, frames)] = made
+    held = np.zeros_like(BITS[0])
+    row = Row(held, TILES)
+    for tile, frame in frames.items():
+        row.apply(tile, Delta.from_bytes(frame), undo=False)
+    assert row.digests().total == manifest.digest
+    return publisher, manifest, held
+
+
+@pytest.mark.parametrize(("n", "step"), [(None, 1), (2, 1), (1, 0)])
+def test_a_seed_is_of_one_version_though_others_come_while_it_is_made(
+    n: int | None, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "SEED_TILES", 3)
+    publisher, manifest, held = seeded_while_publishing(n, "gap")
+    assert manifest.version.n == step + 1
+    assert publisher.version.n == 4
+    assert np.array_equal(held, BITS[step])
+
+
+def test_where_versions_cannot_be_undone_the_newest_is_made_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing, "SEED_TILES", 3)
+    _, manifest, held = seeded_while_publishing(None, "strat")
+    assert np.array_equal(held, BITS[manifest.version.n - 1])
+
+
+def test_no_tile_is_made_while_somebody_wants_to_publish() -> None:
+    slow = Slow("gap")
+    slow.is_let_go.set()
+    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
+    seeding = threading.Thread(target=lambda: publisher.seed(None, range(8)))
+    with publisher._first():
+        seeding.start()
+        was_asked = slow.is_asked.wait(0.2)  # Bounds what is looked for, and nothing else.
+    seeding.join(LONG_S)
+    assert slow.is_asked.is_set()
+    assert not was_asked
+
+
+def test_a_version_comes_before_the_rest_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "SEED_TILES", 1)
+    order: list[object] = []
+
+    class Noted(Slow):
+        def pack(self, new: object, part: object) -> None:
+            order.append("pack")
+            super().pack(new, part)  # type: ignore[arg-type]
+
+        def whole(
+            self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
+        ) -> Iterator[tuple[Chunk, bytes]]:
+            order.extend(tiles)
+            yield from super().whole(tiles, undone)
+
+    slow = Noted("gap")
+    publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
+    seeding = threading.Thread(target=lambda: publisher.seed(None, range(8)))
+    publish_one = threading.Thread(target=lambda: publisher.publish(Row(BITS[1], TILES)))
+    seeding.start()
+    assert slow.is_asked.wait(LONG_S)
+    publish_one.start()
+    eventually(lambda: publisher._publishing > 0)
+    slow.is_let_go.set()
+    for thread in (seeding, publish_one):
+        thread.join(LONG_S)
+    assert order == [0, "pack", *range(1, 8)]
