@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "transfer/prefetch.h"
 #include "transfer/set_writer.h"
 
 namespace rose::transfer {
@@ -82,6 +83,8 @@ ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t cou
   std::uint16_t* const begin = out;
   std::size_t i = 0;
   for (; i + 32 <= count; i += 32) {
+    ask_ahead(fresh + i, 32 * sizeof(T));
+    ask_ahead(shadow + i, 32 * sizeof(T));
     std::uint32_t changed = differ_avx2(fresh + i, shadow + i);
     const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
     const auto at = base + static_cast<std::uint32_t>(i);

@@ -7,6 +7,8 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include "transfer/prefetch.h"
+
 namespace rose::transfer {
 
 namespace {
@@ -136,6 +138,8 @@ ROSE_AVX512 std::size_t find_avx512(const T* fresh, const T* shadow, std::size_t
   FoundAvx512 found = found_avx512(base, out);
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
+    ask_ahead(fresh + i, 64 * sizeof(T));
+    ask_ahead(shadow + i, 64 * sizeof(T));
     take_changed_avx512(differ_avx512(fresh + i, shadow + i), found);
   }
   found.out += find_changed_portable(fresh + i, shadow + i, count - i,
@@ -155,6 +159,8 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
   for (; i + kStepWords <= words; i += kStepWords) {
     const T* const a = fresh + kInWord * i;
     const T* const b = shadow + kInWord * i;
+    ask_ahead(a, 64 * sizeof(T));
+    ask_ahead(b, 64 * sizeof(T));
     take_changed_avx512(differ_avx512(a, b), found);
     for (std::size_t part = 0; part < 64; part += 64 / sizeof(T)) {
       add_avx512(_mm512_loadu_si512(a + part), sums);
