@@ -2,6 +2,7 @@
 // program, TEST_MAIN(). A failed check prints where and what, and ends the program with status 1.
 #pragma once
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -99,3 +100,12 @@ inline int run_all() {
       rose::test::fail(__FILE__, __LINE__);          \
     }                                                \
   } while (false)
+
+#ifdef ROSE_TEST_ONE_THREAD
+// In the place of the library's: a program that nobody says has threads is not run under
+// ThreadSanitizer, so it must have none.
+extern "C" int pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) noexcept {
+  std::fputs("a thread: say so in a comment, and ThreadSanitizer sees this program\n", stderr);
+  rose::test::fail(__FILE__, __LINE__);
+}
+#endif

@@ -36,11 +36,11 @@ ENVIRONMENT = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 PROGRAMS = sorted(path.relative_to(ROOT) for path in HERE.glob("*/*_test.cpp"))
-CORE = sorted(
-    path.relative_to(ROOT)
-    for path in ROOT.glob("csrc/**/*.cpp")
-    if path.relative_to(ROOT).parts[1] != "bind"
-)
+# A program that says nothing of threads has nothing to show to ThreadSanitizer. That it starts none
+# is seen when it runs without: see check.h.
+HAS_THREADS = {path: "thread" in (ROOT / path).read_text().lower() for path in PROGRAMS}
+PROGRAMS_OF = {"asan": PROGRAMS, "tsan": [path for path in PROGRAMS if HAS_THREADS[path]]}
+ONE_THREAD = "-DROSE_TEST_ONE_THREAD"
 TABLE = Path("fatbin_table.cpp")
 # Read once for all: half of the time goes into the standard library. That each file includes what
 # it needs is shown by the build of the extension, which has none of this.
@@ -62,7 +62,7 @@ rule header
   command = $cxx $flags -x c++-header $in -o $out
 
 rule cxx
-  command = $cxx $flags -include standard.h -Winvalid-pch -MMD -MF $out.d -c $in -o $out
+  command = $cxx $flags $more -include standard.h -Winvalid-pch -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
 
@@ -108,18 +108,33 @@ def program_path(source: Path) -> Path:
     return Path("bin", *source.parts[-2:]).with_suffix("")
 
 
-def ninja_text(sanitizer: str, programs: list[Path]) -> str:
+def core_of(programs: list[Path]) -> list[Path]:
+    """Return what programs are linked with: all sources of the rooms that have programs.
+
+    Imports go down only, so they need no room above their own; one below has programs as well.
+    """
+    rooms = {path.parts[-2] for path in programs}
+    return sorted(
+        path.relative_to(ROOT) for room in rooms for path in ROOT.glob(f"csrc/{room}/**/*.cpp")
+    )
+
+
+def ninja_text(sanitizer: str) -> str:
+    programs = PROGRAMS_OF[sanitizer]
+    core = core_of(programs)
     cxx = os.environ.get("CXX") or "g++"
     include = shlex.join([f"-I{ROOT}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"])
     text = [f"cxx = {cxx}", f"flags = {COMMON} {FLAGS[sanitizer]} {QUIET} {include}", RULES]
-    objects = [Path("obj", source).with_suffix(".o") for source in [*CORE, *programs]]
+    objects = [Path("obj", source).with_suffix(".o") for source in [*core, *programs]]
     text.append(f"build {STANDARD}.gch: header {STANDARD}")
-    for source, object_ in zip([*CORE, *programs], objects, strict=True):
+    for source, object_ in zip([*core, *programs], objects, strict=True):
         text.append(f"build {object_}: cxx {ROOT / source} | {STANDARD}.gch")
+        if not HAS_THREADS.get(source, True):
+            text.append(f"  more = {ONE_THREAD}")
     text.append(f"build {TABLE.with_suffix('.o')}: cxx {TABLE} | {STANDARD}.gch")
-    core = " ".join(str(object_) for object_ in [*objects[: len(CORE)], TABLE.with_suffix(".o")])
-    text.append(f"build {ARCHIVE}: archive {core}")
-    for source, object_ in zip(programs, objects[len(CORE) :], strict=True):
+    members = " ".join(map(str, [*objects[: len(core)], TABLE.with_suffix(".o")]))
+    text.append(f"build {ARCHIVE}: archive {members}")
+    for source, object_ in zip(programs, objects[len(core) :], strict=True):
         text.append(f"build {program_path(source)}: link {object_} {ARCHIVE}")
     return "\n".join(text) + "\n"
 
@@ -132,7 +147,7 @@ def build(programs: list[Path], sanitizer: str) -> subprocess.CompletedProcess[s
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test run must not build here now
         SETUP.write(directory / TABLE, SETUP.table([]))
         SETUP.write(directory / STANDARD, "".join(f"#include <{one}>\n" for one in HEADERS.split()))
-        (directory / "build.ninja").write_text(ninja_text(sanitizer, PROGRAMS))
+        (directory / "build.ninja").write_text(ninja_text(sanitizer))
         tool = Path(ninja.BIN_DIR, "ninja")
         return subprocess.run(
             [tool, "-k0", "-C", directory, *map(program_path, programs)],
@@ -187,11 +202,18 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
 
 def test_there_are_programs() -> None:
     assert PROGRAMS, f"no *_test.cpp under {HERE}"
-    assert CORE, f"no sources under {ROOT / 'csrc'}"
+    rooms = {path.name for path in ROOT.glob("csrc/*") if path.name != "bind"}
+    assert {path.parts[1] for path in core_of(PROGRAMS)} == rooms
 
 
-@pytest.mark.parametrize("sanitizer", FLAGS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parts[-2]}/{path.stem}")
+@pytest.mark.parametrize(
+    ("program", "sanitizer"),
+    [
+        pytest.param(path, sanitizer, id=f"{path.parts[-2]}/{path.stem}-{sanitizer}")
+        for sanitizer, programs in PROGRAMS_OF.items()
+        for path in programs
+    ],
+)
 def test_program_passes(built: Callable[[Path, str], Path], program: Path, sanitizer: str) -> None:
     done = run(built(program, sanitizer))
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -246,3 +268,13 @@ def test_check_h_tells_right_from_wrong(
     assert done.returncode == status
     assert says in done.stderr
     assert (f"{source}:4: check failed" in done.stderr) == (status == 1)
+
+
+def test_thread_that_nobody_speaks_of_is_seen(tmp_path: Path) -> None:
+    source, program = tmp_path / "subject.cpp", tmp_path / "subject"
+    source.write_text(CHECKS % "std::async(std::launch::async, [] {}).get()")
+    cxx = shlex.split(os.environ.get("CXX") or "g++")
+    flags = [*COMMON.split(), *FLAGS["asan"].split(), f"-I{HERE}", "-include", "future"]
+    for one_thread, status in ([], 0), ([ONE_THREAD], 1):
+        subprocess.run([*cxx, *flags, *one_thread, source, "-o", program], check=True)
+        assert run(program).returncode == status

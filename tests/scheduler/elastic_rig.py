@@ -98,9 +98,11 @@ def assert_true(result: TurnResult, prompt: tuple[int, ...]) -> None:
     assert replace(result, workers=()) == expected
 
 
-async def play(scheduler: ElasticRolloutScheduler, trajectory: int) -> None:
+async def play(
+    scheduler: ElasticRolloutScheduler, trajectory: int, *, traceparent: str = ""
+) -> None:
     """Run a trajectory from its start to its end, and check every token."""
-    await scheduler.start(trajectory, group=trajectory // 4)
+    await scheduler.start(trajectory, group=trajectory // 4, traceparent=traceparent)
     prompt = first_prompt(trajectory)
     for turn in range(turns_of(trajectory)):
         result = await scheduler.generate(trajectory, turn=turn, prompt=prompt, sampling=SAMPLING)

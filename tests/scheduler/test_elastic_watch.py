@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -196,12 +199,23 @@ def test_without_opentelemetry_there_are_no_spans(monkeypatch) -> None:
 
 
 def test_with_opentelemetry_spans_go_to_its_provider() -> None:
-    trace = pytest.importorskip("opentelemetry.trace")
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     async def program() -> None:
-        async with opened(watches=[open_spans(trace.NoOpTracerProvider())]) as scheduler:
+        async with opened(watches=[open_spans(provider)]) as scheduler:
             worker = await bring(scheduler, 0)
             with Voices(worker):
-                await play(scheduler, 1)
+                await play(scheduler, 1, traceparent=caller)
 
     run(program())
+    by_id = {span.context.span_id: span for span in exported.get_finished_spans()}
+    (whole,) = [span for span in by_id.values() if span.name == "rose.trajectory"]
+    assert f"00-{whole.parent.trace_id:032x}-{whole.parent.span_id:016x}-01" == caller
+    turns = [span for span in by_id.values() if span.name == "rose.turn"]
+    assert len(turns) == turns_of(1)
+    assert all(by_id[span.parent.span_id] is whole for span in turns)
+    assert {span.context.trace_id for span in by_id.values()} == {whole.parent.trace_id}
+    assert whole.attributes["rose.fate"] == "finished"
