@@ -1,5 +1,6 @@
-// Graphs whose segments an abort leaves out, over the fake driver: its IF nodes run their bodies by
-// the condition that branch_kernel sets, and what that does is kernels/gate.h itself.
+// Graphs whose segments an abort leaves out, over the fake driver, whose device is a thread: its IF
+// nodes run their bodies by the condition that branch_kernel sets, and what that does is
+// kernels/gate.h itself.
 #include <cstdint>
 #include <cstring>
 #include <functional>

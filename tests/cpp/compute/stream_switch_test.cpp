@@ -1,5 +1,5 @@
-// The borrower's segments on more than one stream: their order, their numbers, and what is left
-// when a switch fails.
+// The borrower's segments on more than one stream of the fake device, which is a thread: their
+// order, their numbers, and what is left when a switch fails.
 #include <sstream>
 #include <string>
 #include <vector>
