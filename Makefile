@@ -64,7 +64,7 @@ bench: build
 # With the interpreter as it is: no environment is made, nothing is downloaded.
 gpu:
 	@test -n "$(OUT)" || { echo "gpu: no folder for the results: make gpu OUT=gpu-results" >&2; exit 2; }
-	@$(PYTHON) -m bench.gpu.run --out "$(OUT)"
+	@$(PYTHON) -m bench.gpu.run --out "$(OUT)" $(if $(PART),--part "$(PART)")
 
 clean:
 	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,10 +1,11 @@
-"""The parts of `make gpu`: each runs children, and says which rows it measured and which not."""
+"""What `make gpu` runs: each has children, and says which rows it measured and which not."""
 
 import importlib
 import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,7 @@ NOTHING: Final = Bar(at_most=0)
 
 @dataclass(slots=True)
 class Findings:
-    """What a part found; those of all parts are added up.
+    """What a piece of the work found; those of a run are added up.
 
     Args:
         rows: as `bench.rows` has them.
@@ -71,6 +72,7 @@ def build(out: Path, deadline: Deadline) -> str | None:
 
 # ---- the tests
 
+TEST_OUTCOMES: Final = "tests.jsonl"
 TEST_ROWS: Final = ("gpu_tests_passed", "gpu_tests_failed", "gpu_tests_skipped")
 
 
@@ -158,7 +160,7 @@ def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
         file = FileOfTests(path)
         file.run(out, allowed)
         outcomes |= file.outcomes
-    with (out / "tests.jsonl").open("w", encoding="utf-8") as lines:
+    with (out / TEST_OUTCOMES).open("w", encoding="utf-8") as lines:
         for test, (outcome, why) in outcomes.items():
             lines.write(json.dumps({"test": test, "outcome": outcome, "why": why}) + "\n")
     count = [sum(outcome == kind for outcome, _ in outcomes.values()) for kind in _OUTCOMES]
@@ -167,7 +169,19 @@ def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
         row(name, value, "tests", bar=bar)
         for name, value, bar in zip(TEST_ROWS, count, bars, strict=True)
     ]
-    found.tests = [(test, *how) for test, how in outcomes.items() if how[0] != "passed"]
+    found.tests = not_passed(out)
+    return found
+
+
+def not_passed(out: Path) -> list[tuple[str, str, str]]:
+    """Return id, outcome and reason of each test that did not pass when the tests last ran."""
+    path = out / TEST_OUTCOMES
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):  # its middle was cut out
+            one = json.loads(line)
+            if one["outcome"] != "passed":
+                found.append((one["test"], one["outcome"], one["why"]))
     return found
 
 
@@ -231,6 +245,7 @@ _DEMO_RATIOS: Final = {
 }
 DEMO_ROWS: Final = (*_DEMO_RATIOS, *_DEMO)
 DEMO_NEEDS: Final = "5.23"
+DEMO_REPORT: Final = "demo.json"
 
 
 def why_no_demo() -> str | None:
@@ -248,6 +263,7 @@ def why_no_demo() -> str | None:
 def demo(out: Path, deadline: Deadline) -> Findings:
     """Run `rose demo --device cuda:0 --quick` and keep its report."""
     found, log = Findings(), out / "demo.log"
+    (out / DEMO_REPORT).unlink(missing_ok=True)  # of an earlier run of this part
     if (why := why_no_demo()) is not None:
         found.cannot(DEMO_ROWS, why)
         return found
@@ -265,7 +281,7 @@ def demo(out: Path, deadline: Deadline) -> Findings:
             found.cannot(DEMO_ROWS, ending.reason(last_line(log)))
             return found
         text = (made / "report.json").read_text(encoding="utf-8")
-    (out / "demo.json").write_text(text, encoding="utf-8")
+    (out / DEMO_REPORT).write_text(text, encoding="utf-8")
     found.extend(demo_rows(json.loads(text)))
     return found
 

@@ -1,26 +1,29 @@
 """Prove rose's device half on this machine: build, tests, device rows, demo, sanitizer.
 
-Everything goes into one folder: gpu.json, and a log for each part. Status 0 when everything ran,
-1 when a test failed or a row is unmeasured, 2 for a mistake that the user can mend, a machine
-without a GPU among them. A bar that is missed is said, and is no failure.
+Everything goes into one folder: gpu.json, and a log for each kind of work. With --part K/N a part
+of it is done, and goes on with the gpu.json that is there. Status 0 when all of the part ran, 1
+when a test failed or a row is unmeasured, 2 for a mistake that the user can mend, a machine without
+a GPU among them. A bar that is missed is said, and is no failure.
 """
 
-import argparse
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from rich.console import Console
 
 from bench.gpu import parts
 from bench.gpu.card import EXIT_NO_GPU
 from bench.gpu.children import ROOT, Deadline, environment, python, shorten
+from bench.gpu.merge import NAME, NOT_RUN, Document, Mismatch, merged, read, write
 from bench.gpu.parts import Findings, Suite
+from bench.gpu.pieces import Part, Piece, pieces, read_part, split
 from bench.gpu.table import table_of
+from bench.gpu.usage import EXIT_MENDABLE, Parser
 from bench.rows import faults
 from rose.cli.machine import commit, machine_card
 
@@ -30,7 +33,6 @@ CARD_S: Final = 30.0
 LOG_WIDTH: Final = 160
 
 EXIT_FAILED: Final = 1
-EXIT_MENDABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 
@@ -61,22 +63,19 @@ SUITES: Final = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_MENDABLE, f"gpu: {message}\n")
-
-
-def parse(arguments: Sequence[str]) -> Path:
-    """Return the folder that everything is written to."""
+def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
+    """Return the folder that everything is written to, and what is done."""
     parser = Parser(prog="make gpu", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
-    out: Path = parser.parse_args(arguments).out
+    parser.add_argument(
+        "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="of the work; all of it"
+    )
+    options = parser.parse_args(arguments)
+    out: Path = options.out
     if not str(out).strip() or (out.exists() and not out.is_dir()):
         parser.error(f"cannot write into '{out}': name a folder, as in OUT=gpu-results")
     # The children run in the root of the checkout.
-    return out.absolute()
+    return out.absolute(), options.part
 
 
 def card() -> dict[str, object] | str:
@@ -102,59 +101,84 @@ def card() -> dict[str, object] | str:
 
 
 class Run:
-    """One run: its parts in order, and the document that grows with them.
+    """One run: the pieces of its part in order, and the document that grows with them.
 
-    The document is written after every part, so a run that is cut off leaves what it had.
+    The document is written after every piece, so a run that is cut off leaves what it had.
     """
 
-    def __init__(self, out: Path, machine: dict[str, object], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        out: Path,
+        part: Part,
+        work: Mapping[Piece, Part],
+        *,
+        machine: dict[str, object],
+        deadline: Deadline,
+    ) -> None:
         self.out = out
         self.deadline = deadline
         self.found = Findings()
+        self._part = part
+        self._pieces = [piece for piece, whose in work.items() if whose == part]
+        self._waiting = dict(work)
+        self._earlier: dict[str, Document] = {}
         self._machine = machine
         self._commit = commit()
 
-    def document(self) -> dict[str, Any]:
-        return {
+    def open_folder(self) -> None:
+        """Go on with the document that is there; without one, or to do all the work, begin anew.
+
+        Raises:
+            Mismatch: it is not of this commit and this machine; nothing has been changed.
+            OSError: the folder cannot be written.
+        """
+        path = self.out / NAME
+        if self._part.of > 1 and path.exists():
+            self._earlier = {str(path): read(path)}
+            self.document()
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        for name in (NAME, parts.DEMO_REPORT, *LOGS):
+            (self.out / name).unlink(missing_ok=True)
+
+    def document(self) -> Document:
+        waiting = [
+            {"name": row, "reason": f"{NOT_RUN}{whose}"}
+            for piece, whose in self._waiting.items()
+            for row in piece.rows
+        ]
+        this: Document = {
             "machine": self._machine,
             "commit": self._commit,
             "suite": "gpu",
             "rows": self.found.rows,
-            "unmeasured": self.found.unmeasured,
+            "unmeasured": [*self.found.unmeasured, *waiting],
         }
+        return merged(self._earlier | {"this run": this})
 
-    def add(self, found: Findings) -> None:
+    def _begin(self, what: str, log: str) -> None:
+        print(f"gpu: {what}", file=sys.stderr, flush=True)
+        with (self.out / log).open("a", encoding="utf-8") as file:
+            file.write(f"\n==== {self._part}, {what}\n")
+
+    def _end(self, piece: Piece, found: Findings) -> None:
         self.found.extend(found)
+        del self._waiting[piece]
         for name in LOGS:
             shorten(self.out / name)
-        text = json.dumps(self.document(), indent=1) + "\n"
-        beside = self.out / "gpu.json.part"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self.out / "gpu.json")
+        write(self.out / NAME, self.document())
 
-    def all_parts(self, suites: Sequence[Suite], test_files: Sequence[str]) -> None:
-        out, deadline = self.out, self.deadline
-        # The demo is what all the rest is for: it gets its time, whatever the parts before it take.
-        before_demo = deadline if parts.why_no_demo() else deadline.less(parts.DEMO_S)
-        say("building")
-        if (why := parts.build(out, deadline)) is not None:
-            names = [name for one in suites for name in one.promised]
-            for rows in (parts.TEST_ROWS, names, parts.DEMO_ROWS, parts.SANITIZER_ROWS):
-                self.add(parts.skip_all(rows, why))
-            return
-        say(f"testing, {len(test_files)} files")
-        self.add(parts.tests(out, before_demo, test_files))
-        for one in suites:
-            say(f"measuring, {one.module}")
-            self.add(parts.suite(one, out, before_demo))
-        say("running the demo")
-        self.add(parts.demo(out, deadline))
-        say("running compute-sanitizer")
-        self.add(parts.sanitizer(out, deadline))
-
-
-def say(what: str) -> None:
-    print(f"gpu: {what}", file=sys.stderr, flush=True)
+    def all_pieces(self) -> None:
+        write(self.out / NAME, self.document())
+        self._begin("building", "build.log")
+        why = parts.build(self.out, self.deadline)
+        for number, piece in enumerate(self._pieces, 1):
+            if why is not None:
+                self._end(piece, parts.skip_all(piece.rows, why))
+                continue
+            self._begin(piece.what, piece.log)
+            reserved_s = sum(later.reserved_s for later in self._pieces[number:])
+            self._end(piece, piece.run(self.out, self.deadline.less(reserved_s)))
 
 
 def main(
@@ -165,24 +189,27 @@ def main(
     total_s: float = TOTAL_S,
 ) -> int:
     deadline = Deadline(total_s)
-    out = parse(arguments)
+    out, part = parse(arguments)
     gpu = card()
     if isinstance(gpu, str):
         print(f"gpu: no GPU: {gpu}", file=sys.stderr)
         return EXIT_MENDABLE
+    work = pieces(suites, parts.files_of_tests() if test_files is None else test_files)
+    run = Run(out, part, split(work, part.of), machine=machine_card() | gpu, deadline=deadline)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in ("gpu.json", "demo.json", *LOGS):
-            (out / name).unlink(missing_ok=True)
+        run.open_folder()
+    except Mismatch as why:
+        print(f"gpu: {why}; name another folder", file=sys.stderr)
+        return EXIT_MENDABLE
     except OSError as error:
         print(f"gpu: cannot write into {out}: {error.strerror}", file=sys.stderr)
         return EXIT_MENDABLE
-    run = Run(out, machine_card() | gpu, deadline)
-    run.all_parts(suites, parts.files_of_tests() if test_files is None else test_files)
+    run.all_pieces()
     # A log has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
-    console.print(table_of(run.document(), run.found.tests))
-    wrong = faults(run.document())
+    document = run.document()
+    console.print(table_of(document, run.found.tests or parts.not_passed(out)))
+    wrong = faults(document)
     for one in wrong:
         print(f"gpu: {one}", file=sys.stderr)
     return 0 if run.found.is_complete and not wrong else EXIT_FAILED

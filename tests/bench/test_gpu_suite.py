@@ -21,7 +21,6 @@ from bench.rows import faults
 
 SOUND = Suite("tests.bench.gpu_suite_sound", limit_s=30)
 BROKEN = Suite("tests.bench.gpu_suite_broken", limit_s=3)
-GPU = {"gpu": "a GPU", "driver": "1.2", "cuda": "13.0"}
 # Also where there is a GPU, these tests see none.
 NO_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -51,7 +50,12 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(repo: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [([], "--out"), (["--out", "setup.py"], "setup.py"), (["--out", "x", "--fast"], "--fast")],
+    [
+        ([], "--out"),
+        (["--out", "setup.py"], "setup.py"),
+        (["--out", "x", "--fast"], "--fast"),
+        *((["--out", "x", "--part", part], part) for part in ("0/3", "4/3", "2", "1/0", "a/b", "")),
+    ],
 )
 def test_bad_usage_is_one_sentence_and_status_2(
     repo: Path, arguments: list[str], named: str
@@ -73,20 +77,6 @@ def test_make_asks_for_a_folder(repo: Path, out: str) -> None:
 
 
 # ---- the whole run
-
-
-@pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    """Run everything with a GPU that is not there; parts that need one are replaced."""
-    monkeypatch.setattr(run, "card", lambda: GPU)
-    monkeypatch.setattr(parts, "build", lambda _out, _deadline: None)
-    monkeypatch.setattr(parts, "demo", lambda _out, _deadline: Findings())
-    monkeypatch.setattr(parts, "sanitizer", lambda _out, _deadline: Findings())
-
-    def go(*suites: Suite, **options: Any) -> int:
-        return run.main(["--out", str(tmp_path / "out")], suites=suites, test_files=[], **options)
-
-    return go
 
 
 def document_in(folder: Path) -> dict[str, Any]:
@@ -558,6 +548,15 @@ def test_the_demo_is_started_as_its_users_start_it(
     reason = found.unmeasured[0]["reason"]
     assert reason.startswith("status ")
     assert "demo --device cuda:0 --quick" in (tmp_path / "demo.log").read_text()
+
+
+def test_a_demo_that_does_not_run_leaves_no_report_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "why_no_demo", lambda: "no transformers")
+    (tmp_path / "demo.json").write_text("{}")
+    assert parts.demo(tmp_path, Deadline(1)).rows == []
+    assert not (tmp_path / "demo.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""Make one document of those of several parts: what a later one says of a row is what counts.
+
+    python -m bench.gpu.merge part-1 part-2 part-3 --out gpu.json
+
+Folders of `make gpu OUT=dir PART=K/N` on machines of one kind, with one commit, belong together;
+others are refused with status 2, and nothing is written.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.gpu.usage import Parser
+from bench.rows import CONTROL, faults
+
+NAME: Final = "gpu.json"
+# The reason of a row whose part has not run, up to the name of that part.
+NOT_RUN: Final = "not run yet: "
+# Of the machine card, what says neither which device it was nor what programmed it.
+INCIDENTAL: Final = frozenset(
+    {"clock_sm_mhz", "clock_memory_mhz", "temperature_c", "memory_gib", "system"}
+)
+
+Document = dict[str, Any]
+
+
+class Mismatch(Exception):
+    """These are not documents of one run; the message says why."""
+
+
+def read(path: Path) -> Document:
+    """Return the document of a file.
+
+    Raises:
+        Mismatch: it has none that `make gpu` wrote.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Mismatch(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Mismatch(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("suite") != "gpu" or faults(document):
+        raise Mismatch(f"{path} is not what `make gpu` writes")
+    return document
+
+
+def write(path: Path, document: Document) -> None:
+    """Write a document; whoever reads the file meanwhile has the one before, whole."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def merged(documents: Mapping[str, Document]) -> Document:
+    """Return one document of several: a row, and why one is missing, comes from the last to say so.
+
+    That a part has not run yet replaces nothing that was said by one that has.
+
+    Args:
+        documents: by what they are called in a refusal, the latest last.
+
+    Raises:
+        Mismatch: they are of different commits or machines.
+    """
+    (first, first_of_all), *others = documents.items()
+    for name, other in others:
+        _check_same(first, _identity(first_of_all), name, _identity(other))
+    said: dict[str, list[dict[str, Any]]] = {}
+    for document in documents.values():
+        for row, entries in _by_row(document).items():
+            if not _waits(entries) or _waits(said.get(row, [])):
+                said[row] = entries
+    everything = [one for entries in said.values() for one in entries]
+    return [*documents.values()][-1] | {
+        "rows": [one for one in everything if "reason" not in one],
+        "unmeasured": [one for one in everything if "reason" in one],
+    }
+
+
+def _identity(document: Document) -> dict[str, Any]:
+    machine = {k: value for k, value in document["machine"].items() if k not in INCIDENTAL}
+    return machine | {"commit": document["commit"]}
+
+
+def _check_same(one: str, its: dict[str, Any], other: str, others: dict[str, Any]) -> None:
+    for key in its | others:
+        mine, theirs = its.get(key), others.get(key)
+        if mine != theirs:
+            raise Mismatch(f"{one} and {other} do not go together: {key} {mine!r} and {theirs!r}")
+
+
+def _by_row(document: Document) -> dict[str, list[dict[str, Any]]]:
+    """Return what is said of each row: itself and its control, or why it is unmeasured."""
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for one in [*document["rows"], *document.get("unmeasured", [])]:
+        entries.setdefault(one["name"].removeprefix(CONTROL), []).append(one)
+    return entries
+
+
+def _waits(entries: Sequence[Mapping[str, Any]]) -> bool:
+    return all(one.get("reason", "").startswith(NOT_RUN) for one in entries)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="python -m bench.gpu.merge", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the latest last")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="of all of them")
+    options = parser.parse_args(arguments)
+    paths = [folder / NAME for folder in options.folders]
+    try:
+        write(options.out, merged({str(path): read(path) for path in paths}))
+    except Mismatch as why:
+        parser.error(str(why))
+    except OSError as error:
+        parser.error(f"cannot write {options.out}: {error.strerror}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
