@@ -1,6 +1,7 @@
 """Methods of a gRPC server that answers nobody without the token, and errors as gRPC's codes."""
 
 import hmac
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -18,7 +19,7 @@ _CODES: Final = (
 class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the method of a call; without the token there is none to find."""
 
-    def __init__(self, token: bytes, methods: dict[str, Any]) -> None:
+    def __init__(self, token: bytes, methods: Mapping[str, Any]) -> None:
         self._token = token.hex()
         self._methods = methods
         self._rejections = Rejections()

@@ -2,29 +2,22 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import grpc
 
-from rose.addresses import spelled
 from rose.closing import Closing
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import part_messages as said
-from rose.transfer.wire.credentials import add_port
-from rose.transfer.wire.methods import TokenMethods, abort_with
+from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.security import Security, TlsFiles
+from rose.transfer.wire.token_server import TokenServer
 
 # One publisher calls, and one that took its place while the calls of the other run out.
 _CALLS_MAX: Final = 4
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", said.MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", said.MESSAGE_BYTES_MAX),
-    ("grpc.so_reuseport", 0),
-)
 
 
 class LabelledWeights(Protocol):
@@ -93,10 +86,6 @@ class PartServer(Closing):
         self._pending: tuple[int, Part] | None = None  # packed, and neither kept nor taken back
         self._is_sound = False
         host, port = self._security.place(address)
-        self._pool = ThreadPoolExecutor(_CALLS_MAX, "rose-part")
-        self._grpc: Any = grpc.server(
-            self._pool, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
-        )
         methods = {
             f"/{said.SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(_answered(method))
             for name, method in (
@@ -106,15 +95,18 @@ class PartServer(Closing):
                 ("Whole", self._whole),
             )
         }
-        self._grpc.add_generic_rpc_handlers((TokenMethods(self._security.token, methods),))
-        try:
-            bound = add_port(self._grpc, host, port, self._security)
-        except RoseError:
-            self._grpc.stop(None).wait()
-            self._pool.shutdown()
-            raise
-        self.address: str = spelled(host, bound)
-        self._grpc.start()
+        self._server = TokenServer(
+            "rose-part",
+            host,
+            port,
+            self._security,
+            methods,
+            calls_max=_CALLS_MAX,
+            request_bytes_max=said.MESSAGE_BYTES_MAX,
+            reply_bytes_max=said.MESSAGE_BYTES_MAX,
+        )
+        self.address: Final = self._server.address
+        self._server.start()
 
     @property
     def token(self) -> str:
@@ -123,8 +115,7 @@ class PartServer(Closing):
 
     def close(self) -> None:
         """Break off all calls and join all threads."""
-        self._grpc.stop(None).wait()
-        self._pool.shutdown()
+        self._server.close()
 
     # ---- the four methods: each yields messages
 

@@ -1,0 +1,70 @@
+"""A gRPC server for those who show its token: of a log, or of the part of a trainer's rank."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Final
+
+import grpc
+
+from rose.addresses import spelled
+from rose.closing import Closing
+from rose.transfer.wire.credentials import add_port
+from rose.transfer.wire.methods import TokenMethods
+from rose.transfer.wire.security import Security
+
+
+class TokenServer(Closing):
+    """Has its port when it is made, and answers from `start` until it is closed.
+
+    Args:
+        name: of its threads.
+        host: an address of this machine.
+        port: 0 for any that is free.
+        security: what callers must show.
+        methods: handlers of gRPC by the full names of the methods.
+        calls_max: that are answered at a time, each by a thread; as many wait for one.
+        request_bytes_max: of a message to it.
+        reply_bytes_max: of a message from it.
+
+    Raises:
+        Unavailable: the port is taken.
+        InvalidArgument: a certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        security: Security,
+        methods: Mapping[str, Any],
+        *,
+        calls_max: int,
+        request_bytes_max: int,
+        reply_bytes_max: int,
+    ) -> None:
+        self._pool = ThreadPoolExecutor(calls_max, name)
+        self._grpc: Any = grpc.server(
+            self._pool,
+            handlers=(TokenMethods(security.token, methods),),
+            options=(
+                ("grpc.max_receive_message_length", request_bytes_max),
+                ("grpc.max_send_message_length", reply_bytes_max),
+                ("grpc.so_reuseport", 0),  # a second server on a port is an error, not a lottery
+            ),
+            maximum_concurrent_rpcs=2 * calls_max,
+        )
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.address: Final = spelled(host, add_port(self._grpc, host, port, security))
+            undo.pop_all()
+
+    def start(self) -> None:
+        """Answer from here on."""
+        self._grpc.start()
+
+    def close(self) -> None:
+        """Break off all calls and join all threads."""
+        self._grpc.stop(None).wait()
+        self._pool.shutdown()
