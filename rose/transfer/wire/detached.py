@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Detached(Closing):
-    """Runs each function in a thread of its own, which nobody joins: it may be user code that waits.
+    """Runs each function in a thread of its own, which nobody joins: it may never end.
 
     Whoever called goes on when it hangs up, or when this is closed; what the function returns later
     is dropped. Any thread may call. The condition guards the fields, and is held over no function.
