@@ -2,13 +2,11 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final
 
 import grpc
 
-from rose.addresses import spelled
 from rose.closing import Closing
 from rose.errors import RoseError
 from rose.transfer.manifest import UpdateKey
@@ -17,20 +15,15 @@ from rose.transfer.relaying.upstream import Upstream
 from rose.transfer.wire import grpc_chunks, messages, offers
 from rose.transfer.wire.berths import Berths
 from rose.transfer.wire.chunk_server import ChunkServer
-from rose.transfer.wire.credentials import add_port
-from rose.transfer.wire.methods import TokenMethods, abort_with
+from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.pages import page
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
+from rose.transfer.wire.token_server import TokenServer
 
 WAIT_MAX_S: Final = 10.0
 # Each receiver that waits takes a thread.
 RECEIVERS_MAX: Final = 32
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", messages.REQUEST_BYTES_MAX),
-    ("grpc.max_send_message_length", messages.REPLY_BYTES_MAX),
-    ("grpc.so_reuseport", 0),  # a second server on a port is an error, not a lottery
-)
 
 
 class WeightServer(Closing):
@@ -54,22 +47,22 @@ class WeightServer(Closing):
         self._peers = peers
         self._movers = movers
         self._is_closing = threading.Event()
-        self._pool = ThreadPoolExecutor(RECEIVERS_MAX, "rose-weights")
-        self._grpc: Any = grpc.server(
-            self._pool,
-            options=_OPTIONS,
-            maximum_concurrent_rpcs=2 * RECEIVERS_MAX,
+        self._server = TokenServer(
+            "rose-weights",
+            host,
+            port,
+            security,
+            self._methods(),
+            calls_max=RECEIVERS_MAX,
+            request_bytes_max=messages.REQUEST_BYTES_MAX,
+            reply_bytes_max=messages.REPLY_BYTES_MAX,
         )
-        self._grpc.add_generic_rpc_handlers((TokenMethods(security.token, self._methods()),))
-        try:
-            bound = add_port(self._grpc, host, port, security)
+        with ExitStack() as undo:
+            undo.callback(self._server.close)
             self._chunks = ChunkServer(log, security.token, host, tls=security.tls)
-        except RoseError:
-            self._grpc.stop(None).wait()
-            self._pool.shutdown()
-            raise
-        self.address: str = spelled(host, bound)
-        self._grpc.start()
+            undo.pop_all()
+        self.address: Final = self._server.address
+        self._server.start()
 
     @property
     def token(self) -> str:
@@ -85,11 +78,10 @@ class WeightServer(Closing):
         """Break off all calls and join all threads; the log stays as it is."""
         self._is_closing.set()
         self._log.wake()
-        self._grpc.stop(None).wait()
-        self._pool.shutdown()
-        self._chunks.close()
-        for berths in self._movers.values():
+        for berths in self._movers.values():  # before the calls that wait for a porter of theirs
             berths.close()
+        self._server.close()
+        self._chunks.close()
 
     def _methods(self) -> dict[str, Any]:
         each: dict[str, Callable[[bytes], object]] = {
