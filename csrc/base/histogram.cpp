@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace rose {
 
@@ -42,6 +43,18 @@ Quantiles Histogram::quantiles() const noexcept {
     if (before < rank_p50 && seen >= rank_p50) out.p50_ns = edge;
     if (before < rank_p99 && seen >= rank_p99) out.p99_ns = edge;
   }
+  return out;
+}
+
+std::vector<Histogram::Count> Histogram::counts(Nanoseconds from_ns, Nanoseconds to_ns) const {
+  std::vector<Count> out;
+  std::uint64_t seen = 0;
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) {
+    seen += counts_[bucket].load(std::memory_order_relaxed);
+    const auto edge = static_cast<Nanoseconds>(upper_edge(bucket));
+    if (edge >= from_ns && edge <= to_ns) out.push_back({edge, seen});
+  }
+  out.push_back({std::numeric_limits<Nanoseconds>::max(), seen});
   return out;
 }
 

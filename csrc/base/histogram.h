@@ -22,8 +22,17 @@ struct Quantiles {
 // quantile is the upper edge of its bucket, so it never flatters.
 class Histogram {
  public:
+  // How many were at most so long.
+  struct Count {
+    Nanoseconds upper_ns{0};
+    std::uint64_t at_most{0};
+  };
+
   void record(Nanoseconds duration_ns) noexcept;
   Quantiles quantiles() const noexcept;
+  // At the upper edges from `from_ns` to `to_ns`, then of all, at the largest duration there is.
+  // What was recorded between two looks is the difference of their counts, and never negative.
+  std::vector<Count> counts(Nanoseconds from_ns, Nanoseconds to_ns) const;
 
  private:
   static constexpr unsigned kSubBits = 5;

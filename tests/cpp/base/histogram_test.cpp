@@ -43,4 +43,23 @@ TEST(the_largest_duration_has_a_bucket) {
   CHECK_EQ(histogram->quantiles().p50_ns, std::numeric_limits<Nanoseconds>::max());
 }
 
+TEST(counts_are_of_all_durations_up_to_an_edge_and_what_lies_beyond_is_in_the_last) {
+  const auto histogram = std::make_unique<Histogram>();
+  for (const Nanoseconds duration : {5, 1000, 1000, 70'000, 9'000'000}) histogram->record(duration);
+  const auto counts = histogram->counts(500, 100'000);
+  CHECK(counts.size() > 100);
+  std::uint64_t before = 1;  // what is shorter than all edges counts at the first
+  Nanoseconds edge = 499;
+  for (const Histogram::Count& one : counts) {
+    CHECK(one.upper_ns > edge && one.at_most >= before);
+    if (one.upper_ns <= 100'000) {
+      CHECK_EQ(one.at_most, 1U + (one.upper_ns >= 1000 ? 2 : 0) + (one.upper_ns >= 70'000 ? 1 : 0));
+    }
+    edge = one.upper_ns;
+    before = one.at_most;
+  }
+  CHECK_EQ(edge, std::numeric_limits<Nanoseconds>::max());
+  CHECK_EQ(before, 5);
+}
+
 TEST_MAIN()
