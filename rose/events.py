@@ -8,7 +8,7 @@ class Reason(Enum):
     """Why rose said no."""
 
     POOL_EMPTY = "the pool has no slab to lend"
-    OVER_LIMIT = "the partition is at its limit"
+    OVER_LIMIT = "the partition is at its limit, or the device at its cap"
     FRAGMENTED = "no run of neighbouring slabs is long enough"
     RESERVE_AT_RISK = "serving could need these slabs before they came back"
     SERVING_BUSY = "serving has requests"

@@ -81,7 +81,6 @@ void bind_compute(py::module_& module) {
       .value("STEP", CloseReason::kStep)
       .finalize();
 
-  using compute::Quantiles;
   py::class_<GateStats>(module, "GateStats")
       .def_property_readonly("segments", [](const GateStats& s) { return s.segments.count; })
       .def_property_readonly("segment_ms_p50",

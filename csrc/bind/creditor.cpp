@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/histogram.h"
 #include "bind/clock.h"
 #include "bind/status.h"
 #include "compute/creditor.h"
@@ -52,6 +54,19 @@ class GateListener final : public slo::ServingListener {
 
 // What the device does for rollouts now.
 enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack, kSpatial };
+
+// Of serving's tokens: what is shorter or longer is in the first or the last count. No step of a
+// model is shorter, and no target longer.
+constexpr Nanoseconds kShortestTokenNs = 100'000;
+constexpr Nanoseconds kLongestTokenNs = 100'000'000'000;
+
+std::vector<std::pair<Nanoseconds, std::uint64_t>> counts_of(const Histogram& tokens) {
+  std::vector<std::pair<Nanoseconds, std::uint64_t>> out;
+  for (const auto& [upper_ns, at_most] : tokens.counts(kShortestTokenNs, kLongestTokenNs)) {
+    out.emplace_back(upper_ns, at_most);
+  }
+  return out;
+}
 
 struct PolicyConfig {
   double segment_prior_ms;  // before the gate has seen a segment
@@ -321,7 +336,13 @@ void bind_creditor(py::module_& module) {
       .def_property_readonly("running",
                              [](const ServingState& self) { return self.load().running; })
       .def_property_readonly("context_tokens",
-                             [](const ServingState& self) { return self.load().context_tokens; });
+                             [](const ServingState& self) { return self.load().context_tokens; })
+      .def_property_readonly(
+          "first_tokens",
+          [](const ServingState& self) { return counts_of(self.token_times().first); })
+      .def_property_readonly("later_tokens", [](const ServingState& self) {
+        return counts_of(self.token_times().later);
+      });
 
   py::native_enum<Harvest>(module, "Harvest", "enum.Enum")
       .value("CLOSED", Harvest::kClosed)

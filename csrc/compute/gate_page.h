@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/clock.h"
+#include "base/histogram.h"
 #include "compute/durations.h"
 #include "compute/gate_word.h"
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "base/histogram.h"
 #include "base/memfd.h"
 #include "base/status.h"
 #include "compute/durations.h"

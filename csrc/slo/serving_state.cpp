@@ -10,7 +10,8 @@ ServingState::ServingState(std::shared_ptr<CertificateLog> log,
                            std::shared_ptr<ServingListener> listener)
     : log_{std::move(log)},
       listener_{std::move(listener)},
-      requests_{std::make_unique<std::array<Request, kSlots + 1>>()} {
+      requests_{std::make_unique<std::array<Request, kSlots + 1>>()},
+      token_times_{std::make_unique<TokenTimes>()} {
   (*requests_)[kSlots].before = (*requests_)[kSlots].after = kSlots;
 }
 
@@ -24,6 +25,7 @@ std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noe
   if (slot != kNoSlot) {
     Request& request = (*requests_)[slot];
     request.context_tokens = tokens;
+    request.last_token_ns = section.now_ns();
     request.phase = Phase::kWaiting;
   } else {
     ++slotless_;
@@ -39,6 +41,10 @@ std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots) noexce
   std::uint32_t counted = 0;
   for (const std::uint32_t slot : slots) {
     if (!is_live(slot)) continue;
+    const Request& request = (*requests_)[slot];
+    const bool is_first = request.phase == Phase::kWaiting;
+    Histogram& times = is_first ? token_times_->first : token_times_->later;
+    times.record(section.now_ns() - request.last_token_ns);
     give_token(slot, section.now_ns());
     ++(*requests_)[slot].context_tokens;
     ++context_tokens_;

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/clock.h"
+#include "base/histogram.h"
 #include "slo/certificate_log.h"
 
 namespace rose::slo {
@@ -27,6 +28,12 @@ struct ServingLoad {
   std::uint32_t running{0};         // requests that have their first token
   std::uint64_t context_tokens{0};  // prompts and outputs of those
   Nanoseconds oldest_token_ns{0};   // when the one that waits longest got its last; 0 without any
+};
+
+// How long tokens took, of requests that have a slot.
+struct TokenTimes {
+  Histogram first;  // from the arrival to the first token, unless the prompt came prefilled
+  Histogram later;  // from a token to the next
 };
 
 // 1. pending and waiting rise before the gate closes, and the gate closes before arrived() returns.
@@ -63,6 +70,8 @@ class ServingState {
   // Without a first token, or without a slot.
   std::int64_t waiting() const noexcept { return waiting_.load(); }
   bool is_in_step() const noexcept { return steps_.load() > 0; }
+  // Counted since this was made; read without holding serving up.
+  const TokenTimes& token_times() const noexcept { return *token_times_; }
   // Whether requests come here with their prompts prefilled: they need a token within a TPOT
   // target.
   bool has_prefilled() const noexcept { return has_prefilled_.load(); }
@@ -83,7 +92,7 @@ class ServingState {
   // Running requests form a ring in the order of their last tokens, oldest first, through kSlots.
   struct Request {
     std::uint64_t context_tokens{0};
-    Nanoseconds last_token_ns{0};
+    Nanoseconds last_token_ns{0};  // while it waits, its arrival
     std::uint32_t before{0};
     std::uint32_t after{0};
     Phase phase{Phase::kFree};
@@ -107,6 +116,7 @@ class ServingState {
 
   // Guarded by the log's decision mutex.
   std::unique_ptr<std::array<Request, kSlots + 1>> requests_;  // the last is the ring's anchor
+  std::unique_ptr<TokenTimes> token_times_;                    // whose reading it does not guard
   std::array<std::uint64_t, kWords> taken_{};                  // a bit for each slot
   std::uint32_t running_{0};
   std::uint32_t slotless_{0};

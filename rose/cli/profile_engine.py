@@ -11,8 +11,9 @@ from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
 from rose.scheduler.broker import Observation
 from rose.scheduler.broker.endpoint import LIMITS, Endpoint, FetchLimits, endpoint_of, fetch_text
+from rose.scheduler.broker.engine_metrics import EngineMetrics
 from rose.scheduler.broker.engine_reader import EngineReader
-from rose.scheduler.broker.exposition import EngineMetrics, read_metrics
+from rose.scheduler.broker.exposition import read_metrics
 from rose.slo import SLO
 from rose.units import MS_PER_S, NS_PER_MS
 

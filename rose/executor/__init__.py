@@ -3,6 +3,7 @@
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing
 from rose.executor.lender import Lease, OnRevoke
+from rose.executor.reading import DeviceReading
 from rose.executor.revocation import Cause, Notice, Revocation
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.executor.serving import ServingLane, ServingStep, StepBatch
@@ -15,6 +16,7 @@ __all__ = [
     "SLO",
     "Cause",
     "CoServing",
+    "DeviceReading",
     "KVGeometry",
     "Lease",
     "Notice",

@@ -30,6 +30,7 @@ from rose.executor.certified import certificate_log, certified_creditor
 from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke
+from rose.executor.reading import DeviceReading
 from rose.executor.revocation import Notice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
@@ -47,7 +48,7 @@ from rose.memory import (
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
 from rose.slo.prior import ModelCost, prior_ms
-from rose.units import GIB, MIB, ceil_div
+from rose.units import GIB, MIB, NS_PER_MS, ceil_div
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose._core import Process
@@ -268,7 +269,7 @@ class CoServing(Closing):
             self._watchdog = Watchdog(
                 self._gate, log=log, after_ms=policy.watchdog_ms, clock=self._clock
             )
-            self._model, self._limits = model, limits
+            self._model, self._limits, self._slo = model, limits, slo
             self._lender = Lender(
                 arbiter=arbiter,
                 serving=partition,
@@ -477,6 +478,66 @@ class CoServing(Closing):
         if self._creditor is None:
             return Reason.CLOSED
         return _REASONS.get(self._creditor.last_refusal, Reason.SERVING_BUSY)
+
+    # ---- how much is lent -----------------------------------------------------------------------
+
+    def lend_at_most(self, size_bytes: int, *, ttl_ms: float) -> None:
+        """Cap what is on loan for `ttl_ms` from now; after that nothing is lent.
+
+        Without a first call there is no cap. From then on whoever decides renews it in time, or all
+        that is lent goes back, and nothing is lent until the next call. Growth over the cap is
+        refused (`Reason.OVER_LIMIT`). What is on loan over it is taken back as ever, by a deadline:
+        the keeper begins at once, so this waits for nobody. Certificates and the borrower's limit
+        hold besides. Any thread; on a device that lends no more it changes nothing.
+
+        Args:
+            size_bytes: of the pool, rounded down to slabs, at least 0.
+            ttl_ms: at least 0; infinite for as long as the device is open.
+
+        Raises:
+            InvalidArgument: before `serving`, or a value out of its range.
+        """
+        if self._serving is None:
+            raise InvalidArgument("add the serving engine before a cap on what the device lends")
+        if not (size_bytes >= 0 and ttl_ms >= 0):
+            raise InvalidArgument(
+                f"a cap of {size_bytes} bytes for {ttl_ms} ms: neither may be below 0"
+            )
+        with self.safety:
+            self._lender.lend_at_most(
+                size_bytes // self._arbiter.slab_bytes, ttl_ns=ttl_ms * NS_PER_MS
+            )
+
+    def reading(self) -> DeviceReading:
+        """Say how serving is and what is lent, now. Any thread; serving is not held up.
+
+        Raises:
+            InvalidArgument: before `serving`, or after `close`.
+            Unavailable: rose has failed on this device and given everything back.
+        """
+        if self._is_closed:
+            raise InvalidArgument("this device is closed: open another")
+        if self._serving is None:
+            raise InvalidArgument("add the serving engine before a reading of how it is")
+        if self.safety.cause is not None:
+            raise Unavailable(f"this device lends no more: {self.gave_back}")
+        arbiter, lender = self._arbiter, self._lender
+        serving = arbiter.snapshot().partitions[_SERVING]
+        blocks = arbiter.slab_count * self._serving_kv.blocks_per_slab
+        return DeviceReading(
+            pool_bytes=arbiter.slab_count * arbiter.slab_bytes,
+            reserve_bytes=serving.reserve_slabs * arbiter.slab_bytes,
+            slab_bytes=arbiter.slab_bytes,
+            slo=self._slo,
+            used_share=serving.used_blocks / blocks,
+            running=self._state.running,
+            waiting=self._state.waiting,
+            first_tokens=tuple(self._state.first_tokens),
+            later_tokens=tuple(self._state.later_tokens),
+            lent_bytes=len(lender.lent_slabs()) * arbiter.slab_bytes,
+            cap_bytes=min(lender.cap_slabs, arbiter.slab_count) * arbiter.slab_bytes,
+            revocations=lender.pressures,
+        )
 
     # ---- the device itself ----------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Moves slabs between serving and the borrower: every grant certified, every revocation timed."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from rose._core import (
     Grant,
     GrantRefusal,
     HostGate,
+    PartitionSnapshot,
     RenewAnswer,
     ServingState,
     Snapshot,
@@ -55,6 +57,18 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Cap:
+    """The most that may be on loan until a moment; after it, nothing."""
+
+    slabs: int
+    ends_ns: float
+
+    def slabs_at(self, now_ns: int) -> int:
+        """Return what may be on loan at `now_ns`."""
+        return self.slabs if now_ns < self.ends_ns else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Borrower:
     """The other side of the loans.
 
@@ -79,8 +93,9 @@ class Lender:
     """The memory policy of one device; the arbiter holds the books.
 
     Serving calls `reclaim`, `foresee`, `recheck`, `load_changed` and `offer_surplus`; the borrower
-    `grow`, `renew` and `step_ended`; the keeper `tend`. Any thread: what is not the arbiter's is
-    under `_lock`, which is never held while slabs are waited for or the borrower is called.
+    `grow`, `renew` and `step_ended`; the keeper `tend`; who decides how much is lent
+    `lend_at_most`. Any thread: what is not the arbiter's is under `_lock`, which is never held
+    while slabs are waited for or the borrower is called.
 
     While slabs are on loan the arbiter watches what serving could need, D(T): a grant that would
     leave less is refused in the arbiter, and an allocation that leaves less rings the keeper.
@@ -126,6 +141,8 @@ class Lender:
         self._open: list[Revocation] = []
         self._no_growth_before_ns = 0
         self._renewed_ns = 0
+        self._cap = Cap(arbiter.slab_count, math.inf)
+        self._pressures = 0
         self._is_closed = False
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
@@ -256,6 +273,7 @@ class Lender:
     def _revoke(self, borrower: Borrower, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
+            self._pressures += cause is Cause.PRESSURE
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
             self._no_growth_before_ns = revocation.asked_ns + regrow_ns
@@ -289,7 +307,8 @@ class Lender:
             asked_ns=now_ns,
             arbiter=self._arbiter,
             borrower=borrower.partition,
-            taker=self._serving,
+            # Serving did not ask for what is over a cap, and takes what is nobody's when it does.
+            taker=None if cause is Cause.CAPPED else self._serving,
             clock=self._clock,
             cause=cause,
         )
@@ -303,6 +322,38 @@ class Lender:
         borrower = self._borrower
         if surplus > 0 and self._arbiter.give_back(self._serving, surplus) and borrower:
             borrower.on_room()
+
+    # ---- the cap --------------------------------------------------------------------------------
+
+    def lend_at_most(self, slabs: int, *, ttl_ns: float) -> None:
+        """Have at most `slabs` on loan for `ttl_ns` from now, and nothing after that."""
+        with self._lock:
+            before = self.cap_slabs
+            self._cap = Cap(slabs, self._clock.now_ns() + ttl_ns)
+        borrower = self._borrower
+        if slabs > before and borrower is not None and not self._is_closed:
+            borrower.on_room()
+        if slabs < before:
+            self._arbiter.ring()  # The keeper takes back what is over it.
+
+    @property
+    def cap_slabs(self) -> int:
+        """The most that may be on loan now, whatever certificates and the borrower's limit say."""
+        return self._cap.slabs_at(self._clock.now_ns())
+
+    def _room(self, lent: PartitionSnapshot) -> int:
+        """Return what the cap leaves to lend; late slabs count as lent."""
+        return max(0, self.cap_slabs - lent.held - lent.quarantined)
+
+    def _keep_to_cap(self, borrower: Borrower) -> None:
+        """Begin to take back what is on loan over the cap."""
+        cap_slabs = self.cap_slabs
+        if self._is_closed or cap_slabs >= self._arbiter.slab_count:
+            return
+        lent = self._arbiter.snapshot().partitions[borrower.partition]
+        over = lent.held - lent.in_revocation - cap_slabs
+        if over > 0:
+            self._revoke(borrower, over, cause=Cause.CAPPED)
 
     # ---- the borrower's side --------------------------------------------------------------------
 
@@ -322,14 +373,20 @@ class Lender:
         for _ in range(_TRIES):
             snapshot = self._arbiter.snapshot()
             terms = self._terms(snapshot, slabs=0, to_partition=borrower.partition)
-            terms.slabs = min(wanted, largest_grant(terms))
-            if terms.slabs == 0:
+            most = min(wanted, largest_grant(terms))
+            if most == 0:
                 return Refusal(Reason.RESERVE_AT_RISK)
+            lent = snapshot.partitions[borrower.partition]
+            terms.slabs = min(most, self._room(lent))
+            if terms.slabs == 0:
+                return Refusal(Reason.OVER_LIMIT)
             if admission_certificate(terms, log=self._log, serving=self._state) is None:
                 continue
             with self._lock:
                 if self._is_closed:  # Or a grant could slip in behind the last revocation.
                     return Refusal(Reason.CLOSED)
+                if self._room(lent) < terms.slabs:  # The cap fell, or ran out, in between.
+                    continue
                 answer = self._arbiter.grant(
                     borrower.partition,
                     terms.slabs,
@@ -365,6 +422,11 @@ class Lender:
         """How long growth is held off, in milliseconds: after a revocation, and after aborts."""
         left_ms = (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS
         return max(left_ms, self._ration.wait_ms())
+
+    @property
+    def pressures(self) -> int:
+        """Revocations so far that serving's need began."""
+        return self._pressures
 
     @property
     def aborts(self) -> int:
@@ -439,7 +501,7 @@ class Lender:
     # ---- the keeper's side ----------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked.
+        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked, caps kept to.
 
         And check again what serving could need: it was rung for, or the machine has changed.
         A borrower of this process that is in no step cannot be stuck in one: idle or paused, it
@@ -459,6 +521,8 @@ class Lender:
                 self._open.append(revocation.adopt(revocation_id))
         self._collect()
         self.recheck()
+        if borrower is not None:
+            self._keep_to_cap(borrower)
 
     def _collect(self) -> None:
         """Move settled revocations into the history; past their deadline they settle by fencing."""

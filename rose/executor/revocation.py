@@ -17,6 +17,7 @@ class Cause(Enum):
 
     PRESSURE = "serving needs them, or soon could"
     EXPIRED = "the lease was not renewed"
+    CAPPED = "the device lends less, or the time that it was to lend for is over"
     CLOSING = "the device stops lending"
 
 
@@ -61,7 +62,7 @@ class RemoteNotice:
 
 @dataclass(slots=True)
 class Revocation:
-    """Serving wants slabs back by a deadline.
+    """Slabs are wanted back by a deadline, for serving or for nobody.
 
     Its life: made → `begin` (the slabs are chosen, idle ones change hands) → the borrower frees
     blocks and drops pins, and each slab leaves in the call that empties it → settled, or fenced
@@ -71,6 +72,7 @@ class Revocation:
         slabs: how many are wanted.
         deadline_ns: on the device's clock.
         asked_ns: when serving asked.
+        taker: who gets them; None for nobody.
         cause: why.
 
     `slabs_returned` came back, `slabs_fenced` missed the deadline and are quarantined: both as of
@@ -82,7 +84,7 @@ class Revocation:
     asked_ns: int
     arbiter: Arbiter
     borrower: int
-    taker: int
+    taker: int | None
     clock: Clock
     cause: Cause = Cause.PRESSURE
     aborted_steps: int = 0

@@ -1,5 +1,6 @@
 """The borrower's engine, step by step and with its own thread: no token is lost or invented."""
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
 from rose.errors import Unavailable
-from rose.executor import Lease, Revocation
+from rose.executor import Lease, Reason, Refusal, Revocation
 from tests.engines.pair import Client, Pair, generate, would_say
 from tests.engines.stepper import Stepper, wait_for
 
@@ -202,6 +203,38 @@ def test_revocation_preempts_at_the_token(pair: Pair) -> None:
     assert client.wrong(pair.rollout_model) == []
     for name in names:
         assert client.streamed[name] == list(range(1, 31))  # none twice, none missing
+
+
+def test_rollouts_wait_while_a_cap_leaves_nothing_and_go_on_at_the_token(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, refused = pair.device, set()
+    stock = device.lender.grow
+
+    def grow(blocks: int) -> Lease | Refusal:
+        answer = stock(blocks)
+        if isinstance(answer, Refusal):
+            refused.add(answer.reason)
+        return answer
+
+    monkeypatch.setattr(device.lender, "grow", grow)
+    everything = device.reading().pool_bytes
+    device.lend_at_most(0, ttl_ms=math.inf)
+    with pair:
+        client = Client(pair.rollout, "rollout", 7)
+        names = [client.send(prompt_tokens=60, new_tokens=40) for _ in range(4)]
+        wait_for(lambda: Reason.OVER_LIMIT in refused)
+        assert client.streamed == {}
+        for count in (3, 9):
+            device.lend_at_most(everything, ttl_ms=math.inf)
+            wait_for(lambda count=count: len(client.streamed.get(names[0], [])) >= count)
+            device.lend_at_most(0, ttl_ms=math.inf)
+            wait_for(lambda: device.arbiter.snapshot().partitions[1].held == 0)
+        device.lend_at_most(everything, ttl_ms=math.inf)
+        client.wait()
+    assert client.wrong(pair.rollout_model) == []
+    for name in names:
+        assert client.streamed[name] == list(range(1, 41))  # none twice, none missing
 
 
 def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import os
 import selectors
 import signal
@@ -143,6 +144,26 @@ def test_slabs_leave_in_the_order_that_the_borrower_ranked_them(rig: RemoteRig) 
         rig.device.lender.take_back(1)
         wait_for(lambda gone=gone: rig.slabs() == (4 - len(gone), 0))
         assert {first, second, third, fourth} - set(child.do("lent")) == gone
+
+
+def test_a_cap_holds_for_a_borrower_of_another_process(tmp_path: Path) -> None:
+    made = RemoteRig(tmp_path, regrow_after_ms=0.0)
+    try:
+        made.device.lend_at_most(5 * SLAB, ttl_ms=math.inf)
+        child = made.attach()
+        assert child.do("borrow", 5 * BLOCKS_PER_SLAB) == 5 * BLOCKS_PER_SLAB
+        assert child.do("borrow", 1) == 0
+        made.device.lend_at_most(2 * SLAB, ttl_ms=math.inf)
+        wait_for(lambda: made.slabs() == (2, 0))
+        assert child.do("borrow", 1) == 0
+        made.device.lend_at_most(3 * SLAB, ttl_ms=math.inf)
+        assert child.do("borrow", 1) > 0
+        made.device.lend_at_most(3 * SLAB, ttl_ms=50.0)
+        wait_for(lambda: made.slabs() == (0, 0))
+        assert child.do("borrow", 1) == 0
+        assert child.do("state")["gave_back"] is None
+    finally:
+        made.close()
 
 
 def test_a_borrower_of_another_process_gets_blocks_under_certificates(rig: RemoteRig) -> None:

@@ -4,6 +4,7 @@ Every tenant signs the blocks it gets. A signature that changes means that two t
 same bytes, whatever the books say.
 """
 
+import math
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rose.errors import StepAborted
 from rose.executor import Lease, Quantum, Refusal, StepBatch, Ticket
-from tests.executor.conftest import SLABS, Rig
+from tests.executor.conftest import SLAB, SLABS, Rig
 
 RESERVE = 2
 
@@ -146,6 +147,14 @@ class ExecutorMachine(RuleBasedStateMachine):
     def tend(self) -> None:
         self.rig.device._tend()
 
+    # Mostly all of it, or little would be lent at all.
+    @rule(slabs=st.sampled_from((0, 3, 8, *[SLABS] * 3)))
+    def cap(self, slabs: int) -> None:
+        self.rig.device.lend_at_most(slabs * SLAB, ttl_ms=math.inf)
+        self.rig.device._tend()
+        rollout = self.rig.device.arbiter.snapshot().partitions[1]
+        assert rollout.held - rollout.in_revocation <= slabs
+
     # ---- the borrower
 
     @rule(blocks=st.integers(1, 150))
@@ -153,6 +162,8 @@ class ExecutorMachine(RuleBasedStateMachine):
         before = self.rig.counts()
         if isinstance(self.rig.device.lender.grow(blocks), Lease):
             assert self.rig.counts()[1] > before[1]
+            rollout = self.rig.device.arbiter.snapshot().partitions[1]
+            assert rollout.held + rollout.quarantined <= self.rig.device.lender.cap_slabs
         else:
             assert self.rig.counts()[1] == before[1]
 

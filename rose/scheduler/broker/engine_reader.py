@@ -4,7 +4,7 @@ import math
 from collections import deque
 from typing import Final
 
-from rose.scheduler.broker.exposition import EngineMetrics
+from rose.scheduler.broker.engine_metrics import EngineMetrics
 from rose.scheduler.broker.histogram import Histogram
 from rose.scheduler.broker.nvml import GpuUse
 from rose.scheduler.broker.observation import LatencyWindow, Observation, ServingDevice

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rose.errors import CorruptData
+from rose.scheduler.broker.engine_metrics import EngineMetrics
 from rose.scheduler.broker.histogram import Histogram, summed
 
 # More samples of the few metrics that are read: no engine has so many ranks.
@@ -18,34 +19,6 @@ _TOKENS_MAX: Final = 1 << 40
 # A pool that is full may be rounded to a little more.
 _SHARE_SLACK: Final = 0.02
 _HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """One reading of one engine.
-
-    Args:
-        engine: "vLLM" or "SGLang".
-        model: what it calls its model; "" if it does not say.
-        kv_used: the share of its KV pool that requests hold, of the fullest rank, 0 to 1.
-        kv_tokens: that the pool holds, over all ranks; None if it does not say.
-        running: requests that it works on.
-        waiting: requests that it has not begun.
-        preempted: requests that it put back for want of KV, since it started.
-        ttft: times to the first token.
-        tpot: times between tokens.
-    """
-
-    engine: str
-    model: str
-    kv_used: float
-    kv_tokens: int | None
-    running: int
-    waiting: int
-    preempted: float
-    ttft: Histogram
-    tpot: Histogram
-
 
 _Samples: TypeAlias = dict[str, list[Sample]]
 

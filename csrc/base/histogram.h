@@ -1,0 +1,49 @@
+// Counts of durations: for reports, and for whoever looks at them from time to time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace rose {
+
+struct Quantiles {
+  std::uint64_t count{0};
+  Nanoseconds p50_ns{0};
+  Nanoseconds p99_ns{0};
+  Nanoseconds max_ns{0};
+};
+
+// Counts durations in buckets of at most 1/32 relative width. One thread records, any may read; a
+// quantile is the upper edge of its bucket, so it never flatters.
+class Histogram {
+ public:
+  // How many were at most so long.
+  struct Count {
+    Nanoseconds upper_ns{0};
+    std::uint64_t at_most{0};
+  };
+
+  void record(Nanoseconds duration_ns) noexcept;
+  Quantiles quantiles() const noexcept;
+  // At the upper edges from `from_ns` to `to_ns`, then of all, at the largest duration there is.
+  // What was recorded between two looks is the difference of their counts, and never negative.
+  std::vector<Count> counts(Nanoseconds from_ns, Nanoseconds to_ns) const;
+
+ private:
+  static constexpr unsigned kSubBits = 5;
+  static constexpr std::size_t kBuckets = (64 - kSubBits + 1) << kSubBits;
+
+  static std::size_t bucket_of(std::uint64_t value) noexcept;
+  static std::uint64_t upper_edge(std::size_t bucket) noexcept;
+
+  std::array<std::atomic<std::uint64_t>, kBuckets> counts_{};
+  std::atomic<std::uint64_t> count_{0};
+  std::atomic<Nanoseconds> max_ns_{0};
+};
+
+}  // namespace rose

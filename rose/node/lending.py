@@ -1,0 +1,192 @@
+"""Closes the loop on one machine: devices are read, the broker decides, devices lend as it says."""
+
+import atexit
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rose.clock import BootClock, Clock, utc_minute_of_day
+from rose.closing import Closing
+from rose.errors import InvalidArgument, RoseError, sentence
+from rose.executor import CoServing, DeviceReading
+from rose.executor.reading import TokenCounts
+from rose.executor.safety import Safety
+from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
+from rose.scheduler.broker.engine_metrics import EngineMetrics
+from rose.scheduler.broker.engine_reader import EngineReader
+from rose.scheduler.broker.histogram import Histogram
+from rose.units import MS_PER_S, NS_PER_MS, NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class BrokeredDevice:
+    """A device whose loans a broker decides about.
+
+    Args:
+        name: unique.
+        device: with its serving engine; nobody else caps what it lends.
+        domain: what fails, or comes under pressure, together with it.
+        owner: whose serving it is; see `OwnerRules`.
+    """
+
+    name: str
+    device: CoServing
+    domain: str = ""
+    owner: str = ""
+
+
+class LendingLoop(Closing):
+    """Has a broker decide how much the devices of this process lend.
+
+    Once in a period every device is read, the broker decides, and each decision becomes its
+    device's cap, for as long as it says (`CoServing.lend_at_most`). Serving waits for none of it.
+
+    Its life: made → `start` → … → `close`. After `close` each cap stays until its time is over, as
+    if the broker had died: then the device lends nothing until somebody caps it anew. What fails in
+    here makes all of the devices give everything back (`CoServing.gave_back` says why).
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[BrokeredDevice],
+        broker: Broker,
+        *,
+        on_decisions: Callable[[list[Decision]], None] = lambda _: None,
+        wanted_bytes: Callable[[], int | None] = lambda: None,
+        day_minute: Callable[[], int] = utc_minute_of_day,
+        clock: Clock | None = None,
+        period_ms: float = 5_000.0,
+    ) -> None:
+        """Read every device once, for its sizes; none is capped yet.
+
+        Args:
+            devices: in any order.
+            broker: that decides; nobody else asks it.
+            on_decisions: called behind each round, in the loop's thread, for logs and metrics; what
+                it raises counts as a failure in here.
+            wanted_bytes: what rollouts can use over all devices; None for all there is.
+            day_minute: the minute of the day, for the caps of owners.
+            clock: of readings and decisions.
+            period_ms: between two rounds, > 0. As often as the broker's defaults reckon with: the
+                shortest loan lasts for three.
+
+        Raises:
+            InvalidArgument: two devices have one name, one has no serving engine or is closed, or
+                the period is not above 0.
+            Unavailable: rose has failed on a device.
+        """
+        self._devices = {one.name: _Device(one) for one in devices}
+        if len(self._devices) < len(devices):
+            raise InvalidArgument("two devices have one name; name each differently")
+        if not (math.isfinite(period_ms) and period_ms > 0):
+            raise InvalidArgument(f"period_ms={period_ms} must be above 0")
+        self._broker = broker
+        self._on_decisions = on_decisions
+        self._wanted_bytes = wanted_bytes
+        self._day_minute = day_minute
+        self._clock = clock or BootClock()
+        self._period_ms = period_ms
+        self._safety = Safety(self._give_back)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rose-lending", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, whose first round is now."""
+        # A thread that is in the core must be gone before the interpreter is.
+        atexit.register(self.close)
+        self._thread.start()
+
+    def poll(self) -> list[Decision]:
+        """Read, decide and cap, once; for a loop that was not started, or is closed."""
+        readings = [one.read(self._now_ms()) for one in self._devices.values()]
+        decisions = self._broker.decide(
+            readings,
+            self._now_ms(),
+            day_minute=self._day_minute(),
+            wanted_bytes=self._wanted_bytes(),
+        )
+        for decision in decisions:
+            self._devices[decision.device].lend_as(decision)
+        return decisions
+
+    def close(self) -> None:
+        """End the thread, within a round. Idempotent."""
+        atexit.unregister(self.close)
+        self._stop.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and self._safety.cause is None:
+            began_ms = self._now_ms()
+            with self._safety:
+                self._on_decisions(self.poll())
+            rest_ms = began_ms + self._period_ms - self._now_ms()
+            self._stop.wait(max(0.0, rest_ms) / MS_PER_S)
+
+    def _now_ms(self) -> float:
+        return self._clock.now_ns() / NS_PER_MS
+
+    def _give_back(self, cause: BaseException) -> None:
+        for one in self._devices.values():
+            one.give_back(cause)
+
+
+class _Device:
+    """One device as the broker knows it, and what it said before."""
+
+    def __init__(self, brokered: BrokeredDevice) -> None:
+        self._device = brokered.device
+        said = self._device.reading()
+        self._as_serving = ServingDevice(
+            name=brokered.name,
+            domain=brokered.domain,
+            owner=brokered.owner,
+            kv_bytes=said.pool_bytes,
+            reserve_bytes=said.reserve_bytes,
+            slab_bytes=said.slab_bytes,
+            slo=said.slo,
+        )
+        self._reader = EngineReader(self._as_serving)
+
+    def read(self, now_ms: float) -> Reading:
+        try:
+            said = self._device.reading()
+        except RoseError as error:
+            return Unread(self._as_serving, sentence(error))
+        seen = self._reader.observe(_metrics(said), now_ms)
+        return replace(seen, lent_bytes=said.lent_bytes, revocations=said.revocations)
+
+    def lend_as(self, decision: Decision) -> None:
+        self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)
+
+    def give_back(self, cause: BaseException) -> None:
+        self._device.safety.report(cause)
+
+
+def _metrics(said: DeviceReading) -> EngineMetrics:
+    """Say what an executor says as an engine would."""
+    return EngineMetrics(
+        engine="rose",
+        model="",
+        kv_used=said.used_share,
+        kv_tokens=None,
+        running=said.running,
+        waiting=said.waiting,
+        preempted=0,  # Engines do not tell the executor; blocks that are missing show in `kv_used`.
+        ttft=_histogram(said.first_tokens),
+        tpot=_histogram(said.later_tokens),
+    )
+
+
+def _histogram(counts: TokenCounts) -> Histogram:
+    """Return the same counts; their sum takes all of a bucket to be as long as its end."""
+    *ends, (_, total) = counts
+    bounds_s = [upper_ns / NS_PER_S for upper_ns, _ in ends]
+    at_most = [count for _, count in ends]
+    sum_s, before = 0.0, 0
+    for bound_s, count in zip((*bounds_s, bounds_s[-1]), (*at_most, total), strict=True):
+        sum_s += bound_s * (count - before)
+        before = count
+    return Histogram((*bounds_s, math.inf), (*at_most, total), sum_s)

@@ -1,0 +1,307 @@
+"""The broker's decisions on real devices: pressure shrinks loans, calm lets them grow again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rose._core import ManualClock
+from rose.errors import InvalidArgument
+from rose.executor import CoServing, Lease, Reason
+from rose.node.lending import BrokeredDevice, LendingLoop
+from rose.scheduler.broker import Broker, BrokerSettings, DayCap, Decision, Move, OwnerRules
+from rose.units import NS_PER_MS
+from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
+from tests.node.rig import wait_for
+
+BLOCKS = 8  # of the borrower in a slab
+ROUND_MS = 5_000
+SMALL = BrokerSettings(loan_bytes_min=SLAB)  # of everything else the defaults
+MOST = 11  # slabs: 0.8 of what the reserve of 2 leaves of 16
+TPOT_MS = 50
+
+
+class Time:
+    """A clock of the core, as the loop wants it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def now_ns(self) -> int:
+        return self.clock.now_ns()
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps by this clock")
+
+
+class World:
+    """A device whose borrower takes all it can get, and the loop, round by round."""
+
+    def __init__(self, log: Path, *, settings: BrokerSettings = SMALL, **options) -> None:
+        self.clock = ManualClock()
+        self.rig = Rig(log, clock=self.clock, tpot_ms=TPOT_MS, regrow_after_ms=0.0)
+        self.rig.stop_keeper()
+        self.broker = Broker(settings)
+        self.minute = 0
+        self.loop = LendingLoop(
+            [BrokeredDevice("d0", self.rig.device, domain="rack", owner="chat")],
+            self.broker,
+            clock=Time(self.clock),
+            day_minute=lambda: self.minute,
+            **options,
+        )
+
+    def round(self) -> Decision:
+        """Let a period pass, decide, let the keeper come by, and the borrower grow and fill it."""
+        self.clock.advance(ROUND_MS * NS_PER_MS)
+        (decision,) = self.loop.poll()
+        self.rig.device._tend()
+        self.grow()
+        return decision
+
+    def rounds(self, count: int) -> list[Decision]:
+        return [self.round() for _ in range(count)]
+
+    def grow(self) -> None:
+        rollout = self.rig.rollout
+        while isinstance(self.rig.device.lender.grow(SLABS * BLOCKS), Lease):
+            pass
+        self.rig.held += rollout.kv.allocator.alloc(rollout.kv.allocator.free_blocks) or []
+
+    @property
+    def lent(self) -> int:
+        return self.rig.counts()[1]
+
+    def grown(self) -> None:
+        """Let the loan reach the most that there is."""
+        moves = [one.move for one in self.rounds(9)]
+        assert moves[-1] is Move.KEEP
+        assert self.lent == MOST
+
+    def slow_tokens(self, *, every_ms: int) -> None:
+        """Serve one request whose tokens come as late as that."""
+        self.rig.serving.arrived("slow", prompt_tokens=8)
+        for _ in range(20):
+            self.rig.serving.emitted("slow")
+            self.clock.advance(every_ms * NS_PER_MS)
+        self.rig.serving.finished("slow")
+
+
+@pytest.fixture
+def open_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    def open_one(**options) -> World:
+        worlds.append(World(tmp_path / f"{len(worlds)}.log", **options))
+        return worlds[-1]
+
+    yield open_one
+    for world in worlds:
+        world.loop.close()
+        world.rig.close()
+
+
+def test_nothing_is_lent_before_calm_was_seen_and_then_more_and_more(open_world) -> None:
+    world = open_world()
+    sizes = []
+    for _ in range(9):
+        decision = world.round()
+        sizes.append(decision.lend_bytes // SLAB)
+        # The device has on loan what the broker decided, all of it.
+        assert world.lent == sizes[-1]
+    assert sizes == [0, 0, 2, 4, 6, 8, 10, MOST, MOST]
+
+
+def test_serving_that_gets_late_has_all_back_and_lends_again_when_its_hold_is_over(
+    open_world,
+) -> None:
+    world = open_world()
+    world.grown()
+    world.slow_tokens(every_ms=2 * TPOT_MS)
+    ended = world.round()
+    assert (ended.move, ended.lend_bytes) == (Move.END, 0)
+    assert "later tokens have a P99 of" in ended.why
+    assert world.lent == 0
+    assert world.rig.device.lender.grow(1).reason is Reason.OVER_LIMIT
+    moves = [one.move for one in world.rounds(12)]
+    # Three rounds until late tokens are out of the window, then a hold of 20 s.
+    refused = moves.index(Move.LEND)
+    assert moves[:refused] == [Move.REFUSE] * refused
+    assert refused * ROUND_MS >= 20_000
+    assert set(moves[refused + 1 :]) <= {Move.GROW, Move.KEEP}
+    assert world.lent > 2
+
+
+def test_serving_that_comes_close_has_a_part_back(open_world) -> None:
+    world = open_world()
+    world.grown()
+    for number in range(4):  # one more than may wait
+        world.rig.serving.arrived(str(number), prompt_tokens=8)
+    shrunk = world.round()
+    assert (shrunk.move, shrunk.why) == (Move.SHRINK, "4 requests wait for serving")
+    assert world.lent == shrunk.lend_bytes // SLAB == MOST // 2
+    for number in range(4):
+        world.rig.serving.finished(str(number))
+    world.slow_tokens(every_ms=TPOT_MS // 2)  # in time: no pressure
+    assert world.round().move is Move.KEEP
+
+
+def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) -> None:
+    world = open_world()
+    world.grown()
+    taken = world.rig.serving.ensure(9 * 4)  # and gives it back at once
+    assert taken
+    left = world.lent
+    assert left < MOST
+    world.rig.serving.settle()
+    decision = world.round()
+    assert (decision.move, decision.lend_bytes) == (Move.SHRINK, left * SLAB)
+    assert decision.why == "its executor took a loan back"
+    assert world.lent == left
+    # What goes home over a cap is the broker's own doing, and no revocation.
+    world.broker.set_owners([OwnerRules("chat", is_out=True)])
+    world.round()
+    world.broker.set_owners([])
+    assert world.round().why.startswith("calm must last")
+
+
+def test_serving_that_fills_its_pool_is_lent_less_of(open_world) -> None:
+    world = open_world()
+    assert world.rig.serving.ensure(16)
+    blocks = world.rig.serving.alloc(16)  # a quarter of the pool
+    assert world.rounds(9)[-1].lend_bytes // SLAB == int(0.8 * (0.75 * SLABS - 2))
+    world.rig.serving.kv.allocator.free(blocks)
+
+
+def test_owners_and_their_times_of_day_hold_on_the_device(open_world) -> None:
+    world = open_world()
+    world.broker.set_owners([OwnerRules("chat", caps=(DayCap(60, 120, 0.25),))])
+    world.grown()
+    world.minute = 60
+    assert world.round().move is Move.SHRINK
+    assert world.lent == SLABS // 4
+    world.broker.set_owners([OwnerRules("chat", is_out=True)])
+    assert world.round().move is Move.END
+    assert world.lent == 0
+
+
+def test_no_more_is_lent_than_rollouts_can_use(open_world) -> None:
+    world = open_world(wanted_bytes=lambda: 3 * SLAB)
+    assert world.rounds(9)[-1].lend_bytes == 3 * SLAB
+    assert world.lent == 3
+
+
+def test_a_loop_that_stops_lends_nothing_for_longer_than_it_said(open_world) -> None:
+    world = open_world()
+    decision = world.rounds(5)[-1]
+    world.loop.close()
+    world.loop.close()
+    world.clock.advance(int(decision.ttl_ms * NS_PER_MS) - 1)
+    world.rig.device._tend()
+    assert world.lent == decision.lend_bytes // SLAB > 0
+    world.clock.advance(2)
+    world.rig.device._tend()
+    assert world.lent == 0
+    assert world.rig.device.lender.grow(1).reason is Reason.OVER_LIMIT
+
+
+def test_a_loop_that_starts_anew_takes_over_the_loan_it_finds(open_world) -> None:
+    world = open_world()
+    world.grown()
+    world.loop = LendingLoop(
+        [BrokeredDevice("d0", world.rig.device)], Broker(SMALL), clock=Time(world.clock)
+    )
+    decision = world.round()
+    assert (decision.move, decision.lend_bytes) == (Move.KEEP, MOST * SLAB)
+    assert world.lent == MOST
+
+
+def test_a_device_that_gave_back_is_one_that_cannot_be_read(open_world) -> None:
+    world = open_world()
+    world.rounds(5)
+    world.rig.device.safety.report(RuntimeError("planted"))
+    assert world.lent == 0
+    kept = world.round()
+    assert kept.why == "not renewed: this device lends no more: RuntimeError: planted"
+    assert world.rounds(13)[-1].move is Move.REFUSE  # its loan has run out
+    assert world.rig.serving.ensure(SLABS * 4)
+
+
+# ---- its thread ----------------------------------------------------------------------------------
+
+
+def started(
+    devices: list[CoServing], on_decisions: Callable[[list[Decision]], None]
+) -> LendingLoop:
+    brokered = [BrokeredDevice(f"d{number}", device) for number, device in enumerate(devices)]
+    broker = Broker(BrokerSettings(loan_bytes_min=SLAB, settle_ms=0.0))
+    loop = LendingLoop(brokered, broker, on_decisions=on_decisions, period_ms=1.0)
+    loop.start()
+    return loop
+
+
+def test_the_thread_lends_round_after_round_until_it_is_closed(open_world) -> None:
+    first, second = open_world(), open_world()
+    seen: list[list[Decision]] = []
+    with started([first.rig.device, second.rig.device], seen.append):
+        wait_for(lambda: len(seen) >= 3)
+    count, last = len(seen), seen[-1]
+    assert [one.device for one in last] == ["d0", "d1"]
+    for world, decision in zip((first, second), last, strict=True):
+        assert decision.lend_bytes > 0
+        assert world.rig.device.reading().cap_bytes == decision.lend_bytes  # closing lifts nothing
+    assert len(seen) == count
+
+
+def test_what_fails_in_the_loop_makes_its_devices_give_everything_back(open_world) -> None:
+    first, second = open_world(), open_world()
+    for world in (first, second):
+        world.grow()
+        assert world.lent > 0
+    failed = threading.Event()
+
+    def broken(decisions: list[Decision]) -> None:
+        failed.set()
+        raise RuntimeError("planted")
+
+    loop = started([first.rig.device, second.rig.device], broken)
+    assert failed.wait(60)
+    for world in (first, second):
+        wait_for(lambda world=world: world.rig.device.gave_back == "RuntimeError: planted")
+        wait_for(lambda world=world: world.lent == 0)
+        assert world.rig.serving.ensure(SLABS * 4)  # and serving has all there is
+    wait_for(lambda: not loop._thread.is_alive())
+    loop.close()
+
+
+def test_what_makes_no_loop_is_refused(open_world) -> None:
+    world = open_world()
+    device = BrokeredDevice("d0", world.rig.device)
+    with pytest.raises(InvalidArgument, match="one name"):
+        LendingLoop([device, device], Broker())
+    with pytest.raises(InvalidArgument, match="period_ms"):
+        LendingLoop([device], Broker(), period_ms=0.0)
+    with (
+        CoServing.open("cpu", pool_bytes=1 << 20) as empty,
+        pytest.raises(InvalidArgument, match="add the serving engine"),
+    ):
+        LendingLoop([BrokeredDevice("d1", empty)], Broker())
+
+
+def test_serving_is_not_held_up_by_a_loan_that_ends_in_the_middle_of_a_step(open_world) -> None:
+    world = open_world()
+    world.grown()
+    world.rig.rollout.kv.allocator.free(world.rig.held)
+    world.rig.held = []
+    step = ParkedStep(world.rig, world.rig.rollout.kv.allocator.alloc(MOST * BLOCKS))
+    world.slow_tokens(every_ms=2 * TPOT_MS)
+    world.clock.advance(ROUND_MS * NS_PER_MS)
+    (decision,) = world.loop.poll()  # the step pins all of it, and this returns
+    assert decision.move is Move.END
+    world.rig.device._tend()
+    assert world.lent == MOST
+    assert world.rig.serving.alloc(4) is not None
+    step.may_go_on.set()
+    wait_for(lambda: step.outcome == "aborted")
+    wait_for(lambda: world.lent == 0)
