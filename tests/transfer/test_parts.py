@@ -1,5 +1,8 @@
 """The part of another rank: what the log took is kept there, and nothing else is."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -19,9 +22,10 @@ from rose.transfer.row import Row
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.wire import part_messages as said
-from rose.transfer.wire.part_server import PartServer
+from rose.transfer.wire import token_server
+from rose.transfer.wire.part_server import _ASKED_MAX, PartServer
 from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere
-from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, eventually, weights
 
 MINE = range(0, len(TILES), 2)
 THEIRS = range(1, len(TILES), 2)
@@ -298,3 +302,103 @@ def test_a_call_that_was_given_up_says_nothing_of_packs(trainer: Trainer) -> Non
     for content in came:
         tile, frame = said.read_frame(content)
         assert Delta.from_bytes(frame).digest == row.digest(tile)
+
+
+# ---- a trainer that does not answer
+
+
+def closes(server: PartServer) -> bool:
+    """Close a server, and return whether that ends."""
+    thread = threading.Thread(target=server.close, daemon=True)
+    thread.start()
+    thread.join(token_server.CLOSE_S + 30)
+    return not thread.is_alive()
+
+
+def shadow_of(trainer: Trainer) -> list[tuple[int, int]]:
+    contributor = trainer.server._contributor
+    assert contributor is not None
+    assert isinstance(contributor.shadow, Row)
+    return [contributor.shadow.digest(tile) for tile in THEIRS]
+
+
+def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
+    trainer: Trainer,
+) -> None:
+    trainer.rank.let_through.clear()
+    trainer.remote.begin(WeightsElsewhere("1"))
+    assert trainer.rank.asked.wait(LONG_S)
+    assert closes(trainer.server)
+    trainer.rank.let_through.set()
+    eventually(lambda: trainer.server._asked._running == 0)
+    row = Row(BITS[0], TILES)
+    assert shadow_of(trainer) == [row.digest(tile) for tile in THEIRS]
+    with pytest.raises(Unavailable):
+        trainer.remote.pack(WeightsElsewhere("1"), Part())
+
+
+def test_closing_leaves_a_pack_that_takes_too_long(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, let_go = threading.Event(), threading.Event()
+
+    class Slow(Row):
+        def bits(self, tile: int) -> Bits:
+            held.set()
+            assert let_go.wait(LONG_S)
+            return super().bits(tile)
+
+    monkeypatch.setattr(token_server, "CLOSE_S", 0.1)
+    monkeypatch.setattr(trainer.rank, "fresh", lambda label: Slow(BITS[int(label)], TILES))
+    trainer.remote.begin(WeightsElsewhere("1"))
+    assert held.wait(LONG_S)
+    assert closes(trainer.server)
+    let_go.set()
+    trainer.server.close()
+
+
+def test_calls_that_were_given_up_leave_their_threads_to_others(trainer: Trainer) -> None:
+    trainer.rank.let_through.clear()
+    for _ in range(_ASKED_MAX):
+        trainer.rank.asked.clear()
+        trainer.remote.begin(WeightsElsewhere("5"))  # which gives the one before up
+        assert trainer.rank.asked.wait(LONG_S)
+    # Nor is a trainer asked without end that never answers.
+    trainer.remote.begin(WeightsElsewhere("5"))
+    with pytest.raises(Unavailable, match="have not been answered"):
+        trainer.remote.pack(WeightsElsewhere("5"), Part())
+    assert np.array_equal(trainer.whole_row(), BITS[0])
+    trainer.rank.let_through.set()
+    eventually(lambda: trainer.server._asked._running == 0)
+    trainer.publish(1)
+    assert np.array_equal(trainer.whole_row(), BITS[1])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_rank_that_fails_in_its_own_code_costs_that_version(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted, pytest.raises(Unavailable, match="the rank failed"):
+        planted.setattr(trainer.rank, "fresh", lambda _label: {}["no such step"])
+        trainer.publish(1)
+    trainer.publish(2)
+    assert np.array_equal(trainer.whole_row(), BITS[2])
+
+
+STUCK = """
+import sys, threading
+from rose.transfer.wire.part_server import PartServer
+from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere
+from tests.transfer.test_parts import BITS, THEIRS, TILES, Rank
+rank = Rank()
+with PartServer(THEIRS, TILES, rank) as server:
+    with RemotePart(server.address, server.token, TILES, "0") as remote:
+        rank.fresh = lambda label: rank.asked.set() or threading.Event().wait()
+        remote.begin(WeightsElsewhere("1"))
+        rank.asked.wait()
+"""
+
+
+def test_a_program_ends_although_its_trainer_never_answers() -> None:
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", STUCK], env=environment, timeout=LONG_S, check=True)

@@ -12,16 +12,23 @@ from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import part_messages as said
+from rose.transfer.wire.detached import Detached
 from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer
 
 # One publisher calls, and one that took its place while the calls of the other run out.
 _CALLS_MAX: Final = 4
+# Questions for weights that a trainer has not answered yet, of calls that were given up too.
+_ASKED_MAX: Final = 16
 
 
 class LabelledWeights(Protocol):
-    """A rank's weights by name: of a step, or of a checkpoint. All ranks know the same names."""
+    """A rank's weights by name: of a step, or of a checkpoint. All ranks know the same names.
+
+    It is asked in threads that are nobody else's, of several names at a time if calls were given
+    up, and may take as long as it likes: whoever asked goes on when nobody waits for the answer.
+    """
 
     def shadow(self, label: str) -> TileViews:
         """Return the rank's tiles as they were then, in memory that nobody else changes.
@@ -48,8 +55,7 @@ class PartServer(Closing):
     shadow that a name stands for, so ranks that lived on and such that were started again begin
     from the same step.
 
-    The lock guards the shadow and the session. It is held while tiles are packed, and over no wait
-    but for the weights of a name.
+    The lock guards the shadow and the session. It is held while tiles are packed, and over no wait.
 
     Args:
         owned: the tiles that are this rank's to send, ascending.
@@ -85,6 +91,7 @@ class PartServer(Closing):
         self._newest = 0  # pack that the publisher has asked for
         self._pending: tuple[int, Part] | None = None  # packed, and neither kept nor taken back
         self._is_sound = False
+        self._asked = Detached("rose-part-weights", _ASKED_MAX)
         host, port = self._security.place(address)
         methods = {
             f"/{said.SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(_answered(method))
@@ -114,16 +121,19 @@ class PartServer(Closing):
         return self._security.token.hex()
 
     def close(self) -> None:
-        """Break off all calls and join all threads."""
+        """Break off all calls, those that wait for weights too, and join their threads.
+
+        It ends in `CLOSE_S` of `TokenServer`. Weights that come later are dropped.
+        """
         self._server.close()
 
     # ---- the four methods: each yields messages
 
-    def _open(self, ask: said.Ask) -> Iterator[bytes]:
+    def _open(self, ask: said.Ask, context: Any) -> Iterator[bytes]:
         layout, label = said.read_opening(ask.rest)
         if layout != self._tiles.layout:
             raise InvalidArgument("the publisher cuts the weights otherwise than this rank")
-        shadow = self._weights.shadow(label)
+        shadow = self._asked.call(self._weights.shadow, label, context)
         with self._lock:
             self._session, self._contributor, self._pending = None, None, None
             self._newest = 0
@@ -133,8 +143,8 @@ class PartServer(Closing):
         for at in range(0, len(digests), said.TILES_AT_ONCE):
             yield said.digests_bytes(digests[at : at + said.TILES_AT_ONCE])
 
-    def _pack(self, ask: said.Ask) -> Iterator[bytes]:
-        new = self._weights.fresh(said.read_label(ask.rest))
+    def _pack(self, ask: said.Ask, context: Any) -> Iterator[bytes]:
+        new = self._asked.call(self._weights.fresh, said.read_label(ask.rest), context)
         part = Part()
         with self._lock:
             contributor = self._settled(ask)
@@ -143,12 +153,12 @@ class PartServer(Closing):
         for tile, frame in part.frames.items():
             yield said.frame_bytes(tile, frame)
 
-    def _settle(self, ask: said.Ask) -> Iterator[bytes]:
+    def _settle(self, ask: said.Ask, _context: Any) -> Iterator[bytes]:
         with self._lock:
             self._settled(ask)
         yield b""
 
-    def _whole(self, ask: said.Ask) -> Iterator[bytes]:
+    def _whole(self, ask: said.Ask, _context: Any) -> Iterator[bytes]:
         tiles = said.read_tiles(ask.rest)
         if not set(tiles) <= set(self._owned):
             raise InvalidArgument("these tiles are of another rank")
@@ -185,13 +195,13 @@ class PartServer(Closing):
 
 
 def _answered(
-    method: Callable[[said.Ask], Iterator[bytes]],
+    method: Callable[[said.Ask, Any], Iterator[bytes]],
 ) -> Callable[[bytes, Any], Iterator[bytes]]:
     """Return a method as gRPC calls it: errors of rose are its codes."""
 
     def call(content: bytes, context: Any) -> Iterator[bytes]:
         try:
-            yield from method(said.Ask.from_bytes(content))
+            yield from method(said.Ask.from_bytes(content), context)
         except RoseError as error:
             abort_with(error, context)
 

@@ -1,7 +1,6 @@
 """A gRPC server for those who show its token: of a log, or of the part of a trainer's rank."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -9,9 +8,13 @@ import grpc
 
 from rose.addresses import spelled
 from rose.closing import Closing
+from rose.transfer.wire.call_threads import CallThreads
 from rose.transfer.wire.credentials import add_port
 from rose.transfer.wire.methods import TokenMethods
 from rose.transfer.wire.security import Security
+
+# For a call that is in the middle of something when its server is closed.
+CLOSE_S: Final = 10.0
 
 
 class TokenServer(Closing):
@@ -44,9 +47,9 @@ class TokenServer(Closing):
         request_bytes_max: int,
         reply_bytes_max: int,
     ) -> None:
-        self._pool = ThreadPoolExecutor(calls_max, name)
+        self._threads = CallThreads(name, calls_max)
         self._grpc: Any = grpc.server(
-            self._pool,
+            self._threads,
             handlers=(TokenMethods(security.token, methods),),
             options=(
                 ("grpc.max_receive_message_length", request_bytes_max),
@@ -65,6 +68,10 @@ class TokenServer(Closing):
         self._grpc.start()
 
     def close(self) -> None:
-        """Break off all calls and join all threads."""
+        """Break off all calls and join their threads, in `CLOSE_S` at most.
+
+        A thread that takes longer is left, and nobody hears what it answers; Python waits for it
+        when the program ends.
+        """
         self._grpc.stop(None).wait()
-        self._pool.shutdown()
+        self._threads.join(CLOSE_S)
