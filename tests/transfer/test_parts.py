@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import grpc
 import numpy as np
@@ -152,6 +153,7 @@ def test_a_pack_that_was_given_up_and_comes_late_changes_nothing(trainer: Traine
     part, late = Part(), WeightsElsewhere("5")
     trainer.remote.begin(late)
     assert trainer.rank.asked.wait(LONG_S)
+    trainer.remote.give_up(part)
     assert trainer.remote.take_back(part)
     trainer.remote.begin(WeightsElsewhere("1"))
     trainer.rank.let_through.set()  # both at once, in any order
@@ -203,6 +205,24 @@ def test_a_publisher_that_took_the_place_of_another_is_the_only_one_heard(
     assert found == {tile: row.digest(tile) for tile in THEIRS}
 
 
+class Ranks:
+    """A publisher of ranks that are all reached over gRPC; the last has `last_s` for a call."""
+
+    def __init__(self, stack: ExitStack, ranks: Sequence[Rank], *, last_s: float = LONG_S) -> None:
+        self.parts: list[RemotePart] = []
+        for at, rank in enumerate(ranks):
+            owned = range(at, len(TILES), len(ranks))
+            server = stack.enter_context(PartServer(owned, TILES, rank))
+            timeout_s = last_s if at == len(ranks) - 1 else LONG_S
+            one = RemotePart(server.address, server.token, TILES, "0", timeout_s=timeout_s)
+            self.parts.append(stack.enter_context(one))
+        self.log = VersionLog()
+        self.publisher = Publisher(self.parts, TILES, Version("run", 1, 1), self.log)
+
+    def publish(self, step: int) -> Manifest:
+        return self.publisher.publish(*[WeightsElsewhere(str(step)) for _ in self.parts])
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_ranks_pack_at_once(number: int) -> None:
     """Each rank waits in its pack until all of them are there."""
@@ -214,16 +234,40 @@ def test_ranks_pack_at_once(number: int) -> None:
             return super().fresh(label)
 
     with ExitStack() as stack:
-        shares = [range(at, len(TILES), number) for at in range(number)]
-        parts = []
-        for share in shares:
-            server = stack.enter_context(PartServer(share, TILES, Waiting()))
-            one = RemotePart(server.address, server.token, TILES, "0", timeout_s=LONG_S)
-            parts.append(stack.enter_context(one))
-        log = VersionLog()
-        publisher = Publisher(parts, TILES, Version("run", 1, 1), log)
-        publisher.publish(*[WeightsElsewhere("1") for _ in parts])
-        assert publisher.version.n == 2
+        ranks = Ranks(stack, [Waiting() for _ in range(number)])
+        ranks.publish(1)
+        assert ranks.publisher.version.n == 2
+
+
+def test_time_that_a_rank_takes_is_its_own() -> None:
+    """The first to be waited for takes until the call of the last is over, in time or too late."""
+
+    class Slow(Rank):
+        def fresh(self, label: str) -> Row:
+            last = ranks.parts[-1]
+            eventually(lambda: last._running is not None and last._running.done())
+            return super().fresh(label)
+
+    with ExitStack() as stack:
+        ranks = Ranks(stack, [Slow(), Rank()], last_s=LONG_S / 10)
+        ranks.publish(1)
+
+
+def test_ranks_take_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(3)
+    settle = PartServer._settle
+
+    def waiting(self: PartServer, *call: Any) -> Iterator[bytes]:
+        barrier.wait(LONG_S / 10)
+        yield from settle(self, *call)
+
+    monkeypatch.setattr(PartServer, "_settle", waiting)
+    with ExitStack() as stack:
+        ranks = Ranks(stack, [Rank() for _ in range(3)])
+        ranks.log._bytes_max = 1
+        with pytest.raises(OutOfMemory):
+            ranks.publish(1)
+        assert ranks.publisher.is_sound
 
 
 def test_who_has_another_token_or_another_cut_learns_nothing(trainer: Trainer) -> None:

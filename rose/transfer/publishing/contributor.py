@@ -113,6 +113,9 @@ class Contributor:
         """Hold the shadow to be what `part` made of it."""
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
+    def give_up(self, part: Part) -> None:
+        """Do nothing, as in `begin`."""
+
     def take_back(self, part: Part) -> bool:
         """Let the shadow be what it was; return whether it is, bit by bit."""
         for tile, delta in part.deltas.items():

@@ -35,6 +35,10 @@ class PartOwner(Protocol):
         """Hold the shadow to be what `part` made of it."""
         ...
 
+    def give_up(self, part: Part) -> None:
+        """Hear that `take_back` is asked for next, so that all do it at once; does not wait."""
+        ...
+
     def take_back(self, part: Part) -> bool:
         """Let the shadow be what it was; return whether it is, bit by bit."""
         ...

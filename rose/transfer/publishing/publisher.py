@@ -137,16 +137,23 @@ class Publisher:
                 self._is_sound = True
             finally:
                 if not self._is_sound:  # whatever it was that failed
-                    back = [
-                        one.take_back(part)
-                        for one, part in zip(self._contributors, parts, strict=True)
-                    ]
                     # What the log has shown stays shown: nobody gives its number to other weights.
-                    self._is_sound = all(back) and self._log.newest_n <= self._version.n
+                    self._is_sound = self._taken_back(parts) and (
+                        self._log.newest_n <= self._version.n
+                    )
             if self._on_published is not None:
                 deltas = {tile: delta for part in parts for tile, delta in part.deltas.items()}
                 self._on_published(manifest, deltas)
             return manifest
+
+    def _taken_back(self, parts: Sequence[Part]) -> bool:
+        """Let all shadows be what they were; return whether they are."""
+        for one, part in zip(self._contributors, parts, strict=True):
+            one.give_up(part)
+        back = [
+            one.take_back(part) for one, part in zip(self._contributors, parts, strict=True)
+        ]
+        return all(back)
 
     def _append(self, parts: Sequence[Part]) -> Manifest:
         chunks = sorted((chunk for part in parts for chunk in part.chunks), key=_tile_of)

@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -57,6 +59,10 @@ class WeightsElsewhere(TileViews):
 class RemotePart(Closing):
     """A `PartOwner` whose contributor is a `PartServer`. One thread uses it.
 
+    What it packed is fetched from `begin` on, by a thread of its own: all ranks have as long from
+    the moment they were asked, whichever is waited for first, and a publisher waits for all of them
+    no longer than for one.
+
     A failed pack changes nothing that lasts: the rank takes back what the log did not take. Once a
     rank was started again, all is `Unavailable` until `open`, for another incarnation.
 
@@ -66,7 +72,7 @@ class RemotePart(Closing):
         tiles: how all weights are cut.
         label: of the weights to begin with, which the rank takes as its shadow.
         tls: certificates that both sides show.
-        timeout_s: for each call.
+        timeout_s: for each call, from the moment it is made.
 
     Raises:
         InvalidArgument: the rank has another layout, or the address or token is none.
@@ -88,11 +94,13 @@ class RemotePart(Closing):
         self._address, self._tiles, self._timeout_s = address, tiles, timeout_s
         self._channel = open_channel(*security.place(address), security, _OPTIONS)
         self._metadata = ((TOKEN_KEY, security.token.hex()),)
-        self._running: Any = None  # the call that `begin` made
+        self._running: Any = None  # the call that `begin` or `give_up` made
+        self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
+        self._coming: Future[Part] | None = None  # what `begin` asked for
         try:
             self.open(label)
         except RoseError:
-            self._channel.close()
+            self.close()
             raise
 
     def open(self, label: str) -> None:
@@ -119,6 +127,7 @@ class RemotePart(Closing):
         """Hang up."""
         self._hang_up()
         self._channel.close()
+        self._fetcher.shutdown()
 
     # ---- a version
 
@@ -128,13 +137,22 @@ class RemotePart(Closing):
         self._hang_up()
         self._number += 1
         self._running = self._call("Pack", getattr(new, "label", "").encode())
+        self._coming = self._fetcher.submit(self._fetched, self._running)
 
     def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (`begin` was told)
         """Take what the rank packed."""
-        running, self._running = self._running, None
-        check(running is not None, "a pack is begun first")
-        before = -1
-        for content in self._messages(running):
+        if self._coming is None:
+            raise InternalError("a pack is begun first")
+        packed = self._coming.result()
+        self._running = self._coming = None
+        part.deltas.update(packed.deltas)
+        part.frames.update(packed.frames)
+        part.chunks.extend(packed.chunks)
+
+    def _fetched(self, call: Any) -> Part:
+        """Return what a rank packed."""
+        part, before = Part(), -1
+        for content in self._messages(call):
             tile, frame = said.read_frame(content)
             delta = self._sound(tile, frame)
             if tile <= before or delta.base_digest != self.digests[tile]:
@@ -142,17 +160,26 @@ class RemotePart(Closing):
             before = tile
             part.deltas[tile], part.frames[tile] = delta, frame
             part.chunks.append(chunk_of(tile, delta, frame))
+        return part
 
     def keep(self, part: Part) -> None:
         """Note that the log has it; the rank hears so with the next call."""
         self._kept = self._number
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
-    def take_back(self, part: Part) -> bool:  # noqa: ARG002  (the rank knows what it packed)
-        """Let the rank take back what it packed last; whether it could."""
+    def give_up(self, part: Part) -> None:  # noqa: ARG002  (the rank knows what it packed)
+        """Let the rank take back what it packed last."""
         self._hang_up()
+        with suppress(Unavailable):  # it was closed, as `take_back` will say
+            self._running = self._call("Settle", b"")
+
+    def take_back(self, part: Part) -> bool:  # noqa: ARG002  (as above)
+        """Return whether the rank could."""
+        running, self._running = self._running, None
+        if running is None:
+            return False
         try:
-            for _ in self._messages(self._call("Settle", b"")):
+            for _ in self._messages(running):
                 pass
         except RoseError:
             return False
@@ -240,5 +267,8 @@ class RemotePart(Closing):
 
     def _hang_up(self) -> None:
         running, self._running = self._running, None
+        coming, self._coming = self._coming, None
         if running is not None:
             running.cancel()
+        if coming is not None:
+            wait([coming])  # not for long: the call is cancelled
