@@ -15,6 +15,7 @@ from tests.transfer.worker import LONG_S, eventually
 
 METHOD = "/rose.test/Echo"
 CALLS_MAX = 3
+PLACES = 4 * CALLS_MAX
 BYTES_MAX = 1000
 SECURITY = Security(secrets.token_bytes(32))
 METADATA = ((TOKEN_KEY, SECURITY.token.hex()),)
@@ -26,6 +27,7 @@ class Echo:
     def __init__(self) -> None:
         self.lets_go = threading.Event()
         self.lets_go.set()
+        self.begun = threading.Semaphore(0)
 
     def server(self, port: int = 0) -> TokenServer:
         return TokenServer(
@@ -40,6 +42,7 @@ class Echo:
         )
 
     def _answer(self, content: bytes, _context: object) -> bytes:
+        self.begun.release()
         assert self.lets_go.wait(LONG_S)
         return 2 * content
 
@@ -81,15 +84,31 @@ def test_messages_are_bounded_both_ways(served: grpc.Channel) -> None:
     assert ask(served, bytes(BYTES_MAX // 2)).result() == bytes(BYTES_MAX)
 
 
-def test_as_many_calls_wait_for_a_thread_as_there_are(echo: Echo, served: grpc.Channel) -> None:
+def test_calls_that_wait_for_a_thread_are_bounded(echo: Echo, served: grpc.Channel) -> None:
     echo.lets_go.clear()
-    calls = [ask(served, b"x") for _ in range(2 * CALLS_MAX + 1)]
+    calls = [ask(served, b"x") for _ in range(PLACES + 1)]
     eventually(lambda: any(call.done() for call in calls))
     (refused,) = [call for call in calls if call.done()]
     assert code_of(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
     echo.lets_go.set()
     calls.remove(refused)
+    assert [call.result(LONG_S) for call in calls] == [b"xx"] * PLACES
+
+
+def test_strangers_keep_nobody_out(echo: Echo, served: grpc.Channel) -> None:
+    """All threads are busy, and strangers take every place that they can have."""
+    echo.lets_go.clear()
+    calls = [ask(served, b"x") for _ in range(CALLS_MAX)]
+    for _ in calls:
+        assert echo.begun.acquire(timeout=LONG_S)
+    strangers = [ask(served, b"x", is_stranger=True) for _ in range(20 * CALLS_MAX)]
+    eventually(lambda: sum(call.done() for call in strangers) == 19 * CALLS_MAX)
+    calls += [ask(served, b"x") for _ in range(CALLS_MAX)]
+    echo.lets_go.set()
     assert [call.result(LONG_S) for call in calls] == [b"xx"] * 2 * CALLS_MAX
+    # Those who had a place heard what is wrong.
+    codes = {code_of(call) for call in strangers}
+    assert codes == {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED}
 
 
 def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread(echo: Echo) -> None:

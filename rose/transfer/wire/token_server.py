@@ -20,13 +20,16 @@ CLOSE_S: Final = 10.0
 class TokenServer(Closing):
     """Has its port when it is made, and answers from `start` until it is closed.
 
+    However many strangers call, there is a place for as many who show the token as there are
+    threads: strangers get none while there are twice as many calls.
+
     Args:
         name: of its threads.
         host: an address of this machine.
         port: 0 for any that is free.
         security: what callers must show.
         methods: handlers of gRPC by the full names of the methods.
-        calls_max: that are answered at a time, each by a thread; as many wait for one.
+        calls_max: that are answered at a time, each by a thread; others wait for one.
         request_bytes_max: of a message to it.
         reply_bytes_max: of a message from it.
 
@@ -48,15 +51,19 @@ class TokenServer(Closing):
         reply_bytes_max: int,
     ) -> None:
         self._threads = CallThreads(name, calls_max)
+        room = 2 * calls_max
         self._grpc: Any = grpc.server(
             self._threads,
-            handlers=(TokenMethods(security.token, methods),),
+            handlers=(
+                TokenMethods(security.token, methods, lambda: self._threads.calls < room),
+            ),
             options=(
                 ("grpc.max_receive_message_length", request_bytes_max),
                 ("grpc.max_send_message_length", reply_bytes_max),
                 ("grpc.so_reuseport", 0),  # a second server on a port is an error, not a lottery
             ),
-            maximum_concurrent_rpcs=2 * calls_max,
+            # gRPC counts a call that has ended a moment longer: at most one for each thread.
+            maximum_concurrent_rpcs=room + 2 * calls_max,
         )
         with ExitStack() as undo:
             undo.callback(self.close)
