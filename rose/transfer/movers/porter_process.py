@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rose.closing import Closing
 from rose.config import porter_environment
-from rose.errors import CorruptData, DeadlineExceeded, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, Unavailable, check
 from rose.transfer.movers import porter
 from rose.transfer.movers.bounce import Bounce
 from rose.transfer.movers.introduction import Introduction
@@ -29,8 +29,10 @@ _LAST_WORDS_S: Final = 10.0
 class PorterProcess(Closing):
     """A process that carries by one mover between its bounce memory and that of others.
 
-    One thread at a time reads; any thread may call the rest. It is killed when it is closed: it has
-    nothing that anybody would miss.
+    It is started when it is made, and ready when it has introduced itself: until then it can be
+    closed already, so that nobody waits for a library that takes its time. One thread at a time
+    reads; any thread may call the rest. It is killed when it is closed: it has nothing that anybody
+    would miss.
 
     Args:
         mover: one of `MOVERS`.
@@ -40,8 +42,7 @@ class PorterProcess(Closing):
 
     Raises:
         InvalidArgument: there is no such mover, or it is not installed.
-        Unavailable: it cannot be started; the sentence has its last words.
-        DeadlineExceeded: it is not ready in time.
+        Unavailable: it cannot be started.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class PorterProcess(Closing):
         join: Introduction | None = None,
         start_s: float = START_S,
     ) -> None:
-        self._mover = mover
+        self._mover, self._start_s = mover, start_s
         module = module_of(mover)
+        self._introduced: Introduction | None = None
+        self._starting = threading.Lock()  # held while it is waited for; guards the introduction
         self._lock = threading.Lock()  # guards what is said to it, and whether it is closed
         self._hearing = threading.Lock()  # held while what it says is waited for
         self._is_closed = False
@@ -67,7 +70,7 @@ class PorterProcess(Closing):
         told = {"mover": mover, "module": module, "nbytes": nbytes, "fd": self.bounce.fd}
         with ExitStack() as undo:
             undo.callback(self.close)
-            self.introduction: Final = self._begin({**told, "join": place}, start_s)
+            self._say({**told, "join": place})
             undo.pop_all()
 
     def _start(self, mover: str, nbytes: int, undo: ExitStack) -> None:
@@ -94,6 +97,24 @@ class PorterProcess(Closing):
                 )
 
     @property
+    def introduction(self) -> Introduction:
+        """Return who it is, once it is ready.
+
+        Raises:
+            Unavailable: it could not be started, and the sentence has its last words; or it was
+                closed.
+            DeadlineExceeded: it is not ready in time. After any error it is closed.
+            CorruptData: it says what introduces nobody.
+        """
+        with self._starting:
+            if self._introduced is None:
+                with ExitStack() as undo:
+                    undo.callback(self.close)
+                    self._introduced = self._heard()
+                    undo.pop_all()
+            return self._introduced
+
+    @property
     def pid(self) -> int:
         """Return the number of the process."""
         return self._process.pid
@@ -115,13 +136,15 @@ class PorterProcess(Closing):
     def read(self, peer: Introduction, offset: int, nbytes: int, timeout_s: float) -> None:
         """Read from an offset of another's bounce memory to the beginning of ours.
 
-        Whatever is raised, the porter is not to be used any more: what it began may still come.
+        It is ready. Whatever is raised, the porter is not to be used any more: what it began may
+        still come.
 
         Raises:
             Unavailable: it did not come, or the porter has ended.
             CorruptData: the porter says what is no answer.
             DeadlineExceeded: it did not come in time; the porter was killed.
         """
+        check(self._introduced is not None, "a porter that reads has introduced itself")
         self._say({"read": [peer.peer, peer.base + offset, nbytes]})
         if _answer(self._hear(timeout_s)).get("came") is not True:
             raise Unavailable(f"{self._mover} could not read from the weight server")
@@ -134,15 +157,16 @@ class PorterProcess(Closing):
             self._is_closed = True
             self._process.kill()
             self._process.wait()
-        with self._hearing:  # whoever waits for an answer has woken: the other end is gone
+            # Whoever waits for an answer wakes, also where somebody else has the other end.
+            self._wire.shutdown(socket.SHUT_RDWR)
+        with self._hearing:
             self._wire.close()
             os.close(self._words)
             os.close(self._lifeline)
             self.bounce.close()
 
-    def _begin(self, told: dict[str, Any], start_s: float) -> Introduction:
-        self._say(told)
-        content = self._hear(start_s)
+    def _heard(self) -> Introduction:
+        content = self._hear(self._start_s)
         failed = _answer(content).get("failed")
         if failed is not None:
             raise Unavailable(str(failed))
@@ -165,9 +189,12 @@ class PorterProcess(Closing):
                 raise DeadlineExceeded(f"{self._mover} took more than {timeout_s} s") from error
             except OSError as error:
                 raise Unavailable(f"the porter of {self._mover} was closed") from error
-            if not content:
-                raise Unavailable(f"the porter of {self._mover} has ended: {self._last_words()}")
-            return content
+            if content:
+                return content
+            with self._lock:
+                is_closed = self._is_closed
+            why = "was closed" if is_closed else f"has ended: {self._last_words()}"
+            raise Unavailable(f"the porter of {self._mover} {why}")
 
     def _last_words(self) -> str:
         """Return the last line that it said, which for an exception is what it says."""

@@ -150,9 +150,7 @@ class Publisher:
         """Let all shadows be what they were; return whether they are."""
         for one, part in zip(self._contributors, parts, strict=True):
             one.give_up(part)
-        back = [
-            one.take_back(part) for one, part in zip(self._contributors, parts, strict=True)
-        ]
+        back = [one.take_back(part) for one, part in zip(self._contributors, parts, strict=True)]
         return all(back)
 
     def _append(self, parts: Sequence[Part]) -> Manifest:

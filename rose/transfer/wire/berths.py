@@ -3,7 +3,7 @@
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from rose.closing import Closing
@@ -39,7 +39,13 @@ class Berth:
 
     @property
     def introduction(self) -> Introduction:
-        """Return who is read from."""
+        """Return who is read from, once it is ready.
+
+        Raises:
+            Unavailable: it could not be started, or was closed.
+            DeadlineExceeded: it is not ready in time.
+            CorruptData: it says what introduces nobody.
+        """
         return self.porter.introduction
 
     def lay_out(self, half: int, served: Served, key: UpdateKey, tiles: Sequence[int]) -> bytes:
@@ -90,19 +96,22 @@ class Berths(Closing):
 
     def __init__(self, mover: str) -> None:
         self._mover = mover
-        self._lock = threading.Lock()  # guards what follows, and is held while a porter starts
+        self._lock = threading.Lock()  # guards what follows; held over no wait for a porter
         self._is_closed = False
         self._free = list(range(BERTHS))
         self._porter = self._started()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            _ = self._porter.introduction  # it can be started at all
+            undo.pop_all()
 
     @contextmanager
     def taken(self) -> Iterator[Berth]:
-        """Give a free berth, and take it back at the end.
+        """Give a free berth, and take it back at the end; its porter may not be ready yet.
 
         Raises:
             Unavailable: there is none, the porter has ended and cannot be started, or this was
                 closed.
-            DeadlineExceeded: the porter is not ready in time.
         """
         berth = self._take()
         try:

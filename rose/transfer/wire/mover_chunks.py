@@ -138,13 +138,17 @@ class MoverChunks(Closing):
             if is_same and porter.is_alive:
                 return porter
             self._drop(porter)
-        porter = PorterProcess(self._mover, HALF_BYTES, join=there)
         with self._lock:
-            if not self._is_closed:
-                self._porter, self._of = porter, there
-                return porter
-        porter.close()
-        raise Unavailable("this source is closed")
+            if self._is_closed:
+                raise Unavailable("this source is closed")
+            porter = PorterProcess(self._mover, HALF_BYTES, join=there)
+            self._porter, self._of = porter, there
+        try:
+            _ = porter.introduction  # it is ready; until then it can be closed, or broken off
+        except RoseError:
+            self._drop(porter)
+            raise
+        return porter
 
     def _drop(self, porter: PorterProcess) -> None:
         with self._lock:

@@ -78,10 +78,10 @@ class WeightServer(Closing):
         """Break off all calls and join all threads; the log stays as it is."""
         self._is_closing.set()
         self._log.wake()
+        for berths in self._movers.values():  # before the calls that wait for a porter of theirs
+            berths.close()
         self._server.close()
         self._chunks.close()
-        for berths in self._movers.values():
-            berths.close()
 
     def _methods(self) -> dict[str, Any]:
         each: dict[str, Callable[[bytes], object]] = {

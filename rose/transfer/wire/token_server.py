@@ -54,9 +54,7 @@ class TokenServer(Closing):
         room = 2 * calls_max
         self._grpc: Any = grpc.server(
             self._threads,
-            handlers=(
-                TokenMethods(security.token, methods, lambda: self._threads.calls < room),
-            ),
+            handlers=(TokenMethods(security.token, methods, lambda: self._threads.calls < room),),
             options=(
                 ("grpc.max_receive_message_length", request_bytes_max),
                 ("grpc.max_send_message_length", reply_bytes_max),

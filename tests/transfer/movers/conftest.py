@@ -1,5 +1,6 @@
 """Movers for tests: of the wheels where these are, and of what stands in for them everywhere."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from rose.errors import Unavailable
+from rose.transfer.movers.introduction import Introduction
 from rose.transfer.movers.kinds import MOVERS, module_of
-from rose.transfer.movers.porter_process import PorterProcess
+from rose.transfer.movers.porter_process import START_S, PorterProcess
 from rose.units import MIB
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -72,10 +74,19 @@ def library(
     yield Library(mover, str(Path(found.origin).parents[1]))
 
 
+def ready(
+    mover: str, nbytes: int, *, join: Introduction | None = None, start_s: float = START_S
+) -> PorterProcess:
+    """Start a porter, and wait until it is ready."""
+    porter = PorterProcess(mover, nbytes, join=join, start_s=start_s)
+    assert porter.introduction.pid == porter.pid
+    return porter
+
+
 def check_wheel(mover: str) -> None:
     """Skip, and say why, where the wheel of a mover is not there or cannot be loaded."""
     try:
-        PorterProcess(mover, MIB).close()
+        ready(mover, MIB).close()
     except (ValueError, Unavailable) as reason:
         pytest.skip(str(reason))
 
@@ -84,3 +95,12 @@ def check_wheel(mover: str) -> None:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let movers be found, whatever is installed."""
     monkeypatch.syspath_prepend(str(STAND_INS))
+
+
+def stick(folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: str = "") -> None:
+    """Let the libraries of all movers never be loaded."""
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("mooncake", "nixl_cu13"):
+        stuck = f"{after}\nimport threading; threading.Event().wait()"
+        (folder / f"{name}.py").write_text(stuck)
+    importlib.invalidate_caches()

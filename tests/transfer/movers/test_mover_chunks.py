@@ -4,9 +4,10 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.movers.introduction import Introduction
+from rose.transfer.movers.porter_process import PorterProcess
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.wire import mover_chunks
+from rose.transfer.wire import mover_chunks, token_server
 from rose.transfer.wire.asking import pack_ask
 from rose.transfer.wire.berths import BERTHS, HALF_BYTES
 from rose.transfer.wire.messages import TOKEN_KEY
@@ -27,7 +29,7 @@ from rose.transfer.wire.mover_chunks import MoverChunks
 from rose.transfer.wire.offers import METHOD
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
-from tests.transfer.movers.conftest import Library
+from tests.transfer.movers.conftest import Library, stick
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, eventually, weights
 
 KEY = UpdateKey(7, 6)
@@ -280,6 +282,48 @@ def test_closing_from_another_thread_ends_a_read(
     os.kill(porter_of(server), signal.SIGCONT)
     with pytest.raises(Unavailable):
         list(source.chunks(KEY, [chunk_of(1, b"x")]))
+
+
+def starting_porter(source: RemoteSource) -> PorterProcess | None:
+    """Return the porter of a receiver that waits for it."""
+    porter = source._mover and source._mover._porter
+    return porter if porter is not None and porter._hearing.locked() else None
+
+
+@pytest.mark.parametrize("ends", [RemoteSource.close, RemoteSource.break_off])
+def test_receiver_waits_no_longer_for_its_porter_than_it_is_wanted(
+    source: RemoteSource,
+    ends: Callable[[RemoteSource], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with monkeypatch.context() as stuck:
+            stick(tmp_path, stuck)
+            pulled = pool.submit(lambda: list(source.chunks(KEY, [chunk_of(1, b"x")])))
+            eventually(lambda: starting_porter(source) is not None)
+            ends(source)
+        with pytest.raises(Unavailable, match="was closed"):
+            pulled.result(LONG_S)
+    if ends is RemoteSource.break_off:
+        assert dict(source.chunks(KEY, [chunk_of(1, b"x")])) == {1: b"x"}
+
+
+def test_server_is_closed_although_its_porter_never_starts_again(
+    source: RemoteSource, server: WeightServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_server, "CLOSE_S", LONG_S)
+    (berths,) = server._movers.values()
+    os.kill(porter_of(server), signal.SIGKILL)
+    eventually(lambda: not berths._porter.is_alive)
+    with ThreadPoolExecutor(2) as pool:
+        with monkeypatch.context() as stuck:
+            stick(tmp_path, stuck)
+            pulled = pool.submit(lambda: list(source.chunks(KEY, [chunk_of(1, b"x")])))
+            eventually(lambda: berths._porter.is_alive and berths._porter._hearing.locked())
+            pool.submit(server.close).result(LONG_S / 4)
+        with pytest.raises(Unavailable):
+            pulled.result(LONG_S)
 
 
 def test_receiver_follows_and_survives_every_death(library: Library) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rose.transfer.movers.introduction import Introduction
 from rose.transfer.movers.kinds import check_offered, module_of
 from rose.transfer.movers.porter_process import PorterProcess
 from rose.units import MIB
-from tests.transfer.movers.conftest import Library
+from tests.transfer.movers.conftest import Library, ready, stick
 from tests.transfer.worker import LONG_S, eventually
 
 FRAME = bytes(range(256)) * 4096  # 1 MiB
@@ -32,12 +33,12 @@ LISTENING = "0A"
 def serving(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[PorterProcess]:
     monkeypatch.setenv("ROSE_TOKEN", SECRET)
     monkeypatch.setenv("ROSE_MANIFEST_KEY", SECRET)
-    with PorterProcess(library.mover, 4 * MIB) as one:
+    with ready(library.mover, 4 * MIB) as one:
         yield one
 
 
 def reader_of(serving: PorterProcess, library: Library) -> PorterProcess:
-    return PorterProcess(library.mover, MIB, join=serving.introduction)
+    return ready(library.mover, MIB, join=serving.introduction)
 
 
 def test_bytes_cross_from_one_bounce_memory_to_the_other(
@@ -104,14 +105,14 @@ def test_process_that_is_another_one_is_not_joined(
     serving: PorterProcess, library: Library
 ) -> None:
     there = serving.introduction
-    with PorterProcess(library.mover, MIB) as other:
+    with ready(library.mover, MIB) as other:
         for pid, says in [
             (other.pid, "is not the one that offers"),
             (2**22 + 1, "cannot be entered"),  # more than there are
         ]:
             elsewhere = Introduction(pid, there.network, there.base, there.peer)
             with pytest.raises(Unavailable, match=says):
-                PorterProcess(library.mover, MIB, join=elsewhere)
+                ready(library.mover, MIB, join=elsewhere)
 
 
 # TUNSETIFF makes an interface of a descriptor; SIOCSIFFLAGS takes it up.
@@ -142,12 +143,12 @@ def test_network_with_more_than_loopback_is_refused(library: Library) -> None:
         assert other.stdin is not None
         assert other.stdout is not None
         there = Introduction(*map(int, other.stdout.readline().split()), 0, "nobody")
-        PorterProcess(library.mover, MIB, join=there).close()  # what is down reaches nobody
+        ready(library.mover, MIB, join=there).close()  # what is down reaches nobody
         other.stdin.write("\n")
         other.stdin.flush()
         assert other.stdout.readline() == "up\n"
         with pytest.raises(Unavailable, match="this network reaches others, by other0"):
-            PorterProcess(library.mover, MIB, join=there)
+            ready(library.mover, MIB, join=there)
 
 
 def test_read_that_takes_too_long_is_ended_with_its_porter(
@@ -195,6 +196,7 @@ porters[0].serve(True)
 if sys.argv[2] == "reads":
     there = porters[0].introduction
     porters.append(PorterProcess(sys.argv[1], 1 << 20, join=there))
+    porters[1].introduction
     threading.Thread(target=porters[1].read, args=(there, 0, 1, 200), daemon=True).start()
 print(porters[-1].pid, flush=True)
 threading.Event().wait()
@@ -273,7 +275,7 @@ def test_library_that_is_broken_says_why(
     before = open_descriptors()
     for _ in range(3):
         with pytest.raises(Unavailable, match=says):
-            PorterProcess("mooncake", MIB)
+            ready("mooncake", MIB)
     assert open_descriptors() == before
 
 
@@ -285,10 +287,38 @@ def open_descriptors() -> int:
 def test_library_that_is_not_ready_in_time_is_ended(
     private_networks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mooncake.py").write_text("import threading; threading.Event().wait()")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    stick(tmp_path, monkeypatch)
     with pytest.raises(DeadlineExceeded):
-        PorterProcess("mooncake", MIB, start_s=0.2)
+        ready("mooncake", MIB, start_s=0.2)
+
+
+# Whoever has the other end of its socket too is not ended with it.
+FORKS = """
+import os, time
+if os.fork() == 0:
+    os.mkdir("{folder}/forked")
+    while not os.path.exists("{folder}/end"):
+        time.sleep(0.01)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("library_code", ["", FORKS])
+def test_close_ends_a_start_that_never_ends(
+    private_networks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_code: str
+) -> None:
+    stick(tmp_path, monkeypatch, after=library_code.format(folder=tmp_path))
+    porter = PorterProcess("mooncake", MIB)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(lambda: porter.introduction) for _ in range(2)]
+        eventually(porter._hearing.locked)
+        if library_code:
+            eventually((tmp_path / "forked").exists)
+        porter.close()
+        for one in waiting:
+            with pytest.raises(Unavailable, match="was closed"):
+                one.result(LONG_S)
+    (tmp_path / "end").touch()
 
 
 def test_mover_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,11 +360,10 @@ def test_porter_that_cannot_be_started_is_unavailable_and_leaves_nothing(
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", no_more)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     with pytest.raises(Unavailable, match="no more processes"):
         PorterProcess(library.mover, MIB)
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("said", [b"[]", b"{", b"[" * 10_000])
@@ -343,4 +372,4 @@ def test_porter_that_says_nonsense_is_not_believed(
 ) -> None:
     monkeypatch.setattr(PorterProcess, "_hear", lambda *_: said)
     with pytest.raises(CorruptData, match="no answer"):
-        PorterProcess(library.mover, MIB)
+        ready(library.mover, MIB)
