@@ -98,6 +98,8 @@ class AttachedDevice(Closing):
             has_gates=welcome.has_gates,
         )
         watcher = Watcher(attachment, lane, loans, self.safety)
+        if lent_window is not None:
+            self._parts.callback(lent_window.close)
         self._parts.callback(attachment.close)
         self._parts.callback(watcher.close)
         self._loans, self._lane = loans, lane

@@ -69,7 +69,8 @@ class AttachedLoans:
             raise CorruptData(f"{len(descriptors)} descriptors came for {len(slabs)} slabs")
         match answer:
             case Granted(lease_id=lease_id, lease_epoch=lease_epoch):
-                self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True))))
+                if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
+                    return Refusal(Reason.IN_STEP)  # one began meanwhile: they are there after it
                 return Lease(lease_id, lease_epoch, slabs)
             case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
                 wait_ns = int(wait_ms * NS_PER_MS)
@@ -77,13 +78,13 @@ class AttachedLoans:
                 return Refusal(Reason[name], retry_after_ms=wait_ms)
         raise CorruptData("a device that answers a wish for slabs with something else")
 
-    def _admit(self, lent: LentSlabs) -> None:
-        """Have the slabs used from here on, where each is mapped by itself once it is."""
+    def _admit(self, lent: LentSlabs) -> bool:
+        """Have the slabs used, once they are mapped where that is done; return whether they are."""
+        if self._window is not None:
+            return self._window.take(lent)
         with lent:
-            if self._window is None:
-                self._attachment.admit()
-            else:
-                self._window.take(lent)
+            self._attachment.admit()
+        return True
 
     def why_refused(self) -> Reason:
         """Say why the gate stays closed, as far as the device tells."""

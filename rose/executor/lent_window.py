@@ -1,20 +1,23 @@
 """A borrower's own mapping of what it is lent, kept in step with its loans."""
 
 import threading
+from contextlib import ExitStack
 from typing import Final
 
 from rose._core import Attachment
+from rose.closing import Closing
 from rose.memory import LentSlabs, SlabWindow
 
 # Unmapped at once: a step that is about to start waits for so many at most.
 _SWEEP_SLABS: Final = 8
 
 
-class LentWindow:
+class LentWindow(Closing):
     """Maps slabs when they are lent, and unmaps them, at leisure, when they are back.
 
-    Any thread. The lock guards the mapping, and that nothing is unmapped while a step runs: page
-    tables that change under a running kernel make it fault.
+    Any thread. The lock guards the mapping, and that nothing of a GPU is mapped, and nothing
+    unmapped, while a step runs: page tables that change under a running kernel make it fault. A
+    step may begin between a wish and its grant; what was lent then is mapped when it has ended.
     """
 
     def __init__(self, attachment: Attachment, window: SlabWindow) -> None:
@@ -23,21 +26,32 @@ class LentWindow:
         self._window = window
         self._lock = threading.Lock()
         self._is_in_step = False
+        self._late: list[LentSlabs] = []  # lent for a step that had begun by then
 
     @property
     def can_take(self) -> bool:
-        """Whether slabs can be mapped now: a GPU's only between steps."""
-        return self._window.mapping.is_on_host or not self._is_in_step
+        """Whether slabs can be mapped now: a GPU's only between steps, of which one may begin."""
+        with self._lock:
+            return self._is_still()
 
-    def take(self, lent: LentSlabs) -> None:
-        """Map what was lent; from here on its blocks may be used.
+    def take(self, lent: LentSlabs) -> bool:
+        """Map what was lent, so that its blocks may be used; or do it when the step has ended.
+
+        Args:
+            lent: is this object's from now on.
+
+        Returns:
+            Whether it is mapped.
 
         Raises:
             RoseError: a slab could not be mapped; no block of any of them is used.
         """
         with self._lock:
-            self._window.take(lent)
-            self._attachment.reach(list(lent.fds))
+            if not self._is_still():
+                self._late.append(lent)
+                return False
+            self._map(lent)
+            return True
 
     def held(self) -> frozenset[int]:
         """The slabs that are mapped, and were not given up."""
@@ -50,9 +64,17 @@ class LentWindow:
             self._is_in_step = True
 
     def step_ended(self) -> None:
-        """Go on, with what was taken back meanwhile first."""
-        with self._lock:
+        """Go on, with what was lent and taken back meanwhile first.
+
+        Raises:
+            RoseError: as of `take`.
+        """
+        with self._lock, ExitStack() as lent:
             self._is_in_step = False
+            late = [lent.enter_context(one) for one in self._late]
+            self._late.clear()
+            for one in late:
+                self._map(one)
         self.tidy()
 
     def tidy(self) -> None:
@@ -61,3 +83,17 @@ class LentWindow:
             if not self._is_in_step:
                 self._window.give(self._attachment.retire())
                 self._window.sweep(_SWEEP_SLABS)
+
+    def close(self) -> None:
+        """Let go of what is not mapped; the mapping itself goes with the window."""
+        with self._lock:
+            while self._late:
+                self._late.pop().close()
+
+    def _is_still(self) -> bool:
+        return self._window.mapping.is_on_host or not self._is_in_step
+
+    def _map(self, lent: LentSlabs) -> None:
+        with lent:
+            self._window.take(lent)
+            self._attachment.reach(list(lent.fds))

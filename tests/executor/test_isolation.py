@@ -1,18 +1,23 @@
 """`isolation="mapped"`: a borrower reaches what it is lent, finds zeros there, and nothing else."""
 
+import os
 import resource
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import SLO, CoServing, Policy, Reason, Refusal
+from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal
+from rose.executor.lent_window import LentWindow
+from rose.executor.messages import Granted
+from rose.memory import LentSlabs
 from tests.executor import test_gpu as gpu
 from tests.executor.conftest import LONG_S, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig, wait_for
 
@@ -214,6 +219,18 @@ class GpuRig:
         self.attached = CoServing.attach(path)
         self.rollout = self.attached.rollout(gpu.ROLLOUT_KV, limit_bytes=gpu.SLABS * gpu.SLAB)
 
+    def step(self) -> Quantum:
+        """Begin a step, whenever that is allowed."""
+        begun: list[Quantum] = []
+
+        def has_begun() -> bool:
+            answer = self.rollout.try_step(timeout_ms=50)
+            begun.extend([] if isinstance(answer, Refusal) else [answer])
+            return bool(begun)
+
+        gpu.wait_for(has_begun)
+        return begun[0]
+
     def close(self) -> None:
         self.attached.close()
         self.device.close()
@@ -248,14 +265,7 @@ def test_slab_of_a_gpu_is_scrubbed_then_mapped_and_serving_takes_it_without_a_ca
 def test_nothing_is_mapped_or_unmapped_while_a_step_runs(fake: Fake) -> None:
     rig = GpuRig()
     gpu.wait_for(lambda: rig.rollout.ensure(16))
-    quantum: Any = None
-
-    def begun() -> bool:
-        nonlocal quantum
-        quantum = rig.rollout.try_step(timeout_ms=50)
-        return not isinstance(quantum, Refusal)
-
-    gpu.wait_for(begun)
+    quantum = rig.step()
     fake.reset()
     with quantum:
         answer = rig.rollout.grow(64)
@@ -268,6 +278,63 @@ def test_nothing_is_mapped_or_unmapped_while_a_step_runs(fake: Fake) -> None:
         rig.rollout.finish()
     gpu.wait_for(lambda: fake.calls("cuMemUnmap") == 1)
     rig.close()
+
+
+@in_child()
+def test_slabs_that_are_lent_when_a_step_has_begun_are_mapped_after_it(fake: Fake) -> None:
+    rig = GpuRig()
+    gpu.wait_for(lambda: rig.rollout.ensure(16))
+    loans, begun = rig.rollout._loans, []
+    ask = loans._ask
+
+    def slow(question: Any) -> tuple[Any, list[int]]:
+        """The thread of steps is faster than the answer."""
+        answer = ask(question)
+        if isinstance(answer[0], Granted):
+            begun.append(rig.step())
+            fake.reset()
+        return answer
+
+    loans._ask = slow
+    reasons = []
+
+    def has_grown() -> bool:
+        reasons.append(rig.rollout.grow(32).reason)
+        return bool(begun)
+
+    gpu.wait_for(has_grown)
+    assert reasons[-1] is Reason.IN_STEP
+    assert fake.calls("cuMemMap") == 0
+    with begun[0]:
+        assert rig.rollout.kv.allocator.free_blocks == 16
+        rig.rollout.finish()
+        assert fake.calls("cuMemMap") == 0
+    assert fake.calls("cuMemMap") == 1
+    assert rig.rollout.kv.allocator.free_blocks == 32
+    rig.close()
+
+
+def test_slabs_that_were_lent_too_late_are_let_go_of() -> None:
+    def lent() -> LentSlabs:
+        return LentSlabs({0: os.open("/dev/null", os.O_RDONLY)})
+
+    def fail(*_: object) -> None:
+        raise Unavailable("planted")
+
+    mapping = SimpleNamespace(is_on_host=False)
+    window: Any = SimpleNamespace(mapping=mapping, take=fail)
+    attachment: Any = SimpleNamespace()
+    before = descriptors()
+    with LentWindow(attachment, window) as one:
+        one.step_began()
+        assert not one.can_take
+        assert not any(one.take(lent()) for _ in range(3))
+        with pytest.raises(Unavailable, match="planted"):
+            one.step_ended()
+        assert descriptors() == before
+        one.step_began()
+        one.take(lent())
+    assert descriptors() == before
 
 
 def test_views_are_those_of_the_window(rig: RemoteRig) -> None:
