@@ -355,7 +355,7 @@ def closes(server: PartServer) -> bool:
     """Close a server, and return whether that ends."""
     thread = threading.Thread(target=server.close, daemon=True)
     thread.start()
-    thread.join(token_server.CLOSE_S + 30)
+    thread.join(LONG_S / 4)
     return not thread.is_alive()
 
 
@@ -367,8 +367,9 @@ def shadow_of(trainer: Trainer) -> list[tuple[int, int]]:
 
 
 def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
-    trainer: Trainer,
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(token_server, "CLOSE_S", LONG_S)
     trainer.rank.let_through.clear()
     trainer.remote.begin(WeightsElsewhere("1"))
     assert trainer.rank.asked.wait(LONG_S)

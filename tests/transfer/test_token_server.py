@@ -13,7 +13,8 @@ from rose.transfer.wire.security import Security
 from rose.transfer.wire.token_server import TokenServer
 from tests.transfer.worker import LONG_S, eventually
 
-METHOD = "/rose.test/Echo"
+SERVICE = "rose.test"
+METHOD = f"/{SERVICE}/Echo"
 CALLS_MAX = 3
 PLACES = 4 * CALLS_MAX
 BYTES_MAX = 1000

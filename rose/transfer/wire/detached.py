@@ -5,17 +5,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rose.closing import Closing
 from rose.errors import RoseError, Unavailable
 
 T = TypeVar("T")
 
 
-class Detached(Closing):
+class Detached:
     """Runs each function in a thread of its own, which nobody joins: it may never end.
 
-    Whoever called goes on when it hangs up, or when this is closed; what the function returns later
-    is dropped. Any thread may call. The condition guards the fields, and is held over no function.
+    A gRPC call waits for it until it is over, as all are when their server is closed; what the
+    function returns later is dropped. Any thread may call. The condition guards the number of
+    functions, and is held over none of them.
 
     Args:
         name: of the threads.
@@ -26,7 +26,6 @@ class Detached(Closing):
         self._name, self._most = name, most
         self._changed = threading.Condition()
         self._running = 0
-        self._is_closed = False
 
     def call(self, function: Callable[[str], T], label: str, context: Any) -> T:
         """Return what a function returns for a label.
@@ -38,8 +37,8 @@ class Detached(Closing):
 
         Raises:
             RoseError: of the function.
-            Unavailable: the function raised something else; or the call was given up, this was
-                closed, or too many functions have not returned.
+            Unavailable: the function raised something else; or the gRPC call is over, or too many
+                functions have not returned.
         """
         answer: Future[T] = Future()
         self._begin(label)
@@ -47,30 +46,19 @@ class Detached(Closing):
         threading.Thread(target=self._run, args=arguments, name=self._name, daemon=True).start()
         context.add_callback(self._look)
         with self._changed:
-            self._changed.wait_for(lambda: answer.done() or not self._is_wanted(context))
-            if not self._is_wanted(context):
+            self._changed.wait_for(lambda: answer.done() or not context.is_active())
+            if not context.is_active():
                 raise Unavailable(f"nobody waits for the weights of '{label}' any more")
         return answer.result()
 
-    def close(self) -> None:
-        """Let everybody go who waits; whoever calls from now on does not wait."""
-        with self._changed:
-            self._is_closed = True
-        self._look()
-
     def _begin(self, label: str) -> None:
         with self._changed:
-            if self._is_closed:
-                raise Unavailable(f"nobody is asked for the weights of '{label}': it is closed")
             if self._running >= self._most:
                 raise Unavailable(
                     f"nobody is asked for the weights of '{label}': {self._running} questions "
                     "before it have not been answered"
                 )
             self._running += 1
-
-    def _is_wanted(self, context: Any) -> bool:
-        return not self._is_closed and context.is_active()
 
     def _run(self, function: Callable[[str], T], label: str, answer: Future[T]) -> None:
         try:

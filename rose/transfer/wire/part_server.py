@@ -125,7 +125,6 @@ class PartServer(Closing):
 
         It ends in `CLOSE_S` of `TokenServer`. Weights that come later are dropped.
         """
-        self._asked.close()
         self._server.close()
 
     # ---- the four methods: each yields messages
