@@ -1,10 +1,11 @@
 """A file is there whole or not at all."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from rose.whole_file import write_whole
+from rose.whole_file import beside, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -35,3 +36,16 @@ def test_the_old_file_stays_when_the_disk_is_full(tmp_path: Path, monkeypatch) -
         write_whole(path, b"newer")
     assert path.read_bytes() == b"old"
     assert [one.name for one in tmp_path.iterdir()] == ["it"]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_made_beside_appears_once_it_is_whole(tmp_path: Path, is_folder: bool) -> None:
+    path = tmp_path / "it"
+    for content in (b"unfinished", b"whole"):
+        with contextlib.suppress(ZeroDivisionError), beside(path, is_folder=is_folder) as place:
+            (place / "part" if is_folder else place).write_bytes(content)
+            assert not path.exists()
+            assert content == b"whole" or 1 / 0
+    (found,) = (one for one in tmp_path.rglob("*") if one.is_file())
+    assert found == (path / "part" if is_folder else path)
+    assert found.read_bytes() == b"whole"

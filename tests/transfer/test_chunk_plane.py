@@ -25,14 +25,10 @@ from rose.transfer.wire import chunk_plane
 from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer, Pace
 from rose.transfer.wire.chunk_server import ChunkServer as LogServer
 from tests.transfer import chunk_wire
+from tests.transfer.chunk_frames import KEY, chunk_of
 from tests.transfer.worker import LONG_S, eventually
 
 TOKEN = secrets.token_bytes(32)
-KEY = UpdateKey(7, 6)
-
-
-def chunk_of(tile: int, frame: bytes) -> Chunk:
-    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
 
 
 def frames(count: int, nbytes: int, seed: int = 1) -> dict[int, bytes]:

@@ -1,20 +1,16 @@
 """Chunks over gRPC: the same frames as by TCP, where TCP cannot be."""
 
-import hashlib
 import secrets
 import socket
 import struct
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import grpc
 import numpy as np
 import pytest
 
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
-from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
+from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire import grpc_chunks
@@ -24,24 +20,8 @@ from rose.transfer.wire.messages import TOKEN_KEY
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
 from tests.transfer import chunk_wire
-from tests.transfer.worker import LONG_S, TILE, Worker, changed, weights
-
-KEY = UpdateKey(7, 6)
-
-
-def chunk_of(tile: int, frame: bytes) -> Chunk:
-    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
-
-
-class Kept(VersionLog):
-    """A log that has these frames."""
-
-    def __init__(self, frames: dict[int, bytes]) -> None:
-        super().__init__()
-        self._frames = frames
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        return self._frames.get(tile) if key == KEY else None
+from tests.transfer.chunk_frames import KEY, Kept, answering, chunk_of, is_there
+from tests.transfer.worker import LONG_S, TILE, Worker, changed, eventually, weights
 
 
 @pytest.fixture
@@ -111,19 +91,11 @@ def test_answer_that_is_none_is_refused(message: bytes | None) -> None:
     def lie(_request: bytes, _context: object) -> Iterator[bytes]:
         return iter([] if message is None else [message])
 
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        handler = grpc.unary_stream_rpc_method_handler(lie)
-        service, name = METHOD.strip("/").split("/")
-        generic = grpc.method_handlers_generic_handler(service, {name: handler})
-        server.add_generic_rpc_handlers((generic,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
-            with pytest.raises(CorruptData):
-                list(client.chunks(KEY, [chunk_of(1, b"12345")]))
-        server.stop(None).wait()
+    handler = grpc.unary_stream_rpc_method_handler(lie)
+    with answering(METHOD, handler) as address, grpc.insecure_channel(address) as channel:
+        client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
+        with pytest.raises(CorruptData):
+            list(client.chunks(KEY, [chunk_of(1, b"12345")]))
 
 
 class HandClock:
@@ -142,35 +114,23 @@ def test_calls_that_nobody_reads_are_bounded_in_number_and_make_room_in_time(
     clock = HandClock()
     handler = grpc_chunks.chunks_handler(Kept(frames), clock)
     options = [("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX)]
-    with ThreadPoolExecutor(CALLS_MAX + 1) as pool:
-        server = grpc.server(pool)
-        service, name = METHOD.strip("/").split("/")
-        generic = grpc.method_handlers_generic_handler(service, {name: handler})
-        server.add_generic_rpc_handlers((generic,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            request = struct.pack("<Qq40I", KEY.n, KEY.base_n, *[3] * 40)
-            unread = [channel.unary_stream(METHOD)(request) for _ in range(CALLS_MAX)]
-            for call in unread:
-                next(call)  # and no more
-            client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
-            wanted = [chunk_of(1, b"x")]
-            for at_s in (0, CALL_MAX_S, CALL_MAX_S + 1):
-                clock.at_ns = int(at_s * 1e9)
-                with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
-                    list(client.chunks(KEY, wanted))
-                if at_s <= CALL_MAX_S:
-                    assert not any(call.done() for call in unread)
-            pause = threading.Event()
-            for _ in range(int(LONG_S / 0.01)):
-                with suppress(Unavailable):
-                    assert dict(client.chunks(KEY, wanted)) == {1: b"x"}
-                    break
-                pause.wait(0.01)
-            else:
-                raise AssertionError("there was never room again")
-        server.stop(None).wait()
+    with (
+        answering(METHOD, handler, threads=CALLS_MAX + 1) as address,
+        grpc.insecure_channel(address, options=options) as channel,
+    ):
+        request = struct.pack("<Qq40I", KEY.n, KEY.base_n, *[3] * 40)
+        unread = [channel.unary_stream(METHOD)(request) for _ in range(CALLS_MAX)]
+        for call in unread:
+            next(call)  # and no more
+        client = GrpcChunks(channel, bytes(32), timeout_s=LONG_S)
+        wanted = [chunk_of(1, b"x")]
+        for at_s in (0, CALL_MAX_S, CALL_MAX_S + 1):
+            clock.at_ns = int(at_s * 1e9)
+            with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
+                list(client.chunks(KEY, wanted))
+            if at_s <= CALL_MAX_S:
+                assert not any(call.done() for call in unread)
+        eventually(lambda: is_there(client))
 
 
 def test_server_that_is_silent_is_an_error_in_time() -> None:

@@ -1,6 +1,5 @@
 """Chunks by Mooncake and NIXL: the same frames as by TCP, and whoever dies in the middle."""
 
-import hashlib
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
+from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, UpdateKey
 from rose.transfer.movers.introduction import Introduction
 from rose.transfer.movers.porter_process import PorterProcess
 from rose.transfer.publishing.log import VersionLog
@@ -29,28 +28,11 @@ from rose.transfer.wire.mover_chunks import MoverChunks
 from rose.transfer.wire.offers import METHOD
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import WeightServer, serve
+from tests.transfer.chunk_frames import AWAY, KEY, Kept, answering, chunk_of, is_there
 from tests.transfer.movers.conftest import Library, stick
 from tests.transfer.worker import LONG_S, TILE, Worker, changed, eventually, weights
 
-KEY = UpdateKey(7, 6)
 THERE = Introduction(1, 2, 3, "peer").to_json()
-
-
-def chunk_of(tile: int, frame: bytes) -> Chunk:
-    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
-
-
-class Kept(VersionLog):
-    """A log that has these frames."""
-
-    def __init__(self, frames: dict[int, bytes]) -> None:
-        super().__init__()
-        self._frames = frames
-
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        if tile == 404:
-            raise Unavailable("upstream is away")
-        return self._frames.get(tile) if key == KEY else None
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +103,7 @@ def test_garbage_is_refused_and_leaves_no_berth_taken(
             ([name, b""], refused),
             ([name, bytes(17)], refused),
             ([name, too_much], refused),
-            ([name, pack_ask(KEY, [chunk_of(404, b"x")])], grpc.StatusCode.UNAVAILABLE),
+            ([name, pack_ask(KEY, [chunk_of(AWAY, b"x")])], grpc.StatusCode.UNAVAILABLE),
             ([b"\xff"], grpc.StatusCode.FAILED_PRECONDITION),
             ([], grpc.StatusCode.FAILED_PRECONDITION),
         ] * BERTHS:
@@ -148,21 +130,14 @@ def test_answer_that_is_none_is_refused(
 ) -> None:
     # None is needed: all of this is seen before anything is read.
     monkeypatch.setattr(MoverChunks, "_porter_to", lambda *_: None)
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        handler = grpc.stream_stream_rpc_method_handler(lambda _asks, _context: iter(answers))
-        service, name = METHOD.strip("/").split("/")
-        generic = grpc.method_handlers_generic_handler(service, {name: handler})
-        server.add_generic_rpc_handlers((generic,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        with (
-            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
-            MoverChunks(channel, bytes(32), "nixl", timeout_s=LONG_S) as client,
-            pytest.raises(CorruptData),
-        ):
-            list(client.chunks(KEY, [chunk_of(1, b"12345")]))
-        server.stop(None).wait()
+    handler = grpc.stream_stream_rpc_method_handler(lambda _asks, _context: iter(answers))
+    with (
+        answering(METHOD, handler) as address,
+        grpc.insecure_channel(address) as channel,
+        MoverChunks(channel, bytes(32), "nixl", timeout_s=LONG_S) as client,
+        pytest.raises(CorruptData),
+    ):
+        list(client.chunks(KEY, [chunk_of(1, b"12345")]))
 
 
 def test_as_many_receive_at_a_time_as_there_are_berths(
@@ -188,13 +163,6 @@ def test_as_many_receive_at_a_time_as_there_are_berths(
             held[0].cancel()
             eventually(lambda: is_there(source))
         hold.set()
-
-
-def is_there(source: RemoteSource) -> bool:
-    try:
-        return dict(source.chunks(KEY, [chunk_of(1, b"x")])) == {1: b"x"}
-    except Unavailable:
-        return False
 
 
 @pytest.mark.parametrize("whose", ["receiver", "server"])
