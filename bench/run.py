@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 # In the place of this folder, whose file names mean nothing to the outside.
@@ -22,24 +22,17 @@ from rich.table import Table  # noqa: E402
 
 from bench.rows import faults, void_reason  # noqa: E402
 from bench.suites import files_of, suites  # noqa: E402
+from bench.usage import Parser  # noqa: E402
 from rose.cli.machine import commit, machine_card  # noqa: E402
 
 LOG_WIDTH: Final = 140
 
 EXIT_FAILED: Final = 1
-EXIT_MENDABLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_MENDABLE, f"bench: {message}\n")
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="bench/run.py", description=__doc__)
+    parser = Parser("bench", prog="bench/run.py", description=__doc__)
     parser.add_argument("--suite", required=True, help=", ".join(suites()))
     parser.add_argument("--json", required=True, type=Path, help="where the document goes")
     parser.add_argument("--quick", action="store_true", help="few rounds: the figures mean little")

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.gpu.usage import Parser
 from bench.rows import CONTROL, faults
+from bench.usage import Parser
+from rose.whole_file import write_whole
 
 NAME: Final = "gpu.json"
 # The reason of a row whose part has not run, up to the name of that part.
@@ -49,9 +50,7 @@ def read(path: Path) -> Document:
 
 def write(path: Path, document: Document) -> None:
     """Write a document; whoever reads the file meanwhile has the one before, whole."""
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def merged(documents: Mapping[str, Document]) -> Document:
@@ -105,7 +104,7 @@ def _waits(entries: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m bench.gpu.merge", description=__doc__)
+    parser = Parser("gpu", prog="python -m bench.gpu.merge", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the latest last")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="of all of them")
     options = parser.parse_args(arguments)

@@ -23,8 +23,8 @@ from bench.gpu.merge import NAME, NOT_RUN, Document, Mismatch, merged, read, wri
 from bench.gpu.parts import Findings, Suite
 from bench.gpu.pieces import Part, Piece, pieces, read_part, split
 from bench.gpu.table import table_of
-from bench.gpu.usage import EXIT_MENDABLE, Parser
 from bench.rows import faults
+from bench.usage import EXIT_MENDABLE, Parser
 from rose.cli.machine import commit, machine_card
 
 # Nine minutes, less what it takes to stop a child and to write.
@@ -65,7 +65,7 @@ SUITES: Final = (
 
 def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
     """Return the folder that everything is written to, and what is done."""
-    parser = Parser(prog="make gpu", description=__doc__)
+    parser = Parser("gpu", prog="make gpu", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument(
         "--part", type=read_part, default=Part(1, 1), metavar="K/N", help="of the work; all of it"

@@ -200,6 +200,14 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def compiled(source: Path, text: str, *flags: str) -> Path:
+    """Write a source and return the program that it is compiled to."""
+    source.write_text(text)
+    cxx, program = shlex.split(os.environ.get("CXX") or "g++"), source.with_suffix("")
+    subprocess.run([*cxx, *COMMON.split(), *flags, source, "-o", program], check=True)
+    return program
+
+
 def test_there_are_programs() -> None:
     assert PROGRAMS, f"no *_test.cpp under {HERE}"
     rooms = {path.name for path in ROOT.glob("csrc/*") if path.name != "bind"}
@@ -228,12 +236,7 @@ def test_program_passes(built: Callable[[Path, str], Path], program: Path, sanit
     ],
 )
 def test_planted_fault_is_caught(tmp_path: Path, control: str, sanitizer: str, says: str) -> None:
-    source, program = tmp_path / f"{control}.cpp", tmp_path / control
-    source.write_text(CONTROLS[control])
-    cxx = shlex.split(os.environ.get("CXX") or "g++")
-    flags = [*COMMON.split(), *FLAGS[sanitizer].split()]
-    subprocess.run([*cxx, *flags, source, "-o", program], check=True)
-    done = run(program)
+    done = run(compiled(tmp_path / f"{control}.cpp", CONTROLS[control], *FLAGS[sanitizer].split()))
     assert done.returncode != 0
     assert says in done.stderr
     if sanitizer == "tsan":
@@ -259,22 +262,16 @@ CHECKS = """
 def test_check_h_tells_right_from_wrong(
     tmp_path: Path, statement: str, status: int, says: str
 ) -> None:
-    source, program = tmp_path / "subject.cpp", tmp_path / "subject"
-    source.write_text(CHECKS % statement)
-    cxx = shlex.split(os.environ.get("CXX") or "g++")
-    flags = [*COMMON.split(), "-O1", f"-I{HERE}"]
-    subprocess.run([*cxx, *flags, source, "-o", program], check=True)
-    done = run(program)
+    source = tmp_path / "subject.cpp"
+    done = run(compiled(source, CHECKS % statement, "-O1", f"-I{HERE}"))
     assert done.returncode == status
     assert says in done.stderr
     assert (f"{source}:4: check failed" in done.stderr) == (status == 1)
 
 
 def test_thread_that_nobody_speaks_of_is_seen(tmp_path: Path) -> None:
-    source, program = tmp_path / "subject.cpp", tmp_path / "subject"
-    source.write_text(CHECKS % "std::async(std::launch::async, [] {}).get()")
-    cxx = shlex.split(os.environ.get("CXX") or "g++")
-    flags = [*COMMON.split(), *FLAGS["asan"].split(), f"-I{HERE}", "-include", "future"]
+    text = CHECKS % "std::async(std::launch::async, [] {}).get()"
+    flags = [*FLAGS["asan"].split(), f"-I{HERE}", "-include", "future"]
     for one_thread, status in ([], 0), ([ONE_THREAD], 1):
-        subprocess.run([*cxx, *flags, *one_thread, source, "-o", program], check=True)
+        program = compiled(tmp_path / "subject.cpp", text, *flags, *one_thread)
         assert run(program).returncode == status
