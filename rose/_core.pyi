@@ -1648,6 +1648,8 @@ class SchedulerCore:
         longest_first: float,
         pace_rate: float,
         displaced_share: float,
+        cache_wait_ms: float,
+        move_contexts: float,
         mlfq_quantum_tokens: int,
     ) -> None: ...
     def step(self, rows: list[tuple[float, ...]], now_ns: int) -> list[tuple[int, ...]]: ...

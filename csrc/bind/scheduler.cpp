@@ -188,7 +188,8 @@ std::unique_ptr<Core> create(
     double turn_tokens_prior, double turns_prior, double token_ms_prior, double tool_ms_prior,
     double job_weight, std::int64_t turn_window, std::int64_t version_window,
     double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first,
-    double pace_rate, double displaced_share, std::int64_t mlfq_quantum_tokens) {
+    double pace_rate, double displaced_share, double cache_wait_ms, double move_contexts,
+    std::int64_t mlfq_quantum_tokens) {
   if (policy < 0 || policy >= static_cast<int>(scheduler::EnumSize<Policy>::value)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
@@ -228,6 +229,8 @@ std::unique_ptr<Core> create(
                                          .longest_first = longest_first,
                                          .pace_rate = pace_rate,
                                          .displaced_share = displaced_share,
+                                         .cache_wait_ns = ns_of(cache_wait_ms),
+                                         .move_contexts = move_contexts,
                                          .mlfq_quantum_tokens = mlfq_quantum_tokens},
                                 static_cast<Policy>(policy));
 }
@@ -249,7 +252,7 @@ void bind_scheduler(py::module_& module) {
            py::arg("tool_ms_prior"), py::arg("job_weight"), py::arg("turn_window"),
            py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
            py::arg("longest_first"), py::arg("pace_rate"), py::arg("displaced_share"),
-           py::arg("mlfq_quantum_tokens"))
+           py::arg("cache_wait_ms"), py::arg("move_contexts"), py::arg("mlfq_quantum_tokens"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of)
       .def("snapshot", &snapshot_of)

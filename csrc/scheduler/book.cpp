@@ -65,7 +65,9 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
 
 bool Book::is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept {
   const std::optional<std::size_t> home = workers.find(trajectory.home.worker);
-  if (!home || home == slot || !trajectory.home.is_warm(workers[*home])) return false;
+  if (!home || !trajectory.home.is_at(workers[*home])) return false;
+  if (!trajectory.home.is_warm(workers[*home])) return true;  // it was pushed out
+  if (home == slot) return false;
   const Share share = workers.share(*home);  // whether there is a seat is another matter
   return share.kv_tokens - share.used_tokens < reserve_tokens(trajectory);
 }
@@ -85,7 +87,16 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
   counters.resumed += trajectory.known_tokens > 0 ? 1 : 0;
   const std::int64_t reserved = reserve_tokens(trajectory);
   const std::int64_t restarted = is_restart ? prompt - cached : 0;
-  workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted);
+  const CacheId used = cached > 0 ? home.cache : kNoCache;
+  if (cached > 0) {
+    trajectory.home.cache = kNoCache;
+  } else {
+    leave_cache(trajectory);
+  }
+  const double spare_before = workers.columns().spare_tokens[slot];
+  workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
+  // Caches that it pushed out may have had more than it takes.
+  has_changed = has_changed || workers.columns().spare_tokens[slot] > spare_before;
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       static_cast<double>(worker.backlog_tokens));
   trajectory.run = {
@@ -120,7 +131,8 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
   counters.tokens_delivered += tokens;
   if (trajectory.run.is_held) risk.grow(trajectory, tokens);
   const Run& run = trajectory.run;
-  trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens()};
+  trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens(),
+                     kNoCache};
   trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
 }
 
@@ -191,6 +203,7 @@ void Book::requeue(Trajectory& trajectory) {
     return;
   }
   release(trajectory);
+  keep_cache(trajectory);
   const Run& run = trajectory.run;
   trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
   wait_for_worker(trajectory, QueueRank::kResumed);
@@ -199,6 +212,7 @@ void Book::requeue(Trajectory& trajectory) {
 void Book::finish(Trajectory& trajectory) {
   note_pace(trajectory);
   release(trajectory);
+  keep_cache(trajectory);
   jobs[trajectory.job].outlook.finish(trajectory, now_ns);
   ++counters.turns[static_cast<std::size_t>(trajectory.run.kind)];
   move(trajectory, TrajectoryState::kEnv);
@@ -216,6 +230,7 @@ void Book::fail(Trajectory& trajectory) {
 
 void Book::end(Trajectory& trajectory) {
   ++counters.done;
+  leave_cache(trajectory);
   ++jobs[trajectory.job].done;
   jobs[trajectory.job].outlook.over(trajectory, true);
   move(trajectory, TrajectoryState::kDone);
@@ -228,6 +243,7 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
     has_changed = true;  // room may have been kept for it
   }
   release(trajectory);
+  leave_cache(trajectory);
   ++counters.dropped;
   Job& job = jobs[trajectory.job];
   job.outlook.over(trajectory, false);
@@ -387,6 +403,21 @@ void Book::release(Trajectory& trajectory) noexcept {
   workers.release(run.slot, trajectory.id, run.reserved_tokens);
   run.is_held = false;
   has_changed = true;
+}
+
+void Book::keep_cache(Trajectory& trajectory) {
+  Home& home = trajectory.home;
+  const auto slot = workers.find(home.worker);
+  const bool is_used = slot && home.cache == kNoCache && home.is_at(workers[*slot]);
+  if (is_used) home.cache = workers.keep(*slot, home.cached_tokens);
+}
+
+void Book::leave_cache(const Trajectory& trajectory) noexcept {
+  const Home& home = trajectory.home;
+  const auto slot = workers.find(home.worker);
+  if (home.cache == kNoCache || !slot || !home.is_warm(workers[*slot])) return;
+  workers.remove_cache(*slot, home.cache);
+  has_changed = true;  // somebody else may use the memory
 }
 
 void Book::begin_grace(Trajectory& trajectory) {

@@ -125,7 +125,7 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // Whether it leaves a cache because there is no room beside it.
+  // Whether it lost its cache for want of room, or leaves it because there is none beside it.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
@@ -137,6 +137,10 @@ class Book {
   // Compares how long a turn took with what its worker's figures foresaw.
   void note_pace(const Trajectory& trajectory) noexcept;
   void leave_queue(Trajectory& trajectory);
+  // Of a turn that is over or waits, what it used stays at its home for the next.
+  void keep_cache(Trajectory& trajectory);
+  // Nobody comes for what its home keeps.
+  void leave_cache(const Trajectory& trajectory) noexcept;
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }
 

@@ -36,6 +36,7 @@ struct WorkerSeen {
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};
   std::int64_t restart_tokens{0};
+  std::set<CacheId> caches;
 };
 
 }  // namespace
@@ -74,6 +75,7 @@ class BookCheck {
     ++job.admitted;
     job.lives.insert(each.life_number);
     if (each.state == TrajectoryState::kQueued && !see_queued(each)) return false;
+    if (!see_cache(each)) return false;
     return each.run.is_held ? see_held(each) : each.state != TrajectoryState::kRunning;
   }
 
@@ -85,6 +87,14 @@ class BookCheck {
     return each.queue_key.trajectory == each.id && each.queue_key.job == each.job &&
            each.queue_key.rank != QueueRank::kStarved && each.max_new_tokens > 0 &&
            book_.turns.has(each.queue_key, each.queued_ns);
+  }
+
+  bool see_cache(const Trajectory& each) {
+    const Home& home = each.home;
+    const auto slot = book_.workers.find(home.worker);
+    if (home.cache == kNoCache || !slot || !home.is_warm(book_.workers[*slot])) return true;
+    return book_.workers[*slot].caches.tokens_of(home.cache) == home.cached_tokens &&
+           !each.run.is_held && workers_[*slot].caches.insert(home.cache).second;
   }
 
   bool see_held(const Trajectory& each) {
@@ -121,7 +131,8 @@ class BookCheck {
     }
     return worker.held.size() == seen.turns && worker.used_tokens == seen.used_tokens &&
            worker.backlog_tokens == seen.backlog_tokens &&
-           worker.restart_tokens == seen.restart_tokens;
+           worker.restart_tokens == seen.restart_tokens &&
+           static_cast<std::size_t>(worker.caches.count()) == seen.caches.size();
   }
 
   const Book& book_;

@@ -117,10 +117,13 @@ bool Dispatch::try_start(const QueueKey& key) {
     return true;
   }
   query.prefers_dedicated = false;  // it asked the others too
+  if (query.spares_caches) {
+    place_at_ns_ = std::min(place_at_ns_, trajectory.queued_ns + book_.settings.cache_wait_ns);
+  }
   if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
   if (is_barred_only(query)) return false;
   if (key.rank == QueueRank::kStarved) {
-    keep_for(query);
+    if (!is_stopped_by_caches(query)) keep_for(query);
   } else {
     // Less is asked of its worker then.
     place_at_ns_ = std::min(place_at_ns_, trajectory.queued_ns + book_.settings.wait_max_ns);
@@ -143,6 +146,11 @@ bool Dispatch::is_barred_only(const Query& query) const noexcept {
   return false;
 }
 
+bool Dispatch::is_stopped_by_caches(Query query) {
+  if (!std::exchange(query.spares_caches, false)) return false;
+  return placement_.choose(book_.workers, query).has_value();
+}
+
 void Dispatch::refresh_bars(std::size_t slot) {
   if (!Fairness::is_needed(book_.workers)) return;
   const Worker& worker = book_.workers[slot];
@@ -162,20 +170,24 @@ bool Dispatch::is_hopeless(const Query& query) const noexcept {
     return query.job == failed.job && query.need_tokens >= failed.need_tokens &&
            query.most_tokens >= failed.most_tokens && query.prompt_tokens >= failed.prompt_tokens &&
            query.version_floor >= failed.version_floor &&
-           query.restart_tokens >= failed.restart_tokens;
+           query.restart_tokens >= failed.restart_tokens &&
+           (query.spares_caches || !failed.spares_caches);
   });
 }
 
 void Dispatch::note_failure(const Query& query) {
   // What a worker that it avoids would have done says nothing of others, and neither do urgent
-  // turns: they may find more room as others of them start elsewhere.
-  if (query.avoid || query.is_urgent || failures_.size() == kFailuresMax) return;
+  // turns: they may find more room as others of them start elsewhere. One with a warm home asks
+  // more of all others.
+  const bool says_little = query.avoid || query.is_urgent || query.resident_tokens > 0;
+  if (says_little || failures_.size() == kFailuresMax) return;
   failures_.push_back({.job = query.job,
                        .need_tokens = query.need_tokens,
                        .most_tokens = query.most_tokens,
                        .prompt_tokens = query.prompt_tokens,
                        .version_floor = query.version_floor,
-                       .restart_tokens = query.restart_tokens});
+                       .restart_tokens = query.restart_tokens,
+                       .spares_caches = query.spares_caches});
 }
 
 void Dispatch::rescue() {
@@ -202,6 +214,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
     Query query = query_of(*trajectory, false);
     query.avoid = slot;
+    query.resident_tokens = 0;  // it cannot stay
     const auto elsewhere = placement_.choose(book_.workers, query);
     if (!elsewhere) continue;
     // Room is promised once: the next stalled turn has to find room of its own.
@@ -239,10 +252,18 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.since_published_s =
       static_cast<double>(book_.now_ns - book_.jobs[trajectory.job].published_ns) / kNsPerS;
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
+  const bool is_joint = book_.policy == Policy::kJoint;
+  const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
+  query.spares_caches = is_joint && waited_ns < book_.settings.cache_wait_ns;
   if (query.home) {
     const double cached = static_cast<double>(trajectory.home.cached_tokens);
     query.hit_tokens =
         trajectory.home.is_warm(workers[*query.home]) ? std::min(cached, query.prompt_tokens) : 0;
+  }
+  if (is_joint && query.hit_tokens > 0 && query.avoid != query.home && !has_starved) {
+    const double end_tokens = book_.jobs[trajectory.job].outlook.end_tokens();
+    query.resident_tokens =
+        book_.settings.move_contexts * std::max(end_tokens, query.prompt_tokens);
   }
   return query;
 }

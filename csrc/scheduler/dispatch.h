@@ -51,6 +51,7 @@ class Dispatch {
     double prompt_tokens;
     double version_floor;
     double restart_tokens;
+    bool spares_caches;
   };
 
   // Starts the turn if it can. False if it could but for a bar.
@@ -62,6 +63,8 @@ class Dispatch {
   Place skip_to(Place place, std::size_t job) const noexcept;
   bool is_barred_only(const Query& query) const noexcept;
   void refresh_bars(std::size_t slot);
+  // Whether it could start but for caches that it spares.
+  bool is_stopped_by_caches(Query query);
   // Whether one that asked for no more found nothing.
   bool is_hopeless(const Query& query) const noexcept;
   void note_failure(const Query& query);

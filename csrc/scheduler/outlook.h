@@ -49,6 +49,8 @@ class Outlook {
   double live_max(double lent_tokens) const noexcept {
     return overcommit_.value() * lent_tokens / contexts_.mean();
   }
+  // What a context comes to at its end, in the mean; 0 before one was over.
+  double end_tokens() const noexcept { return contexts_.mean(); }
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
   std::size_t lives() const noexcept { return lives_.size(); }
   const Fates& fates() const noexcept { return fates_; }

@@ -29,10 +29,30 @@ bool can_expose(const WorkerColumns& workers, std::size_t slot, const Query& que
                                    query.is_urgent);
 }
 
+bool is_warm_home(std::size_t slot, const Query& query) noexcept {
+  return query.hit_tokens > 0 && query.home == slot;
+}
+
+// What a start may take, of some table's rows.
+const std::vector<double>& tokens_for(const WorkerColumns& workers, bool spares_caches) noexcept {
+  return spares_caches ? workers.spare_tokens : workers.room_tokens;
+}
+
+// Contexts grow: where they will not fit to their ends, they push out one another's caches.
+bool can_stay(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+  return (workers.residents[slot] + 1) * query.resident_tokens <= workers.lease_tokens[slot];
+}
+
+bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
+  if (is_warm_home(slot, query)) return workers.room_tokens[slot] >= query.need_tokens;
+  return tokens_for(workers, query.spares_caches)[slot] >= query.need_tokens &&
+         can_stay(workers, slot, query);
+}
+
 // Whether it could if it had the newest weights.
 bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
-  return workers.room_tokens[slot] >= query.need_tokens && workers.job[slot] == query.job &&
+  return has_room(workers, slot, query) && workers.job[slot] == query.job &&
          workers.lease_tokens[slot] >= query.most_tokens && query.avoid != slot &&
          !(query.prefers_dedicated && workers.kind[slot] == WorkerKind::kBorrowed) &&
          can_restart(workers, slot, query) && can_expose(workers, slot, query);
@@ -67,11 +87,13 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
   return best;
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // Rows that are looked at together.
 constexpr std::size_t kBlock = 16;
 
 struct Cheapest {
-  double cost_s{std::numeric_limits<double>::infinity()};
+  double cost_s{kInfinity};
   WorkerId number{std::numeric_limits<WorkerId>::max()};
   std::optional<std::size_t> row;
 };
@@ -91,7 +113,7 @@ struct Cheapest {
   Cheapest best;
   const std::size_t count = lineup.size();
   const WorkerId* const numbers = lineup.columns().number.data();
-  const double* const rooms = lineup.columns().room_tokens.data();
+  const double* const rooms = tokens_for(lineup.columns(), query.spares_caches).data();
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t end = std::min(count, begin + kBlock);
     // Most blocks have none that is better, and without a branch several are looked at at once.
@@ -163,11 +185,12 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   const bool is_warm = query.hit_tokens > 0 && can_home_take(workers, query);
   const std::size_t home = is_warm ? lineup_.row(*query.home) : Lineup::kNoRow;
   const double cold_s = is_warm ? costs_s_[home] : 0;
-  if (is_warm) costs_s_[home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
+  if (is_warm) costs_s_[home] = kInfinity;  // it is no other worker
   std::optional<std::size_t> chosen = cheapest(workers, query);
+  if (is_warm) costs_s_[home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
   // A home with a warm cache is left for more than noise only, or turns would wander.
   const bool stays =
-      is_warm && chosen && costs_s_[home] - costs_s_[*chosen] <= settings_.leave_home_margin_s;
+      is_warm && (!chosen || costs_s_[home] - costs_s_[*chosen] <= settings_.leave_home_margin_s);
   if (stays) chosen = home;
   if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, costs_s_[*chosen]);
   if (is_warm) costs_s_[home] = cold_s;  // what price() said

@@ -27,6 +27,9 @@ struct Query : CostQuery {
   double restart_tokens{0};            // its prompt, if it ran before
   double burst_tokens{0};              // of restarted prompts a worker computes at once
   bool is_urgent{false};
+  bool spares_caches{false};  // takes of other workers than its warm home only what no cache takes
+  // A worker other than its warm home lends as much for each resident and for it; 0: or less.
+  double resident_tokens{0};
   bool may_wait{false};         // for workers that have yet to commit the newest version
   double since_published_s{0};  // of the job's newest version
   const ExposureTable* exposures{nullptr};  // of the domains of borrowed workers, to be kept low

@@ -12,14 +12,14 @@ bool Settings::is_sound() const noexcept {
                        reserve_ahead_tokens, mlfq_quantum_tokens, burst_prefill_tokens,
                        attempts_max};
   const auto may_be_zero = {max_staleness, worker_lag_max, fair_lead_tokens};
-  const auto times = {recall_grace_ns, retry_ns,    stall_ns,      wait_max_ns,
-                      hold_min_ns,     hold_max_ns, flap_window_ns};
+  const auto times = {recall_grace_ns, retry_ns,    stall_ns,       wait_max_ns,
+                      hold_min_ns,     hold_max_ns, flap_window_ns, cache_wait_ns};
   const auto amounts = {tail_seats,       urgent_time_weight, urgent_risk_weight,
                         hazard_per_s,     hazard_prior_s,     staleness_s_per_version,
                         hazard_window_s,  exposure_max_s,     leave_home_margin_s,
                         urgent_share_max, requeue_s,          turn_tokens_prior,
                         turns_prior,      token_s_prior,      tool_s_prior,
-                        job_weight,       longest_first};
+                        job_weight,       longest_first,      move_contexts};
   const auto is_count = [](std::int64_t value) { return value >= 0 && value <= kCountMax; };
   return std::all_of(counts.begin(), counts.end(),
                      [&](std::int64_t value) { return value > 0 && is_count(value); }) &&

@@ -58,6 +58,8 @@ struct Settings {
   double longest_first{0};
   double pace_rate{0};
   double displaced_share{1};
+  Nanoseconds cache_wait_ns{0};
+  double move_contexts{0};
   std::int64_t mlfq_quantum_tokens{1};
 
   bool operator==(const Settings&) const = default;
@@ -71,7 +73,7 @@ struct Settings {
           urgent_share_max, burst_prefill_tokens, fair_lead_tokens, requeue_s, turn_tokens_prior,
           turns_prior, token_s_prior, tool_s_prior, job_weight, turn_window, version_window,
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
-          mlfq_quantum_tokens);
+          cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
   // Whether sums with them stay within 64 bits; what each may be, Python checks.
   bool is_sound() const noexcept;

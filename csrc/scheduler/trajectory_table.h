@@ -44,21 +44,27 @@ struct Run {
   }
 };
 
-// Whose cache has the context: it dies with the lease, and with the weights that computed it.
+// Whose cache has the context: it dies with the lease, and with the weights that computed it, and
+// may be forgotten for others between two turns.
 struct Home {
   WorkerId worker{kNobody};
   std::int64_t lease_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
+  CacheId cache{kNoCache};  // there; none while a turn uses it
 
-  bool is_warm(const Worker& at) const noexcept {
+  // Whether the lease and the weights are still those.
+  bool is_at(const Worker& at) const noexcept {
     return at.number == worker && at.lease.is_live && at.lease.epoch == lease_epoch &&
            at.version == version;
+  }
+  bool is_warm(const Worker& at) const noexcept {
+    return is_at(at) && (cache == kNoCache || at.caches.has(cache));
   }
 
   template <typename Image>
   void image(Image& image) {
-    image(worker, lease_epoch, version, cached_tokens);
+    image(worker, lease_epoch, version, cached_tokens, cache);
   }
 };
 

@@ -21,7 +21,7 @@ bool is_lease(const Lease& lease) noexcept {
 
 bool is_free(const Worker& worker) noexcept {
   return worker.job == 0 && worker.device == kOwnDevice && !worker.lease.is_live &&
-         worker.held.empty() && !worker.is_held_off;
+         worker.held.empty() && worker.caches.count() == 0 && !worker.is_held_off;
 }
 
 }  // namespace
@@ -44,7 +44,8 @@ bool WorkerTable::are_records_sound(std::size_t jobs, std::size_t domains) const
            worker.device >= kOwnDevice && is_count(worker.seats) && is_count(worker.version) &&
            is_lease(worker.lease) && (is_last || !worker.lease.is_live) &&
            std::all_of(totals.begin(), totals.end(), is_total) && worker.prefill_tokens_per_s > 0 &&
-           is_time(worker.held_off_until_ns) && worker.pace.is_sound();
+           is_time(worker.held_off_until_ns) && worker.pace.is_sound() &&
+           worker.caches.is_sound() && (worker.lease.is_live || worker.caches.count() == 0);
   });
 }
 

@@ -150,6 +150,7 @@ bool WorkerTable::take_back(Nanoseconds now_ns) noexcept {
 void WorkerTable::hide(std::size_t slot) noexcept {
   for (const std::size_t peer : workers_[slot].peers) {
     columns_.room_tokens[peer] = -1;
+    columns_.spare_tokens[peer] = -1;
     note_change(peer);
   }
 }
@@ -174,13 +175,16 @@ std::vector<TrajectoryId> WorkerTable::end_lease(std::size_t slot) noexcept {
   worker.backlog_tokens = 0;
   worker.restart_tokens = 0;
   worker.is_held_off = false;
+  worker.caches.clear();
   std::vector<TrajectoryId> held = std::exchange(worker.held, {});
   refresh(slot);
   return held;
 }
 
 void WorkerTable::set_version(std::size_t slot, std::int64_t version) noexcept {
-  workers_[slot].version = version;
+  Worker& worker = workers_[slot];
+  if (worker.version != version) worker.caches.clear();  // other weights computed them
+  worker.version = version;
   refresh(slot);
 }
 
@@ -201,12 +205,13 @@ std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
 }
 
 void WorkerTable::hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
-                       std::int64_t prefill_tokens, std::int64_t restart_tokens) {
+                       std::int64_t prefill_tokens, std::int64_t restart_tokens, CacheId uses) {
   Worker& worker = workers_[slot];
   worker.held.push_back(trajectory);
   worker.used_tokens += tokens;
   worker.backlog_tokens += prefill_tokens;
   worker.restart_tokens += restart_tokens;
+  worker.caches.remove(uses);
   refresh(slot);
 }
 
@@ -216,6 +221,17 @@ void WorkerTable::release(std::size_t slot, TrajectoryId trajectory, std::int64_
   if (place == worker.held.end()) return;
   worker.held.erase(place);
   worker.used_tokens -= tokens;
+  refresh(slot);
+}
+
+CacheId WorkerTable::keep(std::size_t slot, std::int64_t tokens) {
+  const CacheId cache = workers_[slot].caches.put(tokens);
+  refresh(slot);
+  return cache;
+}
+
+void WorkerTable::remove_cache(std::size_t slot, CacheId cache) noexcept {
+  workers_[slot].caches.remove(cache);
   refresh(slot);
 }
 
@@ -272,11 +288,23 @@ void WorkerTable::note_change(std::size_t slot) noexcept {
 void WorkerTable::refresh(std::size_t slot) noexcept {
   const Share share = this->share(slot);
   const bool has_seat = share.turns < share.seats;
-  const auto room = static_cast<double>(share.kv_tokens - share.used_tokens);
+  const std::int64_t left = share.kv_tokens - share.used_tokens;
+  std::int64_t cached = 0;
+  std::int64_t residents = share.turns;
+  for (const std::size_t peer : workers_[slot].peers) {
+    Caches& caches = workers_[peer].caches;
+    caches.shrink_to(left);
+    cached += caches.tokens();
+    residents += caches.count();
+  }
+  const auto room = static_cast<double>(left);
+  const auto spare = static_cast<double>(left - cached);
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
     const bool can_start = has_seat && worker.lease.is_live && !worker.is_held_off;
     columns_.room_tokens[peer] = can_start ? room : -1;
+    columns_.spare_tokens[peer] = can_start ? spare : -1;
+    columns_.residents[peer] = static_cast<double>(residents);
     columns_.lease_tokens[peer] = static_cast<double>(share.kv_tokens);
     columns_.turns[peer] = static_cast<double>(share.turns);
     columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);

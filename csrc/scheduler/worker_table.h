@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "scheduler/caches.h"
 #include "scheduler/events.h"
 
 namespace rose::scheduler {
@@ -64,13 +65,15 @@ struct Worker {
   Nanoseconds held_off_until_ns{0};
   bool is_held_off{false};  // starts nothing until then
   Pace pace;
+  Caches caches;
   std::vector<TrajectoryId> held;  // in the order of their starts
   std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
 
   template <typename Image>
   void image(Image& image) {
     image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
-          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, pace, held, peers);
+          restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, pace, caches, held,
+          peers);
   }
 };
 
@@ -82,8 +85,10 @@ struct WorkerColumns {
   std::vector<std::size_t> job;
   std::vector<std::size_t> domain;
   std::vector<double> room_tokens;   // what may still be started; -1 without a lease or a seat
+  std::vector<double> spare_tokens;  // of the room, what no cache takes
   std::vector<double> lease_tokens;  // of its device
   std::vector<double> turns;         // on its device
+  std::vector<double> residents;     // the turns, and the caches there
   std::vector<double> backlog_tokens;
   std::vector<double> context_tokens;   // that its device holds, and keeps for what will be said
   std::vector<double> restart_tokens;   // of the backlog, of turns that ran elsewhere before
@@ -103,9 +108,9 @@ struct WorkerColumns {
 
   template <typename Column>
   void each(Column&& column) {
-    column(number, kind, job, domain, room_tokens, lease_tokens, turns, backlog_tokens,
-           context_tokens, restart_tokens, is_barred, version, prefill_s_per_token, step_s,
-           step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
+    column(number, kind, job, domain, room_tokens, spare_tokens, lease_tokens, turns, residents,
+           backlog_tokens, context_tokens, restart_tokens, is_barred, version, prefill_s_per_token,
+           step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
   template <typename Column>
   void each(Column&& column) const {
@@ -188,10 +193,13 @@ class WorkerTable {
   std::vector<std::size_t> expired(Nanoseconds now_ns);
 
   void hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,
-            std::int64_t prefill_tokens, std::int64_t restart_tokens = 0);
+            std::int64_t prefill_tokens, std::int64_t restart_tokens = 0, CacheId uses = kNoCache);
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens,
                std::int64_t restart_tokens = 0) noexcept;
+  // For a turn to come.
+  CacheId keep(std::size_t slot, std::int64_t tokens);
+  void remove_cache(std::size_t slot, CacheId cache) noexcept;
   // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 

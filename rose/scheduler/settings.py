@@ -41,6 +41,8 @@ _RULES: Final = KnobRules(
             "longest_first",
             "tail_seats",
             "tool_ms_prior",
+            "cache_wait_ms",
+            "move_contexts",
         }
     ),
     bounds={
@@ -143,8 +145,14 @@ class SchedulerSettings:
             whatever else the figures do not say. 0 believes the figures.
         displaced_share: of trajectories, so many may lose a cache for want of room, in (0, 1]; with
             more of them fewer are admitted, with less more. Contexts grow: a batch that fits at its
-            start may not fit half an hour later, and computes the same again and again. A tenth
-            lost the least among the drawn scenarios. 1 admits all that staleness allows.
+            start may not fit half an hour later, and computes the same again and again. A fifth
+            lost the least among drawn scenarios. 1 admits all that staleness allows.
+        cache_wait_ms: a turn waits for so long rather than push out caches of others, except from
+            its home. Whoever comes back for one of them would push out the next. 0: it never waits.
+        move_contexts: a turn moves away from a warm cache only to a worker that lends so many mean
+            final contexts for each trajectory that lives there, and for it. Contexts grow, and some
+            to twice the mean; where they do not fit, each turn pushes out the next one's cache. 0:
+            it moves anywhere.
         mlfq_quantum_tokens: what a trajectory may say in all before MLFQ puts it a level lower;
             each further level takes as much as all before. A few turns of a short trajectory: with
             less all are soon low, with more the long ones are not told apart.
@@ -185,7 +193,9 @@ class SchedulerSettings:
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
     pace_rate: float = 0.05
-    displaced_share: float = 0.1
+    displaced_share: float = 0.2
+    cache_wait_ms: float = 240_000.0
+    move_contexts: float = 2.0
     mlfq_quantum_tokens: int = 1024
 
     def __post_init__(self) -> None:

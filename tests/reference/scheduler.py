@@ -36,9 +36,18 @@ class PlainWorker:
     kv_tokens: int = 0  # 0 without a lease
     needs: dict[int, int] = field(default_factory=dict)  # of the turns it holds, by trajectory
     backlog: dict[int, int] = field(default_factory=dict)  # prompts it has not computed yet
+    caches: dict[int, int] = field(default_factory=dict)  # of idle ones, the oldest first
     commit_s: float = 0.0  # from the news of a version to its commit here, as seen last
     pace: PlainPace = field(default_factory=PlainPace)
     slowness: float = 1.0  # how many times as long as its figures say, against all others
+
+    def left(self) -> int:
+        return self.kv_tokens - sum(self.needs.values())
+
+    def forget(self) -> None:
+        """Let go of the oldest caches, until turns have what they need."""
+        while sum(self.caches.values()) > max(0, self.left()):
+            del self.caches[next(iter(self.caches))]
 
     def foreseen_s(self) -> tuple[float, float]:
         """Return the wait of the turn that came last, and what each of its tokens takes."""
@@ -64,8 +73,10 @@ class PlainTurn:
     urgency: float
     version_min: int = 0  # the oldest weights that gave a token of the trajectory
     home: int | None = None  # the worker that had the trajectory last
-    cached_tokens: int = 0  # of the prompt, by home; 0 when its lease or its weights are others
+    cached_tokens: int = 0  # of the prompt, by home; 0 when it has forgotten them
     avoid: int | None = None
+    spares_caches: bool = False  # those of workers other than a warm home
+    end_tokens: float = 0.0  # what contexts come to, in the mean
 
 
 def choose(
@@ -83,9 +94,11 @@ def choose(
         for worker in sorted(workers, key=lambda worker: worker.number)
         if worker.kv_tokens > 0
         and len(worker.needs) < worker.seats
-        and sum(worker.needs.values()) + turn.need_tokens <= worker.kv_tokens
+        and turn.need_tokens <= worker.left()
         and worker.number != turn.avoid
     ]
+    if policy is PlacementPolicy.JOINT:
+        roomy = [worker for worker in roomy if has_room(worker, turn, settings)]
     floor = published - settings.worker_lag_max
     # It is learned from in the next version: what is older than this would be thrown away then.
     oldest = published - settings.max_staleness
@@ -119,6 +132,19 @@ def choose(
         if home is not None and best is not None and load(home) <= 1.5 * load(best) + 2:
             best = home
     return None if best is None else best.number
+
+
+def has_room(worker: PlainWorker, turn: PlainTurn, settings: SchedulerSettings) -> bool:
+    """Return whether JOINT lets a turn run where there is room."""
+    is_warm = turn.cached_tokens > 0
+    if is_warm and worker.number == turn.home:
+        return True
+    if turn.spares_caches and turn.need_tokens > worker.left() - sum(worker.caches.values()):
+        return False
+    if not is_warm or turn.avoid == turn.home:
+        return True
+    each = settings.move_contexts * max(turn.end_tokens, turn.prompt_tokens)
+    return (len(worker.needs) + len(worker.caches) + 1) * each <= worker.kv_tokens
 
 
 def load(worker: PlainWorker) -> int:

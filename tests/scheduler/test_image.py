@@ -85,8 +85,8 @@ def test_image_cut_short_anywhere_is_refused() -> None:
         (b"", "shorter"),
         (b"\0" * 400, "begin"),
         (HEADER.pack(b"rosecore", 999, 0, 0), "version 999"),
-        (HEADER.pack(b"rosecore", 2, 1, 0), "checksum"),
-        (HEADER.pack(b"rosecore", 2, 0, 0), "contradicts"),
+        (HEADER.pack(b"rosecore", 3, 1, 0), "checksum"),
+        (HEADER.pack(b"rosecore", 3, 0, 0), "contradicts"),
     ],
 )
 def test_what_is_no_image_is_refused_with_its_reason(image: bytes, why: str) -> None:
@@ -110,7 +110,7 @@ def test_nonsense_under_a_right_checksum_never_breaks_the_core() -> None:
         at = rng.randrange(len(wrong) - 8)
         numbers = [struct.pack("<q", rng.randrange(40)), struct.pack("<d", float("nan"))]
         wrong[at : at + 8] = rng.choice([b"\xff" * 8, b"\0" * 8, rng.randbytes(8), *numbers])
-        header = HEADER.pack(b"rosecore", 2, zlib.crc32(wrong), len(wrong))
+        header = HEADER.pack(b"rosecore", 3, zlib.crc32(wrong), len(wrong))
         try:
             core = SchedulerCore.restored(header + bytes(wrong))
         except CorruptData:

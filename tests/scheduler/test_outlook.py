@@ -173,7 +173,7 @@ def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
     rig.step(said(start, 0, 500), ended(start, TurnEnd.FINISHED, 500))
     rig.step(*(TrajectoryCreated(number, SHORT) for number in range(2, 2 + turns_of_others)))
     rig.join(7, DEDICATED, step_ms=20.0, kv_tokens=50_000, seats=turns_of_others)
-    rig.step(LeaseChanged(0, 1, 1, 0.0))
+    rig.step(LeaseChanged(0, 1, 515, 0.0))  # its cache stays, and nobody else fits
     ready = [TurnReady(number, 0, 10, 100) for number in range(2, 2 + hosted)]
     assert len(starts(rig.step(*ready))) == hosted
     rig.step(LeaseChanged(0, 1, 50_000, 0.0))

@@ -24,7 +24,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
-from tests.reference.outlook import PlainOutlook
+from tests.reference.outlook import PlainMean, PlainOutlook
 from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 from tests.scheduler.rig import Rig, ended, said
 
@@ -51,6 +51,7 @@ class Plain:
     run_known: int = 0  # tokens that it had then
     foreseen_s: tuple[float, float] = (0.0, 0.0)  # until its first token then, and for each
     home: tuple[int, int, int, int] | None = None  # worker, epoch, version, cached tokens
+    is_computed: bool = False  # whether the worker where it runs has what home says
     avoid: tuple[int, int, int] | None = None  # worker, epoch, until
 
 
@@ -83,9 +84,12 @@ class Twins:
             turn_window=4,
             reserve_quantile=1.0,
             displaced_share=1.0,  # the reference admits at once
+            cache_wait_ms=self.rng.choice([0.0, 1e9]),
+            move_contexts=self.rng.choice([0.0, 0.5, 1.0, 2.0]),
             pace_rate=self.rng.choice([0.0, 0.1, 0.9]),
         )
         self.outlook = PlainOutlook(self.settings)
+        self.contexts = PlainMean(0.0, self.settings.turn_window)
         self.core = SchedulerCore(self.settings, policy)
         self.now_ms = 1
         self.published = 0
@@ -129,9 +133,11 @@ class Twins:
         """Resize it, or renew it under a new epoch when nothing runs there."""
         if not worker.needs and (worker.epoch == 0 or self.rng.random() < 0.3):
             worker.epoch += 1
+            worker.caches.clear()
         elif worker.epoch == 0:
             return
         worker.kv_tokens = sum(worker.needs.values()) + self.rng.randint(1, 800)
+        worker.forget()
         assert not self.step(LeaseChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
 
     # ---- one turn that wants a worker
@@ -139,7 +145,11 @@ class Twins:
     def expected(self, plain: Plain) -> int | None:
         home, epoch, version, cached = plain.home or (None, 0, 0, 0)
         worker = self.workers.get(home) if home is not None else None
-        is_warm = worker is not None and (worker.epoch, worker.version) == (epoch, version)
+        is_warm = (
+            worker is not None
+            and (worker.epoch, worker.version) == (epoch, version)
+            and plain.number in worker.caches
+        )
         prompt = plain.context + plain.known
         avoid = None
         if plain.avoid is not None:
@@ -166,6 +176,8 @@ class Twins:
             home=home,
             cached_tokens=min(cached, prompt) if is_warm else 0,
             avoid=avoid,
+            spares_caches=self.settings.cache_wait_ms > 0,
+            end_tokens=self.contexts.mean,
         )
         return choose(
             self.policy,
@@ -186,6 +198,7 @@ class Twins:
         assert [start.worker for start in starts] == ([] if due is None else [due])
         self.choices.append(due)
         if due is None:
+            self.leave_cache(plain)
             del self.live[number]
             self.step(TrajectoryEnded(number))
             self.outlook.set_life(number, None)
@@ -193,10 +206,12 @@ class Twins:
             return
         worker = self.workers[due]
         home = plain.home
-        is_warm = home is not None and home[:3] == (due, worker.epoch, worker.version)
+        is_warm = home is not None and home[0] == due and number in worker.caches
+        self.leave_cache(plain)
         prompt = plain.context + plain.known
-        plain.on, plain.run_version = due, worker.version
+        plain.on, plain.run_version, plain.is_computed = due, worker.version, is_warm
         worker.needs[number] = plain.context + plain.max_new
+        worker.forget()
         worker.backlog[number] = prompt - (min(home[3], prompt) if is_warm else 0)
         plain.run_ms, plain.run_known = self.now_ms, plain.known
         plain.foreseen_s = worker.foreseen_s()
@@ -222,6 +237,13 @@ class Twins:
         del worker.needs[number]
         worker.backlog.pop(number, None)
         plain.on = None
+        is_home = plain.home and plain.home[:3] == (worker.number, worker.epoch, worker.version)
+        if is_home and plain.is_computed:
+            worker.caches[number] = plain.home[3]
+
+    def leave_cache(self, plain: Plain) -> None:
+        if plain.home is not None:
+            self.workers[plain.home[0]].caches.pop(plain.number, None)
 
     def note_pace(self, plain: Plain, worker: PlainWorker) -> None:
         """A turn that ends teaches how fast its worker is, if it said anything there."""
@@ -262,6 +284,7 @@ class Twins:
             *(worker.number, worker.epoch, plain.run_version),
             plain.context + plain.known,
         )
+        plain.is_computed = True
 
     def finish(self, number: int) -> None:
         plain = self.live[number]
@@ -278,6 +301,8 @@ class Twins:
 
     def end(self, number: int) -> None:
         plain = self.live.pop(number)
+        self.leave_cache(plain)
+        self.contexts.observe(plain.context)
         self.step(TrajectoryEnded(number))
         self.outlook.observe("tokens", plain.group, plain.said)
         self.outlook.observe("turns", plain.group, plain.turn)
@@ -298,7 +323,10 @@ class Twins:
         assert not self.step(VersionPublished(self.published))
 
     def commit(self, worker: PlainWorker) -> None:
-        worker.version = self.rng.randint(max(0, self.published - 2), self.published)
+        version = self.rng.randint(max(0, self.published - 2), self.published)
+        if version != worker.version:
+            worker.caches.clear()
+        worker.version = version
         if 0 < worker.version == self.published:
             worker.commit_s = (self.now_ms - self.published_ms) / 1000
         assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))

@@ -182,3 +182,13 @@ def test_requests_belong_into_the_timeline() -> None:
                 requests, DEVICE, LendingArm("alone", ReservedKv(1.0)), pool=POOL,
                 slo=SMALL_SLO, horizon_ms=400.0, seed=0,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize(("bin_ms", "horizon_ms"), [(38.9, 272.3), (17.4, 522.0)])
+def test_no_bin_is_empty_where_bins_divide_the_horizon_but_for_rounding(
+    bin_ms: float, horizon_ms: float
+) -> None:
+    at_ms, share = np.array([0.0]), np.array([0.5])
+    times, mean = mean_share(at_ms, share, bin_ms=bin_ms, horizon_ms=horizon_ms)
+    assert times[-1] < horizon_ms
+    assert mean == pytest.approx(np.full(len(times), 0.5))

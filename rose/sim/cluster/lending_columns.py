@@ -18,7 +18,9 @@ def bin_edges(*, bin_ms: float, horizon_ms: float) -> Column:
     """
     if not (0 < bin_ms < np.inf and 0 < horizon_ms < np.inf):
         raise InvalidArgument(f"bins of {bin_ms} ms do not divide a horizon of {horizon_ms} ms")
-    return np.append(np.arange(0.0, horizon_ms, bin_ms), horizon_ms)
+    starts_ms = np.arange(0.0, horizon_ms, bin_ms)
+    # Rounded, the last one may be the horizon itself.
+    return np.append(starts_ms[starts_ms < horizon_ms], horizon_ms)
 
 
 def mean_share(

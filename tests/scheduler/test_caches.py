@@ -1,0 +1,120 @@
+"""What workers keep for turns to come is spared, but not for ever."""
+
+from collections.abc import Sequence
+
+from rose.scheduler import PlacementPolicy
+from rose.scheduler.events import Start, TrajectoryEnded
+from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
+from tests.scheduler.rig import Rig, ended, said
+
+KEPT = 600  # tokens of a context that waits for its trajectory
+LEASE = 1000
+
+
+def starts(actions: Sequence[object]) -> list[tuple[int, int]]:
+    """Return who starts where."""
+    return [(one.trajectory, one.worker) for one in actions if isinstance(one, Start)]
+
+
+def keep(rig: Rig, trajectory: int, tokens: int = KEPT) -> int:
+    """Run the first turn of a trajectory; return the worker that keeps so many tokens of it."""
+    start = rig.run(trajectory, context=tokens - 20, max_new=20)
+    rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+    return start.worker
+
+
+def rig_of(*, workers: int = 1, **settings: float) -> Rig:
+    rig = Rig(**{"wait_max_ms": 5_000.0, "cache_wait_ms": 20_000.0, **settings})
+    for number in range(workers):
+        rig.join(number, kv_tokens=LEASE)
+    return rig
+
+
+def test_a_turn_waits_rather_than_push_out_a_cache_and_pushes_it_out_at_last() -> None:
+    rig = rig_of()
+    keep(rig, 1)
+    assert not starts(rig.ready(2, context=390, max_new=20))
+    assert starts(rig.ready(3, context=280, max_new=20)) == [(3, 0)]  # beside it
+    assert not starts(rig.step(after_ms=19_999.0))
+    assert starts(rig.step(after_ms=1.0)) == [(2, 0)]
+
+
+def test_without_a_wait_it_starts_at_once() -> None:
+    rig = rig_of(cache_wait_ms=0.0)
+    keep(rig, 1)
+    assert starts(rig.ready(2, context=780, max_new=20)) == [(2, 0)]
+
+
+def test_no_other_policy_spares_caches() -> None:
+    rig = Rig(PlacementPolicy.LEAST_LOADED_STICKY)
+    rig.join(0, kv_tokens=LEASE)
+    keep(rig, 1)
+    assert starts(rig.ready(2, context=780, max_new=20)) == [(2, 0)]
+
+
+def test_at_its_warm_home_a_turn_starts_at_once() -> None:
+    rig = rig_of()
+    keep(rig, 1, 300)
+    keep(rig, 2, 600)
+    assert starts(rig.ready(1, turn=1, context=700, max_new=20)) == [(1, 0)]
+    before = rig.core.stats().reprefill_tokens
+    rig.join(1, kv_tokens=LEASE)
+    assert starts(rig.ready(2, turn=1, context=600, max_new=20)) == [(2, 1)]
+    assert rig.core.stats().reprefill_tokens == before + 600  # its cache was pushed out
+
+
+def test_the_cache_of_a_trajectory_that_is_over_is_room() -> None:
+    rig = rig_of()
+    keep(rig, 1)
+    assert not starts(rig.ready(2, context=780, max_new=20))
+    assert starts(rig.step(TrajectoryEnded(1))) == [(2, 0)]
+
+
+def test_new_weights_leave_no_cache_to_be_spared() -> None:
+    rig = rig_of()
+    keep(rig, 1)
+    assert not starts(rig.ready(2, context=780, max_new=20))
+    assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [(2, 0)]
+
+
+def test_a_smaller_lease_forgets_the_least_lately_used_first() -> None:
+    rig = rig_of()
+    keep(rig, 1, 300)
+    keep(rig, 2, 300)
+    rig.step(LeaseChanged(0, 1, 500, 0.0))
+    rig.step(LeaseChanged(0, 1, LEASE, 0.0))
+    rig.run(2, turn=1, context=300, max_new=20)
+    assert rig.core.stats().reprefill_tokens == 0
+    rig.run(1, turn=1, context=300, max_new=20)
+    assert rig.core.stats().reprefill_tokens == 300
+
+
+def test_a_turn_that_only_caches_stop_keeps_no_room_from_others() -> None:
+    rig = rig_of()
+    keep(rig, 1)
+    rig.ready(2, context=780, max_new=20)
+    rig.step(after_ms=5_000.0)  # it has starved
+    assert starts(rig.ready(3, context=10, max_new=20)) == [(3, 0)]
+
+
+def test_a_turn_leaves_a_full_home_only_for_a_worker_where_contexts_can_grow() -> None:
+    def moved(move_contexts: float) -> list[tuple[int, int]]:
+        rig = rig_of(move_contexts=move_contexts)
+        keep(rig, 1, 400)
+        rig.run(2, context=580, max_new=20)  # beside it too little is left for the next turn
+        rig.join(1, kv_tokens=LEASE)
+        rig.run(3, context=180, max_new=20)
+        return starts(rig.ready(1, turn=1, context=400, max_new=20))
+
+    assert moved(0.0) == moved(1.0) == [(1, 1)]  # two of 400 fit
+    assert moved(2.0) == []
+
+
+def test_a_turn_that_moves_away_makes_room_at_its_home() -> None:
+    rig = rig_of(move_contexts=0.0, reserve_quantile=0.1)
+    keep(rig, 1, 400)
+    rig.run(2, context=570, max_new=20)
+    assert not starts(rig.ready(3, context=300, max_new=200))
+    rig.join(1, kv_tokens=450)  # too small for all that it may say
+    assert starts(rig.ready(1, turn=1, context=400, max_new=20)) == [(1, 1)]
+    assert starts(rig.step()) == [(3, 0)]
