@@ -76,6 +76,7 @@ FLOORS: Final = {
     **dict.fromkeys(("checkpoints", "engines"), 4),
     **dict.fromkeys(("rl", "sim"), 5),
     **dict.fromkeys((*TOP, "__main__"), 6),
+    "cli": 7,  # Commands also start what a node is made of.
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
 FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "rl"})
@@ -511,6 +512,7 @@ PLANTED: Final = [
     ("imports_go_down", "rose/executor/x.py", "from rose.traces import azure", 1),
     ("imports_go_down", "rose/sim/x.py", "from rose.cli import main", 1),
     ("imports_go_down", "rose/traces/x.py", "from rose.memory import Pool", 1),
+    ("imports_go_down", "rose/node/x.py", "from rose.cli import main", 1),
     ("imports_go_down", "rose/attic/x.py", "import os", 1),
     ("frameworks_stay_in_engines", "rose/executor/x.py", "import os\nimport torch.cuda", 2),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "def f():\n    from torch import nn", 2),
@@ -599,6 +601,7 @@ CLEAN: Final = [
     ("imports_go_down", "rose/events.py", "from rose.errors import check"),
     ("imports_go_down", "rose/cli/demo.py", "def f():\n    from rose.engines import transformers"),
     ("imports_go_down", "rose/cli/demo.py", "from rose.traces import azure"),
+    ("imports_go_down", "rose/cli/x.py", "from rose.node.lending import LendingLoop"),
     ("frameworks_stay_in_engines", "rose/engines/x.py", "import torch"),
     ("frameworks_stay_in_engines", "rose/transfer/codec/tensor.py", "def f():\n    import torch"),
     ("frameworks_stay_in_engines", "rose/cli/x.py", "from rose.engines import torch"),

@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rose.cli.brokered import Brokered
 from rose.cli.circle_load import CircleLoad
-from rose.cli.record import ARMS, CircleRecord, Revocation, WindowRecord
+from rose.cli.record import ARMS, BrokerRecord, CircleRecord, Revocation, WindowRecord
 from rose.cli.remote_rollouts import RemoteRollouts
 from rose.cli.replay import Arm, Replay, running
 from rose.cli.workload import RolloutLoad
@@ -69,6 +70,7 @@ class BenchSettings:
         circle: of what the arm `rose` rolls out; None for generations of a fixed length there too.
         tool_wait_s: `(trajectory, turn)` to how long its tool takes.
         remote: of a borrower in a process of its own; None for one in this process.
+        has_broker: whether a broker decides how much the device lends.
     """
 
     device: str
@@ -87,6 +89,7 @@ class BenchSettings:
     circle: CircleSettings | None
     tool_wait_s: Callable[[int, int], float]
     remote: RemoteSettings | None = None
+    has_broker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class Bench:
             step_tokens=plain.max_batch_tokens,
             request_tokens=settings.request_tokens,
         )
+        self._broker = Brokered(device, clock) if settings.has_broker else None
         stock_serving = stock_engine(
             serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
         )
@@ -216,6 +220,8 @@ class Bench:
             engine.start()
         for load in self._loads.values():
             load.start()
+        if self._broker is not None:
+            self._broker.start()
 
     def capacity_rps(self, trace: Trace) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
@@ -286,6 +292,10 @@ class Bench:
             gave_back=self.device.gave_back,
         )
 
+    def broker(self) -> BrokerRecord | None:
+        """Say what the broker decided, if there is one."""
+        return None if self._broker is None else self._broker.record()
+
     def circle(self) -> CircleRecord | None:
         """Stop the circle, if there is one, and say what it did."""
         if self._circle is None:
@@ -300,6 +310,8 @@ class Bench:
                 stack.callback(engine.stop)
             for load in self._loads.values():
                 stack.callback(load.stop)
+            if self._broker is not None:
+                stack.callback(self._broker.close)
 
 
 def _remote_rollouts(

@@ -77,6 +77,9 @@ def _check_positive(**values: float) -> None:
     show_default=True,
     help="2: rollouts, --synthetic ones, have a process of their own.",
 )
+@click.option(
+    "--broker", "has_broker", is_flag=True, help="A broker decides how much the device lends."
+)
 @click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and weights.")
 @click.option(
     "--out", "out_dir", default="rose-demo", show_default=True, help="Folder of the report."
@@ -104,6 +107,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     device: str,
     cores: int,
     processes: int,
+    has_broker: bool,  # noqa: FBT001 (a flag of the command line)
     seed: int,
     out_dir: str,
 ) -> int:
@@ -145,6 +149,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         seed=seed,
         circle=None,
         tool_wait_s=tool_wait_s(tools_path, seed=seed),
+        has_broker=has_broker,
     )
     trace = load_trace(
         trace_path,
@@ -187,6 +192,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             "device": device,
             "cores": sorted(bench.cores),
             "processes": processes,
+            "broker": has_broker,
         },
         command=shlex.join(["rose", *sys.argv[1:]]),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -148,8 +148,9 @@ def run_experiment(experiment: Experiment, clock: Clock, console: Console) -> Ru
             is_complete = True
         except KeyboardInterrupt:
             console.print("interrupted: reporting what there is")
-        felt, circle = built.felt(), built.circle()
-    return _record(experiment, measured, felt, circle, is_complete=is_complete)
+        felt, broker, circle = built.felt(), built.broker(), built.circle()
+    record = _record(experiment, measured, felt, circle, is_complete=is_complete)
+    return replace(record, broker=broker)
 
 
 @contextmanager

@@ -213,6 +213,38 @@ class CircleRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """What the broker decided about the device once.
+
+    Args:
+        at_s: on the clock of the run.
+        move: name of a `rose.scheduler.broker.Move`.
+        cap_bytes: the most that the device lends from then on.
+        lent_bytes: on loan at that moment.
+        why: one sentence.
+    """
+
+    at_s: float
+    move: str
+    cap_bytes: int
+    lent_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRecord:
+    """What the broker of a run decided.
+
+    Args:
+        pool_bytes: of the device, which serving and rollouts share.
+        decisions: in the order of time.
+    """
+
+    pool_bytes: int
+    decisions: tuple[DecisionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A whole run, or as much of it as there was before it was interrupted.
 
@@ -235,6 +267,7 @@ class RunRecord:
         command: the command line that repeats it.
         complete: False when it was interrupted.
         circle: of trajectories and weights; None when the run closed none.
+        broker: of how much the device lent; None where nobody capped it.
     """
 
     windows: tuple[WindowRecord, ...]
@@ -255,3 +288,4 @@ class RunRecord:
     command: str
     complete: bool
     circle: CircleRecord | None = None
+    broker: BrokerRecord | None = None

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rose.cli.console_rows import print_rows
 from rose.cli.record import WORKERS, RunRecord
+from rose.cli.report_broker import BROKER_HEADERS, broker_row, last_word
 from rose.cli.report_circle import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
 from rose.cli.report_numbers import fixed, number, percent
 from rose.cli.report_summary import summarise
@@ -45,6 +46,9 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
     _print(console, ("arm", *_HEADERS), arm_rows(report))
     if report["weights"] is not None:
         _print(console, CIRCLE_HEADERS, [circle_row(report)])
+    if report["broker"] is not None:
+        _print(console, BROKER_HEADERS, [broker_row(report["broker"])])
+        console.print(Text(last_word(report["broker"])))
     verdict = report["verdict"]
     missed = any(check["ok"] is False for check in verdict["checks"])
     style = "bold red" if verdict["void"] else "bold yellow" if missed else "bold"
@@ -112,6 +116,9 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         mebibytes=lambda size_bytes: number(size_bytes / MIB),
         latencies=Markup(draw_latencies(record)),
         timeline=Markup(draw_timeline(record.timeline)),
+        broker_headers=BROKER_HEADERS,
+        broker_row=broker_row,
+        last_word=last_word,
         circle_headers=CIRCLE_HEADERS,
         circle_row=[] if circle is None else circle_row(report),
         circle=Markup("" if circle is None else draw_circle(record, circle)),

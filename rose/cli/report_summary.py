@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any, Final
 
 from rose.cli.record import ARMS, RequestTiming, RunRecord, WindowRecord
+from rose.cli.report_broker import summarise_broker
 from rose.cli.report_circle import summarise_circle
 from rose.cli.report_numbers import percentile, plain, ratio
 from rose.cli.report_verdict import judge
@@ -45,6 +46,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "command": record.command,
         "complete": record.complete,
     }
+    report["broker"] = summarise_broker(record.broker)
     report |= summarise_circle(record.circle)
     report["verdict"] = judge(report)
     return report

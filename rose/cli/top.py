@@ -1,10 +1,10 @@
 """`rose top SOCKET`: partitions, loans and pins of a device, live, read from its ledger."""
 
 import json
+import math
 import os
 import select
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -17,12 +17,13 @@ from rich.text import Text
 
 from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
-from rose.errors import CorruptData, Unavailable
+from rose.errors import CorruptData, RoseError, Unavailable
 from rose.executor.channel import Channel, close_all
 from rose.executor.messages import AskLedger, Ledger, Rejected
-from rose.units import GIB, MIB, NS_PER_MS
+from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
+_AGAIN_S: Final = 0.25  # A device that hangs is still to be looked at.
 _STRIP_CELLS: Final = 96
 _COLUMNS: Final = (
     *("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"),
@@ -73,6 +74,8 @@ class Moment:
         free: slabs that nobody has.
         partitions: serving first.
         strip: one mark for each slab, in order.
+        cap_bytes: the most that may be on loan now, 0 when a cap ran out; None without a cap.
+        cap_left_ms: for how long that holds, 0 when it ran out; None for ever, or without a cap.
     """
 
     pid: int
@@ -82,10 +85,20 @@ class Moment:
     free: int
     partitions: tuple[PartitionRow, ...]
     strip: str
+    cap_bytes: int | None = None
+    cap_left_ms: float | None = None
 
 
-def read_moment(ledger: LedgerView, *, pid: int, clock: Clock) -> Moment:
+def read_moment(
+    ledger: LedgerView, *, pid: int, clock: Clock, cap: tuple[int, float] | None = None
+) -> Moment:
     """Read what the ledger shows.
+
+    Args:
+        ledger: of the device.
+        pid: of serving's process.
+        clock: of the device.
+        cap: which the ledger has not, as the device just said it; see `Ledger`.
 
     Raises:
         CorruptData: its records contradict each other.
@@ -123,6 +136,8 @@ def read_moment(ledger: LedgerView, *, pid: int, clock: Clock) -> Moment:
         free=sum(record.state == SlabState.UNOWNED for record in records),
         partitions=tuple(rows),
         strip="".join(_MARKS[record.state][0] for record in records),
+        cap_bytes=None if cap is None else cap[0],
+        cap_left_ms=None if cap is None or math.isinf(cap[1]) else cap[1],
     )
 
 
@@ -158,26 +173,74 @@ def draw(moment: Moment) -> Group:
             _whole_ms(row.oldest_pin_ms),
         )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    return Group(table, _strip(moment.strip), legend)
+    return Group(table, Text(_cap(moment)), _strip(moment.strip), legend)
+
+
+def _cap(moment: Moment) -> str:
+    if moment.cap_bytes is None:
+        return "cap -"
+    if moment.cap_left_ms == 0:
+        return "cap ran out: nothing is lent until the next"
+    left_ms = moment.cap_left_ms
+    until = "until the next" if left_ms is None else f"for {left_ms / MS_PER_S:.1f} s more"
+    return f"cap {moment.cap_bytes / GIB:.2f} GiB {until}"
 
 
 def _whole_ms(time_ms: float | None) -> str:
     return "-" if time_ms is None else f"{time_ms:.0f}"
 
 
-def _open(socket_path: str) -> tuple[LedgerView, int]:
-    with Channel.connect(socket_path, timeout_s=_PATIENCE_S) as channel:
+def _ask(socket_path: str, *, timeout_s: float) -> tuple[LedgerView, Ledger]:
+    with Channel.connect(socket_path, timeout_s=timeout_s) as channel:
         channel.send(AskLedger())
-        answer, descriptors = channel.receive(timeout_s=_PATIENCE_S)
+        answer, descriptors = channel.receive(timeout_s=timeout_s)
     try:
         match answer:
-            case Ledger(pid=pid) if len(descriptors) == 1:
-                return LedgerView.open(descriptors[0]), pid
+            case Ledger() if len(descriptors) == 1:
+                return LedgerView.open(descriptors[0]), answer
             case Rejected(sentence=sentence):
                 raise Unavailable(sentence)
         raise CorruptData(f"what listens at {socket_path} is no device of rose")
     finally:
         close_all(descriptors)
+
+
+class Device:
+    """A device that is looked at again and again: its ledger is mapped, its cap is asked for."""
+
+    def __init__(self, socket_path: str, clock: Clock) -> None:
+        """Ask for both.
+
+        Raises:
+            CorruptData: what listens there is no device.
+            Unavailable: nothing does, or it does not want to be looked at.
+        """
+        self._socket_path = socket_path
+        self._clock = clock
+        self._ledger, self._said = _ask(socket_path, timeout_s=_PATIENCE_S)
+        self._said_ns = clock.now_ns()
+
+    @property
+    def pid(self) -> int:
+        """Of serving's process."""
+        return self._said.pid
+
+    def ask_again(self) -> None:
+        """Hear of the cap; one that does not answer now keeps the one it had, until that ends."""
+        with suppress(RoseError):
+            _, self._said = _ask(self._socket_path, timeout_s=_AGAIN_S)
+            self._said_ns = self._clock.now_ns()
+
+    def look(self) -> Moment:
+        """Read the ledger; the cap is as it was last said, less the time since."""
+        return read_moment(self._ledger, pid=self.pid, clock=self._clock, cap=self._cap())
+
+    def _cap(self) -> tuple[int, float] | None:
+        if self._said.cap is None:
+            return None
+        size_bytes, left_ms = self._said.cap
+        left_ms = max(0.0, left_ms - (self._clock.now_ns() - self._said_ns) / NS_PER_MS)
+        return size_bytes if left_ms > 0 else 0, left_ms
 
 
 @click.command()
@@ -195,31 +258,26 @@ def top(
 
     It only looks: the ledger cannot be written by anybody but its arbiter.
     """
-    ledger, pid = _open(socket_path)
     clock = BootClock()
-
-    def look() -> Moment:
-        return read_moment(ledger, pid=pid, clock=clock)
-
+    device = Device(socket_path, clock)
     console = Console(highlight=False)
     if as_json:
-        click.echo(json.dumps(asdict(look())))
+        click.echo(json.dumps(asdict(device.look())))
     elif once or not console.is_terminal:
-        console.print(draw(look()))
+        console.print(draw(device.look()))
     else:
-        _follow(look, console, clock, every_s=every_ms / 1e3, pid=pid)
+        _follow(device, console, clock, every_s=every_ms / 1e3)
 
 
-def _follow(
-    look: Callable[[], Moment], console: Console, clock: Clock, *, every_s: float, pid: int
-) -> None:
+def _follow(device: Device, console: Console, clock: Clock, *, every_s: float) -> None:
     """Draw again and again until an interrupt, or until the device's process ends."""
-    died = os.pidfd_open(pid)
+    died = os.pidfd_open(device.pid)
     try:
-        with suppress(KeyboardInterrupt), Live(draw(look()), console=console) as live:
+        with suppress(KeyboardInterrupt), Live(draw(device.look()), console=console) as live:
             while _is_alive(died):
                 clock.sleep(every_s)
-                live.update(draw(look()))
+                device.ask_again()
+                live.update(draw(device.look()))
     finally:
         os.close(died)
 

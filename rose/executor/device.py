@@ -383,6 +383,7 @@ class CoServing(Closing):
             admit=self._admit,
             why_refused=lambda: self._why_refused().name,
             share_ledger=self._arbiter.share_ledger,
+            cap_left=self._lender.cap_left,
         )
         self._begin_lending()
         return self._listener
@@ -524,6 +525,7 @@ class CoServing(Closing):
         arbiter, lender = self._arbiter, self._lender
         serving = arbiter.snapshot().partitions[_SERVING]
         blocks = arbiter.slab_count * self._serving_kv.blocks_per_slab
+        revocations, ebbs = lender.pressures
         return DeviceReading(
             pool_bytes=arbiter.slab_count * arbiter.slab_bytes,
             reserve_bytes=serving.reserve_slabs * arbiter.slab_bytes,
@@ -536,7 +538,10 @@ class CoServing(Closing):
             later_tokens=tuple(self._state.later_tokens),
             lent_bytes=len(lender.lent_slabs()) * arbiter.slab_bytes,
             cap_bytes=min(lender.cap_slabs, arbiter.slab_count) * arbiter.slab_bytes,
-            revocations=lender.pressures,
+            revocations=revocations,
+            ebbs=tuple(
+                (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs
+            ),
         )
 
     # ---- the device itself ----------------------------------------------------------------------

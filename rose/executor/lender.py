@@ -35,6 +35,8 @@ from rose.units import NS_PER_MS, ceil_div
 _TRIES: Final = 4
 # Settled revocations are kept for reports.
 _HISTORY: Final = 4096
+# Revocations by serving's need that a reading tells of; more between two readings are a storm.
+_EBBS: Final = 64
 
 _REASONS: Final = {
     GrantRefusal.POOL_EMPTY: Reason.POOL_EMPTY,
@@ -143,6 +145,7 @@ class Lender:
         self._renewed_ns = 0
         self._cap = Cap(arbiter.slab_count, math.inf)
         self._pressures = 0
+        self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
         self._is_closed = False
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
@@ -213,7 +216,7 @@ class Lender:
         missing = wanted - self._kv.allocator.free_blocks
         slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
         if slabs > 0 and lent.held > lent.in_revocation:
-            self._revoke(borrower, slabs)
+            self._take_for_serving(borrower, slabs, lent)
         self._wait(lambda: self._take(wanted))
 
     def _take(self, wanted: int) -> bool:
@@ -262,18 +265,25 @@ class Lender:
         missing = taking - balance.slack_blocks - coming
         if missing > 0:
             slabs = ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs
-            self._revoke(borrower, slabs)
+            self._take_for_serving(borrower, slabs, lent)
 
     def take_back(self, slabs: int) -> None:
         """Begin to take back up to `slabs` slabs, whatever serving needs."""
         borrower = self._borrower
         if borrower is not None:
-            self._revoke(borrower, slabs)
+            lent = self._arbiter.snapshot().partitions[borrower.partition]
+            self._take_for_serving(borrower, slabs, lent)
 
-    def _revoke(self, borrower: Borrower, slabs: int, *, cause: Cause = Cause.PRESSURE) -> None:
+    def _take_for_serving(self, borrower: Borrower, slabs: int, lent: PartitionSnapshot) -> None:
+        before = int(lent.held - lent.in_revocation)
+        with self._lock:
+            self._pressures += 1
+            self._ebbs.append((before, max(0, before - slabs)))
+        self._revoke(borrower, slabs, cause=Cause.PRESSURE)
+
+    def _revoke(self, borrower: Borrower, slabs: int, *, cause: Cause) -> None:
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
-            self._pressures += cause is Cause.PRESSURE
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
             self._no_growth_before_ns = revocation.asked_ns + regrow_ns
@@ -340,6 +350,17 @@ class Lender:
     def cap_slabs(self) -> int:
         """The most that may be on loan now, whatever certificates and the borrower's limit say."""
         return self._cap.slabs_at(self._clock.now_ns())
+
+    def cap_left(self) -> tuple[int, float] | None:
+        """Return the bytes that may be on loan now and the milliseconds for which that holds.
+
+        After a cap has run out both are 0; None without a cap.
+        """
+        cap, now_ns = self._cap, self._clock.now_ns()
+        if math.isinf(cap.ends_ns) and cap.slabs >= self._arbiter.slab_count:
+            return None
+        left_ms = max(0.0, (cap.ends_ns - now_ns) / NS_PER_MS)
+        return cap.slabs_at(now_ns) * self._arbiter.slab_bytes, left_ms
 
     def _room(self, lent: PartitionSnapshot) -> int:
         """Return what the cap leaves to lend; late slabs count as lent."""
@@ -424,9 +445,10 @@ class Lender:
         return max(left_ms, self._ration.wait_ms())
 
     @property
-    def pressures(self) -> int:
-        """Revocations so far that serving's need began."""
-        return self._pressures
+    def pressures(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Revocations so far that serving's need began; slabs before and after the last 64."""
+        with self._lock:
+            return self._pressures, tuple(self._ebbs)
 
     @property
     def aborts(self) -> int:

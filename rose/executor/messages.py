@@ -129,9 +129,12 @@ class Ledger:
 
     Args:
         pid: of serving's process.
+        cap: (bytes that may be on loan now, milliseconds for which that holds); infinite for as
+            long as the device is open, 0 when it ran out. None where nobody has set a cap.
     """
 
     pid: int
+    cap: tuple[int, float] | None = None
 
 
 Question = Hello | AskGrow | AskReason | AskLedger

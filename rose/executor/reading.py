@@ -30,6 +30,7 @@ class DeviceReading:
         lent_bytes: on loan, without what is being taken back.
         cap_bytes: the most that may be on loan now; the pool where nobody has set a cap.
         revocations: that serving's need began, since the device was opened.
+        ebbs: (bytes on loan before it, bytes left) of each of the last 64 of them, oldest first.
     """
 
     pool_bytes: int
@@ -44,3 +45,17 @@ class DeviceReading:
     lent_bytes: int
     cap_bytes: int
     revocations: int
+    ebbs: tuple[tuple[int, int], ...]
+
+    def fallen_share(self, since: int) -> float | None:
+        """Return how far what was on loan fell, with the revocations behind the first `since`.
+
+        From the most that there was before one of them to the least that one left, so several small
+        ones between two growths are one large one. None where they are too many to tell.
+        """
+        count = self.revocations - since
+        if not 0 < count <= len(self.ebbs):
+            return None
+        ebbs = self.ebbs[-count:]
+        most, least = max(before for before, _ in ebbs), min(left for _, left in ebbs)
+        return (most - least) / most if most else None

@@ -149,6 +149,7 @@ class _Device:
             slo=said.slo,
         )
         self._reader = EngineReader(self._as_serving)
+        self._revocations = said.revocations
 
     def read(self, now_ms: float) -> Reading:
         try:
@@ -156,7 +157,13 @@ class _Device:
         except RoseError as error:
             return Unread(self._as_serving, sentence(error))
         seen = self._reader.observe(_metrics(said), now_ms)
-        return replace(seen, lent_bytes=said.lent_bytes, revocations=said.revocations)
+        since, self._revocations = self._revocations, said.revocations
+        return replace(
+            seen,
+            lent_bytes=said.lent_bytes,
+            revocations=said.revocations,
+            revoked_share=said.fallen_share(since),
+        )
 
     def lend_as(self, decision: Decision) -> None:
         self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)

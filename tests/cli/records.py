@@ -2,8 +2,10 @@
 
 from rose.cli.record import (
     ARMS,
+    BrokerRecord,
     CircleRecord,
     CommitRecord,
+    DecisionRecord,
     RequestTiming,
     Revocation,
     RunRecord,
@@ -123,3 +125,22 @@ EMPTY_CIRCLE = CircleRecord(
     incidents=(),
     measured_s=0.0,
 )
+
+
+def tiny_broker():
+    """Of a pool of 64 MiB: a loan begins, grows, stays, shrinks and ends."""
+    decided = (
+        ("REFUSE", 0, 0, "calm must last 2 s more"),
+        ("LEND", 16, 0, "serving has all it needs"),
+        ("GROW", 32, 16, "serving has all it needs"),
+        ("KEEP", 32, 30, "it has just grown"),
+        ("SHRINK", 16, 30, "4 requests wait for serving"),
+        ("END", 0, 16, "first tokens <are> late"),
+    )
+    return BrokerRecord(
+        64 << 20,
+        tuple(
+            DecisionRecord(100.0 + i, move, cap << 20, lent << 20, why)
+            for i, (move, cap, lent, why) in enumerate(decided)
+        ),
+    )

@@ -59,7 +59,7 @@ def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path
 def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
     out = tmp_path / "report"
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--quick", "--out", str(out)],
+        [*COMMAND, "demo", "--quick", "--broker", "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,6 +74,7 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 130, output
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["complete"] is False
+    assert report["broker"]["decisions"] > 1
     assert verify_log(out / "certificates.log").violations == []
 
 
@@ -98,6 +99,9 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
         (("--lr", "0"), "--lr must be > 0, not 0"),
         (("--tools", "nowhere.csv"), "nowhere.csv does not exist"),
         (("--in-flight", "4"), "raise in_flight"),
+        (("--broker=often",), "--broker' does not take a value"),
+        (("--broker", "--reserve-mib", "999"), "lower reserve_bytes or raise pool_bytes"),
+        (("--broker", "--layers-per-segment", "0.3"), "every must be 0.5 or a whole number"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rose.cli.record import ARMS, RequestTiming, Timeline
 from rose.cli.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
-from tests.cli.records import EMPTY_CIRCLE, tiny_circle, tiny_record
+from tests.cli.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
 
 
 def table_of(report, width=100):
@@ -103,6 +103,39 @@ def test_keys_are_those_that_were_promised():
     assert report["complete"] is True
     assert set(report["verdict"]) == {"void", "sentence", "checks"}
     assert all(set(c) == {"name", "value", "bar", "ok"} for c in report["verdict"]["checks"])
+
+
+def test_broker_is_in_all_three_reports_and_in_none_without_one():
+    record = tiny_record(broker=tiny_broker())
+    report = summarise(record)
+    assert report["broker"] == {
+        "decisions": 6,
+        "pool_bytes": 64 << 20,
+        "mean_cap_bytes": 16 << 20,
+        "mean_cap_share": 0.25,
+        "lent_time_share": pytest.approx(4 / 6),
+        "begun": 1,
+        "grown": 1,
+        "shrunk": 1,
+        "ended": 1,
+        "last_why": "first tokens <are> late",
+    }
+    table, page = table_of(report), render_html(record, report)
+    assert max(map(len, table.splitlines())) <= 100
+    assert re.search(r"6 +16\.0 +25 % +67 % +1/1 +1/1", table)
+    assert "The broker's last reason: first tokens <are> late." in table
+    assert "<h2>The broker</h2>" in page
+    assert "last reason: first tokens &lt;are&gt; late." in page
+    without = summarise(tiny_record())
+    assert without["broker"] is None
+    assert "broker" not in table_of(without) + render_html(tiny_record(), without)
+
+
+def test_broker_that_decided_nothing_yet_has_no_numbers():
+    record = tiny_record(broker=dataclasses.replace(tiny_broker(), decisions=()))
+    report = summarise(record)
+    assert (report["broker"]["mean_cap_bytes"], report["broker"]["lent_time_share"]) == (None, None)
+    assert "The broker's last reason: -." in table_of(report)
 
 
 def test_verdict_when_all_is_well():

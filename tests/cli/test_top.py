@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 
 from rose._core import Arbiter, LedgerView
 from rose.cli.main import main
-from rose.cli.top import read_moment
+from rose.cli.top import Device, read_moment
 from rose.clock import BootClock
 from rose.executor import SLO, CoServing, KVGeometry, Policy
 from rose.units import NS_PER_MS
@@ -17,8 +18,8 @@ GEOMETRY = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)
 
 
 @pytest.fixture
-def path(tmp_path: Path):
-    """A device that listens, with two slabs of serving's and three that are lent."""
+def device(tmp_path: Path):
+    """It listens, with two slabs of serving's and three that are lent."""
     policy = Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), lease_ttl_ms=60_000.0)
     with CoServing.open("cpu", pool_bytes=18 * SLAB, slab_bytes=SLAB, policy=policy) as device:
         slo = SLO(ttft_ms=20_000, tpot_ms=1000)
@@ -31,7 +32,12 @@ def path(tmp_path: Path):
             blocks = lane.kv.allocator.alloc(5)
             assert blocks is not None
             lane.pin(blocks)
-            yield path
+            yield device
+
+
+@pytest.fixture
+def path(device: CoServing, tmp_path: Path) -> str:
+    return str(tmp_path / "device.sock")
 
 
 def test_top_shows_who_has_which_slab(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +93,48 @@ def test_json_has_the_same_numbers(path: str, capsys: pytest.CaptureFixture[str]
     serving, rollout = moment["partitions"]
     assert (serving["name"], serving["held"], serving["reserve"]) == ("serving", 2, 2)
     assert (rollout["name"], rollout["lent"], rollout["leases"]) == ("rollout", 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("cap", "said", "line"),
+    [
+        (None, (None, None), "cap -"),
+        ((16 * SLAB, math.inf), (None, None), "cap -"),  # a cap that is lifted
+        ((8 * SLAB, math.inf), (8 * SLAB, None), "cap 0.00 GiB until the next"),
+        ((8 * SLAB, 6e8), (8 * SLAB, pytest.approx(6e8, rel=0.01)), "s more"),
+        ((0, 6e8), (0, pytest.approx(6e8, rel=0.01)), "cap 0.00 GiB for "),
+        ((8 * SLAB, 0.0), (0, 0.0), "cap ran out: nothing is lent until the next"),
+    ],
+)
+def test_cap_is_shown_with_the_time_that_it_still_holds(
+    cap, said, line, device: CoServing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if cap is not None:
+        device.lend_at_most(cap[0], ttl_ms=cap[1])
+    assert main(["top", device._listener.path, "--json"]) == 0
+    moment = json.loads(capsys.readouterr().out)
+    assert (moment["cap_bytes"], moment["cap_left_ms"]) == said
+    assert main(["top", device._listener.path, "--once"]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_a_cap_is_asked_for_again_and_runs_out_where_nobody_answers(
+    device: CoServing, path: str
+) -> None:
+    clock = BootClock()
+    looked_at = Device(path, clock)
+    device.lend_at_most(4 * SLAB, ttl_ms=500.0)
+    assert looked_at.look().cap_bytes is None  # as it was said
+    looked_at.ask_again()
+    moment = looked_at.look()
+    assert moment.cap_bytes == 4 * SLAB
+    assert moment.cap_left_ms is not None
+    assert 0 < moment.cap_left_ms <= 500
+    Path(path).unlink()  # where it listens
+    clock.sleep(0.6)
+    looked_at.ask_again()
+    moment = looked_at.look()
+    assert (moment.cap_bytes, moment.cap_left_ms) == (0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["nothing.sock", "x" * 200])

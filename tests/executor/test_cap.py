@@ -1,6 +1,7 @@
 """The cap on what a device lends: no growth over it, slabs over it come home, and it ends."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -282,5 +283,9 @@ def test_a_reading_counts_what_serving_took_back_and_leaves_out_what_is_leaving(
     said = rig.device.reading()
     assert said.revocations == 1
     assert said.lent_bytes == (12 - rig.revocations[0].slabs) * SLAB
+    assert said.ebbs == ((12 * SLAB, said.lent_bytes),)
+    assert said.fallen_share(0) == rig.revocations[0].slabs / 12
+    assert said.fallen_share(1) is None  # there is none behind it
+    assert replace(said, revocations=2).fallen_share(0) is None  # one has left the list
     step.may_go_on.set()
     wait_for(lambda: step.outcome == "aborted")

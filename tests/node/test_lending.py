@@ -69,6 +69,24 @@ class World:
             pass
         self.rig.held += rollout.kv.allocator.alloc(rollout.kv.allocator.free_blocks) or []
 
+    def ebb(self, slabs: int, *, flows: bool = True) -> Decision:
+        """The same period, but each second serving needs `slabs` slabs and lets go of them."""
+        serving = self.rig.serving
+        for _ in range(ROUND_MS // 1000):
+            self.clock.advance(1000 * NS_PER_MS)
+            assert serving.ensure(slabs * BLOCKS // 2)
+            if flows:
+                serving.settle()
+                self.rig.device._tend()
+                self.grow()
+            else:
+                slabs += 1
+        serving.settle()
+        (decision,) = self.loop.poll()
+        self.rig.device._tend()
+        self.grow()
+        return decision
+
     @property
     def lent(self) -> int:
         return self.rig.counts()[1]
@@ -164,6 +182,30 @@ def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) 
     world.round()
     world.broker.set_owners([])
     assert world.round().why.startswith("calm must last")
+
+
+def test_ebb_and_flow_of_small_revocations_neither_shrinks_a_loan_nor_holds_it(open_world) -> None:
+    """Serving takes a slab back every second and lets it go: no device flaps that way."""
+    world = open_world()
+    world.grown()
+    decisions = [world.ebb(6) for _ in range(12)]
+    assert world.rig.device.reading().revocations == 60
+    assert {(one.move, one.retry_after_ms) for one in decisions} == {(Move.KEEP, 0.0)}
+    assert world.lent == MOST
+
+
+def test_serving_that_takes_back_more_than_ebbs_at_once_or_bit_by_bit_is_a_revocation(
+    open_world,
+) -> None:
+    at_once, bit_by_bit = open_world(), open_world()
+    at_once.grown()
+    decisions = [at_once.ebb(8) for _ in range(3)]  # 3 of 11 slabs, again and again
+    assert {one.why for one in decisions} == {"its executor took a loan back"}
+    assert [one.retry_after_ms for one in decisions] == pytest.approx([20e3, 40e3, 80e3])
+    bit_by_bit.grown()
+    decision = bit_by_bit.ebb(6, flows=False)  # 1 of 11 each second, and none comes back
+    assert (decision.move, decision.why) == (Move.SHRINK, "its executor took a loan back")
+    assert decision.retry_after_ms == pytest.approx(20e3)
 
 
 def test_serving_that_fills_its_pool_is_lent_less_of(open_world) -> None:

@@ -165,6 +165,32 @@ def test_what_the_executor_takes_back_by_itself_is_a_revocation_too():
     assert after.move is Move.KEEP
 
 
+@pytest.mark.parametrize(
+    ("share", "waits_ms"), [(0.25, [0.0] * 3), (0.26, [4e3, 8e3, 16e3]), (None, [4e3, 8e3, 16e3])]
+)
+def test_what_ebbs_and_flows_on_loan_is_no_revocation_unless_it_is_much_or_nobody_knows(
+    share, waits_ms
+):
+    broker = Broker(QUICK)
+    last, now_ms = grown(broker, lent_bytes=8 * GIB)
+    waits = []
+    for n in range(1, 4):
+        at_ms = now_ms + n * 1e3
+        reading = calm(at_ms, lent_bytes=8 * GIB, revocations=5 * n, revoked_share=share)
+        (after,) = broker.decide([reading], at_ms)
+        assert after.lend_bytes == (8 * GIB if any(waits_ms) else last.lend_bytes)
+        waits.append(after.retry_after_ms)
+    assert waits == waits_ms
+
+
+def test_pressure_is_pressure_however_little_the_executor_took():
+    broker = Broker(QUICK)
+    _, now_ms = grown(broker)
+    reading = late(now_ms + 1e3, revocations=3, revoked_share=0.01)
+    (after,) = broker.decide([reading], now_ms + 1e3)
+    assert (after.move, after.lend_bytes, after.retry_after_ms) == (Move.END, 0, 4e3)
+
+
 def test_a_broker_that_starts_anew_takes_over_the_loans_it_finds():
     broker = Broker(BrokerSettings(settle_ms=10e3))
     (found,) = broker.decide([calm(0, lent_bytes=8 * GIB)], 0)

@@ -21,7 +21,8 @@ class Broker:
     """Decides what to borrow. It has no thread, clock or randomness: equal calls, equal answers.
 
     It is not on serving's path. The executor on the device takes back what serving needs, at once
-    and without asking; the broker reads of it and waits longer before it lends there again.
+    and without asking; the broker reads of it and, where it is more than the ebb and flow of a
+    loan, waits longer before it lends there again.
 
     What always holds:
     1. A loan that begins, grows or stays after a fit reading fits beside what serving's requests

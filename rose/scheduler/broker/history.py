@@ -94,10 +94,15 @@ class DeviceHistory:
         return None
 
     def _taken_back(self, seen: Observation) -> bool:
-        """Whether the executor revoked by itself; a lower count than before is a new executor's."""
+        """Whether the executor took a loan back by itself, and not as much as comes and goes.
+
+        A lower count than before is a new executor's.
+        """
         before, self._revocations = self._revocations, seen.revocations
         if before is None or seen.revocations <= before:
             return False
+        if seen.revoked_share is not None and seen.revoked_share <= self._settings.ebb_share:
+            return False  # Ebb and flow: serving has what it needs, and the loan is what it was.
         if seen.lent_bytes is not None:
             left_bytes = self.device.whole_slabs(seen.lent_bytes)
             self.lent_bytes = min(self.lent_bytes, left_bytes)

@@ -95,6 +95,8 @@ class Observation:
             loans lie in the pool, so no rule looks at it.
         lent_bytes: on loan now, as the device's executor says; None when nobody asked it.
         revocations: loans that it took back by itself, counted since it started.
+        revoked_share: how far what was on loan fell with those since the reading before, 0 to 1;
+            None when nobody says.
     """
 
     device: ServingDevice
@@ -109,6 +111,7 @@ class Observation:
     memory_used: float | None = None
     lent_bytes: int | None = None
     revocations: int = 0
+    revoked_share: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what was not measured.
@@ -116,7 +119,7 @@ class Observation:
         Raises:
             InvalidArgument: a value is out of its range; the sentence names it.
         """
-        for name in ("kv_used", "sm_busy", "memory_used"):
+        for name in ("kv_used", "sm_busy", "memory_used", "revoked_share"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise InvalidArgument(f"device {self.device.name}: {name} is {value}, not a share")

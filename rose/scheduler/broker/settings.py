@@ -18,10 +18,13 @@ def _is_share(value: float) -> bool:
 _RULES: Final = KnobRules(
     most=1e15,
     integers=frozenset({"loan_bytes_min", "waiting_max"}),
-    may_be_zero=frozenset({"waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"}),
+    may_be_zero=frozenset(
+        {"ebb_share", "waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"}
+    ),
     bounds={
         **dict.fromkeys(_SHARES, _is_share),
         "keep_share": lambda share: share < 1,
+        "ebb_share": lambda share: share < 1,
         "hold_growth": lambda growth: 1 < growth <= 100,
     },
 )
@@ -57,6 +60,9 @@ class BrokerSettings:
         tpot_late: one that no quantum of rollouts explains.
         keep_share: of a loan that is left when serving comes under pressure without being late:
             halves are gone within a few readings, and a false alarm costs one half.
+        ebb_share: of what is on loan that may go back to serving between two readings as the ebb
+            and flow of a pool: no revocation, which shrinks the loan and makes holds longer. A
+            quarter is as much as one growth adds.
         waiting_max: requests that wait for serving; more are pressure. Those that come during a
             step wait for its end on an idle engine, too.
         sm_busy_max: a device busier than that gets no first loan. Later its use is the rollouts'
@@ -90,6 +96,7 @@ class BrokerSettings:
     tpot_near: float = 1.1
     tpot_late: float = 1.5
     keep_share: float = 0.5
+    ebb_share: float = 0.25
     waiting_max: int = 3
     sm_busy_max: float = 0.95
     hold_min_ms: float = 10_000.0
