@@ -96,7 +96,7 @@ class SchedulerSettings:
             for others looked like that, and ten lost nothing.
         wait_max_ms: a turn that waits longer comes before all others, and room is kept for it.
         tail_seats: when so many seats for each live trajectory are free, all of them are urgent:
-            one means that there is a seat for each and others beside. 0: always, 1e9: never.
+            with two there is room for each, and a choice besides. 0: always, 1e9: never.
         urgent_time_weight: how much more its own time counts for an urgent turn.
         urgent_risk_weight: how much more a revocation counts for an urgent turn.
         staleness_s_per_version: seconds that a fresher worker is worth, per version.
@@ -166,7 +166,7 @@ class SchedulerSettings:
     attempts_max: int = 3
     stall_ms: float = 10_000.0
     wait_max_ms: float = 30_000.0
-    tail_seats: float = 1.0
+    tail_seats: float = 2.0
     urgent_time_weight: float = 1.0
     urgent_risk_weight: float = 1.0
     staleness_s_per_version: float = 0.5
@@ -192,7 +192,7 @@ class SchedulerSettings:
     reserve_quantile: float = 0.9
     reserve_ahead_tokens: int = 64
     longest_first: float = 1.0
-    pace_rate: float = 0.05
+    pace_rate: float = 0.1
     displaced_share: float = 0.2
     cache_wait_ms: float = 240_000.0
     move_contexts: float = 2.0

@@ -60,6 +60,17 @@ def test_fewer_are_admitted_when_many_lost_their_caches() -> None:
     assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
 
 
+def test_a_cache_that_was_pushed_out_counts_as_lost() -> None:
+    rig = rig_of()
+    for number in range(200):
+        start = rig.run(number, context=CONTEXT - 20, max_new=20)
+        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+        rig.step(LeaseChanged(start.worker, 1, 100, 0.0), LeaseChanged(start.worker, 1, LEASE, 0.0))
+        again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
+        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+    assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
+
+
 @pytest.mark.parametrize(("every", "is_more"), [(5, False), (20, True)])
 def test_what_is_admitted_follows_the_share_that_lost_its_cache(every: int, is_more: bool) -> None:
     rig = rig_of()
