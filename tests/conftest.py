@@ -15,8 +15,14 @@ from tests.alone import is_alone, place, turn
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-# No deadline: the machine is shared, and time is judged by benchmarks, as ratios.
-hypothesis.settings.register_profile("rose", deadline=None, print_blob=True)
+# No deadline, and none for finding examples: the machine is shared, and time is judged by
+# benchmarks, as ratios.
+hypothesis.settings.register_profile(
+    "rose",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("rose")
 
 

@@ -385,7 +385,9 @@ def test_bytes_that_change_while_nobody_pins_them_leave_the_device(weights: Weig
     bound=st.sampled_from([0, SLAB, 3 * SLAB]),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_what_the_host_changes_is_on_the_device_whenever_it_is_active(
     rig: Rig, changes: list[tuple[int, int, str]], bound: int
@@ -425,7 +427,9 @@ ORDERS = ("begin", "advance", "pin", "unpin", "evict", "revoke", "borrow", "retu
     )
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_in_any_order_slabs_have_one_owner_and_active_weights_are_whole(
     weights: Weights, orders: list[str]

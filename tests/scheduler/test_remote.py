@@ -145,7 +145,10 @@ def test_commands_arrive_in_order_and_pings_between(play, connect) -> None:
     assert [one for one in script.commands if one != Ping()] == sent
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.lists(NEWS.filter(lambda news: not isinstance(news, Greeting | WorkerLost))))
 def test_events_arrive_in_order_bit_for_bit(play, connect, news) -> None:
     scheduler = Scheduler()
