@@ -19,7 +19,7 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
     Args:
         folder: where the program goes.
     """
-    parts = ("placement.cpp", "lineup.cpp", "cost.cpp", "worker_table.cpp")
+    parts = ("caches.cpp", "placement.cpp", "lineup.cpp", "cost.cpp", "worker_table.cpp")
     program = _build(folder, "scheduler_decision", [_ROOM / part for part in parts])
 
     def decision_ns(workers: int, rounds: int) -> float:

@@ -59,6 +59,8 @@ int main(int argc, char** argv) {
     query.burst_tokens = 32'768;
     query.is_urgent = query.urgency > 0.5;
     query.exposures = &exposures;
+    query.spares_caches = true;
+    query.resident_tokens = 2 * query.prompt_tokens;
     const auto began = std::chrono::steady_clock::now();
     const auto slot = placement.choose(table, query);
     samples.push_back((std::chrono::steady_clock::now() - began).count());
