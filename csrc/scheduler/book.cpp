@@ -16,6 +16,8 @@ constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;
 // A prompt is never waited for longer than this before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
+// Of no lease.
+constexpr std::int64_t kNoEpoch = -1;
 
 }  // namespace
 
@@ -92,6 +94,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
     trajectory.home.cache = kNoCache;
   } else {
     leave_cache(trajectory);
+    trajectory.home.lease_epoch = kNoEpoch;  // it is at home nowhere until it has said something
   }
   const double spare_before = workers.columns().spare_tokens[slot];
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
@@ -175,7 +178,9 @@ bool Book::extend(Trajectory& trajectory) {
   // Twice as far ahead, or the next word would do it again.
   const Outlook& outlook = jobs[trajectory.job].outlook;
   const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
+  const double spare_before = workers.columns().spare_tokens[run.slot];
   workers.grow(run.slot, reserved - run.reserved_tokens);
+  has_changed = has_changed || workers.columns().spare_tokens[run.slot] > spare_before;
   run.reserved_tokens = reserved;
   return true;
 }
@@ -407,9 +412,11 @@ void Book::release(Trajectory& trajectory) noexcept {
 
 void Book::keep_cache(Trajectory& trajectory) {
   Home& home = trajectory.home;
+  if (home.cache != kNoCache) return;
   const auto slot = workers.find(home.worker);
-  const bool is_used = slot && home.cache == kNoCache && home.is_at(workers[*slot]);
-  if (is_used) home.cache = workers.keep(*slot, home.cached_tokens);
+  const bool is_there = slot && home.is_at(workers[*slot]);
+  home.cache = is_there ? workers.keep(*slot, home.cached_tokens) : kForgotten;
+  has_changed = true;  // others may have been forgotten for it
 }
 
 void Book::leave_cache(const Trajectory& trajectory) noexcept {

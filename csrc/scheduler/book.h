@@ -29,6 +29,7 @@ inline constexpr double kUrgentLag = 0.5;
 //      turns that are RECALLED from a lease that lives: they hold until the worker has let go.
 //   2. A trajectory is in the queue when it is QUEUED, and only then.
 //   3. known_tokens is the sum of all Delivers of the turn.
+//   4. Each cache that a worker keeps is named by one trajectory, which no worker has.
 class Book {
  public:
   Book(const Settings& settings, Policy policy) noexcept;

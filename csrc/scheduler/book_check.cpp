@@ -92,7 +92,9 @@ class BookCheck {
   bool see_cache(const Trajectory& each) {
     const Home& home = each.home;
     const auto slot = book_.workers.find(home.worker);
-    if (home.cache == kNoCache || !slot || !home.is_warm(book_.workers[*slot])) return true;
+    if (home.cache < kForgotten) return false;
+    if (home.cache == kNoCache || !slot || !home.is_at(book_.workers[*slot])) return true;
+    if (!home.is_warm(book_.workers[*slot])) return book_.workers[*slot].caches.has_had(home.cache);
     return book_.workers[*slot].caches.tokens_of(home.cache) == home.cached_tokens &&
            !each.run.is_held && workers_[*slot].caches.insert(home.cache).second;
   }

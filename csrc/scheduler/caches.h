@@ -6,13 +6,14 @@
 
 namespace rose::scheduler {
 
-// The name of a cache among those of its worker; later ones are greater. kNoCache is none.
+// The name of a cache among those of its worker; later ones are greater, and all above 0.
 using CacheId = std::int64_t;
 inline constexpr CacheId kNoCache = 0;
+inline constexpr CacheId kForgotten = -1;
 
 // Contexts of trajectories between two turns, the least lately used first: in that order engines
-// forget them when turns need the memory. What nobody will come for is not here, although engines
-// do not know that and may forget another before it.
+// forget them when turns need the memory. What nobody will come for is not here. Engines do not
+// know of whom nobody comes, and may forget another first.
 //
 // Invariants:
 //   1. Ids ascend, and none is given twice.
@@ -21,6 +22,8 @@ class Caches {
  public:
   CacheId put(std::int64_t tokens);
   bool has(CacheId id) const noexcept;
+  // Whether a cache had the name, or has it.
+  bool has_had(CacheId id) const noexcept { return id <= last_; }
   // A turn uses it again, or nobody will come for it. Nothing happens if it is forgotten already.
   void remove(CacheId id) noexcept;
   // Forgets the least lately used until the others have so many tokens.

@@ -103,10 +103,14 @@ bool Dispatch::try_start(const QueueKey& key) {
   double& limit = limits_[trajectory.job];
   if (static_cast<double>(book_.reserve_tokens(trajectory)) > limit) return true;
   Query query = query_of(trajectory, key.rank == QueueRank::kStarved);
-  if (is_hopeless(query)) return true;
+  if (is_hopeless(query)) {
+    wait(trajectory, query, key.rank);
+    return true;
+  }
   if (const auto slot = placement_.choose(book_.workers, query)) {
     book_.start(trajectory, *slot, query.is_urgent);
     ++starts_;
+    for (const std::size_t kept : kept_) book_.workers.hide(kept);  // it may have left one of them
     refresh_bars(*slot);
     return true;
   }
@@ -117,22 +121,21 @@ bool Dispatch::try_start(const QueueKey& key) {
     return true;
   }
   query.prefers_dedicated = false;  // it asked the others too
-  if (query.spares_caches) {
-    place_at_ns_ = std::min(place_at_ns_, trajectory.queued_ns + book_.settings.cache_wait_ns);
-  }
-  if (query.avoid) place_at_ns_ = std::min(place_at_ns_, trajectory.avoided.until_ns);
+  wait(trajectory, query, key.rank);
   if (is_barred_only(query)) return false;
-  if (key.rank == QueueRank::kStarved) {
-    if (!is_stopped_by_caches(query)) keep_for(query);
-  } else {
-    // Less is asked of its worker then.
-    place_at_ns_ = std::min(place_at_ns_, trajectory.queued_ns + book_.settings.wait_max_ns);
-  }
+  if (key.rank == QueueRank::kStarved && !is_stopped_by_caches(query)) keep_for(query);
   note_failure(query);
   const bool was_full = limit < 1;
   limit = std::min(limit, room_max(query));
   if (limit < 1 && !was_full) --jobs_left_;  // every turn takes at least one token
   return true;
+}
+
+void Dispatch::wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept {
+  const auto look_again = [&](Nanoseconds at_ns) { place_at_ns_ = std::min(place_at_ns_, at_ns); };
+  if (query.avoid) look_again(trajectory.avoided.until_ns);
+  if (query.spares_caches) look_again(trajectory.queued_ns + book_.settings.cache_wait_ns);
+  if (rank != QueueRank::kStarved) look_again(trajectory.queued_ns + book_.settings.wait_max_ns);
 }
 
 bool Dispatch::is_barred_only(const Query& query) const noexcept {
@@ -215,6 +218,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     Query query = query_of(*trajectory, false);
     query.avoid = slot;
     query.resident_tokens = 0;  // it cannot stay
+    query.spares_caches = false;
     const auto elsewhere = placement_.choose(book_.workers, query);
     if (!elsewhere) continue;
     // Room is promised once: the next stalled turn has to find room of its own.
@@ -254,18 +258,25 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   const bool is_joint = book_.policy == Policy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
-  query.spares_caches = is_joint && waited_ns < book_.settings.cache_wait_ns;
+  // Who had to leave its worker takes what there is.
+  query.spares_caches = is_joint && !query.avoid && waited_ns < book_.settings.cache_wait_ns;
   if (query.home) {
     const double cached = static_cast<double>(trajectory.home.cached_tokens);
     query.hit_tokens =
         trajectory.home.is_warm(workers[*query.home]) ? std::min(cached, query.prompt_tokens) : 0;
   }
-  if (is_joint && query.hit_tokens > 0 && query.avoid != query.home && !has_starved) {
+  if (is_joint && query.hit_tokens > 0 && !has_starved && can_go_home(query)) {
     const double end_tokens = book_.jobs[trajectory.job].outlook.end_tokens();
     query.resident_tokens =
         book_.settings.move_contexts * std::max(end_tokens, query.prompt_tokens);
   }
   return query;
+}
+
+bool Dispatch::can_go_home(const Query& query) const noexcept {
+  const WorkerColumns& columns = book_.workers.columns();
+  return query.avoid != query.home && columns.version[*query.home] >= query.version_floor &&
+         columns.lease_tokens[*query.home] >= query.most_tokens;
 }
 
 std::optional<std::size_t> Dispatch::avoided_slot(const Trajectory& trajectory) const noexcept {

@@ -13,7 +13,8 @@
 namespace rose::scheduler {
 
 // After place() no turn in the queue could be started: every worker lacks the room, the version or
-// the lease, is avoided by that turn, or is kept for one that has starved.
+// the lease, is avoided by that turn, has caches that it spares, or is kept for one that has
+// starved. Only caches that starts gave up may have left room; then the next step looks again.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
@@ -63,6 +64,10 @@ class Dispatch {
   Place skip_to(Place place, std::size_t job) const noexcept;
   bool is_barred_only(const Query& query) const noexcept;
   void refresh_bars(std::size_t slot);
+  // Sets when time alone lets less be asked of its worker.
+  void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
+  // Whether its warm home could take it, were there room.
+  bool can_go_home(const Query& query) const noexcept;
   // Whether it could start but for caches that it spares.
   bool is_stopped_by_caches(Query query);
   // Whether one that asked for no more found nothing.

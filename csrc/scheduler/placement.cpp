@@ -185,7 +185,7 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   const bool is_warm = query.hit_tokens > 0 && can_home_take(workers, query);
   const std::size_t home = is_warm ? lineup_.row(*query.home) : Lineup::kNoRow;
   const double cold_s = is_warm ? costs_s_[home] : 0;
-  if (is_warm) costs_s_[home] = kInfinity;  // it is no other worker
+  if (is_warm) costs_s_[home] = kInfinity;  // first the others
   std::optional<std::size_t> chosen = cheapest(workers, query);
   if (is_warm) costs_s_[home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
   // A home with a warm cache is left for more than noise only, or turns would wander.

@@ -27,8 +27,9 @@ struct Query : CostQuery {
   double restart_tokens{0};            // its prompt, if it ran before
   double burst_tokens{0};              // of restarted prompts a worker computes at once
   bool is_urgent{false};
-  bool spares_caches{false};  // takes of other workers than its warm home only what no cache takes
-  // A worker other than its warm home lends as much for each resident and for it; 0: or less.
+  bool spares_caches{false};  // away from its warm home it takes only room that no cache uses
+  // Another worker than its warm home must lend so many for each resident, this turn included; 0:
+  // it need not.
   double resident_tokens{0};
   bool may_wait{false};         // for workers that have yet to commit the newest version
   double since_published_s{0};  // of the job's newest version

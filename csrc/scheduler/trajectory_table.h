@@ -51,7 +51,7 @@ struct Home {
   std::int64_t lease_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
-  CacheId cache{kNoCache};  // there; none while a turn uses it
+  CacheId cache{kNoCache};  // there, between turns; none while a turn uses it
 
   // Whether the lease and the weights are still those.
   bool is_at(const Worker& at) const noexcept {

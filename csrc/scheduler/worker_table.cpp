@@ -298,7 +298,9 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     residents += caches.count();
   }
   const auto room = static_cast<double>(left);
-  const auto spare = static_cast<double>(left - cached);
+  // Of a device that several share nobody knows whose caches go first: none are spared there.
+  const bool is_shared = workers_[slot].peers.size() > 1;
+  const auto spare = static_cast<double>(is_shared ? left : left - cached);
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
     const bool can_start = has_seat && worker.lease.is_live && !worker.is_held_off;

@@ -197,7 +197,7 @@ class WorkerTable {
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens,
                std::int64_t restart_tokens = 0) noexcept;
-  // For a turn to come.
+  // So many tokens for a turn to come; the least lately used make room for them.
   CacheId keep(std::size_t slot, std::int64_t tokens);
   void remove_cache(std::size_t slot, CacheId cache) noexcept;
   // A turn that is held there takes so many tokens more. Whether there is room is for the caller.

@@ -147,12 +147,14 @@ class SchedulerSettings:
             more of them fewer are admitted, with less more. Contexts grow: a batch that fits at its
             start may not fit half an hour later, and computes the same again and again. A fifth
             lost the least among drawn scenarios. 1 admits all that staleness allows.
-        cache_wait_ms: a turn waits for so long rather than push out caches of others, except from
-            its home. Whoever comes back for one of them would push out the next. 0: it never waits.
-        move_contexts: a turn moves away from a warm cache only to a worker that lends so many mean
-            final contexts for each trajectory that lives there, and for it. Contexts grow, and some
-            to twice the mean; where they do not fit, each turn pushes out the next one's cache. 0:
-            it moves anywhere.
+        cache_wait_ms: for so long after it was queued a turn waits rather than push out the cache
+            of another, except at its warm home: whoever comes back for it would push out the next.
+            Only JOINT waits. The longer the better, among drawn scenarios; four minutes is where
+            the gain of longer ones is small. 0: it never waits.
+        move_contexts: until it has starved, a turn leaves a warm cache only for a worker that lends
+            so many mean final contexts for each trajectory that lives there, this one included.
+            Contexts grow, and some to twice the mean; where they do not fit, each turn pushes out
+            the next one's cache. 0: it moves anywhere.
         mlfq_quantum_tokens: what a trajectory may say in all before MLFQ puts it a level lower;
             each further level takes as much as all before. A few turns of a short trajectory: with
             less all are soon low, with more the long ones are not told apart.

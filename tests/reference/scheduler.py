@@ -97,13 +97,19 @@ def choose(
         and turn.need_tokens <= worker.left()
         and worker.number != turn.avoid
     ]
-    if policy is PlacementPolicy.JOINT:
-        roomy = [worker for worker in roomy if has_room(worker, turn, settings)]
     floor = published - settings.worker_lag_max
     # It is learned from in the next version: what is older than this would be thrown away then.
     oldest = published - settings.max_staleness
     if turn.version_min >= oldest:
         floor = max(floor, oldest)
+    if policy is PlacementPolicy.JOINT:
+        can_go_home = any(
+            worker.version >= floor and worker.kv_tokens >= turn.need_tokens
+            for worker in workers
+            if worker.number == turn.home != turn.avoid
+        )
+        is_kept = can_go_home and turn.cached_tokens > 0
+        roomy = [one for one in roomy if has_room(one, turn, settings, is_kept=is_kept)]
     able = [worker for worker in roomy if worker.version >= floor]
     home = next((worker for worker in able if worker.number == turn.home), None)
     if policy is PlacementPolicy.JOINT:
@@ -134,14 +140,23 @@ def choose(
     return None if best is None else best.number
 
 
-def has_room(worker: PlainWorker, turn: PlainTurn, settings: SchedulerSettings) -> bool:
-    """Return whether JOINT lets a turn run where there is room."""
-    is_warm = turn.cached_tokens > 0
-    if is_warm and worker.number == turn.home:
+def has_room(
+    worker: PlainWorker, turn: PlainTurn, settings: SchedulerSettings, *, is_kept: bool
+) -> bool:
+    """Return whether JOINT lets a turn run where there is room.
+
+    Args:
+        worker: with room.
+        turn: that wants it.
+        settings: what it goes by.
+        is_kept: whether the turn has a warm home that could take it, were there room.
+    """
+    if turn.cached_tokens > 0 and worker.number == turn.home:
         return True
-    if turn.spares_caches and turn.need_tokens > worker.left() - sum(worker.caches.values()):
+    spares_caches = turn.spares_caches and turn.avoid is None
+    if spares_caches and turn.need_tokens > worker.left() - sum(worker.caches.values()):
         return False
-    if not is_warm or turn.avoid == turn.home:
+    if not is_kept:
         return True
     each = settings.move_contexts * max(turn.end_tokens, turn.prompt_tokens)
     return (len(worker.needs) + len(worker.caches) + 1) * each <= worker.kv_tokens

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.events import Start, TrajectoryEnded
+from rose.scheduler.events import Start, Stop, TrajectoryEnded, VersionPublished
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
-from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
 
 KEPT = 600  # tokens of a context that waits for its trajectory
 LEASE = 1000
@@ -118,3 +118,65 @@ def test_a_turn_that_moves_away_makes_room_at_its_home() -> None:
     rig.join(1, kv_tokens=450)  # too small for all that it may say
     assert starts(rig.ready(1, turn=1, context=400, max_new=20)) == [(1, 1)]
     assert starts(rig.step()) == [(3, 0)]
+
+
+def test_room_that_is_kept_stays_kept_when_a_turn_moves_away_from_there() -> None:
+    rig = rig_of(move_contexts=0.0, cache_wait_ms=0.0)
+    keep(rig, 1, 300)
+    rig.run(2, context=480, max_new=20)
+    rig.join(1, kv_tokens=700)
+    rig.run(3, context=340, max_new=20)
+    rig.ready(4, context=780, max_new=20)
+    rig.step(after_ms=5_000.0)  # it has starved: the worker is kept that lacks least
+    assert starts(rig.ready(1, turn=1, context=300, max_new=20)) == [(1, 1)]
+    assert not starts(rig.ready(5, context=30, max_new=20))
+
+
+def test_a_turn_that_outgrows_its_room_wakes_who_fits_where_it_pushed_out_a_cache() -> None:
+    rig = rig_of(reserve_quantile=0.1, reserve_ahead_tokens=10)
+    keep(rig, 1, 600)
+    growing = rig.run(2, context=180, max_new=400)
+    assert not starts(rig.ready(3, context=300, max_new=20))
+    actions = rig.step(said(growing, 0, 250))
+    assert starts([*actions, *rig.step()]) == [(3, 0)]
+
+
+def test_a_stalled_turn_pushes_out_caches_elsewhere() -> None:
+    rig = rig_of(workers=0, move_contexts=2.0)
+    rig.join(1, kv_tokens=LEASE)
+    keep(rig, 1, 700)
+    rig.join(0, BORROWED, kv_tokens=LEASE)
+    stalled = rig.run(2, context=480, max_new=20)
+    assert stalled.worker == 0
+    actions = rig.step(after_ms=2_000.0)
+    assert [action for action in actions if isinstance(action, Stop)] == [stop_of(stalled)]
+    assert starts(rig.step(ended(stalled, TurnEnd.INTERRUPTED, 0))) == [(2, 1)]
+
+
+def test_a_turn_does_not_wait_for_a_home_whose_weights_are_too_old() -> None:
+    rig = rig_of(workers=2, move_contexts=2.0)
+    home = keep(rig, 1, 400)
+    other = 1 - home
+    rig.run(2, context=280, max_new=20)
+    rig.run(3, context=280, max_new=20)
+    rig.step(VersionPublished(1), VersionPublished(2), VersionCommitted(other, 2, True, 0.0))
+    assert starts(rig.ready(1, turn=1, context=400, max_new=20)) == [(1, other)]
+
+
+def test_what_older_weights_computed_is_no_cache_when_they_come_back() -> None:
+    rig = rig_of()
+    start = rig.run(1, context=280, max_new=20)
+    rig.step(said(start, 0, 20))
+    rig.step(VersionCommitted(0, 1, True, 0.0))
+    rig.step(ended(start, TurnEnd.FINISHED, 20))
+    rig.step(VersionCommitted(0, 0, True, 0.0))
+    rig.run(1, turn=1, context=300, max_new=20)
+    assert rig.core.stats().reprefill_tokens == 300
+
+
+def test_caches_on_a_shared_device_are_not_spared() -> None:
+    rig = Rig()
+    rig.join(0, kv_tokens=LEASE, device=7)
+    rig.join(1, kv_tokens=LEASE, device=7, job=1)
+    keep(rig, 1)
+    assert starts(rig.ready(2, context=780, max_new=20, job=1)) == [(2, 1)]
