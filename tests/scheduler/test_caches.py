@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.events import Start, Stop, TrajectoryEnded, VersionPublished
+from rose.scheduler.events import (
+    Start,
+    Stop,
+    TrajectoryCreated,
+    TrajectoryEnded,
+    TurnReady,
+    VersionPublished,
+)
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
 from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
 
@@ -128,8 +135,8 @@ def test_room_that_is_kept_stays_kept_when_a_turn_moves_away_from_there() -> Non
     rig.run(3, context=340, max_new=20)
     rig.ready(4, context=780, max_new=20)
     rig.step(after_ms=5_000.0)  # it has starved: the worker is kept that lacks least
-    assert starts(rig.ready(1, turn=1, context=300, max_new=20)) == [(1, 1)]
-    assert not starts(rig.ready(5, context=30, max_new=20))
+    rig.step(TrajectoryCreated(5, 0))
+    assert starts(rig.step(TurnReady(1, 1, 300, 20), TurnReady(5, 0, 30, 20))) == [(1, 1)]
 
 
 def test_a_turn_that_outgrows_its_room_wakes_who_fits_where_it_pushed_out_a_cache() -> None:
@@ -139,6 +146,15 @@ def test_a_turn_that_outgrows_its_room_wakes_who_fits_where_it_pushed_out_a_cach
     assert not starts(rig.ready(3, context=300, max_new=20))
     actions = rig.step(said(growing, 0, 250))
     assert starts([*actions, *rig.step()]) == [(3, 0)]
+
+
+def test_a_turn_that_had_to_leave_its_worker_pushes_out_caches_elsewhere() -> None:
+    rig = rig_of(retry_ms=500.0)
+    keep(rig, 1, 700)
+    rig.join(1, kv_tokens=LEASE)
+    start = rig.run(2, context=480, max_new=20)
+    assert start.worker == 1
+    assert starts(rig.step(ended(start, TurnEnd.INTERRUPTED, 0))) == [(2, 0)]
 
 
 def test_a_stalled_turn_pushes_out_caches_elsewhere() -> None:

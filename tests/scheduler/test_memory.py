@@ -6,6 +6,7 @@ from rose.errors import InvalidArgument
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 from rose.scheduler.events import (
     Admit,
+    Start,
     TrajectoryCreated,
     TrajectoryEnded,
 )
@@ -69,6 +70,25 @@ def test_a_cache_that_was_pushed_out_counts_as_lost() -> None:
         again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
         rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
     assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
+
+
+def test_a_cache_that_was_left_for_a_seat_does_not_count_as_lost_when_the_seat_is_revoked() -> None:
+    rig = Rig(displaced_share=SHARE, batch_trajectories=1000, move_contexts=0.0, hold_min_ms=0.0)
+    rig.join(0, kv_tokens=LEASE, seats=1)
+    rig.join(1, kv_tokens=0)
+    for number in range(0, 200, 2):
+        start = rig.run(number, context=CONTEXT - 20, max_new=20)
+        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+        other = rig.run(number + 1, context=1, max_new=20)
+        rig.step(LeaseChanged(1, 1 + number, LEASE, 0.0))
+        moved = rig.run(number, turn=1, context=CONTEXT, max_new=20)
+        assert (other.worker, moved.worker) == (0, 1)
+        rig.step(said(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
+        rig.step(TrajectoryEnded(number + 1), LeaseChanged(1, 1 + number, 0, 0.0))
+        (again,) = rig.step(ended(moved, TurnEnd.INTERRUPTED, 0))
+        assert isinstance(again, Start)
+        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+    assert admitted(rig) > 4 * LEASE / CONTEXT
 
 
 @pytest.mark.parametrize(("every", "is_more"), [(5, False), (20, True)])
