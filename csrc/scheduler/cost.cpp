@@ -1,13 +1,17 @@
 #include "scheduler/cost.h"
 
+#include <cstring>
+
 namespace rose::scheduler {
 
 namespace {
 
 // What is the same for all workers.
-struct Terms {
+struct Turn {
   double prompt_tokens;
+  double missing_tokens;
   double expected_tokens;
+  double context_steps;  // its context, summed over its steps
   double own_weight;
   double risk_weight;
   double gap_weight_s;
@@ -15,9 +19,13 @@ struct Terms {
   double published;
 };
 
-Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
+Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
+  // Its context grows: half of what is still to come is there on average.
+  const double context = query.prompt_tokens + query.expected_tokens / 2;
   return {.prompt_tokens = query.prompt_tokens,
+          .missing_tokens = query.prompt_tokens - cached_tokens,
           .expected_tokens = query.expected_tokens,
+          .context_steps = query.expected_tokens * context,
           .own_weight = 1 + settings.urgent_time_weight * query.urgency,
           .risk_weight = 1 + settings.urgent_risk_weight * query.urgency,
           .gap_weight_s = settings.staleness_s_per_version,
@@ -25,83 +33,62 @@ Terms terms_of(const Settings& settings, const CostQuery& query) noexcept {
           .published = query.published};
 }
 
-// One row of the columns.
-struct Row {
-  double missing_tokens;
-  double turns;
-  double backlog;
-  double context;
-  double prefill_s;
-  double step_s;
-  double sequence_s;
-  double context_s;
-  double slowness;
-  double hazard_per_s;
-  double version;
-};
-
-[[gnu::always_inline]] inline double cost_of(const Terms& terms, const Row& row) noexcept {
-  // The contexts of a step: those that are there, and this one, which grows.
-  const double own_context = terms.prompt_tokens + terms.expected_tokens / 2;
-  const double own_s =
-      row.slowness * ((row.backlog + row.missing_tokens) * row.prefill_s +
-                      terms.expected_tokens * (row.step_s + row.sequence_s * (row.turns + 1) +
-                                               row.context_s * (row.context + own_context)));
-  const double others_s = row.slowness * row.turns *
-                          ((row.sequence_s + row.context_s * own_context) * terms.expected_tokens +
-                           row.missing_tokens * row.prefill_s);
-  // x / (1 + x) for 1 - exp(-x): the same at both ends, and a scan has no time for exp.
-  const double revocations = row.hazard_per_s * own_s;
-  const double redo_s = terms.prompt_tokens * row.prefill_s + terms.requeue_s;
-  const double risk_s = revocations / (1 + revocations) * redo_s;
-  return terms.own_weight * own_s + others_s + terms.risk_weight * risk_s +
-         terms.gap_weight_s * (terms.published - row.version);
-}
-
-[[gnu::always_inline]] inline Row row_of(const WorkerColumns& workers, std::size_t slot,
-                                         double missing_tokens) noexcept {
-  return {.missing_tokens = missing_tokens,
-          .turns = workers.turns[slot],
-          .backlog = workers.backlog_tokens[slot],
-          .context = workers.context_tokens[slot],
-          .prefill_s = workers.prefill_s_per_token[slot],
-          .step_s = workers.step_s[slot],
-          .sequence_s = workers.step_s_per_sequence[slot],
-          .context_s = workers.step_s_per_context_token[slot],
-          .slowness = workers.slowness[slot],
+WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noexcept {
+  const double slowness = workers.slowness[slot];
+  const double prefill_s = workers.prefill_s_per_token[slot];
+  const double sequence_s = workers.step_s_per_sequence[slot];
+  const double context_s = workers.step_s_per_context_token[slot];
+  const double turns = workers.turns[slot];
+  const double step_s =
+      workers.step_s[slot] + sequence_s * (turns + 1) + context_s * workers.context_tokens[slot];
+  return {.backlog_s = slowness * workers.backlog_tokens[slot] * prefill_s,
+          .per_prompt_token_s = slowness * prefill_s,
+          .per_token_s = slowness * step_s,
+          .per_context_token_s = slowness * context_s,
+          .others_per_token_s = slowness * turns * sequence_s,
+          .turns = turns,
           .hazard_per_s = workers.hazard_per_s[slot],
+          .redo_per_token_s = prefill_s,
           .version = workers.version[slot]};
 }
 
-// Always inlined, so that each caller compiles it for its own instruction set.
-[[gnu::always_inline]] inline void scan(const Terms& all, const WorkerColumns& workers,
-                                        double* __restrict costs_s) noexcept {
-  // Plain pointers and copies: the compiler has to see that nothing here overlaps.
-  const Terms terms = all;
-  const std::size_t count = workers.size();
-  const double* const turns = workers.turns.data();
-  const double* const backlog = workers.backlog_tokens.data();
-  const double* const context = workers.context_tokens.data();
-  const double* const prefill_s = workers.prefill_s_per_token.data();
-  const double* const step_s = workers.step_s.data();
-  const double* const sequence_s = workers.step_s_per_sequence.data();
-  const double* const context_s = workers.step_s_per_context_token.data();
-  const double* const slowness = workers.slowness.data();
-  const double* const hazard_per_s = workers.hazard_per_s.data();
-  const double* const version = workers.version.data();
-  for (std::size_t i = 0; i < count; ++i) {
-    costs_s[i] = cost_of(
-        terms, Row{terms.prompt_tokens, turns[i], backlog[i], context[i], prefill_s[i], step_s[i],
-                   sequence_s[i], context_s[i], slowness[i], hazard_per_s[i], version[i]});
+// Of one worker or of several. Always inlined, so that each caller compiles it for its own
+// instruction set; it returns nothing, as how lanes are returned depends on that.
+template <typename Number>
+[[gnu::always_inline]] inline void put_cost(const Turn& turn, const WorkerRates<Number>& worker,
+                                            Number& cost_s) noexcept {
+  const Number own_work_s = turn.missing_tokens * worker.per_prompt_token_s +
+                            turn.context_steps * worker.per_context_token_s;
+  const Number own_s = worker.backlog_s + own_work_s + turn.expected_tokens * worker.per_token_s;
+  // They wait while its prompt is computed, and read its context in each of their steps.
+  const Number others_s =
+      worker.turns * own_work_s + turn.expected_tokens * worker.others_per_token_s;
+  // x / (1 + x) for 1 - exp(-x): the same at both ends, and a scan has no time for exp.
+  const Number revocations = worker.hazard_per_s * own_s;
+  const Number redo_s = turn.prompt_tokens * worker.redo_per_token_s + turn.requeue_s;
+  const Number risk_s = revocations / (1 + revocations) * redo_s;
+  cost_s = turn.own_weight * own_s + others_s + turn.risk_weight * risk_s +
+           turn.gap_weight_s * (turn.published - worker.version);
+}
+
+[[gnu::always_inline]] inline void scan_lanes(const Turn& same,
+                                              const std::vector<WorkerRates<Lanes>>& workers,
+                                              double* __restrict costs_s) noexcept {
+  const Turn turn = same;  // the compiler has to see that nothing here overlaps
+  for (const WorkerRates<Lanes>& some : workers) {
+    Lanes costs;
+    put_cost(turn, some, costs);
+    std::memcpy(costs_s, &costs, sizeof costs);
+    costs_s += kLanes;
   }
 }
 
 #if defined(__x86_64__)
-// Without fused operations, so its numbers are those of the other. It takes 0.7 us for 1,024
-// workers where two at a time take 1.7 us.
-[[gnu::target("avx2")]] void scan_avx2(const Terms& terms, const WorkerColumns& workers,
+// Without fused operations, so its numbers are those of the other.
+[[gnu::target("avx2")]] void scan_avx2(const Turn& turn,
+                                       const std::vector<WorkerRates<Lanes>>& workers,
                                        double* costs_s) noexcept {
-  scan(terms, workers, costs_s);
+  scan_lanes(turn, workers, costs_s);
 }
 #endif
 
@@ -109,18 +96,24 @@ struct Row {
 
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept {
-  return cost_of(terms_of(settings, query),
-                 row_of(workers, slot, query.prompt_tokens - cached_tokens));
+  double cost_s = 0;
+  put_cost(turn_of(settings, query, cached_tokens), rates_of(workers, slot), cost_s);
+  return cost_s;
 }
 
-void scan_costs_s(const Settings& settings, const WorkerColumns& workers, const CostQuery& query,
-                  std::vector<double>& costs_s) {
-  costs_s.resize(workers.size());
-  const Terms terms = terms_of(settings, query);
+void CostTable::set(std::size_t row, const WorkerColumns& workers, std::size_t slot) noexcept {
+  lanes_[row / kLanes].each(rates_of(workers, slot),
+                            [&](Lanes& mine, double rate) { mine[row % kLanes] = rate; });
+}
+
+void CostTable::scan(const Settings& settings, const CostQuery& query,
+                     std::vector<double>& costs_s) const {
+  costs_s.resize(lanes_.size() * kLanes);
+  const Turn turn = turn_of(settings, query, 0);
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return scan_avx2(terms, workers, costs_s.data());
+  if (__builtin_cpu_supports("avx2")) return scan_avx2(turn, lanes_, costs_s.data());
 #endif
-  scan(terms, workers, costs_s.data());
+  scan_lanes(turn, lanes_, costs_s.data());
 }
 
 }  // namespace rose::scheduler

@@ -1,6 +1,14 @@
 #include "scheduler/lineup.h"
 
+#include <algorithm>
+
 namespace rose::scheduler {
+
+namespace {
+
+constexpr double kNoTokens = -1;
+
+}  // namespace
 
 void Lineup::settle(WorkerTable& workers) {
   const WorkerColumns& all = workers.columns();
@@ -10,29 +18,44 @@ void Lineup::settle(WorkerTable& workers) {
     changed_.push_back(slot);
     const bool has_room = all.room_tokens[slot] >= 0;
     if (has_room && rows_[slot] == kNoRow) open(slot);
-    if (!has_room && rows_[slot] != kNoRow) close(slot);
-    if (has_room) columns_.copy(rows_[slot], all, slot);
+    if (!has_room && rows_[slot] != kNoRow) close(slot, all);
+    if (has_room) set(rows_[slot], all, slot);
   });
 }
 
 void Lineup::open(std::size_t slot) {
   rows_[slot] = slots_.size();
   slots_.push_back(slot);
-  columns_.resize(slots_.size());
+  resize();
 }
 
-void Lineup::close(std::size_t slot) {
+void Lineup::close(std::size_t slot, const WorkerColumns& all) {
   const std::size_t row = rows_[slot];
   const std::size_t last = slots_.size() - 1;
   if (row != last) {
-    columns_.copy(row, columns_, last);
     slots_[row] = slots_[last];
     rows_[slots_[row]] = row;
+    set(row, all, slots_[row]);
     changed_.push_back(slots_[row]);
   }
   rows_[slot] = kNoRow;
   slots_.pop_back();
-  columns_.resize(last);
+  resize();
+}
+
+void Lineup::set(std::size_t row, const WorkerColumns& all, std::size_t slot) noexcept {
+  costs_.set(row, all, slot);
+  room_tokens_[row] = all.room_tokens[slot];
+  spare_tokens_[row] = all.spare_tokens[slot];
+}
+
+void Lineup::resize() {
+  const std::size_t rows = slots_.size();
+  costs_.resize(rows);
+  for (std::vector<double>* const tokens : {&room_tokens_, &spare_tokens_}) {
+    tokens->resize(CostTable::padded(rows));
+    std::fill(tokens->begin() + static_cast<std::ptrdiff_t>(rows), tokens->end(), kNoTokens);
+  }
 }
 
 }  // namespace rose::scheduler

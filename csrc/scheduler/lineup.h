@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "scheduler/cost.h"
 #include "scheduler/worker_table.h"
 
 namespace rose::scheduler {
@@ -25,7 +26,12 @@ class Lineup {
   // The slots whose rows may have changed, or moved, when that was last called.
   const std::vector<std::size_t>& changed() const noexcept { return changed_; }
 
-  const WorkerColumns& columns() const noexcept { return columns_; }  // by row
+  // What a start may take, and the costs, by row. Both have up to kLanes - 1 more at the end, of
+  // nobody; nothing fits there.
+  const std::vector<double>& tokens(bool spares_caches) const noexcept {
+    return spares_caches ? spare_tokens_ : room_tokens_;
+  }
+  const CostTable& costs() const noexcept { return costs_; }
   std::size_t size() const noexcept { return slots_.size(); }
   std::size_t slot(std::size_t row) const noexcept { return slots_[row]; }
   // kNoRow for one without room.
@@ -33,9 +39,13 @@ class Lineup {
 
  private:
   void open(std::size_t slot);
-  void close(std::size_t slot);
+  void close(std::size_t slot, const WorkerColumns& all);
+  void set(std::size_t row, const WorkerColumns& all, std::size_t slot) noexcept;
+  void resize();
 
-  WorkerColumns columns_;
+  CostTable costs_;
+  std::vector<double> room_tokens_;
+  std::vector<double> spare_tokens_;
   std::vector<std::size_t> slots_;  // by row
   std::vector<std::size_t> rows_;   // by slot
   std::vector<std::size_t> changed_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace rose::scheduler {
@@ -33,11 +34,6 @@ bool is_warm_home(std::size_t slot, const Query& query) noexcept {
   return query.hit_tokens > 0 && query.home == slot;
 }
 
-// What a start may take, of some table's rows.
-const std::vector<double>& tokens_for(const WorkerColumns& workers, bool spares_caches) noexcept {
-  return spares_caches ? workers.spare_tokens : workers.room_tokens;
-}
-
 // Contexts grow: where they will not fit to their ends, they push out one another's caches.
 bool can_stay(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   return (workers.residents[slot] + 1) * query.resident_tokens <= workers.lease_tokens[slot];
@@ -45,8 +41,9 @@ bool can_stay(const WorkerColumns& workers, std::size_t slot, const Query& query
 
 bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   if (is_warm_home(slot, query)) return workers.room_tokens[slot] >= query.need_tokens;
-  return tokens_for(workers, query.spares_caches)[slot] >= query.need_tokens &&
-         can_stay(workers, slot, query);
+  const double tokens =
+      query.spares_caches ? workers.spare_tokens[slot] : workers.room_tokens[slot];
+  return tokens >= query.need_tokens && can_stay(workers, slot, query);
 }
 
 // Whether it could if it had the newest weights.
@@ -88,57 +85,52 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
 }
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kMost = std::numeric_limits<double>::max();
 
-// Rows that are looked at together.
-constexpr std::size_t kBlock = 16;
+// Rows that are looked at together: most such blocks have none that is better.
+constexpr std::size_t kBlock = 8 * kLanes;
 
-struct Cheapest {
-  double cost_s{kInfinity};
-  WorkerId number{std::numeric_limits<WorkerId>::max()};
-  std::optional<std::size_t> row;
-};
-
-// Always inlined, so that each caller compiles it for its own instruction set.
-[[gnu::always_inline]] inline std::int64_t is_better(const Cheapest& best, double cost_s,
-                                                     WorkerId number) noexcept {
-  return static_cast<std::int64_t>(cost_s < best.cost_s) |
-         (static_cast<std::int64_t>(cost_s == best.cost_s) &
-          static_cast<std::int64_t>(number < best.number));
-}
-
-[[gnu::always_inline]] inline std::optional<std::size_t> cheapest_of(const double* costs_s,
-                                                                     const Lineup& lineup,
-                                                                     const WorkerColumns& workers,
-                                                                     const Query& query) noexcept {
-  Cheapest best;
-  const std::size_t count = lineup.size();
-  const WorkerId* const numbers = lineup.columns().number.data();
-  const double* const rooms = tokens_for(lineup.columns(), query.spares_caches).data();
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t end = std::min(count, begin + kBlock);
-    // Most blocks have none that is better, and without a branch several are looked at at once.
-    std::int64_t found = 0;
-    for (std::size_t row = begin; row < end; ++row) {
-      found |= is_better(best, costs_s[row], numbers[row]) &
-               static_cast<std::int64_t>(rooms[row] >= query.need_tokens);
+// The least that a row of each block costs that has room, whether it can take the turn or not;
+// returns the least of all. Always inlined, so that each caller compiles it for its own instruction
+// set.
+[[gnu::always_inline]] inline double find_least(const std::vector<double>& costs_s,
+                                                const std::vector<double>& tokens,
+                                                double need_tokens,
+                                                std::vector<double>& least_s) noexcept {
+  double least_of_all_s = kInfinity;
+  for (std::size_t block = 0; block < least_s.size(); ++block) {
+    const std::size_t end = std::min(costs_s.size(), (block + 1) * kBlock);
+    Lanes least = Lanes{} + kInfinity;
+    for (std::size_t row = block * kBlock; row < end; row += kLanes) {
+      Lanes cost;
+      Lanes has;
+      std::memcpy(&cost, &costs_s[row], sizeof cost);
+      std::memcpy(&has, &tokens[row], sizeof has);
+      cost = has >= need_tokens ? cost : kInfinity;
+      least = cost < least ? cost : least;
     }
-    if (found == 0) continue;
-    for (std::size_t row = begin; row < end; ++row) {
-      if (is_better(best, costs_s[row], numbers[row]) == 0) continue;
-      if (can_take(workers, lineup.slot(row), query)) best = {costs_s[row], numbers[row], row};
-    }
+    least_s[block] = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+    least_of_all_s = std::min(least_of_all_s, least_s[block]);
   }
-  return best.row;
+  return least_of_all_s;
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2")]] std::optional<std::size_t> cheapest_avx2(const double* costs_s,
-                                                                 const Lineup& lineup,
-                                                                 const WorkerColumns& workers,
-                                                                 const Query& query) noexcept {
-  return cheapest_of(costs_s, lineup, workers, query);
+[[gnu::target("avx2")]] double find_least_avx2(const std::vector<double>& costs_s,
+                                               const std::vector<double>& tokens,
+                                               double need_tokens,
+                                               std::vector<double>& least_s) noexcept {
+  return find_least(costs_s, tokens, need_tokens, least_s);
 }
 #endif
+
+double find_least_here(const std::vector<double>& costs_s, const std::vector<double>& tokens,
+                       double need_tokens, std::vector<double>& least_s) noexcept {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return find_least_avx2(costs_s, tokens, need_tokens, least_s);
+#endif
+  return find_least(costs_s, tokens, need_tokens, least_s);
+}
 
 }  // namespace
 
@@ -171,17 +163,39 @@ std::optional<std::size_t> Placement::choose_by_policy(WorkerTable& workers, con
   return std::nullopt;
 }
 
-std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers,
-                                               const Query& query) const noexcept {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2"))
-    return cheapest_avx2(costs_s_.data(), lineup_, workers, query);
-#endif
-  return cheapest_of(costs_s_.data(), lineup_, workers, query);
+std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers, const Query& query) {
+  const std::vector<double>& tokens = lineup_.tokens(query.spares_caches);
+  least_s_.resize((lineup_.size() + kBlock - 1) / kBlock);
+  const double least_s = find_least_here(costs_s_, tokens, query.need_tokens, least_s_);
+  if (least_s == kInfinity) return std::nullopt;
+  // The cheapest of all can take it most often.
+  const std::optional<std::size_t> cheapest = cheapest_within(workers, query, least_s);
+  return cheapest ? cheapest : cheapest_within(workers, query, kMost);
+}
+
+std::optional<std::size_t> Placement::cheapest_within(const WorkerColumns& workers,
+                                                      const Query& query,
+                                                      double most_s) const noexcept {
+  const std::vector<double>& tokens = lineup_.tokens(query.spares_caches);
+  std::optional<std::size_t> best;
+  for (std::size_t block = 0; block < least_s_.size(); ++block) {
+    if (least_s_[block] > most_s) continue;
+    const std::size_t end = std::min(lineup_.size(), (block + 1) * kBlock);
+    for (std::size_t row = block * kBlock; row < end; ++row) {
+      if (costs_s_[row] > most_s || tokens[row] < query.need_tokens) continue;
+      const std::size_t slot = lineup_.slot(row);
+      const bool is_better = !best || costs_s_[row] < costs_s_[*best] ||
+                             workers.number[slot] < workers.number[lineup_.slot(*best)];
+      if (!is_better || !can_take(workers, slot, query)) continue;
+      best = row;
+      most_s = costs_s_[row];
+    }
+  }
+  return best;
 }
 
 std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const Query& query) {
-  price(query);
+  price(workers, query);
   const bool is_warm = query.hit_tokens > 0 && can_home_take(workers, query);
   const std::size_t home = is_warm ? lineup_.row(*query.home) : Lineup::kNoRow;
   const double cold_s = is_warm ? costs_s_[home] : 0;
@@ -197,18 +211,18 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   return chosen && wait_s_ <= 0 ? std::optional{lineup_.slot(*chosen)} : std::nullopt;
 }
 
-void Placement::price(const CostQuery& query) {
+void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
   if (query != priced_) {
-    scan_costs_s(settings_, lineup_.columns(), query, costs_s_);
+    lineup_.costs().scan(settings_, query, costs_s_);
     priced_ = query;
     return;
   }
   // As turns of a group do, and those of a job that begin together.
-  costs_s_.resize(lineup_.size());
+  costs_s_.resize(CostTable::padded(lineup_.size()));
   for (const std::size_t slot : lineup_.changed()) {
     const std::size_t row = lineup_.row(slot);
     if (row == Lineup::kNoRow) continue;
-    costs_s_[row] = cost_s(settings_, lineup_.columns(), row, query, 0);
+    costs_s_[row] = cost_s(settings_, workers, slot, query, 0);
   }
 }
 

@@ -59,10 +59,12 @@ class Placement {
   // Here `prefers_dedicated` rules borrowed workers out.
   std::optional<std::size_t> choose_by_policy(WorkerTable& workers, const Query& query);
   // What every worker of the lineup would cost with nothing cached.
-  void price(const CostQuery& query);
+  void price(const WorkerColumns& workers, const CostQuery& query);
   // The row of the lineup.
-  std::optional<std::size_t> cheapest(const WorkerColumns& workers,
-                                      const Query& query) const noexcept;
+  std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
+  // The same among those that cost no more than this.
+  std::optional<std::size_t> cheapest_within(const WorkerColumns& workers, const Query& query,
+                                             double most_s) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
   // How long until a worker has committed that would then cost less than this; 0 if there is none.
   double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
@@ -76,6 +78,7 @@ class Placement {
   Lineup lineup_;
   CostQuery priced_;             // what costs_s_ are the costs of
   std::vector<double> costs_s_;  // by row of the lineup
+  std::vector<double> least_s_;  // by block of its rows
   double wait_s_{0};
 };
 

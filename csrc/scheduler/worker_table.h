@@ -112,19 +112,9 @@ struct WorkerColumns {
            backlog_tokens, context_tokens, restart_tokens, is_barred, version, prefill_s_per_token,
            step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
-  template <typename Column>
-  void each(Column&& column) const {
-    const_cast<WorkerColumns*>(this)->each([&](const auto&... columns) { column(columns...); });
-  }
   template <typename Image>
   void image(Image& image) {
     each(image);
-  }
-  // Row `to` says what row `from` of `other` does, which may be the same object.
-  void copy(std::size_t to, const WorkerColumns& other, std::size_t from) {
-    each([&](auto&... mine) {
-      other.each([&](const auto&... its) { ((mine[to] = its[from]), ...); });
-    });
   }
   void resize(std::size_t size) {
     each([size](auto&... columns) { (columns.resize(size), ...); });

@@ -142,10 +142,15 @@ TEST(scan_says_what_one_row_says_bit_by_bit) {
     query.expected_tokens = below(300) / 7;
     query.urgency = below(100) / 100;
     query.published = below(3);
+    CostTable table;
+    table.resize(workers.size());
+    for (std::size_t slot = 0; slot < workers.size(); ++slot) {
+      table.set(slot, workers.columns(), slot);
+    }
     std::vector<double> costs_s;
-    scan_costs_s(kSettings, workers.columns(), query, costs_s);
-    CHECK_EQ(costs_s.size(), count);
-    for (std::size_t slot = 0; slot < costs_s.size(); ++slot) {
+    table.scan(kSettings, query, costs_s);
+    CHECK_EQ(costs_s.size(), CostTable::padded(workers.size()));
+    for (std::size_t slot = 0; slot < workers.size(); ++slot) {
       CHECK_EQ(costs_s[slot], cost_s(kSettings, workers.columns(), slot, query, 0));
     }
   }

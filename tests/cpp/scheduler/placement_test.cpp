@@ -175,19 +175,23 @@ TEST(lineup_has_those_with_room_and_says_of_each_what_the_table_says) {
       for (std::int64_t changes = shift.below(6); changes > 0; --changes) shift.change();
       lineup.settle(shift.workers);
       const WorkerColumns& all = shift.workers.columns();
+      const Query query = any_query(shift);
+      std::vector<double> costs_s;
+      lineup.costs().scan(kSettings, query, costs_s);
       std::size_t rows = 0;
       for (std::size_t slot = 0; slot < all.size(); ++slot) {
         CHECK_EQ(lineup.row(slot) != Lineup::kNoRow, all.room_tokens[slot] >= 0);
         if (lineup.row(slot) == Lineup::kNoRow) continue;
         ++rows;
         CHECK_EQ(lineup.slot(lineup.row(slot)), slot);
-        WorkerColumns one;
-        one.resize(2);
-        one.copy(0, lineup.columns(), lineup.row(slot));
-        one.copy(1, all, slot);
-        one.each([](const auto&... columns) { CHECK(((columns[0] == columns[1]) && ...)); });
+        CHECK_EQ(lineup.tokens(false)[lineup.row(slot)], all.room_tokens[slot]);
+        CHECK_EQ(lineup.tokens(true)[lineup.row(slot)], all.spare_tokens[slot]);
+        CHECK_EQ(costs_s[lineup.row(slot)], cost_s(kSettings, all, slot, query, 0));
       }
       CHECK_EQ(lineup.size(), rows);
+      for (std::size_t row = rows; row < CostTable::padded(rows); ++row) {
+        CHECK(lineup.tokens(false)[row] < 0 && lineup.tokens(true)[row] < 0);
+      }
     }
   }
 }
