@@ -2,11 +2,14 @@
 
     python -m bench.drawn --count 20
     python -m bench.drawn --count 20 --arms rose --set longest_first=0.5
+    python -m bench.drawn --runs 3 --json bench/results/drawn-200.json
 
 The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and prints
 how rose does against each baseline and where it loses. What was simulated by the same code before
 is not simulated again. The second simulates one arm with another setting, and takes the others from
-what was kept of them last, of whatever code: for trying out, not for results.
+what was kept of them last, of whatever code: for trying out, not for results. The third has three
+runs of every scenario, as chance moves a single one by about 1 %, and writes what the first table
+says.
 """
 
 import argparse
@@ -17,12 +20,14 @@ from typing import Final, NoReturn
 
 from rich.console import Console
 
+from bench.drawn_json import drawn_json
 from bench.drawn_kept import Kept
 from bench.drawn_runs import Trial, drawn_seeds, simulated
 from bench.drawn_table import print_drawn
 from rose.errors import RoseError
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
+from rose.whole_file import write_whole
 
 KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "drawn.jsonl"
 _EXIT_MENDABLE: Final = 2
@@ -44,13 +49,16 @@ def main(arguments: list[str]) -> int:
     figures: list[ArmFigures] = []
     status = 0
     try:
-        trial = Trial(options.seeds, options.arms, dict(options.set), options.processes)
+        trial = Trial(
+            options.seeds, options.arms, dict(options.set), options.processes, options.runs
+        )
         began_s = time.perf_counter()
+        total = trial.runs * len(trial.seeds)
         for number, done in enumerate(simulated(trial, Kept(options.kept)), 1):
             figures += done
             taken_s = time.perf_counter() - began_s
             print(
-                f"{number} of {len(options.seeds)}: seed {done[0].seed}, {taken_s:.0f} s",
+                f"{number} of {total}: seed {done[0].seed}, {taken_s:.0f} s",
                 file=sys.stderr,
             )
     except KeyboardInterrupt:
@@ -59,6 +67,8 @@ def main(arguments: list[str]) -> int:
         print(f"bench.drawn: {error}", file=sys.stderr)
         return _EXIT_MENDABLE
     print_drawn(figures, console, lost_below=options.below)
+    if options.json and not status:
+        write_whole(options.json, drawn_json(figures).encode())
     return status
 
 
@@ -68,12 +78,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
     parser.add_argument("--arms", type=_arms, help="only these are simulated by the code as it is")
     parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--runs", type=int, default=1, help="of each seed's scenario")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--below", type=float, default=1.0, help="losses below it are listed")
     parser.add_argument("--kept", type=Path, default=KEPT, help="file of what was simulated")
+    parser.add_argument("--json", type=Path, help="file for the figures of the first table")
     options = parser.parse_args(arguments)
-    if options.processes < 1 or (options.count is not None and options.count < 1):
-        parser.error("give at least one process and one seed")
+    least = min(options.processes, options.runs, 1 if options.count is None else options.count)
+    if least < 1:
+        parser.error("give at least one process, one run and one seed")
     options.seeds = options.seeds or drawn_seeds(options.count)
     return options
 

@@ -17,6 +17,7 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
+_RUNS_APART: Final = 1_000_000  # more than there are scenarios
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +29,36 @@ class Trial:
         arms: that are simulated by the code as it is; None for all.
         settings: of the scheduler, that differ in the arm rose.
         processes: > 0.
+        runs: of each scenario, > 0; they differ in the trajectories and in serving's requests.
     """
 
     seeds: Sequence[int]
     arms: Sequence[Arm] | None
     settings: Mapping[str, float]
     processes: int
+    runs: int = 1
+
+
+def run_seed(scenario: int, run: int) -> int:
+    """Return the seed of a scenario's run; that of the first, 0, is the scenario's own."""
+    return scenario + run * _RUNS_APART
+
+
+def scenario_of(seed: int) -> int:
+    """Return the scenario that a run is of."""
+    return seed % _RUNS_APART
 
 
 def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
-    """Yield the figures of all arms of each seed, in the order in which they are done.
+    """Yield the figures of all arms of each run, in the order in which they are done.
 
     Arms that are not asked for come from what was kept, of whatever code, or not at all.
     """
     plain, tried = code_digest({}), code_digest(trial.settings)
     codes = {arm: tried if arm is Arm.ROSE else plain for arm in Arm}
     todo: dict[int, list[Arm]] = {}
-    for seed in trial.seeds:
-        arms = drawn(seed).arms if trial.arms is None else trial.arms
+    for seed in [run_seed(one, run) for run in range(trial.runs) for one in trial.seeds]:
+        arms = drawn(scenario_of(seed)).arms if trial.arms is None else trial.arms
         missing = [arm for arm in arms if kept.find(seed, arm, codes[arm]) is None]
         if missing:
             todo[seed] = missing
@@ -67,8 +80,8 @@ def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
 def simulate_seed(
     seed: int, arms: Sequence[Arm], settings: Mapping[str, float]
 ) -> list[ArmFigures]:
-    """Return the figures of some arms of a drawn scenario."""
-    scenario, inputs = drawn(seed), Inputs()
+    """Return the figures of some arms of a run of a drawn scenario."""
+    scenario, inputs = drawn(scenario_of(seed)), Inputs()
     tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
     serving = Serving(scenario, seed=seed, inputs=inputs)
     chosen = {arm: tried if arm is Arm.ROSE else scenario for arm in arms}
@@ -84,7 +97,7 @@ def drawn_seeds(count: int | None) -> tuple[int, ...]:
 
 
 def _found(trial: Trial, kept: Kept, seed: int, codes: Mapping[Arm, str]) -> list[ArmFigures]:
-    scenario: Scenario = drawn(seed)
+    scenario: Scenario = drawn(scenario_of(seed))
     found = []
     for arm in scenario.arms:
         is_asked = trial.arms is None or arm in trial.arms

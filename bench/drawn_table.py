@@ -1,6 +1,5 @@
 """The drawn scenarios on the terminal: a row for each baseline, and a row where rose loses."""
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,10 +14,10 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
 
 _BASELINES = (
-    "rose over", "geometric\nmean", "at\nleast 1", "at least\n0.99", "worst", "\nseed",
+    "rose over", "geometric\nmean", "at\nleast 1", "at least\n0.99", "worst", "\nscenario",
 )  # fmt: skip
 _LOSSES = (
-    "seed", "over the\nbest", "which is", "mode", "batch", "dedicated", "borrowed", "load",
+    "scenario", "over the\nbest", "which is", "mode", "batch", "dedicated", "borrowed", "load",
     "trouble", "over the\nbound", "its\nown", "rollout\ns", "its\nown", "recalls",
 )  # fmt: skip
 
@@ -36,8 +35,11 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
         console.print("nothing to compare")
         return
     print_rows(console, _BASELINES, _baseline_rows(verdict), left="rose over")
-    console.print(f"{len(verdict.best)} scenarios. {_sums(figures)}")
-    lost = sorted((ratio, seed) for seed, ratio in verdict.best.items() if ratio < lost_below)
+    runs = len(by_seed(figures, Arm.ROSE.value)) / len(verdict.best)
+    console.print(f"{len(verdict.best)} scenarios, {runs:g} runs of each. {_sums(figures)}")
+    lost = sorted(
+        (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
+    )
     if lost:
         console.print(f"below {lost_below:g} of the best baseline:")
         print_rows(console, _LOSSES, [_loss_row(figures, *one) for one in lost], left="which is")
@@ -55,11 +57,10 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
         ]
         for one in verdict.against
     ]
-    finite = [math.log(ratio) for ratio in verdict.best.values() if 0 < ratio < math.inf]
     rows.append(
         [
             "the best of them",
-            fixed(math.exp(sum(finite) / len(finite))) if finite else "-",
+            fixed(verdict.geometric_mean),
             percent(verdict.share_at_least(1.0)),
             percent(verdict.share_at_least(0.99)),
             f"{verdict.worst[0]:.3f}",
@@ -81,6 +82,7 @@ def _sums(figures: Sequence[ArmFigures]) -> str:
 
 
 def _loss_row(figures: Sequence[ArmFigures], ratio: float, seed: int) -> list[str]:
+    """Return what the scenario is, and what happened in its first run."""
     mine = by_seed(figures, Arm.ROSE.value)[seed]
     best = max(
         (one for one in figures if one.seed == seed and one.arm != Arm.ROSE.value),

@@ -1,11 +1,12 @@
-"""How rose did on the drawn scenarios: against each baseline, and against what is possible."""
+"""How rose did on the drawn scenarios: against each baseline, and against the best of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from bench.drawn_runs import scenario_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
@@ -13,11 +14,11 @@ from rose.sim.study.paired import by_seed
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Rose's throughput over a baseline's.
+    """Rose's throughput over a baseline's, each the mean over the runs of a scenario.
 
     Args:
         arm: the baseline.
-        ratios: by seed.
+        ratios: by scenario.
     """
 
     arm: str
@@ -25,40 +26,44 @@ class Against:
 
     @property
     def geometric_mean(self) -> float:
-        """Return that of all seeds in which the baseline came to something."""
-        finite = [ratio for ratio in self.ratios.values() if 0 < ratio < math.inf]
-        return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf
+        """Return that of all scenarios in which the baseline came to something."""
+        return _geometric_mean(self.ratios.values())
 
     @property
     def worst(self) -> tuple[float, int]:
-        """Return the smallest ratio, and its seed."""
-        return min((ratio, seed) for seed, ratio in self.ratios.items())
+        """Return the smallest ratio, and its scenario."""
+        return min((ratio, scenario) for scenario, ratio in self.ratios.items())
 
     def share_at_least(self, least: float) -> float:
-        """Return the share of the seeds with such a ratio or a larger one."""
+        """Return the share of the scenarios with such a ratio or a larger one."""
         return float(np.mean([ratio >= least for ratio in self.ratios.values()]))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Over all seeds that have rose and at least one baseline.
+    """Over all scenarios that have rose and at least one baseline.
 
     Args:
         against: each baseline.
-        best: by seed, rose's throughput over the best baseline's.
+        best: by scenario, rose's throughput over the best baseline's.
     """
 
     against: tuple[Against, ...]
     best: dict[int, float]
 
     def share_at_least(self, least: float) -> float:
-        """Return the share of the seeds where rose has so much of the best baseline."""
+        """Return the share of the scenarios where rose has so much of the best baseline."""
         return float(np.mean([ratio >= least for ratio in self.best.values()]))
 
     @property
     def worst(self) -> tuple[float, int]:
-        """Return the smallest ratio to the best baseline, and its seed."""
-        return min((ratio, seed) for seed, ratio in self.best.items())
+        """Return the smallest ratio to the best baseline, and its scenario."""
+        return min((ratio, scenario) for scenario, ratio in self.best.items())
+
+    @property
+    def geometric_mean(self) -> float:
+        """Return that of rose over the best baseline, where that came to something."""
+        return _geometric_mean(self.best.values())
 
 
 def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
@@ -68,17 +73,29 @@ def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
     against = []
     for arm in arms:
         theirs = by_seed(figures, arm)
+        runs: dict[int, list[int]] = {}
+        for seed in sorted(mine.keys() & theirs.keys()):
+            runs.setdefault(scenario_of(seed), []).append(seed)
         ratios = {
-            seed: _over(mine[seed], theirs[seed]) for seed in sorted(mine.keys() & theirs.keys())
+            scenario: _over([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+            for scenario, seeds in sorted(runs.items())
         }
         if ratios:
             against.append(Against(arm, ratios))
-    seeds = sorted({seed for one in against for seed in one.ratios})
-    best = {seed: min(one.ratios.get(seed, math.inf) for one in against) for seed in seeds}
+    scenarios = sorted({scenario for one in against for scenario in one.ratios})
+    best = {
+        scenario: min(one.ratios.get(scenario, math.inf) for one in against)
+        for scenario in scenarios
+    }
     return Verdict(tuple(against), best)
 
 
-def _over(mine: ArmFigures, other: ArmFigures) -> float:
-    if not other.throughput_per_hour:
-        return math.inf
-    return mine.throughput_per_hour / other.throughput_per_hour
+def _over(mine: Sequence[ArmFigures], others: Sequence[ArmFigures]) -> float:
+    """Return the ratio of the means; both have the same runs."""
+    theirs = sum(one.throughput_per_hour for one in others)
+    return sum(one.throughput_per_hour for one in mine) / theirs if theirs else math.inf
+
+
+def _geometric_mean(ratios: Iterable[float]) -> float:
+    finite = [ratio for ratio in ratios if 0 < ratio < math.inf]
+    return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf

@@ -1,0 +1,52 @@
+"""What a file of results says of the drawn scenarios."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.drawn_runs import scenario_of
+from bench.drawn_verdict import Against, Verdict, verdict_of
+from rose.sim.scenario.arms import Arm
+from rose.sim.study.figures import ArmFigures
+from rose.sim.study.paired import by_seed
+
+_ALL = "the best of them"
+
+
+def drawn_json(figures: Sequence[ArmFigures]) -> str:
+    """Return the figures of the first table, of all runs and of each scenario's first alone."""
+    first = [one for one in figures if one.seed == scenario_of(one.seed)]
+    mine = list(by_seed(figures, Arm.ROSE.value).values())
+    verdict = verdict_of(figures)
+    content = {
+        "command": "python -m bench.drawn",
+        "scenarios": len(verdict.best),
+        "runs": len(mine),
+        "throughput_of_rose_over": _rows(verdict),
+        "in_the_first_run_of_each": _rows(verdict_of(first)),
+        "rose": {
+            "median_over_bound": round(float(np.median([one.gap for one in mine])), 2),
+            "tokens_lost": sum(one.tokens_lost for one in mine),
+            "dropped": sum(one.dropped for one in mine),
+            "incomplete": sum(not one.is_complete for one in mine),
+        },
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _rows(verdict: Verdict) -> dict[str, Any]:
+    rows = {one.arm: _row(one) for one in verdict.against}
+    return {**rows, _ALL: _row(verdict)}
+
+
+def _row(one: Against | Verdict) -> dict[str, float]:
+    worst, scenario = one.worst
+    return {
+        "geometric_mean": round(one.geometric_mean, 3),
+        "at_least_1": round(one.share_at_least(1.0), 3),
+        "at_least_0.99": round(one.share_at_least(0.99), 3),
+        "worst": round(worst, 3),
+        "worst_scenario": scenario,
+    }
