@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench import drawn
+from bench.drawn_json import drawn_json
 from bench.drawn_kept import Kept, KeptRun, code_digest
-from bench.drawn_runs import SEEDS_FILE, drawn_seeds, simulate_seed
+from bench.drawn_runs import SEEDS_FILE, drawn_seeds, run_seed, simulate_seed
 from bench.drawn_verdict import verdict_of
 from rose.errors import CorruptData
 from rose.sim.scenario.arms import Arm
@@ -115,6 +116,38 @@ def test_rose_is_held_against_the_best_baseline_of_each_scenario() -> None:
     assert mlfq.geometric_mean == pytest.approx((1.25 * 5 * 0.8) ** (1 / 3))
 
 
+def test_runs_of_a_scenario_count_as_their_mean() -> None:
+    first, second = run_seed(7, 0), run_seed(7, 1)
+    figures = [
+        *(of("rose", first, 100.0), of("rose", second, 140.0), of("rose", 8, 50.0)),
+        *(of("mlfq", first, 125.0), of("mlfq", second, 75.0), of("mlfq", 8, 100.0)),
+        *(of("elastic", second, 70.0), of("elastic", run_seed(7, 2), 1.0)),
+    ]
+    verdict = verdict_of(figures)
+    assert verdict.best == pytest.approx({7: 1.2, 8: 0.5})
+    assert verdict.geometric_mean == pytest.approx(0.6**0.5)
+    mlfq, elastic = verdict.against
+    assert mlfq.ratios == pytest.approx({7: 1.2, 8: 0.5})
+    assert elastic.ratios == pytest.approx({7: 2.0})
+    said = json.loads(drawn_json(figures))
+    assert (said["scenarios"], said["runs"]) == (2, 3)
+    assert said["throughput_of_rose_over"]["the best of them"]["at_least_1"] == 0.5
+    assert said["throughput_of_rose_over"]["mlfq"]["worst_scenario"] == 8
+    first_runs = said["in_the_first_run_of_each"]
+    assert first_runs["mlfq"]["geometric_mean"] == pytest.approx((0.8 * 0.5) ** 0.5, abs=0.001)
+    assert "elastic" not in first_runs
+
+
+def test_runs_of_a_scenario_have_trajectories_of_their_own() -> None:
+    first, second = (simulate_seed(run_seed(3, run), (Arm.ROSE,), {})[0] for run in (0, 1))
+    assert (first.seed, second.seed) == (3, run_seed(3, 1))
+    assert first == simulate_seed(3, (Arm.ROSE,), {})[0]
+    assert second.digest != first.digest
+    assert second.tokens_dedicated + second.tokens_borrowed != (
+        first.tokens_dedicated + first.tokens_borrowed
+    )
+
+
 def test_settings_that_are_tried_are_those_of_rose() -> None:
     seed = 3
     plain, sticky = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {})
@@ -135,7 +168,9 @@ def test_a_seed_is_simulated_once_and_tried_settings_are_held_against_what_was_k
 ) -> None:
     kept = tmp_path / "kept.jsonl"
     line = ["--seeds", "3", "--processes", "1", "--kept", str(kept)]
-    assert drawn.main(line) == 0
+    table = tmp_path / "table.json"
+    assert drawn.main([*line, "--json", str(table)]) == 0
+    assert json.loads(table.read_text(encoding="utf-8"))["scenarios"] == 1
     first = capsys.readouterr().out
     size = kept.stat().st_size
     assert drawn.main(line) == 0
