@@ -123,6 +123,27 @@ TEST(among_equals_the_smaller_number_wins) {
   }
 }
 
+// As docs/scheduler.md has it, term by term.
+double plain_cost_s(const WorkerColumns& all, std::size_t slot, const CostQuery& query,
+                    double cached_tokens) {
+  const double prompt_s = (query.prompt_tokens - cached_tokens) * all.prefill_s_per_token[slot];
+  const double context = query.prompt_tokens + query.expected_tokens / 2;
+  const double step_s = all.step_s[slot] + all.step_s_per_sequence[slot] * (all.turns[slot] + 1) +
+                        all.step_s_per_context_token[slot] * (all.context_tokens[slot] + context);
+  const double backlog_s = all.backlog_tokens[slot] * all.prefill_s_per_token[slot];
+  const double own = all.slowness[slot] * (backlog_s + prompt_s + query.expected_tokens * step_s);
+  const double slower_s =
+      all.step_s_per_sequence[slot] + all.step_s_per_context_token[slot] * context;
+  const double others =
+      all.slowness[slot] * all.turns[slot] * (query.expected_tokens * slower_s + prompt_s);
+  const double odds = all.hazard_per_s[slot] * own / (1 + all.hazard_per_s[slot] * own);
+  const double risk =
+      odds * (query.prompt_tokens * all.prefill_s_per_token[slot] + kSettings.requeue_s);
+  return (1 + kSettings.urgent_time_weight * query.urgency) * own + others +
+         (1 + kSettings.urgent_risk_weight * query.urgency) * risk +
+         kSettings.staleness_s_per_version * (query.published - all.version[slot]);
+}
+
 TEST(scan_says_what_one_row_says_bit_by_bit) {
   std::mt19937_64 random{3};
   const auto below = [&](int n) {
@@ -132,10 +153,18 @@ TEST(scan_says_what_one_row_says_bit_by_bit) {
     WorkerTable workers{0.3};
     for (WorkerId number = 0; number < count; ++number) {
       const auto kind = static_cast<WorkerKind>(random() % 2);
-      workers.join({number, kind, 4, 1 + below(5000), 1 + below(30), below(9) / 7, 0});
+      workers.join({.worker = number,
+                    .kind = kind,
+                    .seats = 4,
+                    .prefill_tokens_per_s = 1 + below(5000),
+                    .decode_step_ms = 1 + below(30),
+                    .decode_ms_per_sequence = below(9) / 7,
+                    .version = 0,
+                    .decode_ms_per_context_token = below(9) / 700});
       const std::size_t slot = *workers.find(number);
       workers.set_lease(slot, {number, 1, 1000, 0}, 1);
       workers.hold(slot, 1, 10, 10 + static_cast<std::int64_t>(below(70)));
+      workers.observe_pace(slot, 1 + below(9), 1 + below(9), 0.3);
     }
     CostQuery query;
     query.prompt_tokens = below(900);
@@ -152,6 +181,9 @@ TEST(scan_says_what_one_row_says_bit_by_bit) {
     CHECK_EQ(costs_s.size(), CostTable::padded(workers.size()));
     for (std::size_t slot = 0; slot < workers.size(); ++slot) {
       CHECK_EQ(costs_s[slot], cost_s(kSettings, workers.columns(), slot, query, 0));
+      const double plain_s = plain_cost_s(workers.columns(), slot, query, 7);
+      const double warm_s = cost_s(kSettings, workers.columns(), slot, query, 7);
+      CHECK(std::abs(warm_s - plain_s) <= 1e-12 * (1 + std::abs(plain_s)));
     }
   }
 }
