@@ -30,7 +30,7 @@ double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_
 
 // Several workers at once. The compiler makes of it what the processor has.
 inline constexpr std::size_t kLanes = 4;
-using Lanes [[gnu::vector_size(kLanes * sizeof(double))]] = double;
+using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
 
 // What the cost takes of a worker, or of several. But for the risk it is a sum of these, each times
 // something of the turn: most of the work is done when the worker changes.

@@ -97,16 +97,18 @@ constexpr std::size_t kBlock = 8 * kLanes;
                                                 const std::vector<double>& tokens,
                                                 double need_tokens,
                                                 std::vector<double>& least_s) noexcept {
+  const Lanes none = Lanes{} + kInfinity;
+  const Lanes need = Lanes{} + need_tokens;
   double least_of_all_s = kInfinity;
   for (std::size_t block = 0; block < least_s.size(); ++block) {
     const std::size_t end = std::min(costs_s.size(), (block + 1) * kBlock);
-    Lanes least = Lanes{} + kInfinity;
+    Lanes least = none;
     for (std::size_t row = block * kBlock; row < end; row += kLanes) {
       Lanes cost;
       Lanes has;
       std::memcpy(&cost, &costs_s[row], sizeof cost);
       std::memcpy(&has, &tokens[row], sizeof has);
-      cost = has >= need_tokens ? cost : kInfinity;
+      cost = has >= need ? cost : none;
       least = cost < least ? cost : least;
     }
     least_s[block] = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
