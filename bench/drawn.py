@@ -2,12 +2,12 @@
 
     python -m bench.drawn --count 20
     python -m bench.drawn --count 20 --arms rose --set longest_first=0.5
-    python -m bench.drawn --runs 3 --json bench/results/drawn-200.json
+    python -m bench.drawn --runs 2 --json bench/results/drawn-200.json
 
 The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and prints
 how rose does against each baseline and where it loses. What was simulated by the same code before
 is not simulated again. The second simulates one arm with another setting, and takes the others from
-what was kept of them last, of whatever code: for trying out, not for results. The third has three
+what was kept of them last, of whatever code: for trying out, not for results. The third has two
 runs of every scenario, as chance moves a single one by about 1 %, and writes what the first table
 says.
 """

@@ -21,7 +21,7 @@ def drawn_json(figures: Sequence[ArmFigures]) -> str:
     mine = list(by_seed(figures, Arm.ROSE.value).values())
     verdict = verdict_of(figures)
     content = {
-        "command": "python -m bench.drawn",
+        "command": f"python -m bench.drawn --runs {len(mine) // len(verdict.best)}",
         "scenarios": len(verdict.best),
         "runs": len(mine),
         "throughput_of_rose_over": _rows(verdict),
