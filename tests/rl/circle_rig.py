@@ -116,6 +116,17 @@ class CircleRig:
         tokens = self.circle.history.tokens(kind)
         self.wait(lambda: self.circle.history.tokens(kind) > tokens)
 
+    def wait_for_turn_under_way(self, kind: WorkerKind) -> None:
+        """Wait until a worker of `kind` has said a part of a turn that never moved before."""
+        parts = self.circle.loop.parts
+        self.wait(
+            lambda: any(
+                part.kind is kind and part.tokens and not part.end_ns and not part.is_resumed
+                for part in list(parts._open.values())
+                if part.trajectory not in parts._resumed
+            )
+        )
+
     def wait_for_more_finished(self, count: int) -> None:
         """Wait until so many trajectories more have finished."""
         finished = self.finished()

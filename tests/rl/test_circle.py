@@ -77,7 +77,7 @@ def test_change_crosses_to_the_relay_once_and_goes_from_there_to_each_worker(
 
 
 def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> None:
-    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+    rig.wait_for_turn_under_way(WorkerKind.DEDICATED)
     resumed = rig.circle.loop.counts().resumed
     rig.circle.kill_dedicated()
     rig.wait(lambda: rig.circle.loop.counts().resumed > resumed)  # On the borrowed worker.
