@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from bench.drawn_runs import scenario_of
-from bench.drawn_verdict import Against, Verdict, verdict_of
+from bench.drawn_verdict import Verdict, verdict_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
-
-_ALL = "the best of them"
 
 
 def drawn_json(figures: Sequence[ArmFigures]) -> str:
@@ -37,16 +35,13 @@ def drawn_json(figures: Sequence[ArmFigures]) -> str:
 
 
 def _rows(verdict: Verdict) -> dict[str, Any]:
-    rows = {one.arm: _row(one) for one in verdict.against}
-    return {**rows, _ALL: _row(verdict)}
-
-
-def _row(one: Against | Verdict) -> dict[str, float]:
-    worst, scenario = one.worst
     return {
-        "geometric_mean": round(one.geometric_mean, 3),
-        "at_least_1": round(one.share_at_least(1.0), 3),
-        "at_least_0.99": round(one.share_at_least(0.99), 3),
-        "worst": round(worst, 3),
-        "worst_scenario": scenario,
+        one.arm: {
+            "geometric_mean": round(one.geometric_mean, 3),
+            "at_least_1": round(one.share_at_least(1.0), 3),
+            "at_least_0.99": round(one.share_at_least(0.99), 3),
+            "worst": round(one.worst[0], 3),
+            "worst_scenario": one.worst[1],
+        }
+        for one in verdict.rows
     }

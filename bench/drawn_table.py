@@ -46,7 +46,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
 
 
 def _baseline_rows(verdict: Verdict) -> list[list[str]]:
-    rows = [
+    return [
         [
             one.arm,
             fixed(one.geometric_mean),
@@ -55,19 +55,8 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
             f"{one.worst[0]:.3f}",
             str(one.worst[1]),
         ]
-        for one in verdict.against
+        for one in verdict.rows
     ]
-    rows.append(
-        [
-            "the best of them",
-            fixed(verdict.geometric_mean),
-            percent(verdict.share_at_least(1.0)),
-            percent(verdict.share_at_least(0.99)),
-            f"{verdict.worst[0]:.3f}",
-            str(verdict.worst[1]),
-        ]
-    )
-    return rows
 
 
 def _sums(figures: Sequence[ArmFigures]) -> str:

@@ -1,7 +1,7 @@
 """How rose did on the drawn scenarios: against each baseline, and against the best of them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,8 @@ class Against:
     @property
     def geometric_mean(self) -> float:
         """Return that of all scenarios in which the baseline came to something."""
-        return _geometric_mean(self.ratios.values())
+        finite = [ratio for ratio in self.ratios.values() if 0 < ratio < math.inf]
+        return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf
 
     @property
     def worst(self) -> tuple[float, int]:
@@ -51,19 +52,24 @@ class Verdict:
     against: tuple[Against, ...]
     best: dict[int, float]
 
+    @property
+    def rows(self) -> tuple[Against, ...]:
+        """Return each baseline, and last the best of them in each scenario."""
+        return (*self.against, Against("the best of them", self.best))
+
     def share_at_least(self, least: float) -> float:
         """Return the share of the scenarios where rose has so much of the best baseline."""
-        return float(np.mean([ratio >= least for ratio in self.best.values()]))
+        return self.rows[-1].share_at_least(least)
 
     @property
     def worst(self) -> tuple[float, int]:
         """Return the smallest ratio to the best baseline, and its scenario."""
-        return min((ratio, scenario) for scenario, ratio in self.best.items())
+        return self.rows[-1].worst
 
     @property
     def geometric_mean(self) -> float:
         """Return that of rose over the best baseline, where that came to something."""
-        return _geometric_mean(self.best.values())
+        return self.rows[-1].geometric_mean
 
 
 def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
@@ -94,8 +100,3 @@ def _over(mine: Sequence[ArmFigures], others: Sequence[ArmFigures]) -> float:
     """Return the ratio of the means; both have the same runs."""
     theirs = sum(one.throughput_per_hour for one in others)
     return sum(one.throughput_per_hour for one in mine) / theirs if theirs else math.inf
-
-
-def _geometric_mean(ratios: Iterable[float]) -> float:
-    finite = [ratio for ratio in ratios if 0 < ratio < math.inf]
-    return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf

@@ -121,7 +121,7 @@ class CircleRig:
         parts = self.circle.loop.parts
         self.wait(
             lambda: any(
-                part.kind is kind and part.tokens and not part.end_ns and not part.is_resumed
+                part.kind is kind and part.tokens and not part.end_ns
                 for part in list(parts._open.values())
                 if part.trajectory not in parts._resumed
             )
