@@ -19,8 +19,8 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
     Args:
         folder: where the program goes.
     """
-    parts = ("caches.cpp", "placement.cpp", "lineup.cpp", "cost.cpp", "worker_table.cpp")
-    program = _build(folder, "scheduler_decision", [_ROOM / part for part in parts])
+    parts = ("caches", "placement", "lineup", "leasts", "cost", "worker_table")
+    program = _build(folder, "scheduler_decision", [_ROOM / f"{part}.cpp" for part in parts])
 
     def decision_ns(workers: int, rounds: int) -> float:
         return float(_run(program, workers, rounds))

@@ -32,7 +32,7 @@ class Checker {
     const auto refuse_it = [&](const char* why) {
       return refuse("WorkerJoined", "worker", event.worker, why);
     };
-    if (event.worker < 0) return refuse_it("its number must be >= 0");
+    if (!is_count(event.worker)) return refuse_it("its number must be in [0, 2^40]");
     if (is_joined(event.worker)) return refuse_it("it is there already");
     if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
     if (!is_positive(event.prefill_tokens_per_s)) {

@@ -28,14 +28,18 @@ struct CostQuery {
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept;
 
-// Several workers at once. The compiler makes of it what the processor has.
+// Several workers at once. The compiler makes of it what the processor has. Without AVX in the
+// flags it aligns them to half their size, but counts on all of it where a function has AVX:
+// whatever holds lanes in memory is aligned by hand.
 inline constexpr std::size_t kLanes = 4;
 using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
+// Rows that are looked at together. Columns by row end with a whole block.
+inline constexpr std::size_t kBlock = 8 * kLanes;
 
 // What the cost takes of a worker, or of several. But for the risk it is a sum of these, each times
 // something of the turn: most of the work is done when the worker changes.
 template <typename Number>
-struct WorkerRates {
+struct alignas(sizeof(Number)) WorkerRates {
   Number backlog_s;            // until this turn's prompt begins
   Number per_prompt_token_s;   // as slow as the worker is
   Number per_token_s;          // a step with one turn more, but for that turn's context
@@ -64,13 +68,13 @@ struct WorkerRates {
 class CostTable {
  public:
   static constexpr std::size_t padded(std::size_t rows) noexcept {
-    return (rows + kLanes - 1) / kLanes * kLanes;
+    return (rows + kBlock - 1) / kBlock * kBlock;
   }
   void resize(std::size_t rows) { lanes_.resize(padded(rows) / kLanes); }
   void set(std::size_t row, const WorkerColumns& workers, std::size_t slot) noexcept;
   // cost_s() of every row with nothing cached, whether it can take the turn or not: without a
   // branch several are taken at once. Bit by bit what cost_s() says, in every build for one
-  // architecture. After the last row come up to kLanes - 1 costs of nobody.
+  // architecture. After the last row come up to kBlock - 1 costs of nobody.
   void scan(const Settings& settings, const CostQuery& query, std::vector<double>& costs_s) const;
 
  private:

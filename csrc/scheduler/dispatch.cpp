@@ -258,7 +258,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   const bool is_joint = book_.policy == Policy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
-  // Who had to leave its worker takes what there is.
+  // Who failed on a worker and avoids it takes what there is.
   query.spares_caches = is_joint && !query.avoid && waited_ns < book_.settings.cache_wait_ns;
   if (query.home) {
     const double cached = static_cast<double>(trajectory.home.cached_tokens);

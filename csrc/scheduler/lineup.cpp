@@ -47,11 +47,13 @@ void Lineup::set(std::size_t row, const WorkerColumns& all, std::size_t slot) no
   costs_.set(row, all, slot);
   room_tokens_[row] = all.room_tokens[slot];
   spare_tokens_[row] = all.spare_tokens[slot];
+  numbers_[row] = static_cast<double>(all.number[slot]);
 }
 
 void Lineup::resize() {
   const std::size_t rows = slots_.size();
   costs_.resize(rows);
+  numbers_.resize(CostTable::padded(rows));
   for (std::vector<double>* const tokens : {&room_tokens_, &spare_tokens_}) {
     tokens->resize(CostTable::padded(rows));
     std::fill(tokens->begin() + static_cast<std::ptrdiff_t>(rows), tokens->end(), kNoTokens);

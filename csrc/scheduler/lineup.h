@@ -26,11 +26,12 @@ class Lineup {
   // The slots whose rows may have changed, or moved, when that was last called.
   const std::vector<std::size_t>& changed() const noexcept { return changed_; }
 
-  // What a start may take, and the costs, by row. Both have up to kLanes - 1 more at the end, of
-  // nobody; nothing fits there.
+  // What a start may take, whose it is, and the costs, by row. All have up to kBlock - 1 more at
+  // the end, of nobody; nothing fits there.
   const std::vector<double>& tokens(bool spares_caches) const noexcept {
     return spares_caches ? spare_tokens_ : room_tokens_;
   }
+  const std::vector<double>& numbers() const noexcept { return numbers_; }
   const CostTable& costs() const noexcept { return costs_; }
   std::size_t size() const noexcept { return slots_.size(); }
   std::size_t slot(std::size_t row) const noexcept { return slots_[row]; }
@@ -46,6 +47,7 @@ class Lineup {
   CostTable costs_;
   std::vector<double> room_tokens_;
   std::vector<double> spare_tokens_;
+  std::vector<double> numbers_;
   std::vector<std::size_t> slots_;  // by row
   std::vector<std::size_t> rows_;   // by slot
   std::vector<std::size_t> changed_;

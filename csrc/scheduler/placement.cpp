@@ -1,8 +1,6 @@
 #include "scheduler/placement.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 
 namespace rose::scheduler {
@@ -84,56 +82,6 @@ std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Quer
   return best;
 }
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kMost = std::numeric_limits<double>::max();
-
-// Rows that are looked at together: most such blocks have none that is better.
-constexpr std::size_t kBlock = 8 * kLanes;
-
-// The least that a row of each block costs that has room, whether it can take the turn or not;
-// returns the least of all. Always inlined, so that each caller compiles it for its own instruction
-// set.
-[[gnu::always_inline]] inline double find_least(const std::vector<double>& costs_s,
-                                                const std::vector<double>& tokens,
-                                                double need_tokens,
-                                                std::vector<double>& least_s) noexcept {
-  const Lanes none = Lanes{} + kInfinity;
-  const Lanes need = Lanes{} + need_tokens;
-  double least_of_all_s = kInfinity;
-  for (std::size_t block = 0; block < least_s.size(); ++block) {
-    const std::size_t end = std::min(costs_s.size(), (block + 1) * kBlock);
-    Lanes least = none;
-    for (std::size_t row = block * kBlock; row < end; row += kLanes) {
-      Lanes cost;
-      Lanes has;
-      std::memcpy(&cost, &costs_s[row], sizeof cost);
-      std::memcpy(&has, &tokens[row], sizeof has);
-      cost = has >= need ? cost : none;
-      least = cost < least ? cost : least;
-    }
-    least_s[block] = std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
-    least_of_all_s = std::min(least_of_all_s, least_s[block]);
-  }
-  return least_of_all_s;
-}
-
-#if defined(__x86_64__)
-[[gnu::target("avx2")]] double find_least_avx2(const std::vector<double>& costs_s,
-                                               const std::vector<double>& tokens,
-                                               double need_tokens,
-                                               std::vector<double>& least_s) noexcept {
-  return find_least(costs_s, tokens, need_tokens, least_s);
-}
-#endif
-
-double find_least_here(const std::vector<double>& costs_s, const std::vector<double>& tokens,
-                       double need_tokens, std::vector<double>& least_s) noexcept {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return find_least_avx2(costs_s, tokens, need_tokens, least_s);
-#endif
-  return find_least(costs_s, tokens, need_tokens, least_s);
-}
-
 }  // namespace
 
 bool Placement::could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
@@ -166,22 +114,21 @@ std::optional<std::size_t> Placement::choose_by_policy(WorkerTable& workers, con
 }
 
 std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers, const Query& query) {
-  const std::vector<double>& tokens = lineup_.tokens(query.spares_caches);
-  least_s_.resize((lineup_.size() + kBlock - 1) / kBlock);
-  const double least_s = find_least_here(costs_s_, tokens, query.need_tokens, least_s_);
-  if (least_s == kInfinity) return std::nullopt;
+  const PricedRows rows{lineup_.size(), costs_s_, lineup_.tokens(query.spares_caches),
+                        lineup_.numbers()};
+  const std::optional<std::size_t> least = leasts_.find(rows, query.need_tokens);
   // The cheapest of all can take it most often.
-  const std::optional<std::size_t> cheapest = cheapest_within(workers, query, least_s);
-  return cheapest ? cheapest : cheapest_within(workers, query, kMost);
+  if (!least || can_take(workers, lineup_.slot(*least), query)) return least;
+  return cheapest_able(workers, query);
 }
 
-std::optional<std::size_t> Placement::cheapest_within(const WorkerColumns& workers,
-                                                      const Query& query,
-                                                      double most_s) const noexcept {
+std::optional<std::size_t> Placement::cheapest_able(const WorkerColumns& workers,
+                                                    const Query& query) const noexcept {
   const std::vector<double>& tokens = lineup_.tokens(query.spares_caches);
   std::optional<std::size_t> best;
-  for (std::size_t block = 0; block < least_s_.size(); ++block) {
-    if (least_s_[block] > most_s) continue;
+  double most_s = std::numeric_limits<double>::max();
+  for (std::size_t block = 0; block < leasts_.blocks(); ++block) {
+    if (leasts_.cost_s(block) > most_s) continue;
     const std::size_t end = std::min(lineup_.size(), (block + 1) * kBlock);
     for (std::size_t row = block * kBlock; row < end; ++row) {
       if (costs_s_[row] > most_s || tokens[row] < query.need_tokens) continue;
@@ -198,24 +145,24 @@ std::optional<std::size_t> Placement::cheapest_within(const WorkerColumns& worke
 
 std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const Query& query) {
   price(workers, query);
-  const bool is_warm = query.hit_tokens > 0 && can_home_take(workers, query);
-  const std::size_t home = is_warm ? lineup_.row(*query.home) : Lineup::kNoRow;
-  const double cold_s = is_warm ? costs_s_[home] : 0;
-  if (is_warm) costs_s_[home] = kInfinity;  // first the others
   std::optional<std::size_t> chosen = cheapest(workers, query);
-  if (is_warm) costs_s_[home] = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
-  // A home with a warm cache is left for more than noise only, or turns would wander.
-  const bool stays =
-      is_warm && (!chosen || costs_s_[home] - costs_s_[*chosen] <= settings_.leave_home_margin_s);
-  if (stays) chosen = home;
-  if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, costs_s_[*chosen]);
-  if (is_warm) costs_s_[home] = cold_s;  // what price() said
+  double chosen_s = chosen ? costs_s_[*chosen] : std::numeric_limits<double>::infinity();
+  if (query.hit_tokens > 0 && can_home_take(workers, query)) {
+    const double home_s = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
+    // A home with a warm cache is left for more than noise only, or turns would wander.
+    if (home_s - chosen_s <= settings_.leave_home_margin_s) {
+      chosen = lineup_.row(*query.home);
+      chosen_s = home_s;
+    }
+  }
+  if (chosen && query.may_wait) wait_s_ = soon_s(workers, query, chosen_s);
   return chosen && wait_s_ <= 0 ? std::optional{lineup_.slot(*chosen)} : std::nullopt;
 }
 
 void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
   if (query != priced_) {
     lineup_.costs().scan(settings_, query, costs_s_);
+    leasts_.touch_all();
     priced_ = query;
     return;
   }
@@ -225,6 +172,7 @@ void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
     const std::size_t row = lineup_.row(slot);
     if (row == Lineup::kNoRow) continue;
     costs_s_[row] = cost_s(settings_, workers, slot, query, 0);
+    leasts_.touch(row);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "scheduler/cost.h"
 #include "scheduler/exposure.h"
+#include "scheduler/leasts.h"
 #include "scheduler/lineup.h"
 #include "scheduler/settings.h"
 #include "scheduler/worker_table.h"
@@ -62,9 +63,9 @@ class Placement {
   void price(const WorkerColumns& workers, const CostQuery& query);
   // The row of the lineup.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The same among those that cost no more than this.
-  std::optional<std::size_t> cheapest_within(const WorkerColumns& workers, const Query& query,
-                                             double most_s) const noexcept;
+  // The same, where the cheapest with room cannot take it.
+  std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
+                                           const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
   // How long until a worker has committed that would then cost less than this; 0 if there is none.
   double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
@@ -78,7 +79,7 @@ class Placement {
   Lineup lineup_;
   CostQuery priced_;             // what costs_s_ are the costs of
   std::vector<double> costs_s_;  // by row of the lineup
-  std::vector<double> least_s_;  // by block of its rows
+  Leasts leasts_;                // of these
   double wait_s_{0};
 };
 

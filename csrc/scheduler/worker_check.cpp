@@ -40,7 +40,7 @@ bool WorkerTable::are_records_sound(std::size_t jobs, std::size_t domains) const
     const bool is_last = epoch != last_epochs_.end() && epoch->second == worker.lease.epoch;
     const auto totals = {worker.used_tokens, worker.backlog_tokens, worker.restart_tokens,
                          worker.prefill_tokens_per_s};
-    return worker.number >= 0 && worker.job < jobs && worker.domain < domains &&
+    return is_count(worker.number) && worker.job < jobs && worker.domain < domains &&
            worker.device >= kOwnDevice && is_count(worker.seats) && is_count(worker.version) &&
            is_lease(worker.lease) && (is_last || !worker.lease.is_live) &&
            std::all_of(totals.begin(), totals.end(), is_total) && worker.prefill_tokens_per_s > 0 &&

@@ -37,7 +37,8 @@ class Shift {
 
   void change() {
     const auto slot = any_leased();
-    switch (below(10)) {
+    if (below(200) == 0) return end_all();
+    switch (below(11)) {
       case 0:
         return join();
       case 1:
@@ -57,6 +58,9 @@ class Shift {
         return;
       case 7:
         if (slot) workers.hold_off(*slot, below(2) * 50, 1);
+        return;
+      case 8:
+        if (slot) workers.keep(*slot, 1 + below(30));
         return;
       default:
         if (slot) hold(*slot, 1 + below(40));
@@ -86,6 +90,9 @@ class Shift {
   void end(std::size_t slot) {
     workers.end_lease(slot);
     std::erase_if(held_, [&](const Held& one) { return one.slot == slot; });
+  }
+  void end_all() {
+    for (std::optional<std::size_t> slot = any_leased(); slot; slot = any_leased()) end(*slot);
   }
   void leave(std::size_t slot) {
     end(slot);
@@ -117,8 +124,10 @@ std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& q
     return cost_s(kSettings, workers, slot, query, query.home == slot ? query.hit_tokens : 0);
   };
   const auto can_take = [&](std::size_t slot) {
-    return workers.room_tokens[slot] >= query.need_tokens &&
-           workers.lease_tokens[slot] >= query.most_tokens &&
+    const bool is_warm = query.home == slot && query.hit_tokens > 0;
+    const auto& tokens =
+        query.spares_caches && !is_warm ? workers.spare_tokens : workers.room_tokens;
+    return tokens[slot] >= query.need_tokens && workers.lease_tokens[slot] >= query.most_tokens &&
            workers.version[slot] >= query.version_floor;
   };
   for (std::size_t slot = 0; slot < workers.size(); ++slot) {
@@ -137,7 +146,8 @@ std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& q
 Query any_query(Shift& shift) {
   Query query;
   query.prompt_tokens = static_cast<double>(20 * shift.below(3));
-  query.need_tokens = query.prompt_tokens + 1;
+  query.need_tokens = query.prompt_tokens + static_cast<double>(1 + 9 * shift.below(2));
+  query.spares_caches = shift.below(2) == 0;
   query.most_tokens = 50;
   query.expected_tokens = 10;
   query.urgency = shift.below(4) == 0 ? 1 : 0;
@@ -170,6 +180,48 @@ TEST(choice_is_the_cheapest_of_all_workers_whatever_changed_before) {
   CHECK(found > 1000 && lost > 100);
 }
 
+void join(WorkerTable& workers, WorkerId number, double speed) {
+  workers.join({.worker = number,
+                .kind = WorkerKind::kDedicated,
+                .seats = 3,
+                .prefill_tokens_per_s = 50 * speed,
+                .decode_step_ms = 20 / speed});
+  workers.set_lease(*workers.find(number), {number, 1, 60, 0}, 1);
+}
+
+TEST(same_turn_that_spares_caches_chooses_anew) {
+  WorkerTable workers{kSettings.hazard_per_s};
+  join(workers, 0, 2);
+  join(workers, 1, 1);
+  workers.keep(0, 40);
+  Placement placement{kSettings, Policy::kJoint};
+  Query query;
+  query.prompt_tokens = 20;
+  query.need_tokens = 30;
+  query.most_tokens = 50;
+  for (int round = 0; round < 3; ++round) {
+    query.spares_caches = round % 2 == 0;
+    CHECK(placement.choose(workers, query) == static_cast<std::size_t>(query.spares_caches));
+  }
+}
+
+TEST(among_equals_the_smallest_number_wins_wherever_its_row_is) {
+  constexpr auto kWorkers = static_cast<WorkerId>(3 * kBlock);
+  WorkerTable workers{kSettings.hazard_per_s};
+  join(workers, kWorkers, 2);
+  for (WorkerId number = kWorkers - 1; number >= 0; --number) join(workers, number, 1);
+  Placement placement{kSettings, Policy::kJoint};
+  Query query;
+  query.prompt_tokens = 20;
+  query.need_tokens = 30;
+  query.most_tokens = 50;
+  CHECK(placement.choose(workers, query) == workers.find(kWorkers));
+  query.avoid = workers.find(kWorkers);  // now the cheapest cannot take it
+  CHECK(placement.choose(workers, query) == workers.find(0));
+  workers.end_lease(*query.avoid);
+  CHECK(placement.choose(workers, query) == workers.find(0));
+}
+
 TEST(lineup_has_those_with_room_and_says_of_each_what_the_table_says) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     Shift shift{seed};
@@ -189,6 +241,7 @@ TEST(lineup_has_those_with_room_and_says_of_each_what_the_table_says) {
         CHECK_EQ(lineup.slot(lineup.row(slot)), slot);
         CHECK_EQ(lineup.tokens(false)[lineup.row(slot)], all.room_tokens[slot]);
         CHECK_EQ(lineup.tokens(true)[lineup.row(slot)], all.spare_tokens[slot]);
+        CHECK_EQ(lineup.numbers()[lineup.row(slot)], static_cast<double>(all.number[slot]));
         CHECK_EQ(costs_s[lineup.row(slot)], cost_s(kSettings, all, slot, query, 0));
       }
       CHECK_EQ(lineup.size(), rows);
