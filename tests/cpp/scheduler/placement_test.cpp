@@ -185,7 +185,9 @@ void join(WorkerTable& workers, WorkerId number, double speed) {
                 .kind = WorkerKind::kDedicated,
                 .seats = 3,
                 .prefill_tokens_per_s = 50 * speed,
-                .decode_step_ms = 20 / speed});
+                .decode_step_ms = 20 / speed,
+                .decode_ms_per_sequence = 0,
+                .version = 0});
   workers.set_lease(*workers.find(number), {number, 1, 60, 0}, 1);
 }
 
