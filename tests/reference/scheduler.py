@@ -125,8 +125,9 @@ def choose(
             wait_s = worker.commit_s - since_published_s
             if best is None or worker.version >= floor or wait_s <= 0:
                 continue
-            # It will have the newest version, so long from now.
-            soon = cost(replace(worker, version=published))
+            # It will have the newest version, so long from now, and no cache of older ones.
+            renewed, cold = replace(worker, version=published), replace(turn, cached_tokens=0)
+            soon = cost_s(renewed, cold, published=published, settings=settings)
             if soon + (1 + settings.urgent_time_weight * turn.urgency) * wait_s < cost(best):
                 return None
     elif policy is PlacementPolicy.ROSE_PUBLISHED:
