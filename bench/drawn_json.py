@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.drawn_runs import scenario_of
-from bench.drawn_verdict import Verdict, verdict_of
+from bench.drawn_verdict import LEAST, Verdict, verdict_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
@@ -38,8 +38,7 @@ def _rows(verdict: Verdict) -> dict[str, Any]:
     return {
         one.arm: {
             "geometric_mean": round(one.geometric_mean, 3),
-            "at_least_1": round(one.share_at_least(1.0), 3),
-            "at_least_0.99": round(one.share_at_least(0.99), 3),
+            **{f"at_least_{least:g}": round(one.share_at_least(least), 3) for least in LEAST},
             "worst": round(one.worst[0], 3),
             "worst_scenario": one.worst[1],
         }

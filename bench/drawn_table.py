@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench.drawn_verdict import Verdict, verdict_of
+from bench.drawn_verdict import LEAST, Verdict, verdict_of
 from rose.cli.console_rows import print_rows
 from rose.cli.report_numbers import fixed, percent
 from rose.sim.scenario.arms import Arm
@@ -14,8 +14,10 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
 
 _BASELINES = (
-    "rose over", "geometric\nmean", "at\nleast 1", "at least\n0.99", "worst", "\nscenario",
-)  # fmt: skip
+    *("rose over", "geometric\nmean"),
+    *(f"at least\n{least:g}" for least in LEAST),
+    *("worst", "\nscenario"),
+)
 _LOSSES = (
     "scenario", "over the\nbest", "which is", "mode", "batch", "dedicated", "borrowed", "load",
     "trouble", "over the\nbound", "its\nown", "rollout\ns", "its\nown", "recalls",
@@ -50,8 +52,7 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
         [
             one.arm,
             fixed(one.geometric_mean),
-            percent(one.share_at_least(1.0)),
-            percent(one.share_at_least(0.99)),
+            *(percent(one.share_at_least(least)) for least in LEAST),
             f"{one.worst[0]:.3f}",
             str(one.worst[1]),
         ]

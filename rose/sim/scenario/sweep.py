@@ -1,9 +1,12 @@
 """A file of several scenarios: one for each value of a field that is swept."""
 
 import copy
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+import yaml
 
 from rose.sim.scenario.fields import refused, shown
 from rose.sim.scenario.scenario import Scenario, scenario_from
@@ -55,8 +58,15 @@ def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
             f"the file has no {field}; write it down to have it changed",
         )
     at[last] = value
-    changed["name"] = f"{content.get('name')}, {field} {value}"
+    changed["name"] = f"{content.get('name')}, {field} {_flow(value)}"
     return changed
+
+
+def _flow(value: object) -> str:
+    """Return a value in a line of a name, as a file would say it."""
+    if not isinstance(value, list | dict):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).strip()
 
 
 def _has(at: Any, step: str | int) -> bool:

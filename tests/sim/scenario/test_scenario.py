@@ -214,6 +214,13 @@ def test_a_sweep_is_one_scenario_for_each_value() -> None:
     assert made[0].jobs == made[1].jobs
 
 
+def test_a_value_with_fields_is_named_as_the_file_says_it() -> None:
+    values = [[{"kind": "flapping", "lent_s": 15, "away_s": 10}], []]
+    swept = {**content(), "stress": [], "sweep": {"field": "stress", "values": values}}
+    names = [scenario.name for scenario in scenarios_from(swept)]
+    assert names == ["small, stress [{kind: flapping, lent_s: 15, away_s: 10}]", "small, stress []"]
+
+
 @pytest.mark.parametrize(
     ("sweep", "says"),
     [
