@@ -1,5 +1,6 @@
 """Real engines for every scheme on one device, each idle until its turn comes."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +22,22 @@ from rose.engines.transformers import (
     serving_engine,
     stock_engine,
 )
+from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
 from rose.executor import CoServing
 from rose.memory import choose_slab_bytes
-from rose.rl.feeder import RolloutFeeder
+from rose.rl.loop import LoopSettings
+from rose.rl.turn_feeder import TurnFeeder
+from rose.scheduler.worker import WorkerKind
 from rose.sim.governor import Governor
 from rose.sim.governors import HostWindow, RosePaper, Valve
 from rose.slo.latency_file import new_latency_model
 
 _MODES: Final = {"rose_idle": "idle", "rose_slack": "slack"}
 _GOVERNED: Final = ("host_window", "rose_paper", "valve")
+_GROUP_SIZE: Final = 4
+# Trajectories for each seat: while most wait for tools, enough want to speak.
+_IN_FLIGHT_PER_SEAT: Final = 4
 
 POSSIBLE: Final = frozenset((ALONE, CONTROL, "share_all", "priority", *_GOVERNED, *_MODES))
 
@@ -63,14 +70,15 @@ class CompareBench:
         self._clock = clock
         self._owned = owned
         self._logs = logs
-        self._configs = engine_configs(settings, clock)
+        plain, borrower = engine_configs(settings, clock)
+        self._configs = plain, replace(borrower, sampling=True)
         self._geometries = tuple(
             kv_geometry(model, config)
             for model, config in zip(self._models, self._configs, strict=True)
         )
         self._serving = self._started(self._stock(0))
         self.rollouts = self._feeder(self._stock(1))
-        self._governed: tuple[GovernedLane, Engine, RolloutFeeder] | None = None
+        self._governed: tuple[GovernedLane, Engine, TurnFeeder] | None = None
         self.logs: dict[str, Path] = {}
 
     def alone(self) -> Arm:
@@ -87,9 +95,7 @@ class CompareBench:
         if scheme.name == "share_all":
             load = self.rollouts
         elif scheme.name == "priority":
-            engine = self._stock(1)
-            engine.processor.listener = LeastOfAll()
-            load = self._feeder(engine)
+            load = self._feeder(self._stock(1, LeastOfAll))
         return StockShare(Arm(scheme.name, self._serving, None, load))
 
     def _by_rule(self, scheme: Scheme) -> GovernedShare:
@@ -105,25 +111,15 @@ class CompareBench:
             governor = RosePaper(self._settings.slo, lane.profile_ms)
         return GovernedShare(Arm(scheme.name, engine, lane, load), lane, governor)
 
-    def _governed_engines(self) -> tuple[GovernedLane, Engine, RolloutFeeder]:
+    def _governed_engines(self) -> tuple[GovernedLane, Engine, TurnFeeder]:
         """Build one pair of engines for all rules: between windows they take turns."""
         lane = GovernedLane(
             clock=self._clock,
             model=new_latency_model(self._settings.policy),
             batch_tokens=self._configs[0].max_batch_tokens,
         )
-        serving = stock_engine(
-            self._models[0],
-            self._configs[0],
-            cache_blocks=self._blocks(0),
-            processor=lambda **kwargs: GovernedServing(lane, **kwargs),
-        )
-        rollouts = stock_engine(
-            self._models[1],
-            self._configs[1],
-            cache_blocks=self._blocks(1),
-            processor=lambda **kwargs: GovernedRollouts(lane, **kwargs),
-        )
+        serving = self._stock(0, lambda **kwargs: GovernedServing(lane, **kwargs))
+        rollouts = self._stock(1, lambda **kwargs: GovernedRollouts(lane, **kwargs))
         loop = rollouts.processor
         check(isinstance(loop, GovernedRollouts), "the borrower has a loop of another kind")
         loop.on_refused = rollouts.wake
@@ -166,32 +162,46 @@ class CompareBench:
                 device.rollout(self._geometries[1], limit_bytes=settings.pool_bytes),
                 self._configs[1],
                 layers_per_segment=settings.layers_per_segment,
-            )
+            ),
+            WorkerKind.BORROWED,
         )
         self.logs[scheme.name] = log
         return RoseShare(Arm(scheme.name, serving, lane, load), device, lane)
 
-    def _blocks(self, of: int) -> int:
-        return self._settings.pool_bytes // self._geometries[of].block_bytes
-
-    def _stock(self, of: int) -> Engine:
-        return stock_engine(self._models[of], self._configs[of], cache_blocks=self._blocks(of))
+    def _stock(
+        self, of: int, processor: Callable[..., DeviceProcessor] = DeviceProcessor
+    ) -> Engine:
+        blocks = self._settings.pool_bytes // self._geometries[of].block_bytes
+        return stock_engine(
+            self._models[of], self._configs[of], cache_blocks=blocks, processor=processor
+        )
 
     def _started(self, engine: Engine) -> Engine:
         self._owned.callback(engine.stop)
         engine.start()
         return engine
 
-    def _feeder(self, engine: Engine) -> RolloutFeeder:
-        """Feed a borrower's engine; it is started, and paused."""
+    def _feeder(self, engine: Engine, kind: WorkerKind = WorkerKind.DEDICATED) -> TurnFeeder:
+        """Give a borrower's engine turns, the same under every scheme; it is started, and paused.
+
+        Only rose's borrower gives turns back while serving takes memory: others are the
+        scheduler's as if nobody shared with them.
+        """
         settings = self._settings
-        load = RolloutFeeder(
+        load = TurnFeeder(
             engine,
-            concurrency=settings.rollouts,
-            prompt_tokens=settings.rollout_prompt_tokens,
-            output_tokens=settings.rollout_output_tokens,
-            vocabulary=self._models[1].config.vocab_size,
+            kind,
+            loop=LoopSettings(
+                in_flight=_IN_FLIGHT_PER_SEAT * settings.rollouts,
+                group_size=_GROUP_SIZE,
+                turn_tokens_max=settings.rollout_output_tokens,
+                context_tokens_max=settings.rollout_prompt_tokens + settings.rollout_output_tokens,
+                temperature=1.0,
+            ),
+            wait_s=settings.tool_wait_s,
+            seats=settings.rollouts,
             seed=settings.seed,
+            clock=self._clock,
         )
         self._owned.callback(engine.stop)
         self._owned.callback(load.stop)

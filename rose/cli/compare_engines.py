@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rose.cli.arms import BenchSettings, choose_cores
+from rose.cli.circle_options import tool_wait_s
 from rose.cli.compare_arms import POSSIBLE, CompareBench
 from rose.cli.compare_felt import FeltWindow
 from rose.cli.compare_record import Answered, Audit, SchemeWindow
@@ -40,7 +41,7 @@ class EnginesRun:
         pool_bytes: KV memory: of both engines under rose, of each of them otherwise.
         reserve_bytes: what serving always has under rose.
         layers_per_segment: between two gates.
-        rollouts: generations at once.
+        rollouts: turns at once.
     """
 
     serving_model: str = "tiny-qwen2"
@@ -133,13 +134,15 @@ class EnginesRun:
             policy=Policy(),
             layers_per_segment=self.layers_per_segment,
             rollouts=self.rollouts,
-            rollout_prompt_tokens=64,
-            rollout_output_tokens=128,
+            # Trajectories are short, so that their tokens cost as much in the first window as in the
+            # last: a scheme whose rollouts get further does not look slower for it.
+            rollout_prompt_tokens=104,
+            rollout_output_tokens=24,
             request_tokens=self.prompt_tokens_max,
             log_path=Path(),
             seed=asked.seed,
             circle=None,
-            tool_wait_s=lambda _trajectory, _turn: 0.0,
+            tool_wait_s=tool_wait_s(None, seed=asked.seed),
         )
 
 

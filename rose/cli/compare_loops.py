@@ -59,27 +59,17 @@ class GovernedRollouts(DeviceProcessor):
         self._lane.end_rollout_step()
 
 
-class LeastOfAll:
-    """Puts an engine's loop where the system runs it when nothing else wants its core.
+class LeastOfAll(DeviceProcessor):
+    """The borrower's loop where the system runs it when nothing else wants its core.
 
     It stays there: without privileges a thread does not come back.
     """
 
-    def __init__(self) -> None:
-        """Wait for the loop's first turn."""
-        self._is_done = False
+    _is_lowered = False
 
-    def at_boundary(self) -> None:
-        """Lower the loop's thread, once."""
-        if not self._is_done:
+    def _prepare(self) -> bool:
+        """Lower the loop's thread, once, then prepare."""
+        if not self._is_lowered:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            self._is_done = True
-
-    def after_step(self) -> None:
-        """Nothing."""
-
-    def while_parked(self) -> None:
-        """Nothing."""
-
-    def at_end(self, error: Exception) -> None:
-        """Nothing."""
+            self._is_lowered = True
+        return super()._prepare()

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from rose.clock import Clock
 from rose.engines.transformers import EngineWorker, LiveWeights
-from rose.environments import Tokenizer, task
+from rose.environments import Tokenizer
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.rl.circle_settings import CircleSettings
 from rose.rl.client import TrainerClient
 from rose.rl.feed import receive
-from rose.rl.flight import Flight
+from rose.rl.flight import new_flight
 from rose.rl.handoff import Handoff
 from rose.rl.history import History
 from rose.rl.loop import RolloutLoop
@@ -42,8 +42,6 @@ _TRAINER: Final = "trainer"
 _FIRST_DEDICATED: Final = 1
 _READY_S: Final = 180.0
 _TOKEN_BYTES: Final = 32
-# Episodes and sampling have streams of numbers of their own.
-_SAMPLING_STRIDE: Final = 1_000_003
 
 
 def _is_beyond_help(event: WorkerEvent) -> bool:
@@ -70,12 +68,17 @@ class Circle:
         self._settings = settings
         self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
-        self._tokenizer = Tokenizer()
+        tokenizer = Tokenizer()
         self.loop = RolloutLoop(
             SchedulerCore(settings.scheduler, settings.policy),
-            make_flight=self._make_flight,
+            make_flight=partial(
+                new_flight,
+                group_size=settings.loop.group_size,
+                seed=settings.seed,
+                tokenizer=tokenizer,
+            ),
             wait_s=wait_s,
-            tokenizer=self._tokenizer,
+            tokenizer=tokenizer,
             on_finished=self.handoff.put,
             settings=settings.loop,
             clock=clock,
@@ -237,22 +240,6 @@ class Circle:
     def _hang_up(self) -> None:
         if self._dedicated is not None:
             self._dedicated.close()
-
-    # ---- trajectories ---------------------------------------------------------------------------
-
-    def _make_flight(self, number: int, group: int) -> Flight:
-        settings = self._settings
-        size = settings.loop.group_size
-        drawn = task(settings.seed, group * size, group_size=size)
-        flight = Flight(
-            number=number,
-            group=group,
-            seed=drawn.seed,
-            sampling_seed=settings.seed * _SAMPLING_STRIDE + number,
-            environment=drawn.environment,
-        )
-        flight.hear(self._tokenizer.prompt(drawn.environment.reset(drawn.seed)))
-        return flight
 
     # ---- the programs ---------------------------------------------------------------------------
 

@@ -1,10 +1,14 @@
 """A trajectory on its way: what was heard and said so far."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from rose.environments import Environment
+from rose.environments import Environment, Tokenizer, task
 from rose.errors import check
 from rose.rl.trajectory import NOT_GENERATED, Trajectory
+
+# Episodes and sampling have streams of numbers of their own.
+_SAMPLING_STRIDE: Final = 1_000_003
 
 
 @dataclass(slots=True)
@@ -69,3 +73,27 @@ class Flight:
             reward=self.reward,
             turns=self.turn + 1,
         )
+
+
+def new_flight(
+    number: int, group: int, *, group_size: int, seed: int, tokenizer: Tokenizer
+) -> Flight:
+    """Return a trajectory that has heard what its task begins with.
+
+    Args:
+        number: unique in a run.
+        group: its task is that of all in the group, and depends on the seed.
+        group_size: trajectories in it.
+        seed: of tasks and sampling, >= 0.
+        tokenizer: of what it hears.
+    """
+    drawn = task(seed, group * group_size, group_size=group_size)
+    flight = Flight(
+        number=number,
+        group=group,
+        seed=drawn.seed,
+        sampling_seed=seed * _SAMPLING_STRIDE + number,
+        environment=drawn.environment,
+    )
+    flight.hear(tokenizer.prompt(drawn.environment.reset(drawn.seed)))
+    return flight

@@ -66,7 +66,8 @@ def _flow(value: object) -> str:
     """Return a value in a line of a name, as a file would say it."""
     if not isinstance(value, list | dict):
         return str(value)
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.strip()
 
 
 def _has(at: Any, step: str | int) -> bool:

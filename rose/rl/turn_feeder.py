@@ -1,0 +1,135 @@
+"""Turns of trajectories on one engine, placed by the scheduler; nobody learns from them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from rose.clock import Clock
+from rose.engines.transformers import Engine, EngineWorker
+from rose.environments import Tokenizer
+from rose.rl.flight import new_flight
+from rose.rl.loop import LoopCounts, LoopSettings, RolloutLoop
+from rose.rl.trajectory import Trajectory
+from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler.events import WorkerJoined
+from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
+
+_WORKER: Final = 0
+_NEVER_MS: Final = 1e9
+# No version ever comes, so one batch has all there is. A worker that is paused has not stalled.
+_SCHEDULER: Final = SchedulerSettings(
+    max_staleness=0, batch_trajectories=1_000_000, stall_ms=_NEVER_MS, wait_max_ms=_NEVER_MS
+)
+# Whoever counts tokens between two moments misses at most what was said in so long.
+_FLUSH_MS: Final = 5.0
+# What the scheduler believes of its only worker decides nothing.
+_PREFILL_TOKENS_PER_S: Final = 1000.0
+_DECODE_STEP_MS: Final = 10.0
+
+
+class TurnFeeder:
+    """Keeps trajectories of environments going on an engine, some of them in tools.
+
+    Args:
+        engine: built with `EngineConfig(sampling=True)` and not started.
+        kind: borrowed if it is rose's borrower, whose turns come back when serving takes memory.
+        loop: of the trajectories; more in flight than `seats`, or the engine waits for tools.
+        wait_s: `(trajectory, turn)` to how long a tool takes.
+        seats: most turns at once.
+        seed: of tasks and sampling.
+        clock: where time comes from.
+
+    Raises:
+        InvalidArgument: the engine does not sample, or is of another kind.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        kind: WorkerKind,
+        *,
+        loop: LoopSettings,
+        wait_s: Callable[[int, int], float],
+        seats: int,
+        seed: int,
+        clock: Clock,
+    ) -> None:
+        tokenizer = Tokenizer()
+        self._engine = engine
+        self._seats = seats
+        self._tokens = 0
+        self._loop = RolloutLoop(
+            SchedulerCore(_SCHEDULER, PlacementPolicy.JOINT),
+            make_flight=partial(
+                new_flight, group_size=loop.group_size, seed=seed, tokenizer=tokenizer
+            ),
+            wait_s=wait_s,
+            tokenizer=tokenizer,
+            on_finished=_let_go,
+            settings=loop,
+            clock=clock,
+        )
+        self._worker = EngineWorker(
+            engine, _WORKER, kind, self._hear, flush_ms=_FLUSH_MS, ttl_ms=0.0
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tokens
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Why there are no more turns, if so."""
+        found = [str(one) for one in (self._engine.error, self._loop.error) if one is not None]
+        if self._loop.has_died:
+            found.append("the thread of the rollout loop has died")
+        if dropped := self._loop.counts().dropped:
+            found.append(f"the scheduler gave {dropped} trajectories up")
+        return found
+
+    def counts(self) -> LoopCounts:
+        """Return what became of the trajectories so far; exact after `stop`."""
+        return self._loop.counts()
+
+    def start(self) -> None:
+        """Start the loop and the engine; it stays paused until `resume`."""
+        self._loop.start()
+        joined = WorkerJoined(
+            worker=_WORKER,
+            kind=self._worker.kind,
+            domain=_WORKER,
+            seats=self._seats,
+            prefill_tokens_per_s=_PREFILL_TOKENS_PER_S,
+            decode_step_ms=_DECODE_STEP_MS,
+            decode_ms_per_sequence=0.0,
+            version=0,
+        )
+        self._loop.join(self._worker, joined)
+        self._engine.start()
+        self._engine.pause()
+        self._worker.grant()
+
+    def resume(self) -> None:
+        """Let the engine run."""
+        self._engine.resume()
+
+    def pause(self) -> None:
+        """Stop the engine at a step boundary; its turns and their KV stay, tools go on."""
+        self._engine.pause()
+
+    def stop(self) -> None:
+        """End the loop, and let the engine run, so that it can be stopped."""
+        self._loop.stop()
+        if self._engine.is_running:
+            self._engine.resume()
+
+    def _hear(self, event: WorkerEvent) -> None:
+        """Count what was said; in the engine's thread."""
+        if isinstance(event, TurnOutput):
+            self._tokens += len(event.tokens)
+        self._loop.tell(event)
+
+
+def _let_go(_trajectory: Trajectory) -> None:
+    """Nobody learns from it."""
