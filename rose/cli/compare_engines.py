@@ -134,8 +134,8 @@ class EnginesRun:
             policy=Policy(),
             layers_per_segment=self.layers_per_segment,
             rollouts=self.rollouts,
-            # Trajectories are short, so that their tokens cost as much in the first window as in the
-            # last: a scheme whose rollouts get further does not look slower for it.
+            # Trajectories are short: their tokens cost as much in the first window as in the last,
+            # so a scheme whose rollouts get further does not look slower for it.
             rollout_prompt_tokens=104,
             rollout_output_tokens=24,
             request_tokens=self.prompt_tokens_max,
