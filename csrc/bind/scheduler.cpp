@@ -255,6 +255,7 @@ void bind_scheduler(py::module_& module) {
            py::arg("cache_wait_ms"), py::arg("move_contexts"), py::arg("mlfq_quantum_tokens"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of)
+      .def("keep_leases", &Core::keep_leases, py::arg("until_ns"))
       .def("snapshot", &snapshot_of)
       .def_static("restored", &restored, py::arg("image"));
 }

@@ -42,6 +42,8 @@ class Core {
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
+  // No lease runs out before then: nobody heard those who renewed.
+  void keep_leases(Nanoseconds until_ns) noexcept { book_.workers.keep_leases(until_ns); }
 
   // All that decides what it does next. Equal cores give equal bytes.
   std::vector<std::byte> snapshot();

@@ -148,10 +148,14 @@ void EventRules::operator()(const Consumed& event) {
   Job& job = book_.jobs[book_.jobs.place_of(event.job)];
   job.outlook.consume(event.trajectories, job.published, job.max_staleness);
   job.consumed += event.trajectories;
+  book_.has_changed = true;  // the next in line is used sooner: an older worker may do
   book_.counters.consumed += event.trajectories;
 }
 
-void EventRules::operator()(const JobJoined& event) { book_.jobs.join(event); }
+void EventRules::operator()(const JobJoined& event) {
+  book_.jobs.join(event);
+  book_.has_changed = true;  // it may take what is staler
+}
 
 template <typename E>
 Trajectory* EventRules::find_turn(const E& event) noexcept {

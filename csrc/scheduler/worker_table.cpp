@@ -188,6 +188,12 @@ void WorkerTable::set_version(std::size_t slot, std::int64_t version) noexcept {
   refresh(slot);
 }
 
+void WorkerTable::keep_leases(Nanoseconds until_ns) noexcept {
+  for (Worker& worker : workers_) {
+    worker.lease.deadline_ns = std::max(worker.lease.deadline_ns, until_ns);
+  }
+}
+
 std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
   std::vector<std::size_t> found;
   if (now_ns < next_deadline_ns_) return found;

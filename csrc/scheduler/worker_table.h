@@ -180,6 +180,8 @@ class WorkerTable {
   // Ends it for ever. What was held is no more; the caller gets it.
   std::vector<TrajectoryId> end_lease(std::size_t slot) noexcept;
   void set_version(std::size_t slot, std::int64_t version) noexcept;
+  // No lease runs out before then.
+  void keep_leases(Nanoseconds until_ns) noexcept;
   std::vector<std::size_t> expired(Nanoseconds now_ns);
 
   void hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,

@@ -15,11 +15,9 @@ from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 _WORKER: Final = 0
-_NEVER_MS: Final = 1e9
-# No version ever comes, so one batch has all there is. A worker that is paused has not stalled.
-_SCHEDULER: Final = SchedulerSettings(
-    max_staleness=0, batch_trajectories=1_000_000, stall_ms=_NEVER_MS, wait_max_ms=_NEVER_MS
-)
+# No version ever comes, so one batch has all there is. A turn that looks stalled in a pause stays:
+# there is no other worker to go to.
+_SCHEDULER: Final = SchedulerSettings(max_staleness=0, batch_trajectories=1_000_000)
 # Whoever counts tokens between two moments misses at most what was said in so long.
 _FLUSH_MS: Final = 5.0
 # What the scheduler believes of its only worker decides nothing.

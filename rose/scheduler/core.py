@@ -119,6 +119,10 @@ class SchedulerCore:
         rows = [_row_of(event) for event in events]
         return [_ACTIONS[code](*fields) for code, *fields in self._core.step(rows, now_ns)]
 
+    def keep_leases(self, until_ns: int) -> None:
+        """Let no lease run out before then: for a time in which nobody heard those who renewed."""
+        self._core.keep_leases(until_ns)
+
     @property
     def native(self) -> _core.SchedulerCore:
         """The core itself, for a simulator in C++ that steps it without Python."""

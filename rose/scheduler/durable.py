@@ -102,6 +102,8 @@ class Durable:
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(self._limits.rejoin_s * NS_PER_S)
+        # Workers renewed while nobody heard it; they know of no lease that ran out meanwhile.
+        self._core.keep_leases(self._rejoin_ns)
         self.save_now()
         self._watch.opened(self.rollouts)
 

@@ -1,6 +1,8 @@
 """A whole circle, small: serving and a borrower on one device, a trainer and a dedicated worker."""
 
 import itertools
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from tests.engines.pair import Client, Pair
 
 LONG_S = 150.0
 LOOK_S = 0.05
+# What was said is heard within this, and a worker that is silent for so long is not yet given up.
+HEARD_S = 0.5
 MODEL = "micro-policy"
 
 
@@ -116,16 +120,34 @@ class CircleRig:
         tokens = self.circle.history.tokens(kind)
         self.wait(lambda: self.circle.history.tokens(kind) > tokens)
 
-    def wait_for_turn_under_way(self, kind: WorkerKind) -> None:
-        """Wait until a worker of `kind` has said a part of a turn that never moved before."""
+    def kill_dedicated_mid_turn(self) -> int:
+        """Kill the dedicated worker when it has said a part of a turn that never moved before.
+
+        Returns:
+            How many had resumed until then.
+        """
+        self.wait(self._is_frozen_mid_turn)
+        resumed = self.circle.loop.counts().resumed
+        self.circle.kill_dedicated()
+        return resumed
+
+    def _is_frozen_mid_turn(self) -> bool:
+        """Freeze the dedicated worker, unless all that it said turns out to have ended.
+
+        A turn that looks open may have ended already: that is heard a moment later.
+        """
+        pid = self.circle.dedicated_pid()
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(HEARD_S)
         parts = self.circle.loop.parts
-        self.wait(
-            lambda: any(
-                part.kind is kind and part.tokens and not part.end_ns
-                for part in list(parts._open.values())
-                if part.trajectory not in parts._resumed
-            )
-        )
+        if any(
+            part.kind is WorkerKind.DEDICATED and part.tokens and not part.end_ns
+            for part in list(parts._open.values())
+            if part.trajectory not in parts._resumed
+        ):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
 
     def wait_for_more_finished(self, count: int) -> None:
         """Wait until so many trajectories more have finished."""

@@ -77,9 +77,7 @@ def test_change_crosses_to_the_relay_once_and_goes_from_there_to_each_worker(
 
 
 def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> None:
-    rig.wait_for_turn_under_way(WorkerKind.DEDICATED)
-    resumed = rig.circle.loop.counts().resumed
-    rig.circle.kill_dedicated()
+    resumed = rig.kill_dedicated_mid_turn()
     rig.wait(lambda: rig.circle.loop.counts().resumed > resumed)  # On the borrowed worker.
     rig.wait(lambda: rig.incidents("dedicated worker is back") > 0)
     rig.wait_for_more_tokens(WorkerKind.DEDICATED)

@@ -467,3 +467,35 @@ def test_the_package_needs_neither_msgspec_nor_grpc_nor_prometheus() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == "[]"
+
+
+def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) -> None:
+    async def program() -> None:
+        clock, box = ManualClock(), {}
+        made = {"clock": clock, "limits": replace(LIMITS, rejoin_s=60.0)}
+
+        def hear_now(event: WorkerEvent) -> None:
+            box["now"].hear(event)
+
+        worker = SayingWorker(0, BORROWED, hear_now, ttl_ms=100.0)
+        async with opened(tmp_path / "state", **made) as first:
+            box["now"] = first
+            await first.register(worker, CAN)
+            worker.grant()
+            await first.start(3, group=1)
+            asked = ask(first)
+            await speak_until(worker, asked)
+        clock.now_ms += 1000.0  # It renews, and there is no scheduler.
+        async with opened(tmp_path / "state", **made) as second:
+            box["now"] = second
+            clock.now_ms += 1000.0  # It has not found the new one yet.
+            await asyncio.sleep(0.02)
+            await second.register(worker, CAN)
+            worker.report_lease()
+            prompt = next_prompt(PROMPT, await asked)
+            asked = ask(second, 1, prompt)
+            await speak_until(worker, asked)
+            assert_true(await asked, prompt)
+            assert worker.epoch == 1
+
+    run(program())

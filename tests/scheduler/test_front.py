@@ -12,6 +12,7 @@ from rose.scheduler.events import (
     Consumed,
     Drop,
     DropReason,
+    JobJoined,
     Start,
     TrajectoryCreated,
     TrajectoryEnded,
@@ -153,6 +154,28 @@ def test_worker_that_is_too_far_behind_gets_no_turn() -> None:
     assert rig.ready(1) == []
     (start,) = rig.step(VersionCommitted(0, 4, True, 1.0))
     assert start.worker == 0
+
+
+def test_a_turn_starts_when_its_job_takes_staler_weights() -> None:
+    rig = Rig()
+    rig.step(JobJoined(0, 4, 0, 1.0))
+    rig.join(0, version=0)
+    rig.step(VersionPublished(1))
+    assert rig.ready(1) == []
+    (start,) = rig.step(JobJoined(0, 4, 4, 1.0))
+    assert start.trajectory == 1
+
+
+def test_a_turn_starts_when_its_trajectory_is_used_a_version_sooner() -> None:
+    rig = Rig(max_staleness=1, batch_trajectories=1)
+    rig.join(0, version=0)
+    (start,) = rig.ready(1)
+    rig.step(ended(start, TurnEnd.FINISHED))
+    rig.step(TrajectoryEnded(1))
+    rig.step(VersionPublished(1))
+    assert rig.ready(2) == []  # Used by version 3, two after what the worker has.
+    (start,) = rig.step(Consumed(1))
+    assert start.trajectory == 2
 
 
 def test_commit_that_was_undone_counts_too() -> None:
