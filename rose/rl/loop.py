@@ -5,6 +5,7 @@ serves traffic ever waits for it.
 """
 
 import heapq
+import math
 import queue
 import threading
 from collections import Counter
@@ -73,6 +74,8 @@ class LoopSettings:
         for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +253,13 @@ class RolloutLoop:
         return created
 
     def _ready(self, flight: Flight) -> TurnReady:
+        room = self._settings.context_tokens_max - len(flight.tokens)
         return TurnReady(
             trajectory=flight.number,
             turn=flight.turn,
             context_tokens=len(flight.tokens),
-            max_new_tokens=self._settings.turn_tokens_max,
+            # Whatever it heard first, it may answer.
+            max_new_tokens=max(1, min(self._settings.turn_tokens_max, room)),
         )
 
     # ---- what the driver asks and says ----------------------------------------------------------

@@ -80,7 +80,7 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         """Refuse a pace that nobody can keep."""
-        if self.batch <= 0 or self.checkpoint_every <= 0 or self.publish_every_s < 0:
+        if self.batch < 1 or self.checkpoint_every < 1 or not self.publish_every_s >= 0:
             raise InvalidArgument(
                 f"batch {self.batch}, checkpoint_every {self.checkpoint_every}, publish_every_s "
                 f"{self.publish_every_s}: give at least 1, 1 and 0"

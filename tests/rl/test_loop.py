@@ -1,5 +1,6 @@
 """The rollout loop: whatever becomes of workers, trajectories are those of an uninterrupted run."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from tests.rl.play import (
     version_at,
 )
 from tests.rl.saying_worker import SayingWorker
-from tests.rl.stage import BORROWED, LOOP, TOOL_WAIT_S, Stage, joined
+from tests.rl.stage import BORROWED, LOOP, TOOL_WAIT_S, Stage, joined, make_flight
 from tests.rl.storm import Storm
 
 
@@ -298,6 +299,17 @@ def test_no_more_begin_than_the_trainer_will_use_soon_enough() -> None:
     assert {request.trajectory for request in worker.asked} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(("room", "most"), [(9, 5), (3, 3), (0, 1)])
+def test_the_first_turn_too_ends_where_the_context_may(room, most) -> None:
+    prompt = len(make_flight(0, 0).tokens)
+    limits = {"in_flight": 1, "turn_tokens_max": 5, "context_tokens_max": prompt + room}
+    stage = Stage(loop_settings=limits)
+    worker = stage.join()
+    worker.grant()
+    stage.advance()
+    assert worker.asked[0].max_new_tokens == most
+
+
 def test_so_many_are_in_flight_as_was_said() -> None:
     stage = Stage(loop_settings={"in_flight": 4})
     stage.join().grant()
@@ -314,6 +326,12 @@ def test_so_many_are_in_flight_as_was_said() -> None:
 def test_settings_without_a_meaning_are_refused_by_name(name) -> None:
     with pytest.raises(InvalidArgument, match=name):
         replace(LOOP, **{name: 0})
+
+
+@pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
+def test_a_temperature_without_a_meaning_is_refused(temperature) -> None:
+    with pytest.raises(InvalidArgument, match="temperature must be"):
+        replace(LOOP, temperature=temperature)
 
 
 def test_a_worker_joins_under_its_own_number_only() -> None:

@@ -1,5 +1,6 @@
 """A trainer's life on a clock of the test's own: what is learned is published, in time, once."""
 
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,7 @@ def test_tokens_of_a_version_that_is_not_there_are_refused(tmp_path: Path) -> No
 
 
 def test_a_pace_nobody_can_keep_is_refused() -> None:
-    for wrong in ({"batch": 0}, {"checkpoint_every": 0}, {"publish_every_s": -1.0}):
+    every_s = [{"publish_every_s": -1.0}, {"publish_every_s": math.nan}]
+    for wrong in ({"batch": 0}, {"checkpoint_every": 0}, *every_s):
         with pytest.raises(InvalidArgument, match="at least"):
             replace(TrainingSettings(), **wrong)
