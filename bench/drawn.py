@@ -87,6 +87,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     least = min(options.processes, options.runs, 1 if options.count is None else options.count)
     if least < 1:
         parser.error("give at least one process, one run and one seed")
+    if options.json and (options.arms or options.set):
+        parser.error("--json is for results: leave --arms and --set out")
     options.seeds = options.seeds or drawn_seeds(options.count)
     return options
 

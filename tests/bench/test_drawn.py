@@ -193,3 +193,15 @@ def test_a_setting_that_is_none_is_refused_in_one_sentence(
         drawn.main([*line, "--arms", "best"])
     with pytest.raises(SystemExit):
         drawn.main([*line, "--set", "speed"])
+
+
+def test_results_are_of_all_arms_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.json"
+    for tried in (["--arms", "rose"], ["--set", "leave_home_margin_s=9"]):
+        with pytest.raises(SystemExit) as ended:
+            drawn.main(["--seeds", "3", "--json", str(table), *tried])
+        assert ended.value.code == 2
+        assert "leave --arms and --set out" in capsys.readouterr().err
+    assert not table.exists()
