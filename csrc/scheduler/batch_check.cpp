@@ -1,21 +1,25 @@
 #include "scheduler/batch_check.h"
 
-#include <cmath>
 #include <optional>
 #include <string>
 #include <unordered_map>
+
+#include "scheduler/bounds.h"
 
 namespace rose::scheduler {
 
 namespace {
 
-// Its product with a batch fits 64 bits.
 constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
+// What is worked out of rates and costs within these is finite.
+constexpr double kRateMin = 1e-6;
+constexpr auto kRateMax = static_cast<double>(kCountMax);
 // Tokens over a weight stay far from what a double holds exactly.
 constexpr double kWeightMin = 1e-6;
 
 bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
-bool is_positive(double value) noexcept { return std::isfinite(value) && value > 0; }
+bool is_rate(double value) noexcept { return value >= kRateMin && value <= kRateMax; }
+bool is_cost(double value) noexcept { return value >= 0 && value <= kRateMax; }
 
 Status refuse(const char* event, const char* subject, std::int64_t number, std::string why) {
   return Status::invalid_argument(std::string{event} + "(" + subject + "=" +
@@ -35,18 +39,17 @@ class Checker {
     if (!is_count(event.worker)) return refuse_it("its number must be in [0, 2^40]");
     if (is_joined(event.worker)) return refuse_it("it is there already");
     if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
-    if (!is_positive(event.prefill_tokens_per_s)) {
-      return refuse_it("prefill_tokens_per_s must be finite and > 0");
+    if (!is_rate(event.prefill_tokens_per_s)) {
+      return refuse_it("prefill_tokens_per_s must be within 1e-6 and 2^40");
     }
-    if (!is_positive(event.decode_step_ms)) {
-      return refuse_it("decode_step_ms must be finite and > 0");
+    if (!is_rate(event.decode_step_ms)) {
+      return refuse_it("decode_step_ms must be within 1e-6 and 2^40");
     }
-    if (!(std::isfinite(event.decode_ms_per_sequence) && event.decode_ms_per_sequence >= 0)) {
-      return refuse_it("decode_ms_per_sequence must be finite and >= 0");
+    if (!is_cost(event.decode_ms_per_sequence)) {
+      return refuse_it("decode_ms_per_sequence must be within 0 and 2^40");
     }
-    if (!(std::isfinite(event.decode_ms_per_context_token) &&
-          event.decode_ms_per_context_token >= 0)) {
-      return refuse_it("decode_ms_per_context_token must be finite and >= 0");
+    if (!is_cost(event.decode_ms_per_context_token)) {
+      return refuse_it("decode_ms_per_context_token must be within 0 and 2^40");
     }
     if (!is_count(event.version)) return refuse_it("version must be >= 0");
     if (event.job < 0) return refuse_it("its job must be >= 0");
@@ -138,7 +141,10 @@ class Checker {
       return refuse_it("batch_trajectories must be > 0");
     }
     if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
-      return refuse_it("max_staleness must be >= 0");
+      return refuse_it("max_staleness must be within 0 and 2^20");
+    }
+    if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
+      return refuse_it("max_staleness batches must be fewer than 2^60 trajectories");
     }
     if (!(event.weight >= kWeightMin && event.weight <= 1 / kWeightMin)) {
       return refuse_it("weight must be within 1e-6 and 1e6");

@@ -215,6 +215,10 @@ void Dispatch::rescue_from(std::size_t slot) {
     Nanoseconds& check_ns = book_.stall_check_ns;
     check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
+    if (trajectory->known_tokens == trajectory->max_new_tokens) {
+      book_.recall(*trajectory);  // only the end is missing: it needs no room elsewhere
+      continue;
+    }
     Query query = query_of(*trajectory, false);
     query.avoid = slot;
     query.resident_tokens = 0;  // it cannot stay

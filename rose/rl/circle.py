@@ -27,9 +27,10 @@ from rose.rl.loop import RolloutLoop
 from rose.rl.noted_source import NotedSource
 from rose.rl.relayed import RelayedBytes
 from rose.rl.supervisor import Death, Supervisor
+from rose.rl.training import unsaved_max
 from rose.rl.watch import TrainerWatch
 from rose.scheduler import SchedulerCore
-from rose.scheduler.events import WorkerJoined
+from rose.scheduler.events import Consumed, WorkerJoined
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
@@ -64,7 +65,10 @@ class Circle:
         self, settings: CircleSettings, *, wait_s: Callable[[int, int], float], clock: Clock
     ) -> None:
         self.history = History(clock)
-        self.handoff = Handoff()
+        self.handoff = Handoff(
+            kept=unsaved_max(settings.pace.batch, settings.loop.group_size),
+            on_refused=self._refused,
+        )
         self._settings = settings
         self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
@@ -192,11 +196,11 @@ class Circle:
     def lost(self) -> int:
         """Return the trajectories that nobody can account for; exact after `stop`.
 
-        One that was started is under way, dropped, waiting to be handed over, or known to the
-        trainer.
+        One that was started is under way, dropped, waiting to be handed over, refused by the
+        trainer, or known to it.
         """
         counts = self.loop.counts()
-        known = self.watch.known + self.handoff.waiting
+        known = self.watch.known + self.handoff.waiting + self.handoff.refused
         return counts.lost + max(0, counts.finished - known)
 
     def kill_trainer(self) -> None:
@@ -236,6 +240,10 @@ class Circle:
     def stop(self) -> None:
         """Stop everything in the order in which nothing is lost; what was counted stays."""
         self._parts.close()
+
+    def _refused(self, why: str) -> None:
+        self.history.incident(f"the trainer refuses a trajectory: {why}")
+        self.loop.tell(Consumed(1))  # It waits for another instead.
 
     def _hang_up(self) -> None:
         if self._dedicated is not None:

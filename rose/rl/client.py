@@ -1,6 +1,6 @@
 """How trajectories reach the trainer, and how its parent learns where it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 import grpc
@@ -16,6 +16,7 @@ from rose.rl.messages import (
     STATUS,
     SUBMIT,
     SUBMIT_MAX,
+    SUBMIT_TOKENS_MAX,
     TOKEN_KEY,
     AskStatus,
     Submit,
@@ -76,20 +77,21 @@ class TrainerClient(Closing):
         """Send trajectories; one that was sent before counts once.
 
         Raises:
-            InvalidArgument: a trajectory is not one of the trainer's model, or the token is wrong.
+            InvalidArgument: the token is wrong.
             Unavailable: the trainer is gone.
             DeadlineExceeded: it did not answer in time.
         """
         accepted: list[int] = []
         known: list[int] = []
         later: list[int] = []
-        for first in range(0, len(trajectories), SUBMIT_MAX):
-            part = Submit(tuple(trajectories[first : first + SUBMIT_MAX]))
+        refused: dict[int, str] = {}
+        for part in _messages(trajectories):
             answer = self._call(self._submit, part, Submitted)
             accepted += answer.accepted
             known += answer.known
             later += answer.later
-        return Submitted(tuple(accepted), tuple(known), tuple(later))
+            refused |= answer.refused
+        return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
 
     def status(self) -> TrainerStatus:
         """Ask where the trainer is.
@@ -124,3 +126,17 @@ class TrainerClient(Closing):
         if answer.format != FORMAT:
             raise CorruptData(f"the trainer answers in format {answer.format}, not {FORMAT}")
         return answer
+
+
+def _messages(trajectories: Sequence[Trajectory]) -> Iterator[Submit]:
+    """Cut what is to be sent into messages that each have room for their part."""
+    part: list[Trajectory] = []
+    tokens = 0
+    for one in trajectories:
+        tokens += len(one.tokens)
+        if part and (len(part) == SUBMIT_MAX or tokens > SUBMIT_TOKENS_MAX):
+            yield Submit(tuple(part))
+            part, tokens = [], len(one.tokens)
+        part.append(one)
+    if part:
+        yield Submit(tuple(part))

@@ -10,8 +10,6 @@ from rose.rl.messages import SUBMIT_MAX, Submitted
 from rose.rl.trajectory import Trajectory
 
 _AGAIN_S: Final = 0.5
-# More than a trainer takes between two checkpoints, so nothing dies with it.
-KEPT: Final = 4096
 
 Submit = Callable[[Sequence[Trajectory]], Submitted]
 
@@ -19,24 +17,36 @@ Submit = Callable[[Sequence[Trajectory]], Submitted]
 class Handoff(Background):
     """A thread that sends what `put` was given, in order, again and again until it is taken.
 
-    The trainer forgets what it took since its last checkpoint when it dies. So the last `KEPT`
-    trajectories are kept here, and sent once more to the next incarnation, which knows by number
-    what it has learned. `stop` tries once more to send what is left.
+    The trainer forgets what it took since its last checkpoint when it dies. So the last
+    trajectories that it took are kept here, and sent once more to the next incarnation, which knows
+    by number what it has learned. One that it refuses is let go. `stop` tries once more to send
+    what is left.
+
+    Args:
+        kept: trajectories to keep: as many as a trainer may take between two checkpoints.
+        on_refused: hears why the trainer will never learn from a trajectory; in this thread.
     """
 
-    def __init__(self) -> None:
-        """Start without a trainer; `follow` names one."""
+    def __init__(self, *, kept: int, on_refused: Callable[[str], None]) -> None:
         super().__init__("rose-handoff")
+        self._on_refused = on_refused
         # `_changed` guards all below.
         self._submit: Submit | None = None
         self._waiting: deque[Trajectory] = deque()
-        self._taken: deque[Trajectory] = deque(maxlen=KEPT)
+        self._taken: deque[Trajectory] = deque(maxlen=kept)
+        self._refused = 0
 
     @property
     def waiting(self) -> int:
         """How many trajectories no trainer has."""
         with self._changed:
             return len(self._waiting)
+
+    @property
+    def refused(self) -> int:
+        """How many trajectories a trainer will never learn from."""
+        with self._changed:
+            return self._refused
 
     def follow(self, submit: Submit | None) -> None:
         """Send to another trainer from now on, all that is kept first; None while there is none.
@@ -74,7 +84,7 @@ class Handoff(Background):
             return bool(self._waiting and self._submit is not None)
 
     def _send_some(self) -> bool:
-        """Send the oldest; whether any of them was taken."""
+        """Send the oldest; whether any of them need not be sent again."""
         with self._changed:
             submit = self._submit
             batch = [self._waiting[place] for place in range(min(SUBMIT_MAX, len(self._waiting)))]
@@ -91,6 +101,10 @@ class Handoff(Background):
             for _ in batch:
                 self._waiting.popleft()
             self._taken.extend(one for one in batch if one.number in taken)
+            self._refused += len(answer.refused)
+            settled = taken | answer.refused.keys()
             # Those that there was no room for come first again: the order is that of `put`.
-            self._waiting.extendleft(one for one in reversed(batch) if one.number not in taken)
-        return bool(taken)
+            self._waiting.extendleft(one for one in reversed(batch) if one.number not in settled)
+        for why in answer.refused.values():
+            self._on_refused(why)
+        return bool(settled)

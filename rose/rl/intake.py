@@ -3,13 +3,10 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.rl.messages import Submitted
-from rose.rl.trajectory import Trajectory
-
-_TOKENS_MAX: Final = 1 << 16
+from rose.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 
 
 class Intake:
@@ -32,7 +29,7 @@ class Intake:
         vocabulary: int,
         waiting_max: int,
         learned: Iterable[int] = (),
-        tokens_max: int = _TOKENS_MAX,
+        tokens_max: int = TRAJECTORY_TOKENS_MAX,
     ) -> None:
         if group_size <= 0 or waiting_max < group_size:
             raise InvalidArgument(
@@ -62,29 +59,27 @@ class Intake:
             return len(self._known)
 
     def submit(self, trajectories: Sequence[Trajectory], *, newest: int) -> Submitted:
-        """Take what is not known yet.
+        """Take what is not known yet, and is one of this model's.
 
         Args:
             trajectories: in any order.
             newest: version that anything can have been said by.
-
-        Raises:
-            InvalidArgument: a trajectory is not one of this model's; none was taken.
         """
-        for one in trajectories:
-            self._check(one, newest)
         accepted, known, later = [], [], []
+        refused: dict[int, str] = {}
         with self._changed:
             for one in trajectories:
                 if one.number in self._known:
                     known.append(one.number)
+                elif fault := self._fault(one, newest):
+                    refused[one.number] = fault
                 elif self._waiting >= self._waiting_max:
                     later.append(one.number)
                 else:
                     self._add(one)
                     accepted.append(one.number)
             self._changed.notify_all()
-        return Submitted(tuple(accepted), tuple(known), tuple(later))
+        return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
 
     def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
         """Return all whole groups, once they have `count` trajectories; nothing if not in time."""
@@ -120,18 +115,12 @@ class Intake:
         if len(members) == self._group_size:
             self._complete.append(self._groups.pop(one.group))
 
-    def _check(self, one: Trajectory, newest: int) -> None:
+    def _fault(self, one: Trajectory, newest: int) -> str | None:
+        name = f"trajectory {one.number}"
         if len(one.tokens) > self._tokens_max:
-            raise InvalidArgument(
-                f"trajectory {one.number} has {len(one.tokens)} tokens, at most "
-                f"{self._tokens_max} are taken"
-            )
-        if max(one.tokens) >= self._vocabulary:
-            raise InvalidArgument(
-                f"trajectory {one.number} has token {max(one.tokens)}, the model knows ids below "
-                f"{self._vocabulary}"
-            )
-        if max(one.versions) > newest:
-            raise InvalidArgument(
-                f"trajectory {one.number} is of version {max(one.versions)}, the newest is {newest}"
-            )
+            return f"{name} has {len(one.tokens)} tokens, at most {self._tokens_max} are taken"
+        if (token := max(one.tokens)) >= self._vocabulary:
+            return f"{name} has token {token}, the model knows ids below {self._vocabulary}"
+        if (version := max(one.versions)) > newest:
+            return f"{name} is of version {version}, the newest is {newest}"
+        return None

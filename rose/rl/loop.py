@@ -20,7 +20,7 @@ from rose.errors import InvalidArgument, RoseError, check
 from rose.rl.flight import Flight
 from rose.rl.groups import Groups
 from rose.rl.parts import Parts
-from rose.rl.trajectory import Trajectory
+from rose.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 from rose.scheduler import SchedulerCore, SchedulerStats, driver
 from rose.scheduler.events import (
     Consumed,
@@ -74,6 +74,11 @@ class LoopSettings:
         for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.context_tokens_max > TRAJECTORY_TOKENS_MAX:
+            raise InvalidArgument(
+                f"context_tokens_max is {self.context_tokens_max}: no trajectory of over "
+                f"{TRAJECTORY_TOKENS_MAX} tokens is learned from"
+            )
         if not 0 <= self.temperature < math.inf:
             raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
 

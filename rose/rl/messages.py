@@ -1,6 +1,6 @@
 """What passes between the trainer's process and its parent: dataclasses, packed, with a version."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rose.rl.trajectory import Trajectory
@@ -12,9 +12,11 @@ SUBMIT: Final = "Submit"
 STATUS: Final = "Status"
 TOKEN_KEY: Final = "rose-token"  # of the metadata of each call
 
-# One message; a client cuts what it sends into so many trajectories at most.
+# A client cuts what it sends into messages of so many trajectories, and of so many tokens, at most:
+# a token takes up to 28 bytes there.
 MESSAGE_BYTES_MAX: Final = 64 << 20
 SUBMIT_MAX: Final = 64
+SUBMIT_TOKENS_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class Submitted:
             checkpoint.
         known: sent before; nothing was done.
         later: there is no room for it now: send it again.
+        refused: it is not one of the trainer's model, and why: do not send it again.
     """
 
     accepted: tuple[int, ...] = ()
     known: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
+    refused: dict[int, str] = field(default_factory=dict)
     format: int = FORMAT
 
 

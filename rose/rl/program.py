@@ -28,13 +28,12 @@ from rose.rl.messages import Ready
 from rose.rl.place import take_place
 from rose.rl.service import TrainerServer
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
-from rose.rl.training import Training, TrainingSettings, WeightsOutlet
+from rose.rl.training import Training, TrainingSettings, WeightsOutlet, waiting_max
 from rose.rl.weights import PublishedWeights
 from rose.transfer.version import Version
 
 _LOOK_S: Final = 0.5  # how long the end of standard input may go unnoticed
 _JOIN_S: Final = 5.0
-_WAITING_BATCHES: Final = 64  # trajectories in so many batches may wait
 
 
 class OpenWeights(Protocol):
@@ -102,7 +101,7 @@ def _train(
     intake = Intake(
         group_size=options.group_size,
         vocabulary=model.config.vocab_size,
-        waiting_max=_WAITING_BATCHES * max(options.batch, options.group_size),
+        waiting_max=waiting_max(options.batch, options.group_size),
         learned=from_ranges(start.progress.learned),
     )
     weights = open_weights(

@@ -25,7 +25,7 @@ class TrainerSettings:
 
     Args:
         lr: of AdamW, constant, > 0.
-        betas: of AdamW.
+        betas: of AdamW, each in [0, 1).
         eps: of AdamW, > 0.
         weight_decay: of AdamW, >= 0.
         clip: how far the ratio of a token may be from 1, > 0.
@@ -56,8 +56,11 @@ class TrainerSettings:
         for name in ("lr", "eps", "clip", "grad_norm_max", "microbatch_tokens", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, give a number above 0")
-        if min(self.max_staleness, self.learned_max, self.weight_decay) < 0:
-            raise InvalidArgument("max_staleness, learned_max and weight_decay are at least 0")
+        for name in ("max_staleness", "learned_max", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InvalidArgument(f"betas are {self.betas}, give numbers from 0 to below 1")
 
 
 @dataclass(frozen=True, slots=True)

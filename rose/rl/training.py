@@ -19,8 +19,9 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 _TAKE_S: Final = 0.2  # how long an idle trainer takes to notice that it should stop
 _HISTORY: Final = 1024
-# Well under what a handoff keeps to send again, also when no step changes the weights for long.
-UNSAVED_MAX: Final = 1024
+# A checkpoint comes then, also when no step changes the weights for long.
+_UNSAVED_MAX: Final = 1024
+_WAITING_BATCHES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,20 @@ class TrainingSettings:
             )
 
 
+def waiting_max(batch: int, group_size: int) -> int:
+    """Return how many trajectories may wait at a trainer to be learned from."""
+    return _WAITING_BATCHES * max(batch, group_size)
+
+
+def unsaved_max(batch: int, group_size: int) -> int:
+    """Return how many trajectories a trainer may have taken that die with it.
+
+    All that waited is learned from at once, before what was learned is saved, and meanwhile as much
+    may come to wait again.
+    """
+    return _UNSAVED_MAX + 2 * waiting_max(batch, group_size)
+
+
 class Training:
     """One incarnation of a trainer.
 
@@ -121,6 +136,8 @@ class Training:
         self._settings = settings
         self._clock = clock
         self._is_ahead = False  # the trainer has learned something nobody was sent
+        # That a trajectory can be of: one that is in the log can speak before it is counted there.
+        self._newest = weights.version
         self._published_ns = clock.now_ns()
         self._learned = from_ranges(progress.learned)
         self._lock = threading.Lock()  # guards all below, which `status` reads
@@ -137,8 +154,7 @@ class Training:
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
         """Take trajectories to learn from; see `Intake.submit`."""
-        # A version is in the log, and can speak, a moment before it is counted here.
-        return self._intake.submit(trajectories, newest=self._weights.version + 1)
+        return self._intake.submit(trajectories, newest=self._newest)
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set, then save; a step that has begun is finished first.
@@ -155,7 +171,7 @@ class Training:
         if batch := self._intake.take(self._settings.batch, timeout_s=timeout_s):
             self._learn(batch)
         self._drop_stale()
-        if len(self._learned) - self._durable >= UNSAVED_MAX:
+        if len(self._learned) - self._durable >= _UNSAVED_MAX:
             self._save(next_version=self._progress.next_version)
         due_ns = self._published_ns + self._settings.publish_every_s * NS_PER_S
         if self._is_ahead and self._clock.now_ns() >= due_ns:
@@ -210,6 +226,7 @@ class Training:
         if n >= self._progress.next_version:
             self._save(next_version=n + self._settings.checkpoint_every)
         saved_ns = self._clock.now_ns()
+        self._newest = n
         self._weights.publish(self._trainer.bits())
         self._is_ahead = False
         self._published_ns = began_ns

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Final
 
 from rose.errors import InvalidArgument
 
-NOT_GENERATED = -1  # stands for the version of a token that the policy did not say
+NOT_GENERATED: Final = -1  # stands for the version of a token that the policy did not say
+# A longer one is not learned from.
+TRAJECTORY_TOKENS_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

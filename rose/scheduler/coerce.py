@@ -64,6 +64,18 @@ def count(name: str, value: Any) -> int:
     return number
 
 
+def signed_64(name: str, value: Any) -> int:
+    """Return a whole number that fits 64 bits with a sign, such as a time in nanoseconds.
+
+    Raises:
+        InvalidArgument: it is none, or too large.
+    """
+    number = whole(name, value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise InvalidArgument(f"{name} must fit 64 bits, not be {number}")
+    return number
+
+
 def one_of(name: str, value: Any, kind: type[T]) -> T:
     """Return a value that is of a kind.
 

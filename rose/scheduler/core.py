@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rose import _core
 from rose.errors import InvalidArgument
+from rose.scheduler.coerce import signed_64
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -117,11 +118,12 @@ class SchedulerCore:
             InternalError: a bug in the scheduler.
         """
         rows = [_row_of(event) for event in events]
-        return [_ACTIONS[code](*fields) for code, *fields in self._core.step(rows, now_ns)]
+        actions = self._core.step(rows, signed_64("now_ns", now_ns))
+        return [_ACTIONS[code](*fields) for code, *fields in actions]
 
     def keep_leases(self, until_ns: int) -> None:
         """Let no lease run out before then: for a time in which nobody heard those who renewed."""
-        self._core.keep_leases(until_ns)
+        self._core.keep_leases(signed_64("until_ns", until_ns))
 
     @property
     def native(self) -> _core.SchedulerCore:
@@ -151,4 +153,7 @@ def _row_of(event: Event) -> _Row:
     row_of = _ROW_OF.get(type(event))
     if row_of is None:
         raise InvalidArgument(f"the scheduler knows no event {event!r}")
-    return row_of(event)
+    try:
+        return row_of(event)
+    except (KeyError, TypeError) as error:
+        raise InvalidArgument(f"{event!r} has a kind or an end that there is not") from error

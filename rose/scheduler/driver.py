@@ -5,7 +5,7 @@ asyncio front of this room are one, so that there is one place where tokens chan
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from rose.errors import RoseError, check, sentence
 from rose.scheduler.events import (
@@ -42,6 +42,12 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
+from rose.units import NS_PER_S
+
+# After a time without steps, because the process stood still, workers have renewed leases and nobody
+# heard it yet: for them, as their leases would be over for ever, there is so much time to be heard.
+_DEAF_NS: Final = NS_PER_S
+_HEAR_NS: Final = 2 * NS_PER_S
 
 News: TypeAlias = (
     WorkerEvent
@@ -61,6 +67,10 @@ class Core(Protocol):
 
     def step(self, events: Sequence[Event], now_ns: int) -> list[Action]:
         """Apply events, and return what is to be done."""
+        ...
+
+    def keep_leases(self, until_ns: int) -> None:
+        """Let no lease run out before then."""
         ...
 
     def stats(self) -> SchedulerStats:
@@ -137,22 +147,24 @@ class CoreDriver:
         core: decides; the driver is its only caller.
         front: keeps the tokens.
         watch: sees the parts of turns.
+        now_ns: of the core's last step.
     """
 
-    def __init__(self, core: Core, front: Front, watch: Watch) -> None:
+    def __init__(self, core: Core, front: Front, watch: Watch, *, now_ns: int = 0) -> None:
         self.nonsense = 0  # events of workers that no count fits; they change nothing
         self.watch = watch
         self._core = core
         self._front = front
+        self._now_ns = now_ns
         # None stands for one that joined in an earlier life of the scheduler, and is not back yet.
         self._workers: dict[int, Worker | None] = {}
         self._kinds: dict[int, WorkerKind] = {}
-        # Whose WorkerJoined is on its way to the core.
-        self._joining: dict[int, Worker] = {}
+        # Whose WorkerJoined is on its way to the core, in that order.
+        self._joining: list[Worker] = []
 
     def join(self, worker: Worker) -> None:
         """Carry orders to `worker` once the news comes that it joined; any thread."""
-        self._joining[worker.number] = worker
+        self._joining.append(worker)
 
     def expect(self, number: int, kind: WorkerKind) -> None:
         """Take it that the core knows a worker from an earlier life, who is not back yet."""
@@ -171,10 +183,6 @@ class CoreDriver:
         """Return those that orders are carried to."""
         return [worker for worker in self._workers.values() if worker is not None]
 
-    def absent(self) -> list[int]:
-        """Return the numbers of those that joined in an earlier life and are not back."""
-        return [number for number, worker in self._workers.items() if worker is None]
-
     def advance(self, news: Iterable[News], now_ns: int) -> None:
         """Step the core with what happened, and with what follows from its answers.
 
@@ -186,6 +194,9 @@ class CoreDriver:
         outputs: dict[int, TurnOutput] = {}
         for one in news:
             self._translate(one, events, outputs)
+        if now_ns - self._now_ns > _DEAF_NS:
+            self._core.keep_leases(now_ns + _HEAR_NS)
+        self._now_ns = now_ns
         is_first = True
         while events or is_first:
             actions = self._core.step(events, now_ns)
@@ -209,9 +220,15 @@ class CoreDriver:
                 self.watch.end_all(news.worker)
                 self._workers.pop(news.worker, None)
             case WorkerJoined():
-                self._workers[news.worker] = self._joining.pop(news.worker, None)
+                self._workers[news.worker] = self._take_joining(news.worker)
                 self._kinds[news.worker] = news.kind
         events.append(news)
+
+    def _take_joining(self, number: int) -> Worker | None:
+        for place, worker in enumerate(self._joining):
+            if worker.number == number:
+                return self._joining.pop(place)
+        return None  # From an earlier life of the scheduler.
 
     def _translate_output(
         self, output: TurnOutput, events: list[Event], outputs: dict[int, TurnOutput]

@@ -148,8 +148,7 @@ class Durable:
         if heard is None:
             self.rollouts.driver.nonsense += 1
             return
-        is_here = self.rollouts.driver.worker(heard.worker) is not None
-        if not is_here and self._early.keep(heard):
+        if not self.rollouts.is_here(heard.worker) and self._early.keep(heard):
             return
         if isinstance(heard, WorkerLost):
             self._stop_turns_of(heard.worker)
@@ -195,7 +194,7 @@ class Durable:
         for refusal in self.rollouts.take_refusals():
             self.hear(refusal)
         if now_ns >= self._rejoin_ns:
-            for number in self.rollouts.driver.absent():
+            for number in self.rollouts.absent():
                 self.hear(WorkerLost(number, f"it was not back after {self._limits.rejoin_s} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
@@ -210,7 +209,7 @@ class Durable:
             bool(self._entries)
             or self.rollouts.has_refusals()
             or not self.rollouts.is_idle()
-            or bool(self.rollouts.driver.absent())
+            or bool(self.rollouts.absent())
         )
 
     def stop_turns(self) -> None:

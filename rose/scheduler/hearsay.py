@@ -55,6 +55,7 @@ def _believed(event: object) -> WorkerEvent | None:
 
 
 def _output(event: TurnOutput) -> TurnOutput:
+    first_token = count("first_token", event.first_token)
     end = None if event.end is None else one_of("end", event.end, TurnEnd)
     error = None if event.error is None else _printable(event.error)
     try:
@@ -64,6 +65,8 @@ def _output(event: TurnOutput) -> TurnOutput:
         has_meaning = _has_meaning(tokens, logprobs, versions)
     except InvalidArgument:
         has_meaning = False
+    if has_meaning and end is TurnEnd.FINISHED and first_token + len(tokens) == 0:
+        end, error = TurnEnd.FAILED, "it has ended a turn without a token"
     if not has_meaning:
         tokens, logprobs, versions, end = (), (), (), TurnEnd.FAILED
         error = "its tokens, logprobs and versions do not fit each other, or are none"
@@ -72,7 +75,7 @@ def _output(event: TurnOutput) -> TurnOutput:
         trajectory=count("trajectory", event.trajectory),
         turn=count("turn", event.turn),
         lease_epoch=count("lease_epoch", event.lease_epoch),
-        first_token=count("first_token", event.first_token),
+        first_token=first_token,
         tokens=tokens,
         logprobs=logprobs,
         versions=versions,

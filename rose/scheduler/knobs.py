@@ -37,7 +37,7 @@ class KnobRules:
                 raise InvalidArgument(f"{kind}({knob.name}={value}) is out of range")
 
     def _allows(self, name: str, value: float) -> bool:
-        if name in self.integers and not isinstance(value, int):
+        if not isinstance(value, int if name in self.integers else int | float):
             return False
         if not (math.isfinite(value) and 0 <= value <= self.most):
             return False

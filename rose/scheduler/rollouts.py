@@ -42,6 +42,7 @@ from rose.scheduler.worker import (
 
 # As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
 _STALENESS_MAX: Final = 1 << 20
+_TOTAL_MAX: Final = 1 << 60
 _WEIGHT_MIN: Final = 1e-6
 
 
@@ -149,8 +150,10 @@ class Rollouts:
 
     def __init__(self, core: Core, state: RolloutsState, watch: Watch) -> None:
         self.state = state
-        self.driver = CoreDriver(core, self, watch)
+        self.driver = CoreDriver(core, self, watch, now_ns=state.now_ns)
         self._core = core
+        # Workers that are there when all that was taken in has come to the core.
+        self._here: set[int] = set()
         self._pending: list[News] = []
         self._outcomes: list[Outcome] = []
         self._refusals: list[TurnOutput | WorkerLost] = []
@@ -256,11 +259,12 @@ class Rollouts:
         Raises:
             InvalidArgument: another has its number; nothing has changed.
         """
-        if self.driver.worker(registered.worker) is not None:
+        if self.is_here(registered.worker):
             raise InvalidArgument(f"worker {registered.worker} is there already")
         is_back = self._is_back(registered)
         goes_on = self._going_on(registered) if is_back else set()
         self.take(registered)
+        self._here.add(registered.worker)
         if is_back:
             self.driver.attach(worker)
         else:
@@ -268,6 +272,14 @@ class Rollouts:
         for turn in registered.running:
             if turn.trajectory not in goes_on:
                 self.driver.stop(worker, turn.trajectory)
+
+    def is_here(self, worker: int) -> bool:
+        """Whether a worker has registered and is not lost, the next step's news included."""
+        return worker in self._here
+
+    def absent(self) -> list[int]:
+        """Return the numbers of those that joined in an earlier life and are not back."""
+        return [number for number in self.state.workers if number not in self._here]
 
     # ---- entries --------------------------------------------------------------------------------
 
@@ -384,6 +396,7 @@ class Rollouts:
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
         if isinstance(event, WorkerLost):
             self.state.workers.pop(event.worker, None)
+            self._here.discard(event.worker)
         if isinstance(event, TurnOutput) and event.end is TurnEnd.FAILED:
             course = self.state.trajectories.get(event.trajectory)
             if course is not None and course.is_on(event.worker):
@@ -469,5 +482,9 @@ def _must_be_job(job: JobJoined) -> None:
     count("batch_trajectories", job.batch_trajectories)
     if job.batch_trajectories == 0 or not 0 <= job.max_staleness <= _STALENESS_MAX:
         raise InvalidArgument(f"job {job.job} cannot have {job}: its batch is above 0")
+    if job.max_staleness >= _TOTAL_MAX // job.batch_trajectories:
+        raise InvalidArgument(
+            f"job {job.job} cannot have {job}: max_staleness batches are fewer than 2^60"
+        )
     if not _WEIGHT_MIN <= job.weight <= 1 / _WEIGHT_MIN:
         raise InvalidArgument(f"the weight of job {job.job} is within 1e-6 and 1e6")

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import COUNT_MAX, coerce, one_of, real, whole, wholes
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
+
+# As in csrc/scheduler/batch_check.cpp: what is worked out of rates above it is finite.
+_RATE_MIN: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,14 @@ class Capabilities:
         coerce(self, real, "prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
         if self.device is not None:
             coerce(self, whole, "device")
-        above_zero = (self.seats, self.prefill_tokens_per_s, self.decode_step_ms)
+        rates = (self.prefill_tokens_per_s, self.decode_step_ms)
         from_zero = (
             *(self.decode_ms_per_sequence, self.version, self.kv_bytes_per_token),
             *(self.domain, self.job, self.device or 0),
         )
         if not (
-            all(0 < value <= COUNT_MAX for value in above_zero)
+            0 < self.seats <= COUNT_MAX
+            and all(_RATE_MIN <= value <= COUNT_MAX for value in rates)
             and all(0 <= value <= COUNT_MAX for value in from_zero)
             and one_of("gpu", self.gpu, str).isascii()
         ):

@@ -4,9 +4,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from rose.rl.trajectory import Trajectory
+from rose.scheduler.events import Consumed
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.digests import TileDigests
 from tests.rl.circle_rig import CircleRig
@@ -40,6 +43,24 @@ def test_turns_of_a_revoked_lease_go_on_elsewhere(rig: CircleRig) -> None:
         rig.wait(lambda: not rig.circle.history.is_granted)
         rig.wait_for_more_finished(4)
     rig.worker.grant()
+
+
+def test_trajectory_that_the_trainer_refuses_is_let_go_and_no_other(rig: CircleRig) -> None:
+    loop, told = rig.circle.loop, []
+    hand_on, tell = loop._on_finished, loop.tell
+
+    def hand_on_nonsense(trajectory: Trajectory) -> None:
+        loop._on_finished = hand_on
+        hand_on(replace(trajectory, tokens=(*trajectory.tokens[:-1], 1_000_000)))
+
+    loop.tell = lambda news: (told.append(news), tell(news))
+    loop._on_finished = hand_on_nonsense
+    rig.wait(lambda: rig.incidents("refuses a trajectory") == 1)
+    assert rig.incidents("token 1000000") == 1
+    rig.wait_for_more_finished(8)
+    rig.wait(lambda: rig.circle.handoff.waiting == 0)
+    loop.tell = tell
+    assert [news for news in told if isinstance(news, Consumed)] == [Consumed(1)]
 
 
 def test_trainer_that_is_killed_while_it_publishes_comes_back(rig: CircleRig) -> None:
@@ -97,6 +118,7 @@ def test_what_is_left_at_the_end_adds_up(rig: CircleRig) -> None:
     rig.circle.stop()
     assert rig.circle.failure() is None
     counts = rig.circle.loop.counts()
+    assert rig.circle.handoff.refused == 1
     assert rig.circle.lost() == 0
     assert counts.started == counts.finished + counts.dropped + counts.in_flight
     numbers = [version.n for version in rig.circle.history.versions if not version.is_seed]

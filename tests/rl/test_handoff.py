@@ -36,10 +36,14 @@ class Trainer:
     Args:
         answers: how many of a batch it has room for; or an error. An error that `takes` is what a
             caller sees whose answer was lost on the way.
+        refuses: numbers that it never takes.
     """
 
-    def __init__(self, answers: Sequence[int | Exception | None] = ()) -> None:
+    def __init__(
+        self, answers: Sequence[int | Exception | None] = (), refuses: frozenset[int] = frozenset()
+    ) -> None:
         self.answers = list(answers)
+        self.refuses = refuses
         self.arrived: list[int] = []  # in the order of being taken
         self.batches: list[list[int]] = []
         self.gate = threading.Event()
@@ -56,18 +60,22 @@ class Trainer:
         if isinstance(answer, Unavailable | InvalidArgument):
             raise answer
         known = [number for number in numbers if number in self.arrived]
-        news = [number for number in numbers if number not in self.arrived]
+        refused = {
+            number: f"{number} is none of ours" for number in numbers if number in self.refuses
+        }
+        news = [number for number in numbers if number not in {*self.arrived, *refused}]
         room = len(news) if answer is None or isinstance(answer, Exception) else answer
         self.arrived += news[:room]
         if isinstance(answer, Exception):
             raise answer
-        return Submitted(tuple(news[:room]), tuple(known), tuple(news[room:]))
+        return Submitted(tuple(news[:room]), tuple(known), tuple(news[room:]), refused)
 
 
 @contextmanager
-def handing() -> Iterator[Handoff]:
+def handing(kept: int = 4096, told: list[str] | None = None) -> Iterator[Handoff]:
+    told = [] if told is None else told
     with no_thread_is_left():
-        handoff = Handoff()
+        handoff = Handoff(kept=kept, on_refused=told.append)
         handoff.start()
         try:
             yield handoff
@@ -155,10 +163,9 @@ def test_an_answer_of_a_trainer_that_is_gone_counts_for_nothing() -> None:
     assert (old.arrived, new.arrived) == ([0], [0])
 
 
-def test_only_so_many_are_kept_as_can_be_lost(monkeypatch) -> None:
-    monkeypatch.setattr(handoff_module, "KEPT", 3)
+def test_only_so_many_are_kept_as_can_be_lost() -> None:
     first, second = Trainer(), Trainer()
-    with handing() as handoff:
+    with handing(kept=3) as handoff:
         handoff.follow(first.submit)
         for number in range(10):
             handoff.put(one(number))
@@ -189,7 +196,7 @@ def test_stop_does_not_wait_for_a_trainer_that_there_is_not() -> None:
     with handing() as handoff:
         handoff.put(one(0))
     assert handoff.waiting == 1
-    Handoff().stop()  # Nor for a thread that never was.
+    Handoff(kept=1, on_refused=print).stop()  # Nor for a thread that never was.
 
 
 @pytest.mark.parametrize("answer", [0, Unavailable("gone")], ids=["no room", "gone"])
@@ -202,13 +209,29 @@ def test_stop_does_not_wait_for_a_trainer_that_takes_nothing(answer) -> None:
     assert (trainer.arrived, handoff.waiting, handoff.error) == ([], 1, None)
 
 
-def test_a_trainer_that_refuses_ends_it_visibly() -> None:
-    trainer = Trainer([InvalidArgument("trajectory 0 has token 999")])
+def test_a_trajectory_that_is_refused_is_let_go_and_the_others_are_not() -> None:
+    told: list[str] = []
+    first, second = Trainer(refuses={1, 4}), Trainer()
+    with handing(told=told) as handoff:
+        for number in range(5):
+            handoff.put(one(number))
+        handoff.follow(first.submit)
+        wait_for(lambda: handoff.waiting == 0)
+        assert handoff.refused == 2
+        handoff.follow(second.submit)
+        wait_for(lambda: handoff.waiting == 0)
+    assert first.arrived == second.arrived == [0, 2, 3]
+    assert told == ["1 is none of ours", "4 is none of ours"]
+    assert handoff.error is None
+
+
+def test_a_trainer_that_will_not_listen_ends_it_visibly() -> None:
+    trainer = Trainer([InvalidArgument("the token is wrong")])
     with handing() as handoff:
         handoff.follow(trainer.submit)
         handoff.put(one(0))
         wait_for(lambda: handoff.error is not None)
         handoff.put(one(1))
-    assert "token 999" in str(handoff.error)
+    assert "the token is wrong" in str(handoff.error)
     assert len(trainer.batches) == 1
     assert handoff.waiting == 2

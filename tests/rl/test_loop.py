@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rose.errors import InternalError, InvalidArgument
-from rose.rl.trajectory import Trajectory
+from rose.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import Consumed
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
@@ -260,6 +260,21 @@ def test_a_trajectory_ends_before_its_context_is_too_long() -> None:
     assert short, "some of them would have gone on"
 
 
+def test_a_lease_outlasts_the_time_in_which_the_process_stood_still() -> None:
+    stage = Stage()
+    worker = stage.join(0, BORROWED, ttl_ms=1000.0)
+    worker.grant()
+    stage.advance()
+    stage.advance(after_ms=60_000.0)  # Its renewals are on their way to us.
+    assert worker.running
+    worker.report_lease()
+    stage.advance(after_ms=900.0)
+    stage.advance(after_ms=900.0)  # Nobody stood still, and it renewed nothing for too long.
+    assert stage.core.stats().running == len(worker.running) > 0
+    stage.advance(after_ms=900.0)
+    assert stage.core.stats().running == 0
+
+
 # ---- trajectories --------------------------------------------------------------------------------
 
 
@@ -282,6 +297,22 @@ def test_groups_become_complete_though_a_trajectory_is_dropped() -> None:
     members = Counter(one.group for one in stage.finished.values())
     assert [members[group] for group in range(3)] == [GROUP_SIZE] * 3
     assert max(members.values()) == GROUP_SIZE
+    for trajectory in stage.finished.values():
+        assert_played(trajectory)
+
+
+def test_a_worker_that_says_nothing_has_failed_and_another_says_it() -> None:
+    stage = Stage()
+    silent = stage.join(0, BORROWED)
+    silent.grant()
+    stage.advance()
+    assert silent.running
+    for trajectory in list(silent.running):
+        silent.leave(trajectory, TurnEnd.FINISHED)
+    stage.advance()
+    silent.revoke()
+    stage.join(1).grant()
+    stage.play_on(until=lambda: len(stage.finished) >= 12)
     for trajectory in stage.finished.values():
         assert_played(trajectory)
 
@@ -326,6 +357,12 @@ def test_so_many_are_in_flight_as_was_said() -> None:
 def test_settings_without_a_meaning_are_refused_by_name(name) -> None:
     with pytest.raises(InvalidArgument, match=name):
         replace(LOOP, **{name: 0})
+
+
+def test_contexts_that_no_trainer_takes_are_refused() -> None:
+    replace(LOOP, context_tokens_max=TRAJECTORY_TOKENS_MAX)
+    with pytest.raises(InvalidArgument, match="no trajectory of over 65536 tokens"):
+        replace(LOOP, context_tokens_max=TRAJECTORY_TOKENS_MAX + 1)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])

@@ -1,5 +1,6 @@
 """A trainer's life on a clock of the test's own: what is learned is published, in time, once."""
 
+import itertools
 import math
 import threading
 from dataclasses import replace
@@ -13,7 +14,13 @@ from rose.rl import training as training_module
 from rose.rl.checkpoint import Progress, from_ranges, load_checkpoint, save_checkpoint
 from rose.rl.intake import Intake
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
-from rose.rl.training import Traffic, Training, TrainingSettings
+from rose.rl.training import (
+    Traffic,
+    Training,
+    TrainingSettings,
+    unsaved_max,
+    waiting_max,
+)
 from rose.units import NS_PER_S
 from tests.rl.micro import micro_model, trajectory
 
@@ -162,7 +169,7 @@ def test_a_number_that_cannot_be_reserved_is_not_used(tmp_path: Path, monkeypatc
 
 
 def test_what_teaches_nothing_is_saved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_module, "UNSAVED_MAX", 2)
+    monkeypatch.setattr(training_module, "_UNSAVED_MAX", 2)
     rig = Rig(tmp_path, publish_every_s=1e6)
     rig.send()
     rig.turn()
@@ -231,8 +238,55 @@ def test_a_running_trainer_learns_what_is_sent_and_stops_when_told(tmp_path: Pat
 
 def test_tokens_of_a_version_that_is_not_there_are_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path, version=4)
-    with pytest.raises(InvalidArgument, match="version 6, the newest is 5"):
-        rig.send(version=6)
+    for number, version in enumerate((5, 6)):
+        early = trajectory(number, [70, 1], reward=0.0, version=version)
+        told = f"trajectory {number} is of version {version}, the newest is 4"
+        assert rig.training.submit([early]).refused == {number: told}
+    rig.turn()
+    assert rig.training.status().waiting == 0
+
+
+def test_a_version_may_speak_while_it_is_published(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, publish_every_s=0.0)
+    publish = rig.weights.publish
+
+    def hold_and_publish(bits) -> None:
+        if rig.weights.version == 0:
+            rig.send(version=1)  # a receiver was faster than the log's own count
+        publish(bits)
+
+    rig.weights.publish = hold_and_publish
+    rig.send()
+    rig.turn()
+    rig.turn()
+    assert rig.trainer.steps == 2
+    assert rig.training.status().staleness == {0: 4}
+
+
+def test_no_more_dies_with_a_trainer_than_it_says(tmp_path: Path) -> None:
+    """The worst: all but one unsaved, all room full, learned at once, and full again."""
+    rig = Rig(tmp_path, batch=1, publish_every_s=1e9)
+    room = waiting_max(1, 1)
+    rig.training._intake = Intake(group_size=1, vocabulary=128, waiting_max=room)
+    numbers = itertools.count()
+    save, at_risk, taken = rig.training._save, [], 0
+
+    def send(most: int) -> int:
+        sent = (
+            trajectory(number, [70, 1], reward=0.0) for number in itertools.islice(numbers, most)
+        )
+        return len(rig.training.submit(tuple(sent)).accepted)
+
+    def look_and_save(**given) -> None:
+        at_risk.append(taken + send(room + 1))
+        save(**given)
+
+    rig.training._save = look_and_save
+    taken = send(room - 1)
+    while not at_risk:
+        rig.training.turn(timeout_s=0.0)
+        taken += 0 if at_risk else send(room + 1)
+    assert at_risk == [unsaved_max(1, 1) - 1]
 
 
 def test_a_pace_nobody_can_keep_is_refused() -> None:

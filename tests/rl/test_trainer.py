@@ -292,6 +292,10 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
         PolicyTrainer(micro_model().to(torch.bfloat16), SETTINGS)
     with pytest.raises(InvalidArgument, match="no parameters"):
         PolicyTrainer(torch.nn.Identity(), SETTINGS)
-    for wrong in ({"lr": 0.0}, {"clip": float("nan")}, {"max_staleness": -1}):
+    nan = float("nan")
+    for wrong in (
+        *({"lr": 0.0}, {"clip": nan}, {"max_staleness": -1}, {"weight_decay": nan}),
+        *({"betas": (0.9, 1.0)}, {"betas": (nan, 0.9)}),
+    ):
         with pytest.raises(InvalidArgument):
             replace(SETTINGS, **wrong)

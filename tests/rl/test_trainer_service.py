@@ -12,9 +12,11 @@ from rose.rl import client as client_module
 from rose.rl.client import TrainerClient
 from rose.rl.intake import Intake
 from rose.rl.messages import (
+    MESSAGE_BYTES_MAX,
     SERVICE,
     SUBMIT,
     SUBMIT_MAX,
+    SUBMIT_TOKENS_MAX,
     TOKEN_KEY,
     AskStatus,
     Submit,
@@ -22,6 +24,7 @@ from rose.rl.messages import (
     TrainerStatus,
 )
 from rose.rl.service import TrainerServer
+from rose.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from tests.rl.micro import trajectory
 
 STATUS_NOW = TrainerStatus(
@@ -102,8 +105,25 @@ def test_the_status_arrives_as_it_is(client: TrainerClient) -> None:
 
 
 def test_what_the_trainer_refuses_is_refused_to_the_caller(client: TrainerClient) -> None:
-    with pytest.raises(InvalidArgument, match="trajectory 3 has token 200"):
-        client.submit([trajectory(3, [200], reward=0.0)])
+    answer = client.submit([trajectory(3, [200], reward=0.0), trajectory(4, [70], reward=0.0)])
+    assert answer.accepted == (4,)
+    assert "trajectory 3 has token 200" in answer.refused[3]
+
+
+def test_long_trajectories_are_cut_into_messages_that_pass(client, ear, monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "SUBMIT_TOKENS_MAX", 20)
+    lengths = [2, 30, 2, 8, 8, 1]
+    sent = [trajectory(place, [70] * count, reward=0.0) for place, count in enumerate(lengths)]
+    answer = client.submit(sent)
+    assert answer.accepted == tuple(range(6))
+    assert [len(one.tokens) for one in sent] == [6, 34, 6, 12, 12, 5]
+    assert ear.sizes == [1, 1, 2, 2]
+
+
+def test_the_longest_message_fits() -> None:
+    token_bytes = len(msgspec.msgpack.encode([2**63 - 1, True, -0.5, 2**63 - 1])) - 1
+    longest = (SUBMIT_TOKENS_MAX + TRAJECTORY_TOKENS_MAX) * token_bytes
+    assert longest + SUBMIT_MAX * 1024 < MESSAGE_BYTES_MAX
 
 
 def test_who_does_not_show_the_token_learns_nothing(ear: Ear, server: TrainerServer) -> None:

@@ -135,6 +135,14 @@ def test_an_output_whose_tokens_are_none_has_failed(event) -> None:
     assert "do not fit" in heard.error
 
 
+@pytest.mark.parametrize("end", TurnEnd)
+def test_a_turn_that_ended_without_a_token_has_failed(end) -> None:
+    empty = replace(OUTPUT, tokens=(), logprobs=(), versions=(), end=end)
+    assert believable(empty) == empty  # it goes on elsewhere, or its last tokens came before
+    heard = believable(replace(empty, first_token=0))
+    assert heard.end is (TurnEnd.FAILED if end is TurnEnd.FINISHED else end)
+
+
 def assert_exact(one: object, expected: object) -> None:
     """Equal in every field, and of Python's own types, or no journal could take it."""
     assert one == expected

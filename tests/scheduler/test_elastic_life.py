@@ -499,3 +499,36 @@ def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) ->
             assert worker.epoch == 1
 
     run(program())
+
+
+def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -> None:
+    async def program() -> None:
+        clock, path = ManualClock(), tmp_path / "state"
+        first = make(path, clock=clock)
+        await first.__aenter__()
+        worker = SayingWorker(0, BORROWED, first.hear, ttl_ms=1500.0)
+        await first.register(worker, CAN)
+        worker.grant()
+        await first.start(3)
+        asked = ask(first)
+        await until(lambda: worker.running)
+        clock.now_ms += 60_000.0  # The process stands still.
+        await first.publish(0)
+        assert first.stats().running == 1
+        worker.report_lease()
+        await first.publish(0)
+        await first.checkpoint()
+        # None of these is long: the lease runs out in the third, for this life and the next.
+        for running in (1, 1, 0):
+            clock.now_ms += 600.0
+            await first.publish(0)  # So that there is a step now.
+            assert first.stats().running == running
+        image = first._durable._core.snapshot()
+        await die(first)
+        asked.cancel()
+        again = make(path, clock=clock)._durable
+        again._restore(*again._store.load())
+        assert again._core.snapshot() == image
+        again.close()
+
+    run(program())

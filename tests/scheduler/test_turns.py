@@ -211,6 +211,16 @@ def test_time_for_the_prompt_is_no_stall() -> None:
     assert stop_of(starts[1]) in rig.step(after_ms=1)
 
 
+def test_a_stalled_turn_that_has_said_all_is_done_without_room_elsewhere() -> None:
+    rig = Rig()
+    rig.join(0, BORROWED)
+    start = rig.run(1)
+    rig.step(said(start, 0, 20))  # all that it may say, and the news of its end is lost
+    assert rig.step(after_ms=1010) == [stop_of(start)]
+    assert rig.step(after_ms=100) == [TurnDone(1, 0)]
+    assert rig.core.stats().used_kv_tokens == {0: 0}
+
+
 def test_room_for_one_frees_one_stalled_turn() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
