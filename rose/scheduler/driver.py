@@ -44,8 +44,8 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_S
 
-# After a time without steps, because the process stood still, workers have renewed leases and nobody
-# heard it yet: for them, as their leases would be over for ever, there is so much time to be heard.
+# The process stood still: workers renewed their leases, and nobody has heard it yet. They have so
+# much time to be heard, as a lease that runs out is over for ever.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 
