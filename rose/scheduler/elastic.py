@@ -63,9 +63,10 @@ class ElasticRolloutScheduler:
             said = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
             await scheduler.finish(7)
 
-    Everything may be said again, after a restart or because the first answer was not awaited: a
-    turn that is done is returned, one that is on its way is waited for, and neither runs twice. A
-    caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or `abort`.
+    Everything but `consumed` may be said again, after a restart or because the first answer was not
+    awaited: a turn that is done is returned, one that is on its way is waited for, and neither runs
+    twice. A caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or
+    `abort`.
 
     Threads: `hear` may be called by any thread; all else by that of the event loop.
 
@@ -365,6 +366,8 @@ class ElasticRolloutScheduler:
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Say that a job's trainer has used, or thrown away, so many more that were finished.
+
+        Said twice it counts twice: `counts().jobs[job].consumed` tells whether it was heard.
 
         Raises:
             InvalidArgument: not so many were finished.

@@ -4,7 +4,7 @@ from types import TracebackType
 
 
 class Order:
-    """Keeps what a worker's method raised, whatever it is: workers are of any make.
+    """Keeps what somebody else's code raised, whatever it is: workers and watches are of any make.
 
     One broken worker is lost; without this it would take the scheduler of all others with it. An
     interrupt is not an error, and passes.

@@ -1,10 +1,15 @@
 """Who sees what the asyncio front does: metrics, spans, tests. Nothing depends on them."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from rose.scheduler.front_events import Entry
+from rose.scheduler.order import Order
 from rose.scheduler.rollouts import Outcome, Rollouts
 from rose.scheduler.worker import TurnRequest, WorkerKind
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class FrontWatch:
@@ -36,47 +41,49 @@ class FrontWatch:
 
 
 class Watches(FrontWatch):
-    """Shows everything to several."""
+    """Shows everything to several. One that fails sees nothing more, and the log says why."""
 
     def __init__(self, watches: Sequence[FrontWatch]) -> None:
-        self._watches = tuple(watches)
+        self._watches = list(watches)
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.begin(request, worker, kind)
+        self._show(lambda watch: watch.begin(request, worker, kind))
 
     def add(self, trajectory: int, tokens: int) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.add(trajectory, tokens)
+        self._show(lambda watch: watch.add(trajectory, tokens))
 
     def end(self, trajectory: int, worker: int) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.end(trajectory, worker)
+        self._show(lambda watch: watch.end(trajectory, worker))
 
     def end_all(self, worker: int) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.end_all(worker)
+        self._show(lambda watch: watch.end_all(worker))
 
     def opened(self, rollouts: Rollouts) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.opened(rollouts)
+        self._show(lambda watch: watch.opened(rollouts))
 
     def heard(self, entry: Entry) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.heard(entry)
+        self._show(lambda watch: watch.heard(entry))
 
     def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Show it to all."""
-        for watch in self._watches:
-            watch.stepped(outcomes, seconds)
+        self._show(lambda watch: watch.stepped(outcomes, seconds))
 
     def close(self) -> None:
         """Tell all."""
-        for watch in self._watches:
-            watch.close()
+        self._show(lambda watch: watch.close())
+
+    def _show(self, it: Callable[[FrontWatch], None]) -> None:
+        for watch in tuple(self._watches):
+            order = Order()
+            with order:
+                it(watch)
+            if order.error is not None:
+                self._watches.remove(watch)
+                kind = type(watch).__name__
+                _LOG.error("%s has failed, and sees nothing more", kind, exc_info=order.error)

@@ -219,3 +219,38 @@ def test_with_opentelemetry_spans_go_to_its_provider() -> None:
     assert all(by_id[span.parent.span_id] is whole for span in turns)
     assert {span.context.trace_id for span in by_id.values()} == {whole.parent.trace_id}
     assert whole.attributes["rose.fate"] == "finished"
+
+
+CALLS = ("opened", "heard", "begin", "add", "end", "end_all", "stepped", "close")
+
+
+class BrokenWatch(FrontWatch):
+    def __init__(self, name: str) -> None:
+        self.calls: Counter[str] = Counter()
+        for call in CALLS:
+            setattr(self, call, lambda *_, call=call: self.take(call, is_broken=call == name))
+
+    def take(self, call: str, *, is_broken: bool) -> None:
+        self.calls[call] += 1
+        if is_broken:
+            raise KeyError("a bug of whoever watches")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_watch_that_fails_sees_nothing_more_and_all_else_goes_on(name, caplog) -> None:
+    broken, whole = BrokenWatch(name), BrokenWatch("none")
+
+    async def program() -> None:
+        async with opened(watches=[broken, whole]) as scheduler:
+            worker = await bring(scheduler, 0)
+            with Voices(worker):
+                await asyncio.gather(*(play(scheduler, number) for number in range(3)))
+            await scheduler.lose(0, "it goes")
+
+    run(program())
+    assert broken.calls[name] == 1
+    assert set(whole.calls) == set(CALLS)
+    assert [one.message for one in caplog.records] == [
+        "BrokenWatch has failed, and sees nothing more"
+    ]
+    assert "a bug of whoever watches" in caplog.text
