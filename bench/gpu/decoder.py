@@ -182,8 +182,13 @@ class Step:
         if last == self._decoder.shape.layers:
             self.out.copy_(self._decoder.tokens_of(x))
 
-    def capture(self, stream: Any) -> None:
-        """Make each part a CUDA graph. For use before anything is parked: it allocates."""
+    def capture(self, stream: Any, pool: Any) -> None:
+        """Make each part a CUDA graph. For use before anything is parked: it allocates.
+
+        Args:
+            stream: that it is captured on; it can be launched on any.
+            pool: of `torch.cuda.graph_pool_handle`, for all steps that run one after the other.
+        """
         import torch
 
         with torch.cuda.stream(stream):
@@ -191,7 +196,7 @@ class Step:
                 part.replay()  # the first time takes workspaces
         stream.synchronize()
         for part in self.parts:
-            part.capture(stream)
+            part.capture(stream, pool)
 
 
 class Part:
@@ -200,13 +205,20 @@ class Part:
     def __init__(self, run: Callable[[int, int], None], first: int, last: int) -> None:
         self._run = lambda: run(first, last)
 
-    def capture(self, stream: Any) -> None:
+    def capture(self, stream: Any, pool: Any) -> None:
         import torch
 
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        from rose._core import CudaDevice
+        from rose.engines.torch import gated_graph
+
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, stream=stream, pool=pool):
             self._run()
-        self._run = graph.replay
+        # What torch replays has the priority of the stream that it was captured on, wherever it is
+        # launched. This has that of the stream it is launched on.
+        launchable = gated_graph(CudaDevice.open(stream.device.index or 0), graph)
+        self._captured = graph  # it has the memory
+        self._run = lambda: launchable.launch(int(torch.cuda.current_stream().cuda_stream))
 
     def replay(self) -> None:
         """Put it into the current stream."""

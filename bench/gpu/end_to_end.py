@@ -36,6 +36,8 @@ REQUESTS_FOR_P99: Final = 100
 
 
 ROWS: Final = END_TO_END_ROWS
+# Serving alone, twice: every arm is held against the first, and the second says what that is worth.
+_CONTROLS: Final = ("alone", "again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Bench:
     def _capture(self) -> None:
         import torch
 
+        torch.cuda.synchronize()  # weights were drawn on another stream
         place = Place(torch.cuda.Stream(self.device))
         for engine in (self.serving, self.rollout):
             engine.place = place
@@ -212,24 +215,26 @@ class _Rollouts:
             raise self._failure
 
 
-def run_all(bench: Bench) -> tuple[dict[str, list[Outcome]], dict[str, Exception]]:
-    """Run every arm with each trace, serving alone before and after; and why arms are missing."""
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in ("alone", *ARMS, "again")}
-    failures: dict[str, Exception] = {}
-    arms = {"alone": ALONE, **ARMS, "again": ALONE}
-    for seed in bench.settings.seeds:
-        for name, opened in arms.items():
-            if name in failures:
-                continue
-            try:
-                outcomes[name].append(bench.run(opened, seed))
-            except Exception as failure:  # noqa: BLE001 (the other arms go on)
-                failures[name] = failure
-    return outcomes, failures
+class Trials:
+    """What each arm did with each trace so far, and why arms are missing."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.outcomes: dict[str, list[Outcome]] = {name: [] for name in (*_CONTROLS, *ARMS)}
+        self.failures: dict[str, Exception] = {}
+        self._bench = bench
+
+    def run(self, name: str, seed: int) -> None:
+        """Run an arm that has not failed with another trace."""
+        if name in self.failures:
+            return
+        try:
+            self.outcomes[name].append(self._bench.run(ARMS.get(name, ALONE), seed))
+        except Exception as failure:  # noqa: BLE001 (the other arms go on)
+            self.failures[name] = failure
 
 
 def measure(report: Report, settings: Settings = FULL) -> None:
-    """Report each arm's medians over the traces."""
+    """Report each arm's medians over the traces, as soon as its last one is done."""
     with report.rows(*ROWS):
         bench = Bench(settings)
         # The first runs take what there is to take of allocations and caches.
@@ -237,22 +242,28 @@ def measure(report: Report, settings: Settings = FULL) -> None:
         rollout_rate = [bench.rollout_alone(warm_s) for _ in range(2)][-1]
         bench.run(ALONE, settings.seeds[0])
         report.add("e2e_rollout_tokens_per_s", rollout_rate, "tokens/s")
-        outcomes, failures = run_all(bench)
-        for name in ("alone", "again"):
-            if name in failures:
-                raise failures[name]
-        requests = min(one.latencies.requests for one in outcomes["alone"])
+        trials = Trials(bench)
+        *earlier, last = settings.seeds
+        for seed in earlier:
+            for name in (*_CONTROLS, *ARMS):
+                trials.run(name, seed)
+        for name in _CONTROLS:
+            trials.run(name, last)
+            if name in trials.failures:
+                raise trials.failures[name]
+        requests = min(one.latencies.requests for one in trials.outcomes["alone"])
         report.add("e2e_requests_each_arm", requests, "requests")
         for arm in ARMS:
+            trials.run(arm, last)
             with report.rows(
                 *(end_to_end_row(arm, one) for one in STATISTICS), f"e2e_harvest_{arm}"
             ):
-                if arm in failures:
-                    raise failures[arm]
-                rates = [one.rollout_tokens_per_s for one in outcomes[arm]]
+                if arm in trials.failures:
+                    raise trials.failures[arm]
+                rates = [one.rollout_tokens_per_s for one in trials.outcomes[arm]]
                 share = statistics.median(rates) / rollout_rate
                 report.add(f"e2e_harvest_{arm}", share, "share")
-                _report(report, arm, outcomes, requests)
+                _report(report, arm, trials.outcomes, requests)
 
 
 def _report(report: Report, arm: str, outcomes: dict[str, list[Outcome]], requests: int) -> None:

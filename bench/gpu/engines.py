@@ -79,8 +79,11 @@ class ServingEngine:
         self._decode = {size: Step(decoder, size, 1, every=whole) for size in (*sizes, shape.slots)}
 
     def capture(self) -> None:
+        import torch
+
+        pool = torch.cuda.graph_pool_handle()
         for step in (self._prefill, *self._decode.values()):
-            step.capture(self.place.stream)
+            step.capture(self.place.stream, pool)
 
     def run(
         self,
@@ -220,8 +223,11 @@ class RolloutEngine:
         self.tokens = 0
 
     def capture(self) -> None:
+        import torch
+
+        pool = torch.cuda.graph_pool_handle()
         for step in self._steps[-2:]:
-            step.capture(self.place.stream)
+            step.capture(self.place.stream, pool)
 
     @property
     def next(self) -> Step:

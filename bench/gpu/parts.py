@@ -21,7 +21,7 @@ TESTS_S: Final = 180.0
 TEST_FILE_S: Final = 90.0
 ONE_TEST_S: Final = 40
 SUITE_S: Final = 45.0
-DEMO_S: Final = 90.0
+DEMO_S: Final = 130.0
 SANITIZER_S: Final = 30.0
 
 NOTHING: Final = Bar(at_most=0)
@@ -65,7 +65,8 @@ def build(out: Path, deadline: Deadline) -> str | None:
         python("setup.py", "-q", "build_ext", "--inplace"),
         log=log,
         limit_s=deadline.at_most(BUILD_S),
-        more_environment={"ROSE_CUDA": "on"},
+        # Another compiler than those of our CI may warn of more.
+        more_environment={"ROSE_CUDA": "on", "ROSE_MESSAGES": "off", "CXXFLAGS": "-Wno-error"},
     )
     return None if ending.is_good else f"the build failed: {ending.reason(last_line(log))}"
 
@@ -86,13 +87,26 @@ def pytest_command(*arguments: str) -> list[str]:
 
 
 @dataclass(slots=True)
-class FileOfTests:
-    """One file of tests, which may take several processes: a test can end the one it runs in."""
+class GpuTests:
+    """Some files of tests, which may take several processes: a test can end the one it runs in.
 
-    path: str
+    Args:
+        paths: of the files.
+        outcomes: by test: how it ended, and why.
+        waiting: tests without an outcome.
+        is_collected: whether these are all there are.
+    """
+
+    paths: Sequence[str]
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     is_collected: bool = False
+
+    def of_file(self, path: str) -> "GpuTests":
+        """Return what is known of one of the files; one without a test is not collected yet."""
+        outcomes = {test: how for test, how in self.outcomes.items() if _is_in(path, test)}
+        waiting = {test for test in self.waiting if _is_in(path, test)}
+        return GpuTests([path], outcomes, waiting, is_collected=bool(outcomes or waiting))
 
     def read(self, progress: Path) -> str | None:
         """Take in what a process wrote; returns the test in which it ended, if it did."""
@@ -118,33 +132,42 @@ class FileOfTests:
         if self.outcomes.get(test, ("",))[0] != "failed":  # a later phase does not mend it
             self.outcomes[test] = (outcome, why)
 
+    def run_once(self, out: Path, limit_s: float, *options: str) -> str:
+        """Run in one process what has no outcome; returns how the process ended."""
+        log = out / "tests.log"
+        deselect = [part for test in self.outcomes for part in ("--deselect", test)]
+        with TemporaryDirectory() as folder:
+            progress = Path(folder) / "progress"
+            ending = run_child(
+                [
+                    *pytest_command(*self.paths, *deselect, *options),
+                    *("-p", "bench.gpu.progress", f"--progress={progress}"),
+                    # Dumps every thread and ends the process; without pytest-timeout these
+                    # two are unknown, which pytest only warns of.
+                    *("-o", f"timeout={ONE_TEST_S}", "-o", "timeout_method=thread"),
+                ],
+                log=log,
+                limit_s=limit_s,
+            )
+            culprit = self.read(progress)
+        why = ending.reason(last_line(log))
+        if culprit is not None:
+            self.end(culprit, "failed", f"its process ended here: {why}")
+        return why
+
     def run(self, out: Path, deadline: Deadline) -> None:
         """Run until every test has an outcome, time is over, or a process got no test done."""
-        log = out / "tests.log"
         while not self.is_collected or self.waiting:
             before = len(self.outcomes)
-            deselect = [part for test in self.outcomes for part in ("--deselect", test)]
-            with TemporaryDirectory() as folder:
-                progress = Path(folder) / "progress"
-                ending = run_child(
-                    [
-                        *pytest_command(self.path, *deselect),
-                        *("-p", "bench.gpu.progress", f"--progress={progress}"),
-                        # Dumps every thread and ends the process; without pytest-timeout these
-                        # two are unknown, which pytest only warns of.
-                        *("-o", f"timeout={ONE_TEST_S}", "-o", "timeout_method=thread"),
-                    ],
-                    log=log,
-                    limit_s=deadline.at_most(TEST_FILE_S),
-                )
-                culprit = self.read(progress)
-            why = ending.reason(last_line(log))
-            if culprit is not None:
-                self.end(culprit, "failed", f"its process ended here: {why}")
+            why = self.run_once(out, deadline.at_most(TEST_FILE_S))
             if len(self.outcomes) == before:
-                for test in self.waiting or {self.path}:
+                for test in self.waiting or set(self.paths):
                     self.outcomes[test] = ("failed", f"not run: {why}")
                 return
+
+
+def _is_in(path: str, test: str) -> bool:
+    return Path(test.partition("::")[0]).name == Path(path).name
 
 
 def files_of_tests(root: Path = ROOT) -> list[str]:
@@ -152,12 +175,18 @@ def files_of_tests(root: Path = ROOT) -> list[str]:
 
 
 def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
-    """Run the GPU tests, one process a file at least, so that none can spoil all others."""
+    """Run the GPU tests: in one process to the first failure, then the rest one process a file.
+
+    To begin is most of what a process takes; but a failure can leave a context that fails all that
+    comes after it.
+    """
     found = Findings()
     allowed = Deadline(deadline.at_most(TESTS_S))
     outcomes: dict[str, tuple[str, str]] = {}
+    whole = GpuTests(files)
+    whole.run_once(out, allowed.left_s(), "--maxfail=1")
     for path in files:
-        file = FileOfTests(path)
+        file = whole.of_file(path)
         file.run(out, allowed)
         outcomes |= file.outcomes
     with (out / TEST_OUTCOMES).open("w", encoding="utf-8") as lines:
@@ -246,17 +275,20 @@ _DEMO_RATIOS: Final = {
 DEMO_ROWS: Final = (*_DEMO_RATIOS, *_DEMO)
 DEMO_NEEDS: Final = "5.23"
 DEMO_REPORT: Final = "demo.json"
+MESSAGES: Final = ROOT / "rose/transfer/wire/proto/weights_pb2.py"
 
 
 def why_no_demo() -> str | None:
     """Return why the demo cannot run with this interpreter, or None."""
-    for package in ("torch", "transformers", "psutil", "matplotlib", "jinja2"):
+    for package in ("torch", "transformers", "msgspec", "psutil", "matplotlib", "jinja2"):
         try:
             found = version(package)
         except PackageNotFoundError:
             return f"the demo needs {package}, which is not installed"
         if package == "transformers" and not found.startswith(f"{DEMO_NEEDS}."):
             return f"the demo needs transformers {DEMO_NEEDS}, and {found} is here"
+    if not MESSAGES.exists():
+        return "the demo needs rose's messages, which a build without grpcio-tools leaves out"
     return None
 
 
@@ -326,6 +358,9 @@ SANITIZED_TESTS: Final = (
     "tests/gpu/test_codec.py::test_topk_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_digest_is_bit_for_bit_the_reference[1001]",
 )
+# Top-k looks at a slot that another thread may claim at that moment, and asks again by a CAS if it
+# saw none: a race by intention, which would hide those of others.
+RACES_BY_INTENTION: Final = ("topk",)
 # What each tool prints last: how much it found.
 SANITIZER_TOOLS: Final = {
     "memcheck": r"ERROR SUMMARY: (\d+) error",
@@ -338,17 +373,20 @@ SANITIZER_ROWS: Final = tuple(f"sanitizer_{tool}_findings" for tool in SANITIZER
 def sanitizer(out: Path, deadline: Deadline) -> Findings:
     """Run a few kernels under compute-sanitizer, once with each tool."""
     found, log = Findings(), out / "sanitizer.log"
-    program = shutil.which("compute-sanitizer")
+    program = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin"
+    )
     if program is None:
         found.cannot(SANITIZER_ROWS, "compute-sanitizer is not on the path")
         return found
     for name, (tool, pattern) in zip(SANITIZER_ROWS, SANITIZER_TOOLS.items(), strict=True):
         began = log.stat().st_size if log.exists() else 0
+        left_out = RACES_BY_INTENTION if tool == "racecheck" else ()
         ending = run_child(
             [
                 # The driver's answers are not looked at: rose asks it for entries it may lack.
                 *(program, "--tool", tool, *(["--report-api-errors", "no"] * (tool == "memcheck"))),
-                *pytest_command(*SANITIZED_TESTS),
+                *pytest_command(*_without(left_out)),
             ],
             log=log,
             limit_s=deadline.at_most(SANITIZER_S),
@@ -358,6 +396,10 @@ def sanitizer(out: Path, deadline: Deadline) -> Findings:
             said = file.read().decode(errors="replace")
         found.extend(sanitizer_row(name, pattern, said, ending.is_good, ending.reason()))
     return found
+
+
+def _without(words: Sequence[str]) -> list[str]:
+    return [test for test in SANITIZED_TESTS if not any(word in test for word in words)]
 
 
 def sanitizer_row(name: str, pattern: str, said: str, is_good: bool, why: str) -> Findings:

@@ -1,13 +1,11 @@
 """A kernel whose blocks stay where they are for as long as they are told, as persistent ones do."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def spin(out: Any, rounds: int, block: tl.constexpr) -> None:
+def spin(out: tl.tensor, rounds: int, block: tl.constexpr) -> None:
     """Each thread goes round on its own number; one block a program."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     value = at.to(tl.float32)

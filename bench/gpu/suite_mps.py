@@ -35,14 +35,19 @@ def mps() -> Iterator[dict[str, str]]:
         for one in where.values():
             Path(one).mkdir()
         try:
-            subprocess.run([program, "-d"], env=where, check=True, timeout=DAEMON_S)
+            subprocess.run([program, "-d"], env=os.environ | where, check=True, timeout=DAEMON_S)
         except (subprocess.SubprocessError, OSError) as failure:
             raise Cannot(f"the daemon of MPS does not start: {failure}") from failure
         try:
             yield where
         finally:
             subprocess.run(
-                [program], input="quit\n", text=True, env=where, check=False, timeout=DAEMON_S
+                [program],
+                input="quit\n",
+                text=True,
+                env=os.environ | where,
+                check=False,
+                timeout=DAEMON_S,
             )
 
 

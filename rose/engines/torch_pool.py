@@ -1,5 +1,7 @@
 """Torch tensors in slabs of rose's pool, through the memory pools of torch."""
 
+import functools
+
 import torch
 
 from rose import _core
@@ -24,8 +26,13 @@ def tensor_pool(heap: TensorHeap, device: torch.device) -> torch.cuda.MemPool:
         InvalidArgument: the device has a heap already.
     """
     _core.offer_heap(device.index, heap.core)
-    entries = torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "rose_alloc", "rose_free")
-    return torch.cuda.MemPool(entries.allocator())
+    return torch.cuda.MemPool(_entries().allocator())
+
+
+@functools.cache
+def _entries() -> torch.cuda.memory.CUDAPluggableAllocator:
+    """Return the one of the process: pools of some versions of torch do not keep theirs alive."""
+    return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "rose_alloc", "rose_free")
 
 
 def withdraw(device: torch.device) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from bench.gpu import parts, run
 from bench.gpu.children import Deadline, Ending, last_line, python, run_child, shorten
-from bench.gpu.parts import FileOfTests, Findings, Suite
+from bench.gpu.parts import Findings, GpuTests, Suite
 from bench.gpu.report import Cannot, Report, read_rows
 from bench.rows import faults
 
@@ -363,7 +363,7 @@ def test_runs_in_the_next_process(): pass
 def run_tests(tmp_path: Path, text: str, *, limit_s: float = 60.0) -> dict[str, tuple[str, str]]:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
     (tmp_path / "test_it.py").write_text(text)
-    file = FileOfTests(str(tmp_path / "test_it.py"))
+    file = GpuTests([str(tmp_path / "test_it.py")])
     file.run(tmp_path, Deadline(limit_s))
     return {test.split("::")[-1]: how for test, how in file.outcomes.items()}
 
@@ -409,6 +409,23 @@ def test_all_files_are_added_up(tmp_path: Path) -> None:
     assert not found.is_complete
     lines = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()]
     assert len(lines) == 6
+
+
+@pytest.mark.parametrize(("is_broken", "processes"), [(False, 1), (True, 2)])
+def test_files_share_a_process_until_something_fails(tmp_path: Path, is_broken, processes) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
+    head = "import pytest\npytestmark = pytest.mark.gpu\n"
+    texts = {
+        "test_a.py": "def test_one(): pass\ndef test_two(): pytest.skip('not here')\n",
+        "test_b.py": f"def test_one(): assert {not is_broken}\ndef test_two(): pass\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(head + text)
+    found = parts.tests(tmp_path, Deadline(60), [str(tmp_path / name) for name in texts])
+    values = [one["value"] for one in found.rows]
+    assert values == [3 - is_broken, int(is_broken), 1]
+    log = (tmp_path / "tests.log").read_text()
+    assert log.count("test session starts") == processes
 
 
 # ---- what is promised
@@ -533,8 +550,19 @@ def test_the_demo_says_which_transformers_it_needs(
         return found or "1.0"
 
     monkeypatch.setattr(parts, "version", version)
+    monkeypatch.setattr(parts, "MESSAGES", Path(__file__))
     why = parts.why_no_demo()
     assert (why is None) if reason is None else (why is not None and reason in why)
+
+
+def test_the_demo_needs_what_a_build_without_messages_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "version", lambda _package: f"{parts.DEMO_NEEDS}.0")
+    monkeypatch.setattr(parts, "MESSAGES", tmp_path / "weights_pb2.py")
+    why = parts.why_no_demo()
+    assert why is not None
+    assert "grpcio-tools" in why
 
 
 def test_the_demo_is_started_as_its_users_start_it(
@@ -596,7 +624,7 @@ def test_a_sanitizer_that_saw_nothing_run_says_nothing(
 def test_without_a_sanitizer_its_rows_are_unmeasured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.shutil, "which", lambda _: None)
+    monkeypatch.setattr(parts.shutil, "which", lambda _, **__: None)
     found = parts.sanitizer(tmp_path, Deadline(10))
     assert {one["name"] for one in found.unmeasured} == set(parts.SANITIZER_ROWS)
 

@@ -56,12 +56,12 @@ def runtimes() -> Iterator[ctypes.CDLL]:
 
 def check_clean() -> None:
     """The error that the runtime remembers is the host program's: rose leaves none behind."""
+    import torch
+
     found = list(runtimes())
     assert found, "torch loads a CUDA runtime"
     for runtime in found:
         assert runtime.cudaPeekAtLastError() == 0
-    import torch
-
     torch.cuda.synchronize()
     assert float(torch.ones(8, device="cuda").sum()) == 8.0
 

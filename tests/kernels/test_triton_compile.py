@@ -147,6 +147,20 @@ def ptx_of(name: str, variant: dict[str, Any]) -> str:
     return ptx
 
 
+def cubin_of_spin() -> int:
+    """Return the bytes of the kernel of `bench.gpu.suite_persistent`, as it launches it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from bench.gpu.spin_kernel import spin
+
+    signature = {"out": "*fp32", "rounds": "i32", "block": "constexpr"}
+    source = ASTSource(spin, signature, {(2,): 128}, {})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return len(made.asm["cubin"])
+
+
 def amd_assembly(name: str, variant: dict[str, Any]) -> str:
     kernel = compiled(name, variant, ("hip", "gfx942", 64), aligned=True)
     assert kernel.asm["hsaco"]
@@ -199,3 +213,7 @@ def test_quotients_are_rounded_once_and_keep_subnormals(
     assert divisions
     assert set(divisions) == {"div.rn.f32"}
     assert ".ftz" not in ptx
+
+
+def test_the_persistent_kernel_of_the_device_suite_compiles(child: Child) -> None:
+    assert child.run(cubin_of_spin) > 0
