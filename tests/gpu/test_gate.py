@@ -240,7 +240,7 @@ class Captured:
                 self.total.add_(1)
         self.graph = CudaGraph.end_capture(device, stream)
         self._stream = lanes.serving
-        assert self.value() == 0  # the first time takes pinned memory, which may wait for the device
+        assert self.value() == 0  # the first time takes pinned memory
 
     def value(self) -> float:
         """Read it past the borrower's stream, which may be parked."""
