@@ -38,10 +38,10 @@ std::unique_ptr<StreamGate> create_gate(const std::shared_ptr<Device>& device,
                                         std::shared_ptr<HostGate> gate, std::uintptr_t stream,
                                         GateKind kind, std::uint32_t window, std::uint32_t launches,
                                         double drain_timeout_ms) {
-  const compute::StreamGateConfig config{.window = window,
-                                         .launches = launches,
-                                         .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms"),
-                                         .library = {}};
+  const compute::StreamGateConfig config{
+      .window = window,
+      .launches = launches,
+      .drain_ns = ns_of_ms(drain_timeout_ms, "drain_timeout_ms")};
   const auto create = [&] {
     const py::gil_scoped_release release;
     return StreamGate::create(device, std::move(gate), stream_of(stream), kind, config);

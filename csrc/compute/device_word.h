@@ -1,6 +1,7 @@
 // A gate word as a device sees it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -23,8 +24,9 @@ class DeviceWord {
 
   // The device still waits on the word, nobody knows for how long: registration and page stay for
   // the life of the process. Pulling memory from under a device would end that process's context.
-  // `code` is what waits there, if it is a kernel of ours: unloading it could wait for it.
-  static void abandon(std::unique_ptr<DeviceWord> word, std::shared_ptr<const void> code) noexcept {
+  // `code` is what waits there, if it is kernels of ours: unloading them could wait for them.
+  using Code = std::array<std::shared_ptr<const void>, 2>;
+  static void abandon(std::unique_ptr<DeviceWord> word, Code code) noexcept {
     word->code_ = std::move(code);
     (void)word.release();
   }
@@ -44,7 +46,7 @@ class DeviceWord {
   std::shared_ptr<HostGate> gate_;
   driver::DevicePointer base_{0};
   bool is_registered_{false};
-  std::shared_ptr<const void> code_;
+  Code code_;
 };
 
 }  // namespace rose::compute

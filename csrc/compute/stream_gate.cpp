@@ -68,6 +68,21 @@ Result<Capture> active_capture(const driver::Device& device, CUstream stream) no
   return capture;
 }
 
+// `library` is the embedded fat binary of that name when none was given.
+Status load_kernel(const driver::DevicePtr& device,
+                   std::shared_ptr<const driver::KernelLibrary>& library, const char* fatbin,
+                   const char* name, CUkernel& kernel) noexcept {
+  if (library == nullptr) {
+    auto embedded = driver::KernelLibrary::create(device, fatbin);
+    if (!embedded.ok()) return embedded.status();
+    library = embedded.take();
+  }
+  const Result<CUkernel> found = library->kernel(name);
+  if (!found.ok()) return found.status();
+  kernel = found.value();
+  return {};
+}
+
 }  // namespace
 
 // ---- making one
@@ -89,7 +104,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   }
   ROSE_TRY(check_queue(config));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
-  if (kind == GateKind::kKernel) ROSE_TRY(made->load_kernel("gate_kernel", made->kernel_));
+  if (kind == GateKind::kKernel) ROSE_TRY(made->load_gate_kernel());
   auto timer = SegmentTimer::create(device, stream);
   if (!timer.ok()) return timer.status();
   made->timer_ = timer.take();
@@ -107,23 +122,19 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   return made;
 }
 
-Status StreamGate::load_kernel(const char* name, CUkernel& kernel) noexcept {
-  if (config_.library == nullptr) {
-    auto library = driver::KernelLibrary::create(device_, "gate");
-    if (!library.ok()) return library.status();
-    config_.library = library.take();
-  }
-  const Result<CUkernel> found = config_.library->kernel(name);
-  if (!found.ok()) return found.status();
-  kernel = found.value();
-  return {};
+Status StreamGate::load_gate_kernel() noexcept {
+  return load_kernel(device_, config_.library, "gate", "gate_kernel", kernel_);
+}
+
+Status StreamGate::load_branch_kernel() noexcept {
+  return load_kernel(device_, config_.branch_library, "branch", "branch_kernel", branch_);
 }
 
 StreamGate::~StreamGate() {
   if (word_ == nullptr) return;
   if (in_flight() != 0) drain();
   if (in_flight() != 0) {
-    DeviceWord::abandon(std::move(word_), config_.library);
+    DeviceWord::abandon(std::move(word_), {config_.library, config_.branch_library});
   } else {
     gate().end_drain();
   }
@@ -414,7 +425,7 @@ Status StreamGate::add_branch(driver::GraphChain& chain, GraphGates& gates,
 Result<std::unique_ptr<driver::Graph>> StreamGate::make_abortable(
     std::span<const CUgraph> segments) noexcept {
   if (segments.empty()) return Status::invalid_argument("a graph without segments has no gate");
-  if (branch_ == nullptr) ROSE_TRY(load_kernel("branch_kernel", branch_));
+  if (branch_ == nullptr) ROSE_TRY(load_branch_kernel());
   auto chain = driver::GraphChain::create(device_);
   if (!chain.ok()) return chain.status();
   GraphGates gates;

@@ -28,7 +28,9 @@ struct StreamGateConfig {
   std::uint32_t window{2};              // segments in the stream that have not started; 1 to 64
   std::uint32_t launches{1};            // what the engine puts into the stream for one, at most
   Nanoseconds drain_ns{1'000'000'000};  // how long an abort waits for the device
-  std::shared_ptr<const driver::KernelLibrary> library{};  // of KERNEL; null: the embedded one
+  // With gate_kernel, for KERNEL, and with branch_kernel, for abortable graphs; null: the embedded.
+  std::shared_ptr<const driver::KernelLibrary> library{};
+  std::shared_ptr<const driver::KernelLibrary> branch_library{};
 };
 
 // The borrower's half of a gate, for segments that run on a device; the HostGate behind it is the
@@ -130,7 +132,8 @@ class StreamGate {
 
   StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
              StreamGateConfig config) noexcept;
-  Status load_kernel(const char* name, CUkernel& kernel) noexcept;
+  Status load_gate_kernel() noexcept;
+  Status load_branch_kernel() noexcept;
   kernels::GateParams kernel_params() const noexcept;
   Status add_branch(driver::GraphChain& chain, GraphGates& gates, CUgraph segment) noexcept;
 

@@ -42,7 +42,7 @@ struct Work {
 
 struct AbortRig : Rig {
   explicit AbortRig(GateKind kind) : Rig{{.window = 8}, 0, kind} {
-    if (kind == GateKind::kMemop) give_library();
+    give_branches(kind);
     library = gate_kernels();
     segment = library->kernel("segment").value();
     fake().arguments("segment", "8");
@@ -72,12 +72,12 @@ struct AbortRig : Rig {
     }
   }
 
-  // MEMOP needs no device code until a graph has branches.
-  void give_library() {
+  // Neither kind needs them until a graph has branches.
+  void give_branches(GateKind kind) {
+    StreamGateConfig config{.window = 8, .branch_library = gate_kernels()};
+    if (kind == GateKind::kKernel) config.library = gate_kernels();
     borrower.reset();
-    borrower = StreamGate::create(device, gate, stream->get(), GateKind::kMemop,
-                                  {.window = 8, .library = gate_kernels()})
-                   .take();
+    borrower = StreamGate::create(device, gate, stream->get(), kind, config).take();
   }
   std::vector<CUgraph> captured() const {
     std::vector<CUgraph> out;
@@ -205,6 +205,29 @@ TEST(shut_down_leaves_segments_out_too) {
   const Running device;
   CHECK_EQ(rig.pass(kLongNs), Verdict::kShutDown);
   CHECK_EQ(rig.work.ran, first(2));
+}
+
+// The tests embed no device code.
+TEST(gates_go_on_where_branches_cannot_be_loaded) {
+  for (const GateKind kind : kKinds) {
+    Rig rig{{}, 0, kind};
+    fake().arguments("gate_kernel", std::to_string(sizeof(kernels::GateParams)).c_str());
+    fake().on_kernel(
+        "gate_kernel",
+        [](const std::uint64_t* arguments, unsigned, void*) {
+          kernels::GateParams gate;
+          std::memcpy(&gate, arguments, sizeof gate);
+          World world;
+          kernels::start_segment(gate, world);
+        },
+        nullptr);
+    CHECK_EQ(rig.borrower->make_abortable(std::vector<CUgraph>(1)).status().code(),
+             Code::kUnavailable);
+    rig.open(1);
+    CHECK_EQ(rig.pass(), Verdict::kPassed);
+    fake().pump();
+    CHECK_EQ(rig.gate->passed(), 1);
+  }
 }
 
 TEST(body_takes_no_memory_operations) {

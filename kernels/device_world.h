@@ -1,0 +1,29 @@
+// What a gate sees on a device. Only for nvcc: the tests bring a world of their own.
+#pragma once
+
+#include <cstdint>
+
+namespace rose::kernels {
+
+// The host's memory behind the link, and the device's own clock.
+struct DeviceWorld {
+  // A look crosses the link: often enough not to add to a wake-up, seldom enough not to fill it.
+  static constexpr unsigned kPauseNs = 500;
+
+  __device__ std::uint32_t load(const std::uint32_t* word) const {
+    std::uint32_t value;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+  }
+  __device__ void store(std::uint32_t* word, std::uint32_t value) const {
+    asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+  }
+  __device__ std::uint64_t now_ns() const {
+    std::uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
+  __device__ void pause() const { __nanosleep(kPauseNs); }
+};
+
+}  // namespace rose::kernels
