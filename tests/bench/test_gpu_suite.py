@@ -428,6 +428,12 @@ def test_files_share_a_process_until_something_fails(tmp_path: Path, is_broken, 
     assert log.count("test session starts") == processes
 
 
+def test_no_file_is_not_all_files(tmp_path: Path) -> None:
+    found = parts.tests(tmp_path, Deadline(60), [])
+    assert [one["value"] for one in found.rows] == [0, 0, 0]
+    assert not (tmp_path / "tests.log").exists()
+
+
 # ---- what is promised
 
 
