@@ -22,6 +22,9 @@ from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
 _BLIND: Final = FrontWatch()
+# Leases run out while every turn is with its environment, too. A longer time without a step is
+# taken for one in which the process stood still.
+_IDLE_NS: Final = NS_PER_S // 2
 
 
 class Draft:
@@ -210,7 +213,11 @@ class Durable:
             or self.rollouts.has_refusals()
             or not self.rollouts.is_idle()
             or bool(self.rollouts.absent())
+            or (bool(self.rollouts.driver.attached()) and self._is_long_ago())
         )
+
+    def _is_long_ago(self) -> bool:
+        return self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
 
     def stop_turns(self) -> None:
         """Take every turn back from its worker."""

@@ -6,7 +6,6 @@ was written to the store: a scheduler that was killed, at whatever point, goes o
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -99,7 +98,8 @@ class ElasticRolloutScheduler:
             watches=watches,
         )
         self._waiters = Waiters()
-        self._held: deque[_Command] = deque()  # starts that wait for others to be over
+        self._held: list[_Command] = []  # starts that wait for others to be over
+        self._taken: list[_Command | WorkerEvent] = []  # what the step that is on its way is of
         self._inbox: Inbox[_Command] | None = None
         self._task: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -188,10 +188,10 @@ class ElasticRolloutScheduler:
         if inbox is None:
             return
         inbox.close()
-        for one in (*inbox.take(), *self._held):
+        for one in (*self._taken, *inbox.take(), *self._held):
             if isinstance(one, _Command) and not one.answer.done():
                 one.answer.set_exception(type(error)(*error.args))
-        self._held.clear()
+        self._taken, self._held = [], []
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -219,9 +219,10 @@ class ElasticRolloutScheduler:
             InvalidArgument: another has its number.
         """
         entry = Registered(worker.number, worker.kind, capabilities, tuple(running))
+        inbox = self._open_inbox()
 
         def run() -> Entry:
-            self._open_inbox().let_in(entry.worker)
+            inbox.let_in(entry.worker)
             return entry
 
         await self._tell(run, worker=worker)
@@ -443,8 +444,8 @@ class ElasticRolloutScheduler:
     def _advance(self, items: Sequence[_Command | WorkerEvent]) -> None:
         """Take in what was said, step the core, and tell whoever waited for what came of it."""
         stepped: list[_Command] = []
-        held, self._held = self._held, deque()
-        for item in (*held, *items):
+        self._taken, self._held = [*self._held, *items], []
+        for item in self._taken:
             if not isinstance(item, _Command):
                 self._durable.hear(item)
             elif not item.answer.done():  # Else its caller has left before it was heard.
@@ -455,6 +456,7 @@ class ElasticRolloutScheduler:
         for command in stepped:
             if not command.answer.done():
                 command.answer.set_result(None)
+        self._taken = []
         if self._durable.is_checkpoint_due() and self._saving is None:
             try:
                 self._begin_saving()

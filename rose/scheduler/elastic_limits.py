@@ -15,7 +15,7 @@ class FrontLimits:
             worker that sends it is taken as lost. Some seconds of a thousand workers.
         trajectories_max: that are begun and not over; `start` of one more waits for one to end.
         tick_s: how often the core steps when nothing happens: leases run out and stalls are seen
-            that late.
+            that late. While every turn is with its environment, half a second.
         checkpoint_s: how often a checkpoint is written; a restart reads as much journal.
         rejoin_s: a worker of an earlier life that is not back so long after a restart is lost; what
             it had, and what is placed there until then, waits so long.

@@ -218,7 +218,7 @@ class Rollouts:
         return self.state.counts.copy()
 
     def is_idle(self) -> bool:
-        """Whether every trajectory is in its environment: time alone changes nothing."""
+        """Whether every trajectory is in its environment: time alone changes only leases."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
 
     def has_refusals(self) -> bool:

@@ -430,6 +430,45 @@ def test_a_step_that_cannot_be_written_is_not_taken_and_ends_the_scheduler(tmp_p
     run(program())
 
 
+@pytest.mark.parametrize("said", ["publish", "register", "finish"])
+def test_nobody_waits_for_the_answer_of_a_step_that_failed(tmp_path, said) -> None:
+    async def life() -> None:
+        store = FullStore(tmp_path / "state")
+        async with ElasticRolloutScheduler(WIDE, limits=LIMITS, store=store) as scheduler:
+            await scheduler.start(1)
+            store.is_full = True
+            words = {
+                "publish": lambda: scheduler.publish(1),
+                "register": lambda: scheduler.register(SayingWorker(0, BORROWED, print), CAN),
+                "finish": lambda: scheduler.finish(1),
+            }
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await words[said]()
+
+    async def program() -> None:
+        with pytest.raises(Unavailable, match="the disk is full"):
+            await life()
+
+    run(program())
+
+
+def test_a_worker_that_registers_as_the_scheduler_closes_does_not_spoil_the_end(tmp_path) -> None:
+    async def program() -> None:
+        async with opened(tmp_path / "state") as scheduler:
+            await scheduler.publish(3)
+            late = asyncio.create_task(
+                scheduler.register(SayingWorker(0, BORROWED, scheduler.hear), CAN)
+            )
+            await asyncio.sleep(0)  # It is said, and not yet heard.
+        await asyncio.gather(late, return_exceptions=True)
+        store = FileStore(tmp_path / "state")
+        _, steps = store.load()
+        store.close()
+        assert not steps  # The last checkpoint was written.
+
+    run(program())
+
+
 def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     path = tmp_path / "state"
     contradiction = Step(1 << 50, (Begun(1, 0, 0, 1),))
@@ -497,6 +536,25 @@ def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) ->
             await speak_until(worker, asked)
             assert_true(await asked, prompt)
             assert worker.epoch == 1
+
+    run(program())
+
+
+def test_a_lease_runs_out_while_every_turn_is_with_its_environment() -> None:
+    async def program() -> None:
+        clock = ManualClock()
+        async with opened(clock=clock) as scheduler:
+            worker = SayingWorker(0, BORROWED, scheduler.hear, ttl_ms=1500.0)
+            await scheduler.register(worker, CAN)
+            worker.grant()
+            await scheduler.start(3)
+            for _ in range(3):  # None of these is long, and nobody says anything.
+                clock.now_ms += 600.0
+                await asyncio.sleep(0.1)
+            asked = ask(scheduler)
+            await asyncio.sleep(0.1)
+            assert not worker.running
+            asked.cancel()
 
     run(program())
 
