@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rose.rl.policy_gradient import teaches
 from rose.rl.trajectory import Trajectory
 
 
@@ -45,7 +46,7 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
         groups.setdefault(one.group, []).append(one)
     taken: list[Trajectory] = []
     for members in groups.values():
-        if len(taken) < most and len({one.reward for one in members}) > 1:
+        if len(taken) < most and teaches([one.reward for one in members]):
             taken += members
     return taken
 
@@ -62,23 +63,23 @@ def microbatches(
         advantages: of each.
         tokens_max: of a padded microbatch; a longer trajectory is alone in its own.
     """
-    told = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
-    told.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))
+    pairs = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
+    pairs.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))
     first = 0
-    for end in range(1, len(told) + 1):
-        if end == len(told) or (end + 1 - first) * len(told[end][0].tokens) > tokens_max:
-            yield _padded(told[first:end])
+    for end in range(1, len(pairs) + 1):
+        if end == len(pairs) or (end + 1 - first) * len(pairs[end][0].tokens) > tokens_max:
+            yield _padded(pairs[first:end])
             first = end
 
 
-def _padded(told: Sequence[tuple[Trajectory, float]]) -> Microbatch:
-    shape = len(told), len(told[-1][0].tokens)
+def _padded(pairs: Sequence[tuple[Trajectory, float]]) -> Microbatch:
+    shape = len(pairs), len(pairs[-1][0].tokens)
     tokens = torch.zeros(shape, dtype=torch.int64)
     is_token = torch.zeros(shape, dtype=torch.int64)
     is_generated = torch.zeros(shape, dtype=torch.bool)
     behaviour = torch.zeros(shape)
     advantage = torch.zeros(shape)
-    for row, (trajectory, value) in enumerate(told):
+    for row, (trajectory, value) in enumerate(pairs):
         end = len(trajectory.tokens)
         tokens[row, :end] = torch.tensor(trajectory.tokens)
         is_token[row, :end] = 1

@@ -74,10 +74,12 @@ class History:
             self._kinds[worker] = kind
 
     def hear(self, event: WorkerEvent) -> None:
-        """Note an event of a worker."""
+        """Note an event of a worker; one that was never named has said nothing."""
         now_s = self.now_s()
         with self._lock:
-            kind = self._kinds[event.worker]
+            kind = self._kinds.get(event.worker)
+            if kind is None:
+                return  # Of a worker that nobody knows, and so nothing that counts.
             match event:
                 case TurnOutput():
                     self._tokens[kind] += len(event.tokens)

@@ -95,7 +95,7 @@ class Intake:
             return taken
 
     def drop_stale(self, oldest: int) -> list[Trajectory]:
-        """Take out the groups, complete or not, that only have trajectories older than a version.
+        """Take out the incomplete groups that only have trajectories older than a version.
 
         Without this a group whose last member never comes would fill the room for ever.
         """

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from rose.clock import Clock
 from rose.environments import Tokenizer
 from rose.environments.text import EOS
-from rose.errors import InvalidArgument, RoseError, check
+from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, check
 from rose.rl.flight import Flight
 from rose.rl.groups import Groups
 from rose.rl.parts import Parts
@@ -33,6 +33,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
+from rose.scheduler.hearsay import believable
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnOutput,
@@ -169,10 +170,16 @@ class RolloutLoop:
         self._inbox.put(news)
 
     def stop(self) -> None:
-        """End the thread; turns in flight are stopped, and their trajectories stay unfinished."""
+        """End the thread; turns in flight are stopped, and their trajectories stay unfinished.
+
+        Raises:
+            DeadlineExceeded: the thread does not end.
+        """
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout=_JOIN_S)
+            if self._thread.is_alive():
+                raise DeadlineExceeded(f"the rollouts have not ended after {_JOIN_S:g} s")
 
     def stats(self) -> SchedulerStats:
         """Return the scheduler's own books; exact once the loop is stopped."""
@@ -202,12 +209,12 @@ class RolloutLoop:
         try:
             while not self._is_stopping:
                 self._advance(self._gather())
-            for number in self._flights:
-                for worker in self._driver.attached():
-                    worker.stop_turn(number)
         except RoseError as error:
             self.error = error
         finally:
+            for number in self._flights:
+                for worker in self._driver.attached():
+                    self._driver.stop(worker, number)
             self._has_ended = True
 
     def _gather(self) -> list[News]:
@@ -232,9 +239,15 @@ class RolloutLoop:
         """Step the core with what happened, with tools that are done and with new trajectories."""
         news: list[driver.News] = []
         for one in gathered:
-            news.append(one)
-            if isinstance(one, TurnOutput | LeaseChanged | VersionCommitted | WorkerLost):
-                self._on_event(one)
+            if not isinstance(one, TurnOutput | LeaseChanged | VersionCommitted | WorkerLost):
+                news.append(one)
+                continue
+            heard = believable(one)
+            if heard is None:
+                self._driver.nonsense += 1
+                continue
+            self._on_event(heard)
+            news.append(heard)
         news += self._tools_done()
         news += self._new_trajectories()
         self._driver.advance(news, self._clock.now_ns())

@@ -18,6 +18,11 @@ _SPREAD_MIN: Final = 1e-6
 _LOG_RATIO_MAX: Final = 20.0
 
 
+def teaches(rewards: Sequence[float]) -> bool:
+    """Return whether the rewards of a group differ, so that it has advantages."""
+    return float(np.std(np.asarray(rewards, np.float64))) > _SPREAD_MIN
+
+
 def group_advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[float, ...]:
     """Return how much better than its group each trajectory did, in standard deviations.
 
@@ -26,6 +31,9 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[f
     Args:
         rewards: of each trajectory.
         groups: which group each is of.
+
+    Raises:
+        InvalidArgument: there is not one group for each reward.
     """
     if len(rewards) != len(groups):
         raise InvalidArgument(f"{len(rewards)} rewards for {len(groups)} trajectories")
@@ -33,14 +41,23 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[f
     advantages = np.zeros(len(rewards))
     for one in set(groups):
         is_of_it = group == one
-        spread = float(reward[is_of_it].std())
-        if spread > _SPREAD_MIN:
-            advantages[is_of_it] = (reward[is_of_it] - reward[is_of_it].mean()) / spread
+        rewards_of_it = reward[is_of_it]
+        if teaches(rewards_of_it):
+            advantages[is_of_it] = (rewards_of_it - rewards_of_it.mean()) / rewards_of_it.std()
     return tuple(advantages.tolist())
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return (k,) natural logprobs of `tokens` (k,) under `logits` (k, vocabulary)."""
+    """Return the natural logprobs of tokens.
+
+    Args:
+        logits: (k, vocabulary), of any floating dtype; computed with in float32.
+        tokens: (k,) int64.
+        temperature: of sampling, > 0.
+
+    Returns:
+        (k,) float32.
+    """
     rows = torch.log_softmax(logits.float() / temperature, dim=-1)
     return rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
@@ -55,6 +72,9 @@ def clipped_loss(
         behaviour: (k,) of each token when it was said.
         advantages: (k,) of the trajectory each token is of.
         clip: how far a ratio may be from 1 before a token stops to push it further.
+
+    Returns:
+        0-d, of the dtype of `logprobs`.
     """
     log_ratio = (logprobs - behaviour).clamp(-_LOG_RATIO_MAX, _LOG_RATIO_MAX)
     ratio = log_ratio.exp()

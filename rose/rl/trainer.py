@@ -171,8 +171,8 @@ class PolicyTrainer:
         ]
         kept = first_groups(fresh, self._settings.learned_max)
         tokens = sum(one.generated_tokens for one in kept)
-        loss, is_told = self._add_gradients(kept, tokens)
-        grad_norm = self._take_step() if is_told else 0.0
+        loss, has_learned = self._add_gradients(kept, tokens)
+        grad_norm = self._take_step() if has_learned else 0.0
         return TrainStats(
             loss=loss,
             reward_mean=sum(one.reward for one in trajectories) / len(trajectories),
@@ -181,7 +181,7 @@ class PolicyTrainer:
             tokens=tokens,
             dropped_stale=len(trajectories) - len(fresh),
             passed_over=len(fresh) - len(kept),
-            is_changed=is_told,
+            is_changed=has_learned,
         )
 
     def state(self) -> TrainerState:
@@ -218,7 +218,7 @@ class PolicyTrainer:
         settings = self._settings
         advantages = group_advantages([one.reward for one in kept], [one.group for one in kept])
         self._masters.gradient.zero_()
-        loss, is_told = 0.0, False
+        loss, has_learned = 0.0, False
         for batch in microbatches(kept, advantages, tokens_max=settings.microbatch_tokens):
             with torch.autocast("cpu", torch.bfloat16, enabled=settings.is_bf16):
                 output = self._model(
@@ -232,8 +232,8 @@ class PolicyTrainer:
                 / tokens
             )
             part.backward()
-            loss, is_told = loss + float(part.detach()), True
-        return loss, is_told
+            loss, has_learned = loss + float(part.detach()), True
+        return loss, has_learned
 
     def _take_step(self) -> float:
         gradient = self._masters.gradient

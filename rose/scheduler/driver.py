@@ -29,14 +29,11 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.hearsay import believable
 from rose.scheduler.order import Order
 from rose.scheduler.worker import (
-    LeaseChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
-    VersionCommitted,
     Worker,
     WorkerEvent,
     WorkerKind,
@@ -186,6 +183,10 @@ class CoreDriver:
     def advance(self, news: Iterable[News], now_ns: int) -> None:
         """Step the core with what happened, and with what follows from its answers.
 
+        Args:
+            news: since the last time; what workers say of it is `believable`.
+            now_ns: on the core's clock, never less than before.
+
         Raises:
             InvalidArgument: the front contradicts itself; what came of the steps before stays.
             InternalError: a bug in the scheduler.
@@ -206,12 +207,6 @@ class CoreDriver:
     # ---- in -------------------------------------------------------------------------------------
 
     def _translate(self, news: News, events: list[Event], outputs: dict[int, TurnOutput]) -> None:
-        if isinstance(news, TurnOutput | LeaseChanged | VersionCommitted | WorkerLost):
-            heard = believable(news)
-            if heard is None:
-                self.nonsense += 1
-                return
-            news = heard
         match news:
             case TurnOutput():
                 self._translate_output(news, events, outputs)

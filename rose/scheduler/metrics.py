@@ -13,6 +13,7 @@ from rose.clock import Clock
 from rose.scheduler.events import SchedulerStats, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.rollouts import FrontCounts, Gone, Outcome, Rollouts
+from rose.scheduler.seen_leases import SeenLeases
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import LeaseChanged, TurnRequest, WorkerKind, WorkerLost
@@ -50,6 +51,7 @@ class SchedulerMetrics(FrontWatch, Collector):
         self._figures: tuple[SchedulerStats, FrontCounts] | None = None
         self._kinds: dict[int, str] = {}
         self._leased: set[int] = set()  # workers that reported a lease
+        self._seen_leases = SeenLeases()
         self._jobs: dict[int, int] = {}  # by trajectory
         self._versions: dict[int, int] = {}  # the oldest of its tokens, by trajectory
         self._published: Counts[int] = Counts()
@@ -70,7 +72,9 @@ class SchedulerMetrics(FrontWatch, Collector):
         self._salvaged = self._counter(
             "tokens_salvaged", "Tokens that a turn kept when it went on elsewhere."
         )
-        self._revocations = self._counter("lease_revocations", "Leases that ended.", "reason")
+        self._revocations = self._counter(
+            "lease_revocations", "Leases that were revoked, and workers that were lost.", "reason"
+        )
         self._leases = Gauge(
             f"{_PREFIX}lease_kv_tokens",
             "Tokens of context that a worker's lease can hold.",
@@ -108,7 +112,7 @@ class SchedulerMetrics(FrontWatch, Collector):
         match entry:
             case Registered():
                 self._kinds[entry.worker] = entry.kind.value
-            case LeaseChanged() if entry.worker in self._kinds:
+            case LeaseChanged() if entry.worker in self._kinds and self._seen_leases.is_news(entry):
                 pool, instance = self._kinds[entry.worker], str(entry.worker)
                 self._leased.add(entry.worker)
                 gauge = self._leases.labels(pool=pool, instance=instance)

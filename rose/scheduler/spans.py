@@ -11,6 +11,7 @@ from typing_extensions import override
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry
 from rose.scheduler.rollouts import Gone, Outcome, Rollouts
+from rose.scheduler.seen_leases import SeenLeases
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import LeaseChanged, TurnRequest, WorkerKind
@@ -74,6 +75,7 @@ class Spans(FrontWatch):
         self._trajectories: dict[int, Span] = {}
         self._turns: dict[int, Span] = {}
         self._on: dict[int, int] = {}  # the worker that has a turn, by trajectory
+        self._seen_leases = SeenLeases()
 
     def opened(self, rollouts: Rollouts) -> None:
         """Begin spans of what an earlier life of the scheduler left; its own were never ended."""
@@ -91,7 +93,9 @@ class Spans(FrontWatch):
                 self._ask(entry.trajectory, entry.turn, entry)
             case Ended(is_wanted=True):
                 self._end(entry.trajectory, "finished")
-            case LeaseChanged(kv_tokens=0):
+            case LeaseChanged():
+                if not self._seen_leases.is_news(entry) or entry.kv_tokens > 0:
+                    return
                 for trajectory, worker in self._on.items():
                     if worker == entry.worker and trajectory in self._turns:
                         self._turns[trajectory].add_event(

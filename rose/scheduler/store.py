@@ -56,7 +56,11 @@ class Checkpoint:
 
 
 class Store(Protocol):
-    """Keeps checkpoints and journals. One thread, but for `save`."""
+    """Keeps checkpoints and journals. One thread, but for `save`.
+
+    What it raises is `Unavailable`, if it cannot read or write, and in `load` `CorruptData`, if
+    what is there was not written by it.
+    """
 
     def load(self) -> tuple[Checkpoint, list[Step]] | None:
         """Return the newest checkpoint and the steps since then; None if there is none."""

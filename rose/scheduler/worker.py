@@ -141,9 +141,16 @@ class Worker(Protocol):
         ...
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Queue a turn; one that cannot run comes back as an output that failed."""
+        """Queue a turn; one that cannot run comes back as an output that failed.
+
+        Raises:
+            RoseError: the turn failed; anything else loses the worker.
+        """
         ...
 
     def stop_turn(self, trajectory: int) -> None:
-        """Take a turn back: its last output is INTERRUPTED. Unknown ones are ignored."""
+        """Take a turn back: its last output is INTERRUPTED. Unknown ones are ignored.
+
+        Whatever it raises loses the worker.
+        """
         ...

@@ -121,6 +121,12 @@ def test_a_lost_worker_is_an_incident_among_the_others(book) -> None:
     )
 
 
+def test_a_worker_that_nobody_knows_has_said_nothing(book) -> None:
+    book.hear(1, WorkerLost(7, "whoever it is"))
+    book.hear(1, output(7, 3))
+    assert book.history.incidents == ()
+
+
 def test_tokens_are_counted_by_kind(book) -> None:
     book.history.name(2, DEDICATED)  # The next incarnation.
     book.hear(1, output(0, 3))

@@ -8,12 +8,14 @@ import pytest
 
 from rose.clock import BootClock
 from rose.environments import Tokenizer
-from rose.errors import InvalidArgument
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.rl import loop
 from rose.rl.flight import Flight
 from rose.rl.loop import RolloutLoop
 from rose.rl.trajectory import Trajectory
 from rose.scheduler import PlacementPolicy, SchedulerCore
 from rose.scheduler.events import Consumed, VersionPublished
+from rose.scheduler.worker import LeaseChanged
 from tests.node.rig import no_thread_is_left, wait_for
 from tests.rl.play import play
 from tests.rl.saying_worker import SayingWorker
@@ -102,6 +104,41 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
     assert on.loop.counts().in_flight == LOOP.in_flight
 
 
+@pytest.mark.parametrize("fault", [KeyError("turn"), Unavailable("its stream")])
+def test_a_worker_that_cannot_stop_keeps_no_other_from_it(monkeypatch, fault) -> None:
+    def fail(_trajectory: int) -> None:
+        raise fault
+
+    with playing() as on:
+        on.is_silent = True
+        wait_for(lambda: all(worker.running for worker in on.workers))
+        monkeypatch.setattr(on.workers[0], "stop_turn", fail)
+        on.loop.stop()
+        assert not on.workers[1].running
+        assert on.loop.error is None
+
+
+def test_a_loop_that_does_not_end_is_not_called_stopped(monkeypatch) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(loop, "_JOIN_S", 0.01)
+    with playing() as on:
+        monkeypatch.setattr(on.workers[0], "stop_turn", lambda _: is_over.wait())
+        with pytest.raises(DeadlineExceeded, match="have not ended"):
+            on.loop.stop()
+        is_over.set()
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kv_tokens", [1e5, "many", None])
+def test_what_no_count_fits_is_left_out(kv_tokens) -> None:
+    with playing() as on:
+        wait_for(lambda: on.finished)
+        on.loop.tell(LeaseChanged(on.workers[1].number, 9, kv_tokens, 0.0))
+        finished = len(on.finished)
+        wait_for(lambda: len(on.finished) > finished + 4)
+        assert not on.loop.has_died
+
+
 def test_a_loop_that_was_never_started_can_be_stopped() -> None:
     with no_thread_is_left():
         Play().loop.stop()
@@ -113,6 +150,7 @@ def test_an_error_of_the_core_ends_the_loop_and_is_seen() -> None:
         wait_for(lambda: on.loop.has_died)
         assert isinstance(on.loop.error, InvalidArgument)
         assert "trajectories" in str(on.loop.error)
+        assert on.running() == set()
     assert on.loop.has_died
     assert on.loop.counts().lost == 0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.rl.batches import microbatches
-from rose.rl.policy_gradient import clipped_loss, group_advantages, token_logprobs
+from rose.rl.policy_gradient import clipped_loss, group_advantages, teaches, token_logprobs
 from tests.reference import policy_gradient as reference
 from tests.rl.micro import trajectory
 
@@ -31,6 +31,8 @@ def test_advantages_are_deviations_within_the_group(pairs) -> None:
 def test_equal_rewards_have_no_advantage_even_when_rounded() -> None:
     assert group_advantages([0.1 + 0.2, 0.3, 0.3], [1, 1, 1]) == (0.0, 0.0, 0.0)
     assert group_advantages([0.7], [1]) == (0.0,)
+    assert not teaches([0.1 + 0.2, 0.3, 0.3])
+    assert teaches([0.0, 1.0])
     with pytest.raises(InvalidArgument, match="2 rewards for 1"):
         group_advantages([0.1, 0.2], [1])
 

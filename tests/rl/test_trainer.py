@@ -213,7 +213,8 @@ def test_what_is_too_stale_is_dropped_and_counted() -> None:
 
 
 def test_a_step_learns_from_the_first_groups_that_differ() -> None:
-    equals = [trajectory(n, [70, 1], reward=1.0, group=9) for n in (7, 8)]
+    rewards = {7: 0.3, 8: 0.1 + 0.2}  # They differ by rounding.
+    equals = [trajectory(n, [70, 1], reward=reward, group=9) for n, reward in rewards.items()]
     subject = PolicyTrainer(micro_model(), replace(SETTINGS, learned_max=1))
     stats = subject.step([*equals, *four()], published=0)
     assert (stats.passed_over, stats.dropped_stale, len(stats.staleness)) == (4, 0, 6)

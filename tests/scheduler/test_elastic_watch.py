@@ -105,6 +105,28 @@ def test_metrics_are_what_the_scheduler_did() -> None:
     run(program())
 
 
+def test_what_is_said_again_or_comes_late_of_a_lease_is_counted_once() -> None:
+    async def program() -> None:
+        metrics = SchedulerMetrics(BootClock())
+        async with opened(watches=[metrics]) as scheduler:
+            worker = await bring(scheduler, 0, BORROWED)
+            held, epoch = worker.kv_tokens, worker.epoch
+            worker.revoke()
+            scheduler.hear(LeaseChanged(0, epoch, 0, 0.0))  # Again,
+            scheduler.hear(LeaseChanged(0, epoch, held, 0.0))  # and a renewal that was overtaken.
+            await scheduler.publish(0)
+            over = scrape(metrics)
+            worker.grant()
+            scheduler.hear(LeaseChanged(0, epoch, 0, 0.0))
+            await scheduler.publish(0)
+            seen = scrape(metrics)
+        lease = ("rose_scheduler_lease_kv_tokens", "0", "borrowed")
+        assert (over[lease], seen[lease]) == (0, held)
+        assert seen["rose_scheduler_lease_revocations_total", "revoked"] == 1
+
+    run(program())
+
+
 def test_tokens_that_a_turn_keeps_are_counted_as_salvaged() -> None:
     async def program() -> None:
         metrics = SchedulerMetrics(BootClock())
@@ -173,7 +195,8 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on() -> None:
             await until(lambda: worker.running)
             worker.say(3, 2)
             epoch = worker.epoch
-            scheduler.hear(LeaseChanged(0, epoch, 0, 0.0))
+            for _ in range(2):  # Said twice, it was revoked once.
+                scheduler.hear(LeaseChanged(0, epoch, 0, 0.0))
             worker.leave(3, TurnEnd.INTERRUPTED)
             worker.grant()
             await until(lambda: worker.running)
