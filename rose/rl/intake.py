@@ -63,7 +63,7 @@ class Intake:
 
         Args:
             trajectories: in any order.
-            newest: version that anything can have been said by.
+            newest: published version; nothing can have been said by a newer one.
         """
         accepted, known, later = [], [], []
         refused: dict[int, str] = {}

@@ -24,6 +24,16 @@ class TrainerWatch(Background):
     Args:
         tell: takes VersionPublished and Consumed.
         clock: where time comes from.
+
+    Attributes:
+        rewards: of each step: when in seconds, their mean, and the newest version then.
+        staleness: how many trajectories were so many versions old when they were learned from.
+        stale: trajectories that were too old to learn from.
+        passed_over: those for which a step had no room.
+        version: the newest that was published.
+        known: trajectories that the trainer has, or had.
+        sent_bytes: of weights, to all receivers.
+        dense_bytes: what whole weights would have been instead.
     """
 
     def __init__(self, tell: Callable[[VersionPublished | Consumed], None], clock: Clock) -> None:

@@ -190,6 +190,7 @@ class Durable:
 
         Raises:
             Unavailable: it cannot be written down; nothing was done.
+            InvalidArgument: what was taken in contradicts itself.
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()

@@ -1,7 +1,7 @@
 """All trajectories of a scheduler, and the core that places them.
 
 What happens here follows from what it is told and when alone: told the same again, it is in the
-same state. That is what a journal is worth anything for.
+same state. A journal depends on it.
 """
 
 from collections.abc import Iterable
@@ -201,6 +201,7 @@ class Rollouts:
         """Step the core with all that was taken in, and return what came of it, in order.
 
         Raises:
+            InvalidArgument: what was taken in contradicts itself.
             InternalError: a bug in the scheduler.
         """
         pending, self._pending = self._pending, []

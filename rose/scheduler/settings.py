@@ -1,4 +1,8 @@
-"""Every knob of the scheduler, with its unit and the reason for its default."""
+"""Every knob of the scheduler, with its unit and the reason for its default.
+
+"The drawn scenarios" are those of `bench.drawn`; what they said is in bench/results/drawn-200.json.
+"The paper" is ROSE (arXiv 2605.06534).
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -94,7 +98,8 @@ class SchedulerSettings:
         stall_ms: a borrowed worker without progress for so long, beyond the time for its prompts,
             has stalled. The paper waits two seconds; among the drawn scenarios, prompts that wait
             for others looked like that, and ten lost nothing.
-        wait_max_ms: a turn that waits longer comes before all others, and room is kept for it.
+        wait_max_ms: a turn that waits longer comes before all others, and room is kept for it; a
+            turn takes seconds, so one that waits for so long was passed over many times.
         tail_seats: when so many seats for each live trajectory are free, all of them are urgent:
             with two there is room for each, and a choice besides. 0: always, 1e9: never.
         urgent_time_weight: how much more its own time counts for an urgent turn.
@@ -113,16 +118,20 @@ class SchedulerSettings:
         hold_max_ms: it never waits longer.
         flap_window_ms: revocations of one worker that are closer than this are flapping.
         exposure_max_s: a borrowed worker gets no turn that would lift what its domain's turns cost
-            the survivors, were they all taken back at once, above this.
+            the survivors, were they all taken back at once, above this. Half a minute of them is
+            a small part of what a trainer takes for a version.
         urgent_share_max: of a job's urgent turns, at most so many are in one borrowed domain, in
             (0, 1]. The trainer waits for these.
         burst_prefill_tokens: of prompts that come back after a revocation, a worker computes at
-            most so many at once, or one, so that decodes go on between them.
+            most so many at once, or one, so that decodes go on between them: about a
+            second of an 8B model on one device.
         fair_lead_tokens: how far a job may run ahead of another that waits for the same shared
             device, over its weight. More keeps turns at their caches, less shares more evenly.
-        requeue_ms: what a revoked turn waits for its next worker, besides the prompt.
-        turn_tokens_prior: mean length of a turn before any has finished; it counts for one turn.
-        turns_prior: mean turns of a trajectory before any is over.
+        requeue_ms: what a revoked turn waits for its next worker, besides the prompt: it is told in
+            milliseconds, and waits for a step of a busy engine or two.
+        turn_tokens_prior: mean length of a turn before any has finished; it counts for one turn, so
+            a wrong guess is soon forgotten.
+        turns_prior: mean turns of a trajectory before any is over; as soon forgotten.
         token_ms_prior: what a token takes, waiting for a worker and prompts included, before a
             turn has finished: a busy engine's step.
         tool_ms_prior: mean time of a tool before one was seen; most tools answer within a second.

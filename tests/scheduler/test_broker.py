@@ -229,7 +229,7 @@ def test_what_rollouts_cannot_use_goes_back_from_the_fullest_device_first():
 def test_a_loan_that_would_not_last_is_not_begun():
     broker = Broker(
         BrokerSettings(
-            settle_ms=0.0, hold_min_ms=1.0, hold_max_ms=2.0, hazard_weight_s=1.0, hold_worth_s=10.0
+            settle_ms=0.0, hold_min_ms=1.0, hold_max_ms=2.0, hazard_prior_s=1.0, life_worth_s=10.0
         )
     )
     now_ms, moves = 0.0, []
@@ -240,12 +240,12 @@ def test_a_loan_that_would_not_last_is_not_begun():
     assert moves[0].move is Move.LEND
     assert moves[-1].move is Move.REFUSE
     assert moves[-1].why.startswith("it would be taken back within")
-    assert moves[-1].expected_hold_s < 10 < moves[0].expected_hold_s
+    assert moves[-1].expected_life_s < 10 < moves[0].expected_life_s
 
 
 def test_time_to_live_is_a_part_of_the_expected_hold_within_its_limits():
     (steady,) = Broker(QUICK).decide([calm(0)], 0)
-    assert steady.expected_hold_s == pytest.approx(600)
+    assert steady.expected_life_s == pytest.approx(600)
     assert steady.ttl_ms == pytest.approx(60e3)
     risky = BrokerSettings(settle_ms=0.0, hazard_per_s=1 / 200)
     assert Broker(risky).decide([calm(0)], 0)[0].ttl_ms == pytest.approx(20e3)
@@ -258,7 +258,7 @@ def test_a_new_device_is_taken_to_be_like_the_rest_of_the_fleet():
         broker.decide([late(now_ms + 5e3)], now_ms + 5e3)
         now_ms += 30e3
     (other,) = broker.decide([calm(now_ms, device("other"))], now_ms)
-    assert other.expected_hold_s < 200
+    assert other.expected_life_s < 200
 
 
 def test_a_cap_by_the_time_of_day_holds_within_it_and_only_there():

@@ -28,7 +28,7 @@ QUICK = BrokerSettings(
     hold_max_ms=100e3,
     forgive_ms=50e3,
     loan_bytes_min=64 * MIB,
-    hold_worth_s=0.0,
+    life_worth_s=0.0,
 )
 OWNERS = (
     OwnerRules("code", is_out=True),
@@ -144,7 +144,7 @@ def test_every_loan_has_a_life_within_its_limits_and_every_decision_a_reason(his
         for one in decisions:
             assert (one.lend_bytes > 0) == (one.ttl_ms > 0)
             assert one.ttl_ms <= QUICK.ttl_max_ms
-            assert one.expected_hold_s > 0
+            assert one.expected_life_s > 0
             assert one.retry_after_ms >= 0
             assert one.why
 

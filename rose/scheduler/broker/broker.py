@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from rose.errors import InvalidArgument, check
 from rose.scheduler.broker.decision import Decision, Move, move_of
@@ -13,8 +12,7 @@ from rose.scheduler.broker.observation import Reading
 from rose.scheduler.broker.owners import MINUTES_PER_DAY, OwnerRules, by_owner
 from rose.scheduler.broker.pressure import free_bytes
 from rose.scheduler.broker.settings import BrokerSettings
-
-_MS_PER_S: Final = 1e3
+from rose.units import MS_PER_S
 
 
 class Broker:
@@ -44,7 +42,7 @@ class Broker:
         self._owners = by_owner(owners)
         self._histories: dict[str, DeviceHistory] = {}
         self._fleet = Hazard(
-            weight_s=self._settings.hazard_weight_s, memory_s=self._settings.hazard_memory_s
+            weight_s=self._settings.hazard_prior_s, memory_s=self._settings.hazard_window_s
         )
         self._decided_ms = -math.inf
 
@@ -119,19 +117,19 @@ class Broker:
             raise InvalidArgument(f"device {twice} has two readings; give the newest")
 
     def _pass_time(self, now_ms: float) -> None:
-        elapsed_s = (now_ms - self._decided_ms) / _MS_PER_S
+        elapsed_s = (now_ms - self._decided_ms) / MS_PER_S
         since_ms, self._decided_ms = self._decided_ms, now_ms
         if not math.isfinite(elapsed_s):
             return
         lent_s = 0.0
         for history in self._histories.values():
             until_ms = min(now_ms, history.ends_ms) if history.lent_bytes else since_ms
-            own_s = max(0.0, until_ms - since_ms) / _MS_PER_S
+            own_s = max(0.0, until_ms - since_ms) / MS_PER_S
             history.hazard.pass_time(elapsed_s, lent_s=own_s)
             history.expire(now_ms)
             lent_s += own_s
         self._fleet.pass_time(elapsed_s, lent_s=lent_s)
-        oldest_ms = now_ms - self._settings.hazard_memory_s * _MS_PER_S
+        oldest_ms = now_ms - self._settings.hazard_window_s * MS_PER_S
         for name in [name for name, one in self._histories.items() if one.read_ms < oldest_ms]:
             del self._histories[name]
 
@@ -209,13 +207,13 @@ class Broker:
         check(seen is not None, f"{history.device.name} may grow without a reading")
         wait_ms = history.hold.wait_ms(now_ms)
         if wait_ms > 0:
-            return f"calm must last {wait_ms / _MS_PER_S:.0f} s more"
+            return f"calm must last {wait_ms / MS_PER_S:.0f} s more"
         if now_ms - history.grown_ms < settings.grow_every_ms:
             return "it has just grown"
         if history.lent_bytes:
             return None
-        if self._hold_s(history) < settings.hold_worth_s:
-            return f"it would be taken back within {self._hold_s(history):.0f} s"
+        if self._life_s(history) < settings.life_worth_s:
+            return f"it would be taken back within {self._life_s(history):.0f} s"
         if seen is not None and seen.sm_busy is not None and seen.sm_busy > settings.sm_busy_max:
             return f"it computes {seen.sm_busy:.0%} of the time"
         return None
@@ -239,7 +237,7 @@ class Broker:
             domains[domain] = domains.get(domain, 0) + history.lent_bytes
         return domains
 
-    def _hold_s(self, history: DeviceHistory) -> float:
+    def _life_s(self, history: DeviceHistory) -> float:
         """Return how long a loan is expected to last; a new device is taken to be like the rest."""
         fleet_per_s = self._fleet.per_s(prior_per_s=self._settings.hazard_per_s)
         return 1 / history.hazard.per_s(prior_per_s=fleet_per_s)
@@ -249,9 +247,9 @@ class Broker:
     ) -> Decision:
         if history.has_lapsed and history.lent_bytes:
             before_bytes = 0  # what begins again is another loan
-        move, hold_s = move_of(before_bytes, history.lent_bytes), self._hold_s(history)
+        move, life_s = move_of(before_bytes, history.lent_bytes), self._life_s(history)
         if history.lent_bytes and history.blind is None:
-            history.ends_ms = now_ms + self._settings.ttl_ms(hold_s)
+            history.ends_ms = now_ms + self._settings.ttl_ms(life_s)
         if history.lent_bytes and history.seen is not None:
             check(
                 history.lent_bytes <= free_bytes(history.seen),
@@ -262,7 +260,7 @@ class Broker:
             move=move,
             lend_bytes=history.lent_bytes,
             ttl_ms=max(0.0, history.ends_ms - now_ms) if history.lent_bytes else 0.0,
-            expected_hold_s=hold_s,
+            expected_life_s=life_s,
             retry_after_ms=history.hold.wait_ms(now_ms),
             why=why or "serving has all it needs",
         )

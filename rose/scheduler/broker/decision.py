@@ -25,7 +25,7 @@ class Decision:
         lend_bytes: of KV on loan, in whole slabs; 0 ends it.
         ttl_ms: the loan ends so long after the decision unless a later one renews it; 0 without a
             loan.
-        expected_hold_s: until serving is expected to take the device back.
+        expected_life_s: until serving is expected to take the device back.
         retry_after_ms: a loan cannot begin or grow sooner.
         why: one sentence.
     """
@@ -34,7 +34,7 @@ class Decision:
     move: Move
     lend_bytes: int
     ttl_ms: float
-    expected_hold_s: float
+    expected_life_s: float
     retry_after_ms: float
     why: str
 

@@ -7,6 +7,7 @@ from rose.scheduler.broker.hysteresis import Hold
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
 from rose.scheduler.broker.pressure import Pressure, Severity, free_bytes, pressure_of
 from rose.scheduler.broker.settings import BrokerSettings
+from rose.units import MS_PER_S
 
 
 class DeviceHistory:
@@ -24,7 +25,7 @@ class DeviceHistory:
         self.has_lapsed = False  # at the decision that is being made
         self.grown_ms = float("-inf")
         self.hold = Hold(settings)
-        self.hazard = Hazard(weight_s=settings.hazard_weight_s, memory_s=settings.hazard_memory_s)
+        self.hazard = Hazard(weight_s=settings.hazard_prior_s, memory_s=settings.hazard_window_s)
         self.seen: Observation | None = None  # the last one, if it is fit to decide on
         self.pressure: Pressure | None = None
         self.blind: str | None = None  # why the last reading says nothing
@@ -90,7 +91,7 @@ class DeviceHistory:
             return reading.why
         age_ms = now_ms - reading.at_ms
         if age_ms > self._settings.stale_after_ms:
-            return f"its last reading is {age_ms / 1e3:.0f} s old"
+            return f"its last reading is {age_ms / MS_PER_S:.0f} s old"
         return None
 
     def _taken_back(self, seen: Observation) -> bool:

@@ -15,7 +15,7 @@ from rose.scheduler.broker.engine_reader import EngineReader
 from rose.scheduler.broker.exposition import read_metrics
 from rose.scheduler.broker.nvml import GpuMeter
 from rose.scheduler.broker.observation import Reading, ServingDevice, Unread
-from rose.units import NS_PER_MS
+from rose.units import MS_PER_S, NS_PER_MS
 
 _FETCHES_MAX: Final = 16  # at once; more wait for each other
 
@@ -25,8 +25,8 @@ class PollSettings:
     """How often engines are asked.
 
     Args:
-        period_ms: between two readings: a hundredth of a percent of an engine's time, and the
-            executor does not wait for them.
+        period_ms: between two readings. To write a page takes an engine about half a millisecond,
+            a hundredth of a percent of this; the executor does not wait for it.
         backoff_max_ms: an engine that failed is asked again later and later, up to so long.
         limits: of one page.
     """
@@ -130,7 +130,7 @@ class BrokerPoller:
             began_ms = self._now_ms()
             on_decisions(self.poll())
             rest_ms = began_ms + self._settings.period_ms - self._now_ms()
-            stop.wait(timeout=max(0.0, rest_ms) / 1e3)
+            stop.wait(timeout=max(0.0, rest_ms) / MS_PER_S)
 
     def close(self) -> None:
         """End the threads; a page that is being fetched is waited for, within its limits."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.scheduler.knobs import KnobRules
-from rose.units import GIB
+from rose.units import GIB, MS_PER_S
 
 _SHARES: Final = ("lend_share", "grow_share", "sm_busy_max", "ttl_share")
 
@@ -19,7 +19,7 @@ _RULES: Final = KnobRules(
     most=1e15,
     integers=frozenset({"loan_bytes_min", "waiting_max"}),
     may_be_zero=frozenset(
-        {"ebb_share", "waiting_max", "loan_bytes_min", "settle_ms", "hold_worth_s"}
+        {"ebb_share", "waiting_max", "loan_bytes_min", "settle_ms", "life_worth_s"}
     ),
     bounds={
         **dict.fromkeys(_SHARES, _is_share),
@@ -73,13 +73,13 @@ class BrokerSettings:
         hold_max_ms: the longest hold: ten minutes cost a tenth of an idle night's hour.
         forgive_ms: calm after a hold for which one revocation is forgotten.
         hazard_per_s: revocations of a loan, before any was seen: one in ten minutes.
-        hazard_weight_s: lent time that this belief weighs as much as.
-        hazard_memory_s: how long lent time and revocations count; an hour follows the day's course.
+        hazard_prior_s: lent time that this belief weighs as much as.
+        hazard_window_s: how long lent time and revocations count; an hour follows the day's course.
             A device that is not read for so long is forgotten.
-        hold_worth_s: a loan that is expected to be revoked sooner is not begun: weights come to the
+        life_worth_s: a loan that is expected to be revoked sooner is not begun: weights come to the
             device in seconds.
-        ttl_share: of the expected hold; a short part of it, so that a loan whose broker died ends
-            before it would have been revoked.
+        ttl_share: of the life that a loan is expected to have; a short part of it, so that a loan
+            whose broker died ends before it would have been revoked.
         ttl_min_ms: two readings and a retry, or loans run out between renewals.
         ttl_max_ms: the longest that a dead broker's loans live.
     """
@@ -104,9 +104,9 @@ class BrokerSettings:
     hold_max_ms: float = 600_000.0
     forgive_ms: float = 300_000.0
     hazard_per_s: float = 1 / 600
-    hazard_weight_s: float = 600.0
-    hazard_memory_s: float = 3600.0
-    hold_worth_s: float = 10.0
+    hazard_prior_s: float = 600.0
+    hazard_window_s: float = 3600.0
+    life_worth_s: float = 10.0
     ttl_share: float = 0.1
     ttl_min_ms: float = 15_000.0
     ttl_max_ms: float = 60_000.0
@@ -131,7 +131,7 @@ class BrokerSettings:
         """The number of revocations from which on the hold is at its longest."""
         return math.ceil(math.log(self.hold_max_ms / self.hold_min_ms, self.hold_growth))
 
-    def ttl_ms(self, expected_hold_s: float) -> float:
+    def ttl_ms(self, expected_life_s: float) -> float:
         """Return how long a loan lives without being renewed."""
-        wished_ms = self.ttl_share * expected_hold_s * 1e3
+        wished_ms = self.ttl_share * expected_life_s * MS_PER_S
         return min(self.ttl_max_ms, max(self.ttl_min_ms, wished_ms))
