@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rose.rl.cores import cores_of
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -41,7 +43,7 @@ def read_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--model", required=True, help="a preset, or a directory with a model")
     parser.add_argument("--seed", type=int, default=0, help="of a preset's weights")
     parser.add_argument("--number", type=int, required=True, help="what events call the worker")
-    parser.add_argument("--cores", type=_cores, default=frozenset(), help="such as 0 or 0,2")
+    parser.add_argument("--cores", type=cores_of, default=frozenset(), help="such as 0 or 0,2")
     parser.add_argument(
         "--background",
         dest="is_background",
@@ -72,10 +74,3 @@ def _above_zero(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{value} is not above 0")
     return value
-
-
-def _cores(text: str) -> frozenset[int]:
-    try:
-        return frozenset(_count(core) for core in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of cores such as 0,2") from error

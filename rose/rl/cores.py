@@ -1,9 +1,25 @@
 """The cores and the priority of a program of the circle, for programs that load no torch too."""
 
+import argparse
 import os
 from collections.abc import Set as AbstractSet
 
 from rose.errors import InvalidArgument
+
+
+def cores_of(text: str) -> frozenset[int]:
+    """Return the cores that an option names, as in `0,2`.
+
+    Raises:
+        argparse.ArgumentTypeError: it names none.
+    """
+    try:
+        cores = frozenset(int(core) for core in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of cores such as 0,2") from error
+    if min(cores) < 0:
+        raise argparse.ArgumentTypeError(f"{min(cores)} is less than 0")
+    return cores
 
 
 def take_cores(cores: AbstractSet[int]) -> None:

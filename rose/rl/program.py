@@ -5,10 +5,7 @@ input closes or on SIGTERM, so that it never outlives its parent; it saves befor
 """
 
 import argparse
-import os
 import secrets
-import select
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,9 +19,11 @@ from rose.clock import BootClock
 from rose.engines.transformers.models import load_model
 from rose.errors import InvalidArgument, RoseError
 from rose.rl.checkpoint import Progress, from_ranges, load_checkpoint, save_checkpoint
+from rose.rl.cores import cores_of
 from rose.rl.intake import Intake
 from rose.rl.masters import Bits
 from rose.rl.messages import Ready
+from rose.rl.parent import heed_signals, input_has_ended
 from rose.rl.place import take_place
 from rose.rl.service import TrainerServer
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
@@ -32,7 +31,6 @@ from rose.rl.training import Training, TrainingSettings, WeightsOutlet, waiting_
 from rose.rl.weights import PublishedWeights
 from rose.transfer.version import Version
 
-_LOOK_S: Final = 0.5  # how long the end of standard input may go unnoticed
 _JOIN_S: Final = 5.0
 
 
@@ -59,10 +57,7 @@ def main(arguments: Sequence[str], *, open_weights: OpenWeights) -> int:
     """Run the trainer until it is told to stop; return the exit status."""
     options = _parser().parse_args(arguments)
     token = sys.stdin.readline().strip() if options.weights_token_on_stdin else None
-    stop = threading.Event()
-    # Control-C reaches the whole group of processes; the parent decides what it means for us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())  # noqa: ARG005
+    stop = heed_signals()
     parent = threading.Thread(target=_until_input_ends, args=(stop,), name="rose-parent")
     parent.start()
     try:
@@ -163,21 +158,15 @@ def _begin(trainer: PolicyTrainer, options: argparse.Namespace) -> _Start:
 
 
 def _until_input_ends(stop: threading.Event) -> None:
-    """Set `stop` when standard input ends; what comes in before that says nothing."""
-    source = sys.stdin.fileno()
+    """Set `stop` when the parent is gone."""
     while not stop.is_set():
-        ready, _, _ = select.select([source], [], [], _LOOK_S)
-        if ready and not os.read(source, 1 << 12):
+        if input_has_ended():
             stop.set()
 
 
 def _say_ready(ready: Ready) -> None:
     sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
     sys.stdout.flush()
-
-
-def _cores(text: str) -> frozenset[int]:
-    return frozenset(int(one) for one in text.split(","))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the first line of standard input is what they show, instead of a token made now",
     )
     option("--background", action="store_true", help="run in time that nobody else wants")
-    option("--cores", type=_cores, default=frozenset(), help="to run on, as in 0,1")
+    option("--cores", type=cores_of, default=frozenset(), help="to run on, as in 0,1")
     return parser
 
 

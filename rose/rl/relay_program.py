@@ -10,9 +10,6 @@ and ends when its standard input closes or on SIGTERM.
 
 import argparse
 import json
-import os
-import select
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +17,8 @@ from contextlib import ExitStack
 from typing import Final, TextIO
 
 from rose.errors import RoseError
-from rose.rl.cores import take_cores, yield_to_others
+from rose.rl.cores import cores_of, take_cores, yield_to_others
+from rose.rl.parent import heed_signals, input_has_ended
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.reader_source import ReaderSource
 from rose.transfer.relaying.follower import Follower
@@ -28,7 +26,6 @@ from rose.transfer.relaying.relay import Relay
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 
-_LOOK_S: Final = 0.5
 # The trainer comes back within seconds, and its versions seconds apart.
 _BACKOFF_MAX_S: Final = 0.5
 
@@ -37,10 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the relay until it is told to stop; return the exit status."""
     options = _parser().parse_args(arguments)
     token = sys.stdin.readline().strip()
-    stop = threading.Event()
-    # Control-C reaches the whole group of processes; the parent decides what it means for us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())  # noqa: ARG005
+    stop = heed_signals()
     try:
         take_cores(options.cores)
         if options.background:
@@ -62,7 +56,7 @@ def _relay(options: argparse.Namespace, token: str, stop: threading.Event) -> No
             parts.callback(source.close)  # First: it breaks off what is waited for.
         _say(sys.stdout, {"address": server.address})
         last: Mapping[str, int] = {}
-        while not stop.is_set() and not _input_has_ended():
+        while not stop.is_set() and not input_has_ended():
             last = _tell(relay, last)
         _tell(relay, last)
 
@@ -81,24 +75,13 @@ def _say(to: TextIO, message: Mapping[str, object]) -> None:
     to.flush()
 
 
-def _input_has_ended() -> bool:
-    """Whether the parent is gone; looks for a while. What comes in before that says nothing."""
-    source = sys.stdin.fileno()
-    ready, _, _ = select.select([source], [], [], _LOOK_S)
-    return bool(ready) and not os.read(source, 1 << 12)
-
-
-def _cores(text: str) -> frozenset[int]:
-    return frozenset(int(one) for one in text.split(","))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rose.rl.relay_program", description=__doc__)
     option: Callable[..., argparse.Action] = parser.add_argument
     option("--upstream", required=True, help="where the trainer's weights are, HOST:PORT")
     option("--weights-address", default="127.0.0.1:0", help="where receivers of weights ask")
     option("--background", action="store_true", help="run in time that nobody else wants")
-    option("--cores", type=_cores, default=frozenset(), help="to run on, as in 0,1")
+    option("--cores", type=cores_of, default=frozenset(), help="to run on, as in 0,1")
     return parser
 
 
