@@ -13,6 +13,7 @@ says.
 """
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from bench.drawn_runs import Trial, drawn_seeds, simulated
 from bench.drawn_table import print_drawn
 from rose.errors import RoseError
 from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.drawn import ARMS
 from rose.sim.study.figures import ArmFigures
 from rose.whole_file import write_whole
 
@@ -49,9 +51,8 @@ def main(arguments: list[str]) -> int:
     figures: list[ArmFigures] = []
     status = 0
     try:
-        trial = Trial(
-            options.seeds, options.arms, dict(options.set), options.processes, options.runs
-        )
+        seeds = options.seeds or drawn_seeds(options.count)
+        trial = Trial(seeds, options.arms, dict(options.set), options.processes, options.runs)
         began_s = time.perf_counter()
         total = trial.runs * len(trial.seeds)
         for number, done in enumerate(simulated(trial, Kept(options.kept)), 1):
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
         return _EXIT_MENDABLE
     print_drawn(figures, console, lost_below=options.below)
     if options.json and not status:
-        write_whole(options.json, drawn_json(figures).encode())
+        write_whole(options.json, drawn_json(figures, command=_command(options)).encode())
     return status
 
 
@@ -89,8 +90,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("give at least one process, one run and one seed")
     if options.json and (options.arms or options.set):
         parser.error("--json is for results: leave --arms and --set out")
-    options.seeds = options.seeds or drawn_seeds(options.count)
+    strange = [arm.value for arm in options.arms or () if arm.value not in ARMS]
+    if strange:
+        parser.error(f"--arms: no drawn scenario has {strange[0]}; there are {', '.join(ARMS)}")
     return options
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return what gives these figures again: what they depend on, of what was asked for."""
+    chosen = []
+    if options.seeds:
+        chosen = ["--seeds", ",".join(map(str, options.seeds))]
+    elif options.count is not None:
+        chosen = ["--count", str(options.count)]
+    if options.runs > 1:
+        chosen += ["--runs", str(options.runs)]
+    return shlex.join(["python", "-m", "bench.drawn", *chosen])
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -4,28 +4,31 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from bench.drawn_runs import scenario_of
-from bench.drawn_verdict import LEAST, Verdict, verdict_of
+from bench.drawn_verdict import LEAST, Verdict, median_over_bound, verdict_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
 
 
-def drawn_json(figures: Sequence[ArmFigures]) -> str:
-    """Return the figures of the first table, of all runs and of each scenario's first alone."""
+def drawn_json(figures: Sequence[ArmFigures], *, command: str) -> str:
+    """Return the figures of the first table, of all runs and of each scenario's first alone.
+
+    Args:
+        figures: of all arms of drawn scenarios.
+        command: that gives them.
+    """
     first = [one for one in figures if one.seed == scenario_of(one.seed)]
     mine = list(by_seed(figures, Arm.ROSE.value).values())
     verdict = verdict_of(figures)
     content = {
-        "command": f"python -m bench.drawn --runs {len(mine) // len(verdict.best)}",
+        "command": command,
         "scenarios": len(verdict.best),
         "runs": len(mine),
         "throughput_of_rose_over": _rows(verdict),
         "in_the_first_run_of_each": _rows(verdict_of(first)),
         "rose": {
-            "median_over_bound": round(float(np.median([one.gap for one in mine])), 2),
+            "median_over_bound": round(median_over_bound(figures), 2),
             "tokens_lost": sum(one.tokens_lost for one in mine),
             "dropped": sum(one.dropped for one in mine),
             "incomplete": sum(not one.is_complete for one in mine),

@@ -8,16 +8,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from rose import _core
-from rose.errors import CorruptData
+from rose.errors import CorruptData, check
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-# What an outcome depends on, besides the extension.
-_ROOMS: Final = ("rose/scheduler", "rose/sim", "rose/memory", "rose/slo")
-
-
+# What an outcome depends on, besides the extension; of a folder its code and its tables. The test
+# of `code_paths` watches a simulation, so that none is forgotten.
+_INPUTS: Final = (
+    "bench/drawn_runs.py",
+    "rose/errors.py",
+    "rose/executor/certified.py",
+    "rose/executor/model_cost.py",
+    "rose/memory",
+    "rose/scheduler",
+    "rose/sim",
+    "rose/slo",
+    "rose/transfer/codec/box.py",
+    "rose/transfer/plan",
+    "rose/units.py",
+)
+_SUFFIXES: Final = frozenset({".py", ".json"})
 _KEYS: Final = {"code", *(field.name for field in fields(ArmFigures))}
 
 
@@ -69,10 +81,21 @@ class Kept:
 def code_digest(settings: Mapping[str, float]) -> str:
     """Return what names the code that simulates, and the settings that are tried out on it."""
     digest = hashlib.sha256(Path(str(_core.__file__)).read_bytes())
-    for path in sorted(path for room in _ROOMS for path in (_ROOT / room).rglob("*.py")):
+    for path in code_paths():
         digest.update(path.read_bytes())
     digest.update(json.dumps(sorted(settings.items())).encode())
     return digest.hexdigest()[:16]
+
+
+def code_paths() -> list[Path]:
+    """Return the files that an outcome depends on, in their order."""
+    paths: list[Path] = []
+    for named in _INPUTS:
+        one = _ROOT / named
+        check(one.exists(), f"an outcome no longer depends on {named}: leave it out")
+        inside = one.rglob("*") if one.is_dir() else [one]
+        paths += [path for path in inside if path.suffix in _SUFFIXES]
+    return sorted(paths)
 
 
 def _cut(path: Path) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench.drawn_verdict import LEAST, Verdict, verdict_of
+from bench.drawn_runs import scenario_of
+from bench.drawn_verdict import LEAST, Verdict, median_over_bound, verdict_of
 from rose.cli.console_rows import print_rows
 from rose.cli.report_numbers import fixed, percent
 from rose.sim.scenario.arms import Arm
@@ -42,9 +43,15 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     lost = sorted(
         (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
     )
-    if lost:
+    # After an interrupt there may be a later run of a scenario alone, and a row is of the first.
+    first = [one for one in figures if one.seed == scenario_of(one.seed)]
+    known = verdict_of(first).best
+    rows = [_loss_row(first, *one) for one in lost if one[1] in known]
+    if rows:
         console.print(f"below {lost_below:g} of the best baseline:")
-        print_rows(console, _LOSSES, [_loss_row(figures, *one) for one in lost], left="which is")
+        print_rows(console, _LOSSES, rows, left="which is")
+    if len(rows) < len(lost):
+        console.print(f"{len(lost) - len(rows)} more, whose first run was not simulated")
 
 
 def _baseline_rows(verdict: Verdict) -> list[list[str]]:
@@ -62,9 +69,8 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
 
 def _sums(figures: Sequence[ArmFigures]) -> str:
     mine = list(by_seed(figures, Arm.ROSE.value).values())
-    gap = sorted(one.gap for one in mine)[len(mine) // 2]
     return (
-        f"Of rose: median over the bound {gap:.2f}, "
+        f"Of rose: median over the bound {median_over_bound(figures):.2f}, "
         f"tokens lost {sum(one.tokens_lost for one in mine)}, "
         f"dropped {sum(one.dropped for one in mine)}, "
         f"incomplete {sum(not one.is_complete for one in mine)}."

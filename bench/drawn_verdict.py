@@ -10,7 +10,7 @@ import numpy as np
 from bench.drawn_runs import scenario_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
-from rose.sim.study.paired import by_seed
+from rose.sim.study.paired import by_seed, factor_of
 
 # Shares are told without a margin, and with two. One scenario in five ends within 2 % of what no
 # schedule can go below, whoever places the turns; chance moves a run by 1 %.
@@ -31,9 +31,12 @@ class Against:
 
     @property
     def geometric_mean(self) -> float:
-        """Return that of all scenarios in which the baseline came to something."""
-        finite = [ratio for ratio in self.ratios.values() if 0 < ratio < math.inf]
-        return float(np.exp(np.mean(np.log(finite)))) if finite else math.inf
+        """Return that of all scenarios in which the baseline came to something.
+
+        It is 0 if rose came to nothing in one of them, and infinite if there is none.
+        """
+        factor = factor_of(tuple(self.ratios.values()))
+        return math.inf if factor is None else factor.factor
 
     @property
     def worst(self) -> tuple[float, int]:
@@ -99,6 +102,11 @@ def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
         for scenario in scenarios
     }
     return Verdict(tuple(against), best)
+
+
+def median_over_bound(figures: Sequence[ArmFigures]) -> float:
+    """Return the median of how much longer rose's batches take than the lower bound."""
+    return float(np.median([one.gap for one in by_seed(figures, Arm.ROSE.value).values()]))
 
 
 def _over(mine: Sequence[ArmFigures], others: Sequence[ArmFigures]) -> float:

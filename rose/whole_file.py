@@ -1,11 +1,17 @@
 """Files and folders that appear whole or not at all."""
 
+import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+# What a file system says that has no such thing as a folder's sync; the first is of fsync(2).
+_HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
 
 @contextmanager
@@ -24,7 +30,7 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     try:
         yield place
         for one in place.iterdir() if is_folder else (place,):
-            _write_through(one)
+            sync_file(one)
         place.replace(path)
     finally:
         if place.is_dir():
@@ -33,8 +39,10 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
             place.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, *pieces: bytes) -> None:
+def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
     """Write beside `path`, then rename: a reader sees the old file or the new one.
+
+    The new one outlives a power cut after `sync_folder`; before it, either may be there.
 
     Args:
         path: of the file.
@@ -47,7 +55,37 @@ def write_whole(path: Path, *pieces: bytes) -> None:
         file.writelines(pieces)
 
 
-def _write_through(path: Path) -> None:
+def sweep(path: Path) -> None:
+    """Remove files that a process which was killed had begun beside `path`.
+
+    Only for who knows that nobody else writes `path` now.
+
+    Raises:
+        OSError: the directory cannot be read or written.
+    """
+    begun = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
+    for one in path.parent.iterdir():
+        if begun.fullmatch(one.name):
+            one.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
     """Wait until the disk has a file: a name that outlived a power cut must not stand for half."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: a rename lives there, and not in the file.
+
+    Raises:
+        OSError: the disk fails; the names are there, and a power cut may undo the last of them.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _HAS_NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,11 +1,12 @@
 """A file is there whole or not at all."""
 
 import contextlib
+import errno
 from pathlib import Path
 
 import pytest
 
-from rose.whole_file import beside, write_whole
+from rose.whole_file import beside, sweep, sync_folder, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -49,3 +50,29 @@ def test_what_is_made_beside_appears_once_it_is_whole(tmp_path: Path, is_folder:
     (found,) = (one for one in tmp_path.rglob("*") if one.is_file())
     assert found == (path / "part" if is_folder else path)
     assert found.read_bytes() == b"whole"
+
+
+def test_only_files_that_were_begun_beside_are_swept(tmp_path: Path) -> None:
+    begun = tmp_path / ".it.0123456789abcdef"
+    others = [
+        tmp_path / name
+        for name in ("it", ".it.0123456789abcde", ".it.0123456789abcdefa", ".its.0123456789abcdef")
+    ]
+    for one in (begun, *others):
+        one.write_bytes(b"bytes")
+    sweep(tmp_path / "it")
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
+def test_a_folder_that_has_no_sync_is_no_failure_and_a_broken_disk_is(
+    tmp_path: Path, monkeypatch, code: int
+) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(code, "no")
+
+    sync_folder(tmp_path)
+    monkeypatch.setattr("rose.whole_file.os.fsync", refuse)
+    is_failure = code in {errno.EIO, errno.ENOSPC}
+    with pytest.raises(OSError, match="no") if is_failure else contextlib.nullcontext():
+        sync_folder(tmp_path)

@@ -98,8 +98,14 @@ class CircleLoad:
             waited_s += _LOOK_S
 
     def stop(self) -> None:
-        """Stop the programs and the loop; the engine is its owner's to stop."""
-        self.circle.stop()
+        """Stop the programs and the loop; the engine is its owner's to stop.
+
+        What does not end in time is an incident, and the report comes all the same.
+        """
+        try:
+            self.circle.stop()
+        except DeadlineExceeded as error:
+            self.circle.history.incident(str(error))
 
     def record(self) -> CircleRecord:
         """Return what happened; exact after `stop`."""

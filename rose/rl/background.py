@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Final
 
-from rose.errors import RoseError
+from rose.errors import DeadlineExceeded, RoseError
 
 # A step of the trainer on a busy core can hold an answer up for half a minute.
 _JOIN_S: Final = 40.0
@@ -34,12 +34,21 @@ class Background(ABC):
         return is_started and not self._thread.is_alive() and not self._is_stopping
 
     def stop(self) -> None:
-        """Let the thread do its last work, and join it."""
+        """Let the thread do its last work, and join it.
+
+        Raises:
+            DeadlineExceeded: it does not end; what it shares with others may still change.
+        """
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout=_JOIN_S)
+            if self._thread.is_alive():
+                raise DeadlineExceeded(
+                    f"the thread '{self._thread.name}' does not end, {_JOIN_S:g} s after it was "
+                    "told to"
+                )
 
     def _run(self) -> None:
         try:

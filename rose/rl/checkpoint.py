@@ -6,7 +6,6 @@ The file: a magic word, the length of a JSON header as 8 bytes, the header, then
 """
 
 import hashlib
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.rl.trainer import TrainerState
+from rose.whole_file import sweep, sync_folder, write_whole
 
 FORMAT: Final = 1
 _MAGIC: Final = b"rose-rl\n"
@@ -57,10 +57,11 @@ class _Header:
 
 
 def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None:
-    """Write beside, flush to the disk, rename: a reader sees the old file or the new one.
+    """Write a checkpoint that outlives a power cut; one process at a time.
 
     Raises:
-        Unavailable: the disk does not take it; the old file is as it was.
+        Unavailable: the disk does not take it. The old file is as it was; or, where only the last
+            sync failed, the new one is there, and a power cut may bring the old one back.
     """
     rows = (state.masters, state.exp_avg, state.exp_avg_sq)
     sha = hashlib.sha256()
@@ -69,19 +70,12 @@ def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None
     header = msgspec.json.encode(
         _Header(FORMAT, progress, state.steps, state.masters.size, sha.hexdigest())
     )
-    beside = path.with_name(path.name + ".part")
+    start = _MAGIC + _LENGTH.pack(len(header)) + header + hashlib.sha256(header).digest()
     try:
-        with beside.open("wb") as file:
-            file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
-            file.write(hashlib.sha256(header).digest())
-            for row in rows:
-                file.write(row.data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
+        sweep(path)  # A trainer that was killed as it wrote leaves a file of this size.
+        write_whole(path, start, *(row.data for row in rows))
+        sync_folder(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise Unavailable(f"the checkpoint '{path}' cannot be written: {error.strerror}") from error
 
 
@@ -152,12 +146,3 @@ def _read_header(file: BinaryIO, path: Path) -> _Header:
     if header.format != FORMAT:
         raise CorruptData(f"'{path}' has format {header.format}, this rose reads {FORMAT}")
     return header
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable: a rename lives in the folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -72,12 +72,12 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,  # What a dead program did not take is not written again as its pipe closes.
             start_new_session=True,
         )
         if first_line is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # Dead already, which the thread will say.
                 self._process.stdin.write(first_line.encode() + b"\n")
-                self._process.stdin.flush()
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
         self._thread = threading.Thread(target=self._mind, name="rose-child", daemon=True)

@@ -238,7 +238,11 @@ class Circle:
         return self._given_up
 
     def stop(self) -> None:
-        """Stop everything in the order in which nothing is lost; what was counted stays."""
+        """Stop everything in the order in which nothing is lost; what was counted stays.
+
+        Raises:
+            DeadlineExceeded: a thread or a program does not end; all others were stopped.
+        """
         self._parts.close()
 
     def _refused(self, why: str) -> None:

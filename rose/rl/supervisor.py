@@ -10,7 +10,15 @@ from typing import Any, Final
 from rose.clock import BootClock, Clock
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.rl.child import Child
+from rose.scheduler.knobs import KnobRules
 from rose.units import NS_PER_S
+
+_RULES: Final = KnobRules(
+    most=1e6,  # A wait of epoll is a number of milliseconds below 2^31.
+    integers=frozenset({"restarts_max"}),
+    may_be_zero=frozenset({"backoff_s", "backoff_max_s"}),
+    bounds={"restarts_max": lambda count: count <= 1000},  # 2.0^count is a number.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +26,12 @@ class RestartPolicy:
     """How often a program that dies is started again.
 
     Args:
-        restarts_max: within `window_s`; one more death, and it is given up.
-        window_s: how long a death is held against it.
-        backoff_s: pause before the first restart, doubled with every death in the window.
-        backoff_max_s: the longest pause.
-        ready_within_s: a program that is not ready by then is killed, which is a death.
-        stop_s: how long it is given to end of its own accord, and again after SIGTERM.
+        restarts_max: within `window_s`, at most 1000; one more death, and it is given up.
+        window_s: how long a death is held against it, > 0.
+        backoff_s: pause before the first restart, doubled with every death in the window, >= 0.
+        backoff_max_s: the longest pause, >= 0.
+        ready_within_s: a program that is not ready by then is killed, which is a death; > 0.
+        stop_s: how long it is given to end of its own accord, and again after SIGTERM, > 0.
     """
 
     restarts_max: int = 5
@@ -32,6 +40,14 @@ class RestartPolicy:
     backoff_max_s: float = 5.0
     ready_within_s: float = 120.0
     stop_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that mean nothing.
+
+        Raises:
+            InvalidArgument: the sentence names the number.
+        """
+        _RULES.check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,7 @@ class Supervisor:
         self._child: Child | None = None
         self._end: str | None = None
         self._deaths_ns: deque[int] = deque()
+        self._error: DeadlineExceeded | None = None  # read when the thread has ended
         self._thread = threading.Thread(target=self._run, name="rose-supervisor", daemon=True)
         self._thread.start()
 
@@ -133,13 +150,21 @@ class Supervisor:
         self._thread.join(timeout=4 * self._policy.stop_s)
         if self._thread.is_alive():
             raise DeadlineExceeded("a program that was to be stopped has not ended")
+        if self._error is not None:
+            raise self._error
 
     # ---- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         incarnation = 0
         while not self._is_stopping.is_set():
-            reason = self._run_once(incarnation)
+            try:
+                reason = self._run_once(incarnation)
+            except DeadlineExceeded as error:
+                self._error = error
+                if not self._is_stopping.is_set():
+                    self._on_death(Death(incarnation, str(error), is_final=True))
+                return
             if self._is_stopping.is_set():
                 return
             pause_s = self._pause_s()
@@ -153,7 +178,11 @@ class Supervisor:
             incarnation += 1
 
     def _run_once(self, incarnation: int) -> str:
-        """Run one incarnation; return why it ended."""
+        """Run one incarnation; return why it ended.
+
+        Raises:
+            DeadlineExceeded: it does not end; it can still be killed.
+        """
         try:
             with self._lock:  # Who is told that it is ready finds it here.
                 child = self._child = Child(

@@ -119,7 +119,7 @@ class SchedulerCore:
         """
         rows = [_row_of(event) for event in events]
         actions = self._core.step(rows, signed_64("now_ns", now_ns))
-        return [_ACTIONS[code](*fields) for code, *fields in actions]
+        return [action_of(row) for row in actions]
 
     def keep_leases(self, until_ns: int) -> None:
         """Let no lease run out before then: for a time in which nobody heard those who renewed."""
@@ -147,6 +147,13 @@ class SchedulerCore:
             jobs=jobs,
             **counted,
         )
+
+
+def action_of(row: Sequence[Any]) -> Action:
+    """Return the action of a row from the core: its code, then its fields."""
+    code, *fields = row
+    action: Action = _ACTIONS[code](*fields)
+    return action
 
 
 def _row_of(event: Event) -> _Row:

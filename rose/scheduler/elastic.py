@@ -381,7 +381,8 @@ class ElasticRolloutScheduler:
 
         Raises:
             InvalidArgument: the scheduler has no store.
-            Unavailable: the disk does not take it; the one before, and all steps since, are there.
+            Unavailable: the disk does not take it; the one before or this one, and all steps since,
+                are there.
         """
         self._open_inbox()
         while self._saving is not None:

@@ -7,9 +7,11 @@ its length, the CRC-32 of those 4 bytes, the CRC-32 of its body, and the body. B
 Nothing in them is executed when they are read. `NAME.lock` is held by the one scheduler that writes
 them.
 
-A record that the end of the last journal cuts off was never acted on, and is left out; a
-journal at the end without a step is begun again; anything else that is not as it was written, or
-is gone, is refused.
+What a crash can leave at the end of the last journal was never acted on, and is left out: a record
+that is cut off, one of full length whose body is not as it was written, and zeros where one should
+begin, as a file may have its length before its bytes. A last body that was changed later looks the
+same, and its step is left out too. A journal at the end without a step is begun again; anything
+else that is not as it was written, or is gone, is refused.
 """
 
 import errno
@@ -33,7 +35,7 @@ from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.store import Checkpoint
 from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
-from rose.whole_file import write_whole
+from rose.whole_file import sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
 FORMAT: Final = 2
@@ -102,27 +104,25 @@ class FileStore:
         self._is_closed = False
         try:
             self._lock = path.with_name(path.name + ".lock").open("ab")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._sweep()
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                sweep(path)
+            except OSError:
+                self._lock.close()
+                raise
         except BlockingIOError as error:
-            self._lock.close()
             raise InvalidArgument(
                 f"another scheduler writes '{path}': end it, or name another file"
             ) from error
         except OSError as error:
             raise _unavailable(path, "written", error) from error
 
-    def _sweep(self) -> None:
-        """Remove what a life that was killed had not finished; nobody else writes here now."""
-        half = re.compile(rf"\.{re.escape(self._path.name)}\.[0-9a-f]{{16}}")
-        for file in self._path.parent.iterdir():
-            if half.fullmatch(file.name):
-                file.unlink(missing_ok=True)
-
     # ---- reading --------------------------------------------------------------------------------
 
     def load(self) -> tuple[Checkpoint, list[Step]] | None:
         """Return the checkpoint and the steps since then; None if there is no checkpoint.
+
+        Journals before it are removed: a life that was killed may have left some.
 
         Raises:
             CorruptData: a file is not what was written.
@@ -142,6 +142,9 @@ class FileStore:
         except OSError as error:
             raise _unavailable(self._path, "read", error) from error
         self._sequence = checkpoint.sequence + len(journals) - 1
+        with suppress(OSError):  # The next checkpoint tries again.
+            sync_folder(self._path.parent)  # Who saved it may not have come to that.
+            self._forget_journals()
         return checkpoint, steps
 
     def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
@@ -154,7 +157,7 @@ class FileStore:
             journals.append((journal, journal.read_bytes()))
         if not journals:
             raise CorruptData(f"the journal '{journal}' of the checkpoint '{self._path}' is gone")
-        while len(journals) > 1 and _JOURNAL.startswith(journals[-1][1]):
+        while len(journals) > 1 and _JOURNAL.startswith(journals[-1][1].rstrip(b"\0")):
             journals.pop()
         return journals
 
@@ -245,7 +248,8 @@ class FileStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._is_synced:
             os.fsync(journal.fileno())
-            _sync(self._path.parent)  # or the journal's steps outlive a power cut, and its name not
+            # Or the journal's steps outlive a power cut, and its name does not.
+            sync_folder(self._path.parent)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint, and forget the journals before it; any thread.
@@ -254,7 +258,9 @@ class FileStore:
 
         Raises:
             InvalidArgument: a newer one is kept, or the store is closed.
-            Unavailable: the disk does not take it; the checkpoint before is as it was.
+            Unavailable: the disk does not take it. The checkpoint before is as it was; or, where
+                only the last sync failed, this one is there, and a power cut may bring the one
+                before back. All journals are there for either.
         """
         with self._saving:
             if self._is_closed or checkpoint.sequence < self._saved:
@@ -272,15 +278,24 @@ class FileStore:
         start = _CHECKPOINT + _LENGTH.pack(len(pieces[0]))
         try:
             # A checkpoint without its journal is refused: the journal is on the disk before it.
-            _sync(self._journal_path(checkpoint.sequence))
-            _sync(self._path.parent)
+            sync_file(self._journal_path(checkpoint.sequence))
+            sync_folder(self._path.parent)
             write_whole(self._path, start, *pieces, sha.digest())
-            _sync(self._path.parent)  # The journals before go when it is sure to stay.
-            first, self._saved = self._saved, checkpoint.sequence
-            for sequence in range(first, checkpoint.sequence):
-                self._journal_path(sequence).unlink(missing_ok=True)
+            sync_folder(self._path.parent)  # The journals before go when it is sure to stay.
         except OSError as error:
             raise _unavailable(self._path, "written", error) from error
+        self._saved = checkpoint.sequence
+        with suppress(OSError):
+            self._forget_journals()
+
+    def _forget_journals(self) -> None:
+        """Remove the journals before the newest checkpoint; one that stays is tried next time."""
+        pattern = re.compile(rf"{re.escape(self._path.name)}\.journal-([1-9][0-9]*)")
+        for file in self._path.parent.iterdir():
+            found = pattern.fullmatch(file.name)
+            if found and int(found[1]) < self._saved:
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write nothing more, and let others write; a checkpoint on its way is waited for."""
@@ -328,6 +343,8 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
     while at + _RECORD.size <= len(data):
         length, length_crc, crc = _RECORD.unpack_from(data, at)
         if zlib.crc32(data[at : at + _SIZE.size]) != length_crc:
+            if len(data[at:].rstrip(b"\0")) < _RECORD.size:
+                break  # Its length came to the disk, and its bytes did not.
             raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
         end = at + _RECORD.size + length
         body = data[at + _RECORD.size : end]
@@ -338,15 +355,6 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
         steps.append(_step_of(body, journal, at))
         at = end
     return steps, at
-
-
-def _sync(path: Path) -> None:
-    """Have the disk keep a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _step_of(body: bytes, journal: Path, at: int) -> Step:

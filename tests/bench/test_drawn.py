@@ -1,18 +1,25 @@
 """The drawn scenarios: what was simulated is kept, and a verdict is the worst of the baselines."""
 
 import json
-from collections.abc import Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
+from typing import Final
 
 import pytest
+from rich.console import Console
 
-from bench import drawn
+from bench import drawn, drawn_kept
 from bench.drawn_json import drawn_json
-from bench.drawn_kept import Kept, KeptRun, code_digest
-from bench.drawn_runs import SEEDS_FILE, drawn_seeds, run_seed, simulate_seed
-from bench.drawn_verdict import verdict_of
-from rose.errors import CorruptData
+from bench.drawn_kept import Kept, KeptRun, code_digest, code_paths
+from bench.drawn_runs import SEEDS_FILE, Trial, drawn_seeds, run_seed, simulate_seed
+from bench.drawn_table import print_drawn
+from bench.drawn_verdict import Against, verdict_of
+from rose.errors import CorruptData, InternalError
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
@@ -45,6 +52,25 @@ ONE = ArmFigures(
     events=99,
     digest="0123456789abcdef",
 )
+
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+# Prints the files of this repository whose functions a simulation calls, or that it opens.
+WATCHED: Final = """
+import sys
+from pathlib import Path
+from bench.drawn_runs import simulate_seed
+from rose.sim.scenario.drawn import drawn
+
+root, read = Path(sys.argv[1]), set()
+sys.addaudithook(lambda event, about: read.add(str(about[0])) if event == "open" else None)
+sys.setprofile(lambda frame, *_: read.add(frame.f_code.co_filename))
+simulate_seed(3, drawn(3).arms, {})
+sys.setprofile(None)
+for path in map(Path, read):
+    if path.suffix in {".py", ".json"} and path.is_relative_to(root):
+        print(path.relative_to(root))
+"""
 
 
 def of(arm: str, seed: int, rate: float) -> ArmFigures:
@@ -95,6 +121,48 @@ def test_the_code_s_name_changes_with_the_settings_that_are_tried() -> None:
     assert code_digest({}) == names[0]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "bench/drawn_runs.py",
+        "rose/executor/certified.py",
+        "rose/executor/model_cost.py",
+        "rose/memory/presets.json",
+        "rose/sim/scenario/drawn.py",
+        "rose/slo/priors.json",
+        "rose/transfer/plan/traffic.py",
+        "rose/units.py",
+    ],
+)
+def test_the_code_s_name_changes_with_every_file_that_an_outcome_depends_on(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in [ROOT / changed, *code_paths()]:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    monkeypatch.setattr(drawn_kept, "_ROOT", tmp_path)
+    before = code_digest({})
+    (tmp_path / changed).write_text("{}", encoding="utf-8")
+    assert code_digest({}) != before
+
+
+def test_all_that_a_simulation_runs_and_reads_is_in_the_code_s_name() -> None:
+    line = [sys.executable, "-c", WATCHED, str(ROOT)]
+    found = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True)
+    read = {ROOT / path for path in found.stdout.split() if not path.startswith(".venv")}
+    assert ROOT / "rose/slo/priors.json" in read
+    assert read - set(code_paths()) == set()
+
+
+def test_a_file_that_is_no_longer_there_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn_kept, "_ROOT", tmp_path)
+    with pytest.raises(InternalError, match="an outcome no longer depends on"):
+        code_digest({})
+
+
 def test_rose_is_held_against_the_best_baseline_of_each_scenario() -> None:
     figures: Sequence[ArmFigures] = [
         *(of("rose", seed, 100.0) for seed in (1, 2, 3, 4)),
@@ -116,6 +184,43 @@ def test_rose_is_held_against_the_best_baseline_of_each_scenario() -> None:
     assert mlfq.geometric_mean == pytest.approx((1.25 * 5 * 0.8) ** (1 / 3))
 
 
+def test_a_scenario_in_which_rose_came_to_nothing_counts_and_another_s_does_not() -> None:
+    assert Against("mlfq", {1: 2.0, 2: 0.0}).geometric_mean == 0.0
+    assert Against("mlfq", {1: 2.0, 2: float("inf")}).geometric_mean == pytest.approx(2.0)
+    assert Against("mlfq", {1: float("inf")}).geometric_mean == float("inf")
+
+
+def test_after_an_interrupt_a_scenario_without_its_first_run_is_counted_only() -> None:
+    console = Console(width=180, record=True, file=StringIO())
+    later = run_seed(8, 1)
+    figures = [
+        *(of("rose", 7, 50.0), of("mlfq", 7, 100.0)),
+        *(of("rose", later, 40.0), of("mlfq", later, 100.0)),
+    ]
+    print_drawn(figures, console, lost_below=1.0)
+    said = console.export_text()
+    (row,) = (line for line in said.splitlines() if "0.500" in line and "synchronous" in line)
+    assert row.split()[0] == "7"
+    assert "1 more, whose first run was not simulated" in said
+    print_drawn([*figures, of("rose", 8, 40.0)], console, lost_below=1.0)
+    assert "1 more, whose first run" in console.export_text()
+
+
+def test_the_table_and_the_file_have_one_median() -> None:
+    gaps = (1.0, 3.0)
+    figures = [
+        *(
+            replace(of("rose", seed, 100.0), rollout_s=(gap,), bound_s=1.0)
+            for seed, gap in enumerate(gaps, 1)
+        ),
+        *(of("mlfq", seed, 100.0) for seed in (1, 2)),
+    ]
+    console = Console(width=180, record=True, file=StringIO())
+    print_drawn(figures, console, lost_below=1.0)
+    assert "median over the bound 2.00" in console.export_text()
+    assert json.loads(drawn_json(figures, command="-"))["rose"]["median_over_bound"] == 2.0
+
+
 def test_runs_of_a_scenario_count_as_their_mean() -> None:
     first, second = run_seed(7, 0), run_seed(7, 1)
     figures = [
@@ -129,7 +234,8 @@ def test_runs_of_a_scenario_count_as_their_mean() -> None:
     mlfq, elastic = verdict.against
     assert mlfq.ratios == pytest.approx({7: 1.2, 8: 0.5})
     assert elastic.ratios == pytest.approx({7: 2.0})
-    said = json.loads(drawn_json(figures))
+    said = json.loads(drawn_json(figures, command="python -m bench.drawn --runs 2"))
+    assert said["command"] == "python -m bench.drawn --runs 2"
     assert (said["scenarios"], said["runs"]) == (2, 3)
     assert said["throughput_of_rose_over"]["the best of them"]["at_least_1"] == 0.5
     assert said["throughput_of_rose_over"]["mlfq"]["worst_scenario"] == 8
@@ -170,16 +276,17 @@ def test_a_seed_is_simulated_once_and_tried_settings_are_held_against_what_was_k
     line = ["--seeds", "3", "--processes", "1", "--kept", str(kept)]
     table = tmp_path / "table.json"
     assert drawn.main([*line, "--json", str(table)]) == 0
-    assert json.loads(table.read_text(encoding="utf-8"))["scenarios"] == 1
+    said = json.loads(table.read_text(encoding="utf-8"))
+    assert (said["scenarios"], said["command"]) == (1, "python -m bench.drawn --seeds 3")
     first = capsys.readouterr().out
     size = kept.stat().st_size
     assert drawn.main(line) == 0
     assert capsys.readouterr().out == first
     assert kept.stat().st_size == size
     assert drawn.main([*line, "--arms", "rose", "--set", "leave_home_margin_s=9"]) == 0
-    said = capsys.readouterr().out
-    assert said != first
-    assert "least-loaded-sticky" in said
+    tried = capsys.readouterr().out
+    assert tried != first
+    assert "least-loaded-sticky" in tried
     assert len(kept.read_text(encoding="utf-8").splitlines()) == 9
 
 
@@ -193,6 +300,42 @@ def test_a_setting_that_is_none_is_refused_in_one_sentence(
         drawn.main([*line, "--arms", "best"])
     with pytest.raises(SystemExit):
         drawn.main([*line, "--set", "speed"])
+
+
+def test_an_arm_that_no_drawn_scenario_has_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    line = ["--seeds", "3", "--processes", "1", "--kept", str(kept)]
+    with pytest.raises(SystemExit) as ended:
+        drawn.main([*line, "--arms", "training-gpus"])
+    assert ended.value.code == 2
+    assert "no drawn scenario has training-gpus; there are rose" in capsys.readouterr().err
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "command"),
+    [
+        (["--runs", "2"], "python -m bench.drawn --runs 2"),
+        ([], "python -m bench.drawn"),
+        (["--count", "2", "--processes", "1"], "python -m bench.drawn --count 2"),
+        (["--seeds", "3,5", "--runs", "3"], "python -m bench.drawn --seeds 3,5 --runs 3"),
+    ],
+)
+def test_a_file_of_results_names_what_gives_them(
+    asked: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(trial: Trial, _kept: Kept) -> Iterator[list[ArmFigures]]:
+        for run in range(trial.runs):
+            for seed in trial.seeds:
+                yield [of(arm, run_seed(seed, run), 100.0) for arm in ("rose", "mlfq")]
+
+    monkeypatch.setattr(drawn, "simulated", simulated)
+    table = tmp_path / "table.json"
+    line = ["--kept", str(tmp_path / "kept.jsonl"), "--json", str(table)]
+    assert drawn.main([*asked, *line]) == 0
+    assert json.loads(table.read_text(encoding="utf-8"))["command"] == command
 
 
 def test_results_are_of_all_arms_as_they_are(

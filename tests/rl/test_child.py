@@ -1,6 +1,8 @@
 """A program of rose is started, minded and started again; nothing is ever left behind."""
 
+import math
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.rl.child import Child
 from rose.rl.supervisor import Death, RestartPolicy, Supervisor
 from tests.node.rig import LONG_S, no_thread_is_left, wait_for
@@ -165,6 +167,35 @@ def test_a_child_that_ends_before_it_is_ready_says_why(start, watch) -> None:
     wait_for(lambda: watch.ends)
     assert watch.ready == []
     assert watch.ends[0].endswith("it ended with 1; it last said: no such model")
+
+
+class Late(subprocess.Popen):
+    """A start that takes so long that the program says or closes something meanwhile."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        assert select.select([self.stderr], [], [], LONG_S)[0]
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "lines",
+    [[], ["os.close(0)", "print('deaf', file=sys.stderr)", "time.sleep(0.1)"]],
+    ids=["dead", "deaf"],
+)
+def test_the_end_of_a_child_that_does_not_take_its_first_line_is_told(
+    start, watch, monkeypatch, lines: list[str], length: int
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Late)
+    start(*lines, "sys.exit(3)", first_line="x" * length)
+    wait_for(lambda: watch.ends)
+    assert "it ended with 3" in watch.ends[0]
+
+
+def test_the_end_of_a_child_that_dies_of_a_part_of_its_first_line_is_told(start, watch) -> None:
+    start("sys.stdin.read(10)", "sys.exit(3)", first_line="x" * (1 << 20))
+    wait_for(lambda: watch.ends)
+    assert "it ended with 3" in watch.ends[0]
 
 
 def test_a_child_that_talks_on_is_not_held_up(start, watch) -> None:
@@ -347,6 +378,70 @@ def test_a_program_is_stopped_before_it_is_ready(supervise, story) -> None:
     supervisor.stop()
     assert not is_alive(pid)
     assert story.deaths == story.ready == []
+
+
+def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
+    is_called, may_return = threading.Event(), threading.Event()
+
+    def on_ready(_incarnation: int, _ready: dict) -> None:
+        is_called.set()
+        assert may_return.wait(LONG_S)
+
+    with no_thread_is_left():
+        supervisor = Supervisor(
+            living, on_ready, story.deaths.append, policy=RestartPolicy(stop_s=0.1)
+        )
+        assert is_called.wait(LONG_S)
+        with pytest.raises(DeadlineExceeded):
+            supervisor.stop()
+        wait_for(lambda: "rose-supervisor" not in {one.name for one in threading.enumerate()})
+        with pytest.raises(DeadlineExceeded, match="s after it was killed"):
+            supervisor.stop()
+        may_return.set()
+    assert story.deaths == []  # It was stopped on purpose.
+
+
+def test_a_child_that_does_not_end_after_its_death_is_given_up(story, monkeypatch) -> None:
+    def late(_child: Child, *, patience_s: float) -> None:
+        raise DeadlineExceeded(f"it is there after {patience_s} s")
+
+    monkeypatch.setattr(Child, "stop", late)
+    with no_thread_is_left():
+        supervisor = Supervisor(
+            lambda _n: program("sys.exit(1)"), story.on_ready, story.deaths.append
+        )
+        wait_for(lambda: story.deaths)
+        assert story.deaths == [Death(0, "it is there after 10.0 s", is_final=True)]
+        with pytest.raises(DeadlineExceeded, match="it is there"):
+            supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("restarts_max", -1),
+        ("restarts_max", 1.5),
+        ("restarts_max", 1001),  # The pause would be of more than a number holds.
+        ("window_s", 0.0),
+        ("window_s", math.inf),
+        ("backoff_s", -0.1),
+        ("backoff_s", math.nan),
+        ("backoff_max_s", -1.0),
+        ("ready_within_s", math.nan),
+        ("ready_within_s", 3e6),  # The thread that waits would die of it.
+        ("stop_s", 0.0),
+        ("stop_s", -1.0),
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=rf"RestartPolicy\({name}={value}\) is out of range"):
+        RestartPolicy(**{name: value})
+
+
+def test_a_program_may_be_given_up_at_once_or_started_again_at_once(supervise, story) -> None:
+    supervise(lambda _n: program("sys.exit(1)"), restarts_max=0, backoff_s=0, backoff_max_s=0)
+    wait_for(lambda: story.deaths)
+    assert story.deaths[0].is_final
 
 
 def test_what_the_terminal_signals_to_its_parent_does_not_reach_it(supervise, story) -> None:

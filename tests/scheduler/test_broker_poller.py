@@ -93,6 +93,21 @@ def test_a_server_that_never_ends_is_left_in_time(page):
         fetched(server.url, HASTY)
 
 
+@pytest.mark.parametrize("page", ["page", engine_pages.dribbling])
+def test_a_server_that_is_found_too_late_is_not_read(monkeypatch, page):
+    finds = socket.getaddrinfo
+
+    def find_slowly(*args, **how):
+        time.sleep(1.0)  # No timeout reaches the resolver.
+        return finds(*args, **how)
+
+    with serving(page) as server:
+        monkeypatch.setattr(socket, "getaddrinfo", find_slowly)
+        with pytest.raises(Unavailable, match="within 400 ms"):
+            fetched(server.url, HASTY)
+    assert server.asked == 0
+
+
 def test_nobody_there_is_one_sentence_and_no_thread_is_left():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

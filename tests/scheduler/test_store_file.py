@@ -1,7 +1,9 @@
 """What a store gives back is what was put in, or it says that it is not."""
 
 import errno
+import fcntl
 import os
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +144,39 @@ def test_a_journal_that_is_cut_anywhere_gives_the_steps_before_and_can_go_on(tmp
     assert lengths[-1] == len(short) - 1
 
 
+@pytest.mark.parametrize("lost", ["body", "all but the length", "all"])
+def test_a_last_record_of_full_length_without_its_bytes_is_left_out(tmp_path, lost) -> None:
+    """A power cut can leave a file its length and not its bytes."""
+    written(tmp_path / "state", STEPS[:2])
+    whole = (tmp_path / "state.journal-1").stat().st_size
+    written(tmp_path / "more", STEPS[:3])
+    content = (tmp_path / "more.journal-1").read_bytes()
+    kept = content[: whole + {"body": 20, "all but the length": 4, "all": 0}[lost]]
+    (tmp_path / "state.journal-1").write_bytes(kept.ljust(len(content), b"\0"))
+    store = FileStore(tmp_path / "state")
+    assert store.load() == (checkpoint(1), STEPS[:2])
+    assert store.rotate() == 2
+    store.append(STEPS[2])
+    store.close()
+    assert loaded(tmp_path / "state") == (checkpoint(1), STEPS[:3])
+
+
+def test_zeros_before_the_end_are_damage(tmp_path) -> None:
+    path = tmp_path / "state"
+    written(path, STEPS[:2])
+    journal = tmp_path / "state.journal-1"
+    content = journal.read_bytes()
+    first = len(HEAD)
+    for behind in (content[first:], b"\0" * 40 + b"\1" * 12):
+        journal.write_bytes(content[:first] + b"\0" * 100 + behind)
+        with pytest.raises(CorruptData, match=f"damaged at byte {first}"):
+            loaded(path)
+    journal.write_bytes(content + bytes(100))
+    (tmp_path / "state.journal-2").write_bytes(content)
+    with pytest.raises(CorruptData, match=f"damaged at byte {len(content)}"):
+        loaded(path)
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_or_changes_nothing_but_the_last_step(
@@ -168,6 +203,20 @@ def test_two_schedulers_do_not_write_the_same_files(tmp_path) -> None:
         FileStore(tmp_path / "state")
     store.close()
     FileStore(tmp_path / "state").close()
+
+
+@pytest.mark.parametrize(("where", "call"), [(fcntl, "flock"), (Path, "iterdir")])
+def test_files_that_cannot_be_had_are_let_go(tmp_path, monkeypatch, where, call) -> None:
+    def fail(*_args) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, call, fail)
+        with pytest.raises(Unavailable, match="Input/output error") as caught:
+            FileStore(tmp_path / "state")
+    opened = {one.resolve() for one in Path("/proc/self/fd").iterdir()}
+    assert tmp_path / "state.lock" not in opened
+    assert caught.value.__traceback__ is not None  # It holds the store that was not made, till now.
 
 
 def test_trajectories_are_encoded_one_at_a_time(tmp_path, monkeypatch) -> None:
@@ -273,7 +322,11 @@ def test_a_journal_that_the_disk_does_not_take_is_not_there_and_the_one_before_g
     assert loaded(path) == (checkpoint(1), STEPS[:1])
 
 
-@pytest.mark.parametrize("behind", [b"", HEAD[:5], HEAD])
+@pytest.mark.parametrize(
+    "behind",
+    [b"", HEAD[:5], HEAD, bytes(len(HEAD)), HEAD[:5].ljust(99, b"\0")],
+    ids=["nothing", "part", "head", "zeros", "part and zeros"],
+)
 def test_a_last_journal_without_a_step_does_not_make_damage_of_a_cut(tmp_path, behind) -> None:
     path = tmp_path / "state"
     written(path, STEPS[:2])
@@ -304,6 +357,123 @@ def test_an_older_checkpoint_does_not_take_the_place_of_a_newer_one(tmp_path) ->
     with pytest.raises(InvalidArgument, match="2 is kept"):
         store.save(checkpoint(1))
     store.close()
+
+
+def test_a_checkpoint_whose_last_sync_failed_is_said_and_no_step_is_lost(
+    tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "state"
+    syncs, folders = os.fsync, []
+
+    def fail_the_second_time(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            folders.append(descriptor)
+            if len(folders) == 2:
+                raise OSError(errno.EIO, "Input/output error")
+        syncs(descriptor)
+
+    written(path, STEPS[:2])
+    before = path.read_bytes()
+    store = FileStore(path)
+    store.load()
+    second = store.rotate()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_the_second_time)
+        with pytest.raises(Unavailable, match="cannot be written: Input/output"):
+            store.save(checkpoint(second))
+    store.append(STEPS[2])
+    after = path.read_bytes()
+    path.write_bytes(before)  # as a power cut may leave it
+    for journal in (1, 2):
+        assert (tmp_path / f"state.journal-{journal}").exists()
+    store.close()
+    assert loaded(path) == (checkpoint(1), STEPS[:3])
+    path.write_bytes(after)
+    store = FileStore(path)
+    assert store.load() == (checkpoint(2), STEPS[2:3])
+    store.save(checkpoint(store.rotate()))
+    store.close()
+    assert loaded(path) == (checkpoint(3), [])
+
+
+def journals(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if "journal" in one.name)
+
+
+def test_a_journal_that_cannot_be_removed_is_no_failure_and_goes_with_the_next_checkpoint(
+    tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "state"
+    store = FileStore(path)
+    lists, unlink = Path.iterdir, Path.unlink
+
+    def fail(_folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def fail_for_the_first(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "state.journal-1":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        unlink(self, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fail)
+        for _ in range(2):
+            store.save(checkpoint(store.rotate()))
+    assert journals(tmp_path) == ["state.journal-1", "state.journal-2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail_for_the_first)
+        patch.setattr(Path, "iterdir", lambda folder: sorted(lists(folder)))
+        store.save(checkpoint(store.rotate()))
+    assert journals(tmp_path) == ["state.journal-1", "state.journal-3"]
+    store.save(checkpoint(store.rotate()))
+    assert journals(tmp_path) == ["state.journal-4"]
+    store.close()
+
+
+def test_journals_that_a_killed_life_left_are_removed_by_the_next_that_loads(
+    tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "state"
+    written(path)
+    store = FileStore(path)
+    store.load()
+    for _ in range(10):
+        store.save(checkpoint(store.rotate()))
+    store.close()
+    others = ["state.journal-0", "state.journal-07", "state.journal-x", "other.journal-7"]
+    for name in ("state.journal-7", "state.journal-10", *others):
+        (tmp_path / name).write_bytes(HEAD)
+    order: list[str] = []
+    syncs, unlink = os.fsync, Path.unlink
+
+    def sync(descriptor: int) -> None:
+        order.append("sync")
+        syncs(descriptor)
+
+    def remove(self: Path, missing_ok: bool = False) -> None:
+        order.append("unlink")
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "unlink", remove)
+    assert loaded(path) == (checkpoint(11), [])
+    assert journals(tmp_path) == sorted(["state.journal-11", *others])
+    # Who was killed may not have come to that, and the checkpoint before may be back.
+    assert order == ["sync", "unlink", "unlink"]
+
+
+def test_journals_of_a_checkpoint_that_is_damaged_are_kept(tmp_path) -> None:
+    path = tmp_path / "state"
+    written(path)
+    store = FileStore(path)
+    store.load()
+    store.save(checkpoint(store.rotate()))
+    store.close()
+    (tmp_path / "state.journal-1").write_bytes(HEAD)
+    (tmp_path / "state.journal-2").write_bytes(b"something else that is long enough to be one")
+    with pytest.raises(CorruptData):
+        loaded(path)
+    assert journals(tmp_path) == ["state.journal-1", "state.journal-2"]
 
 
 def test_a_store_is_not_let_go_while_a_thread_writes_its_checkpoint(tmp_path, monkeypatch) -> None:

@@ -16,6 +16,7 @@ from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.burst import burst_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import factor_of, rollout_time_under, throughput_over
+from rose.sim.study.published import PUBLISHED
 from rose.sim.study.run import ArmRun, study
 from rose.sim.study.validation import ERROR_MAX, validations
 from tests.sim.scenario.files import content
@@ -181,6 +182,38 @@ def test_a_burst_is_over_before_the_scheduler_s_bound() -> None:
     burst = burst_of(hit, one.built.world)
     assert 0 < burst.recovery_s <= burst.bound_s
     assert burst.recovery_s == pytest.approx(one.figures.recovery_s)
+
+
+def test_a_burst_that_hits_no_turn_has_no_part_in_what_is_revoked_after_it() -> None:
+    # All turns of the first version are over at 33 s, and the trainer learns until 53 s.
+    flapping = {"kind": "flapping", "lent_s": 56, "away_s": 10}
+    quiet = scenario(
+        seeds=[1], arms=["rose"], stress=[{"kind": "revoke-all", "at_s": 40, "for_s": 2}, flapping]
+    )
+    (one,) = study(quiet, NOTHING)
+    (job,) = one.outcome.jobs
+    (rollout_s, _) = one.figures.rollout_s
+    assert rollout_s < 40 < job.published_ms[0] / 1000
+    assert one.figures.recovery_s > 0
+    assert burst_of(quiet, one.built.world).recovery_s == 0
+
+
+def test_a_burst_at_the_start_hits_no_turn() -> None:
+    stress = [{"kind": "revoke-all", "at_s": 0, "for_s": 5}]
+    at_once = scenario(seeds=[1], arms=["rose"], stress=stress)
+    (one,) = study(at_once, NOTHING)
+    assert burst_of(at_once, one.built.world).recovery_s == 0
+
+
+@pytest.mark.parametrize("size", ["8b", "32b"])
+def test_table_1_is_the_same_wherever_it_is_shown(size: str, runs: Sequence[ArmRun]) -> None:
+    name = f"paper-table1-{size}"
+    seconds = {"rose-published": 10.0, "share-all": 12.0, "reserved-share": 15.0}
+    figures = [figures_like(arm, 1, 1.0, s, runs[0].figures) for arm, s in seconds.items()]
+    beside = PUBLISHED[name].rollout_time_under
+    found = validations({name: figures})
+    assert [one.predicted for one in found] == pytest.approx([1.2, 1.5])
+    assert [one.published for one in found] == [beside["share-all"], beside["reserved-share"]]
 
 
 def test_what_was_published_is_compared_and_a_large_error_warns(runs: Sequence[ArmRun]) -> None:

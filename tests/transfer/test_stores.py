@@ -1,6 +1,9 @@
 """Stores keep what they are given, whole, and through a crash; a broken disk is said."""
 
+import errno
 import hashlib
+import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -248,6 +251,27 @@ def test_what_a_crash_left_beside_is_removed(tmp_path: Path) -> None:
     disk = HostDisk(tmp_path)
     assert disk.names() == []
     assert list(tmp_path.iterdir()) == []
+    disk.close()
+
+
+def test_a_file_whose_name_the_disk_does_not_take_is_said_and_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, code = os.fsync, errno.EIO
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    disk = HostDisk(tmp_path)
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        disk.write("3.2.update", [b"whole"])
+    assert disk.names() == []
+    code = errno.EINVAL  # A file system without such a thing.
+    disk.write("3.2.update", [b"whole"])
+    assert disk.read("3.2.update") == b"whole"
     disk.close()
 
 

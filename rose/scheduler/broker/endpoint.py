@@ -26,7 +26,9 @@ class FetchLimits:
 
     Args:
         timeout_ms: from connecting to the last byte. Engines answer within milliseconds; a second
-            and more is an engine that has stalled.
+            and more is an engine that has stalled. Not bounded by it: a name is looked up for as
+            long as the resolver takes, and each address of a host that is silent, and a TLS
+            handshake, may take this long by itself. What is connected too late is not read.
         body_bytes_max: engines say some 100 KiB.
         attempts: of which each waits twice as long as the one before.
         backoff_ms: before the second attempt.
@@ -121,14 +123,21 @@ class _Watch:
         self._connection.close()
 
     def connect(self) -> None:
-        """Open the connection. Its socket is kept: an answer takes it from the connection."""
+        """Open the connection. Its socket is kept: an answer takes it from the connection.
+
+        Raises:
+            OSError: nobody is there.
+            TimeoutError: it took so long that the watch has ended.
+        """
         self._connection.connect()
         self._socket = self._connection.sock
+        if self.is_late:  # It gave up when there was nothing yet to hang up on.
+            raise TimeoutError
 
     def _give_up(self) -> None:
         self.is_late = True
         sock = self._socket or self._connection.sock
-        if sock is not None:  # otherwise it is being connected, which has a timeout
+        if sock is not None:  # otherwise it is being connected, and then left
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 

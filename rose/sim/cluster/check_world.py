@@ -8,8 +8,8 @@ from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.world import ClusterWorld, Lending, SimJob, SimWorker, Trajectories
 
 # Longer times would leave 64 bits of nanoseconds when they are added up.
-_MS_MAX = 1e12
-_TOKENS_MAX = 1 << 31
+MS_MAX = 1e12
+TOKENS_MAX = 1 << 31
 
 
 def check_world(world: ClusterWorld) -> None:
@@ -20,7 +20,7 @@ def check_world(world: ClusterWorld) -> None:
     """
     _expect(len(world.jobs) > 0, "a world needs a job")
     _expect(world.versions > 0, f"versions={world.versions} must be > 0")
-    _expect(0 < world.horizon_ms <= _MS_MAX, f"horizon_ms={world.horizon_ms} is out of range")
+    _expect(0 < world.horizon_ms <= MS_MAX, f"horizon_ms={world.horizon_ms} is out of range")
     numbers = [worker.number for worker in world.workers]
     _expect(len(set(numbers)) == len(numbers), "two workers have one number")
     jobs = [job.job for job in world.jobs]
@@ -37,14 +37,14 @@ def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
     _expect(worker.number >= 0, f"{where}: its number must be >= 0")
     _expect(worker.job in jobs, f"{where}: there is no job {worker.job}")
     _expect(worker.seats > 0, f"{where}: seats={worker.seats} must be > 0")
-    _expect(0 < worker.kv_tokens <= _TOKENS_MAX, f"{where}: kv_tokens={worker.kv_tokens}")
+    _expect(0 < worker.kv_tokens <= TOKENS_MAX, f"{where}: kv_tokens={worker.kv_tokens}")
     times = worker.times
     for name in ("prefill_tokens_per_s", "decode_step_ms"):
-        _expect(0 < getattr(times, name) <= _MS_MAX, f"{where}: {name} must be > 0")
+        _expect(0 < getattr(times, name) <= MS_MAX, f"{where}: {name} must be > 0")
     for name in ("decode_ms_per_sequence", "decode_ms_per_context_token"):
-        _expect(0 <= getattr(times, name) <= _MS_MAX, f"{where}: {name} must be >= 0")
+        _expect(0 <= getattr(times, name) <= MS_MAX, f"{where}: {name} must be >= 0")
     for name in ("start_up_ms", "update_ms", "pause_ms"):
-        _expect(0 <= getattr(worker, name) <= _MS_MAX, f"{where}: {name} must be >= 0")
+        _expect(0 <= getattr(worker, name) <= MS_MAX, f"{where}: {name} must be >= 0")
     is_borrowed = worker.kind is WorkerKind.BORROWED
     _expect(is_borrowed == (worker.lending is not None), f"{where}: lending goes with BORROWED")
     if worker.lending is not None:
@@ -55,17 +55,17 @@ def _check_lending(where: str, lending: Lending) -> None:
     at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
     _expect(len(at) == len(share) == len(kv) > 0, f"{where}: lending needs equally long columns")
     _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: lending starts at 0, ascends")
-    _expect(bool(at[-1] <= _MS_MAX), f"{where}: lending goes on for too long")
+    _expect(bool(at[-1] <= MS_MAX), f"{where}: lending goes on for too long")
     _expect(np.all((share >= 0) & (share <= 1)), f"{where}: a share is from 0 to 1")
-    _expect(np.all((kv >= 0) & (kv <= _TOKENS_MAX)), f"{where}: lent kv_tokens must be >= 0")
+    _expect(np.all((kv >= 0) & (kv <= TOKENS_MAX)), f"{where}: lent kv_tokens must be >= 0")
 
 
 def _check_job(job: SimJob) -> None:
     where, trajectories = f"job {job.job}", job.trajectories
     _expect(job.job >= 0, f"{where}: its number must be >= 0")
     _expect(job.batch > 0, f"{where}: batch={job.batch} must be > 0")
-    _expect(0 <= job.train_ms <= _MS_MAX, f"{where}: train_ms={job.train_ms} must be >= 0")
-    _expect(0 < job.weight <= _MS_MAX, f"{where}: weight={job.weight} must be > 0")
+    _expect(0 <= job.train_ms <= MS_MAX, f"{where}: train_ms={job.train_ms} must be >= 0")
+    _expect(0 < job.weight <= MS_MAX, f"{where}: weight={job.weight} must be > 0")
     _expect(job.max_staleness >= 0, f"{where}: max_staleness={job.max_staleness} must be >= 0")
     first, group = trajectories.first_turn, trajectories.group
     turns = len(trajectories.heard_tokens)
@@ -77,10 +77,10 @@ def _check_job(job: SimJob) -> None:
     _expect(len(trajectories.tool_ms) == turns, f"{where}: tool_ms has t numbers")
     for name in ("heard_tokens", "said_tokens"):
         tokens: npt.NDArray[np.int64] = getattr(trajectories, name)
-        good = np.all((tokens > 0) & (tokens <= _TOKENS_MAX))
+        good = np.all((tokens > 0) & (tokens <= TOKENS_MAX))
         _expect(bool(good), f"{where}: {name} must be > 0")
     tools = trajectories.tool_ms
-    _expect(np.all((tools >= 0) & (tools <= _MS_MAX)), f"{where}: tool_ms must be >= 0")
+    _expect(np.all((tools >= 0) & (tools <= MS_MAX)), f"{where}: tool_ms must be >= 0")
     _expect(np.all(np.diff(group) >= 0), f"{where}: groups must ascend")
     largest = int(np.unique(group, return_counts=True)[1].max())
     _expect(largest <= job.batch, f"{where}: a group of {largest} is larger than its batch")

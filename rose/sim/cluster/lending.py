@@ -93,7 +93,8 @@ def lend_exactly(
         share_bin_ms: None for every quantum; else bins with their mean, > 0.
 
     Raises:
-        InvalidArgument: a request comes after the horizon, or what `simulate` refuses.
+        InvalidArgument: there are no requests, one comes after the horizon, or what `simulate`
+            refuses.
     """
     if not requests or not requests[-1].arrival_ms <= horizon_ms < np.inf:
         raise InvalidArgument(f"a timeline of {horizon_ms} ms needs requests, all of them in it")

@@ -7,7 +7,7 @@ each with its source; the shapes are those of `rose/memory/presets.json`.
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +90,6 @@ class StepCost:
         *,
         rollout_layers: int,
         rollout_tokens: int = 512,
-        **device: Any,
     ) -> DeviceModel:
         """Return a device whose serving engine costs this, for the machine of `rose.sim`.
 
@@ -99,7 +98,6 @@ class StepCost:
             rollout_layers: of its model, > 0.
             rollout_tokens: prompt tokens of its step, which is as heavy as it gets; 512 is what
                 the paper allows.
-            device: other fields of `DeviceModel`.
         """
         return DeviceModel(
             base_ms=self.base_ms,
@@ -109,7 +107,6 @@ class StepCost:
             pair_ms=self.pair_ms,
             layers=rollout_layers,
             layer_ms=(rollout.base_ms + rollout.prefill_ms * rollout_tokens) / rollout_layers,
-            **device,
         )
 
 

@@ -4,20 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rose.scheduler.core import action_of
 from rose.scheduler.events import (
     Action,
-    Admit,
     Consumed,
-    Deliver,
-    Drop,
-    DropReason,
     Event,
     JobJoined,
-    Start,
-    Stop,
     TrajectoryCreated,
     TrajectoryEnded,
-    TurnDone,
     TurnEnded,
     TurnProgress,
     TurnReady,
@@ -31,7 +25,6 @@ from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
 
 _KINDS: Final = tuple(WorkerKind)
 _ENDS: Final = tuple(TurnEnd)
-_REASONS: Final = tuple(DropReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def record_cluster(
         RecordedStep(
             now_ns,
             [_EVENTS[code](*fields) for code, *fields in events],
-            [_ACTIONS[code](*fields) for code, *fields in actions],
+            [action_of(row) for row in actions],
         )
         for now_ns, events, actions in found["log"]
     ]
@@ -102,7 +95,7 @@ def _ended(*row: Any) -> TurnEnded:
     )
 
 
-# In the order of `Event` and `Action` in csrc/scheduler.
+# In the order of `Event` in csrc/scheduler.
 _EVENTS: Final[tuple[Callable[..., Event], ...]] = (
     _joined,
     LeaseChanged,
@@ -116,12 +109,4 @@ _EVENTS: Final[tuple[Callable[..., Event], ...]] = (
     TrajectoryEnded,
     Consumed,
     JobJoined,
-)
-_ACTIONS: Final[tuple[Callable[..., Action], ...]] = (
-    Admit,
-    Start,
-    Stop,
-    Deliver,
-    TurnDone,
-    lambda trajectory, reason: Drop(trajectory, _REASONS[reason]),
 )

@@ -7,9 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from rose import _core
+from rose.errors import InvalidArgument
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.worker import WorkerKind
-from rose.sim.cluster.check_world import check_world
+from rose.sim.cluster.check_world import MS_MAX, TOKENS_MAX, check_world
 from rose.sim.cluster.world import (
     ClusterOutcome,
     ClusterWorld,
@@ -25,6 +26,7 @@ OnProgress = Callable[[float, int], bool]
 # The places of their members are the values of the enumerations in csrc.
 _KINDS: Final = tuple(WorkerKind)
 _MODES: Final = tuple(TrainerMode)
+_MS_MIN: Final = 1e-6  # a nanosecond: with less, time would never move on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,13 @@ class SimOptions:
     """How the simulation itself works.
 
     Args:
-        tick_ms: the scheduler is asked so often when there is no news, as production does.
-        gather_ms: from the first news to when the scheduler hears it and all that came since.
+        tick_ms: the scheduler is asked so often when there is no news, as production does; at
+            least a nanosecond.
+        gather_ms: from the first news to when the scheduler hears it and all that came since, >= 0.
         borrowed_report_ms: a borrowed worker says so often what it has; half of what counts as a
-            stall if None.
-        dedicated_report_ms: a dedicated one does; nobody watches whether it stalls.
-        chunk_tokens: of prompts that a step of an engine computes at most.
+            stall if None; at least a nanosecond.
+        dedicated_report_ms: a dedicated one does, likewise; nobody watches whether it stalls.
+        chunk_tokens: of prompts that a step of an engine computes at most, > 0.
         is_stepwise: whether every step of every engine is simulated: slow, and the same.
         on_progress: asked now and then whether to go on.
     """
@@ -49,6 +52,24 @@ class SimOptions:
     chunk_tokens: int = 2048
     is_stepwise: bool = False
     on_progress: OnProgress | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would stop time, or the process.
+
+        Raises:
+            InvalidArgument: a value is out of its range; the sentence names it.
+        """
+        report_ms = self.borrowed_report_ms
+        is_sound = {
+            "tick_ms": _MS_MIN <= self.tick_ms <= MS_MAX,
+            "gather_ms": 0 <= self.gather_ms <= MS_MAX,
+            "borrowed_report_ms": report_ms is None or _MS_MIN <= report_ms <= MS_MAX,
+            "dedicated_report_ms": _MS_MIN <= self.dedicated_report_ms <= MS_MAX,
+            "chunk_tokens": 1 <= self.chunk_tokens <= TOKENS_MAX,
+        }
+        for name, holds in is_sound.items():
+            if not holds:
+                raise InvalidArgument(f"SimOptions({name}={getattr(self, name)}) is out of range")
 
 
 DEFAULT: Final = SimOptions()

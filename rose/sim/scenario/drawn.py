@@ -36,9 +36,13 @@ training over rolling out     0.1-1, log                      25 % of a step in 
                                                               rolling out on many GPUs in PEARL
 link                          1-200 Gb/s, log                 10-200 is the paper's; 1 is a WAN
 share that changes            0.5-5 %, log                    public measurements: 0.9-3 %
-crashes or revocations of     in half of them, each domain    fleets update, drain and crash
-whole domains                 every 5-120 minutes, log, for
+crashes of whole domains      in a quarter, each domain about fleets update, drain and crash
+                              every 5-120 minutes, log, for
                               10-300 s
+revocations                   in a quarter, all that is lent  harder than one domain after another
+                              at the same moments: lent for
+                              5-120 minutes, log, then away
+                              for 10-300 s
 algorithm                     DAPO in a quarter, up to 3x     the paper's 5.7x is a worst case
 ============================  ==============================  ======================================
 
@@ -57,7 +61,7 @@ from rose.errors import InvalidArgument
 from rose.sim.scenario.scenario import Scenario, scenario_from
 
 # What stays of all arms that the real scheduler can run in the same world.
-_ARMS: Final = (
+ARMS: Final = (
     "rose", "resource-fixed", "least-loaded-sticky", "elastic", "reserved-share", "rose-published",
     "mlfq", "share-all",
 )  # fmt: skip
@@ -133,7 +137,7 @@ def drawn_content(seed: int) -> dict[str, Any]:
         # Long enough for a policy that takes eight times as long as was guessed.
         "horizon_s": math.ceil(8 * versions * (job["train_s"] + rollout_s)) + 1800,
         "versions": versions,
-        "arms": list(_ARMS),
+        "arms": list(ARMS),
     }
 
 

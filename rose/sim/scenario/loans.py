@@ -6,13 +6,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rose.errors import InternalError
 from rose.memory.model_weights import parameters
 from rose.memory.presets import find_model
-from rose.sim.cluster.lending import LendingArm, lend_exactly
+from rose.sim.cluster.lending import LendingArm, lend_exactly, lending_arms
 from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
 from rose.sim.cluster.lending_felt import ServingFelt
 from rose.sim.cluster.lending_fluid import FluidLending, lend_as_fluid
-from rose.sim.cluster.lending_kv import KvPool, KvRule, PublishedKv, ReservedKv, RoseKv
+from rose.sim.cluster.lending_kv import KvPool, KvRule, ReservedKv
 from rose.sim.cluster.lending_traffic import FleetTraffic
 from rose.sim.cluster.world import Lending
 from rose.sim.device import DeviceModel
@@ -30,10 +31,15 @@ _FLUID_BIN_MS: Final = 1000.0
 _DEVICES_MAX: Final = 32
 # Timelines last so long, or for one wave of the load, and then begin anew.
 _CYCLE_MS: Final = 1_800_000.0
-_RESERVED_SHARE: Final = 0.25
 # Training is about a quarter of a step in the paper: how long a step is, before it was simulated.
 _TRAINING_OF_STEP: Final = 0.25
 _STEP_MS_MIN: Final = 60_000.0
+_LENDING_ARMS: Final = {
+    Loan.CERTIFIED: "rose_slack",
+    Loan.PUBLISHED: "rose_published",
+    Loan.RESERVED: "reserved",
+    Loan.EVERYTHING: "share_all",
+}
 # A stream of draws for each group, besides those of the trajectories.
 _TRAFFIC_STREAM: Final = 2
 
@@ -98,17 +104,16 @@ class Serving:
         horizon_ms = MS_PER_S * scenario.horizon_s
         if rules.loan is Loan.NOTHING:
             return GroupLoan((), horizon_ms, np.zeros(0), np.zeros(0))
-        how = _lending_arm(rules.loan, scenario)
         if rules.loan is Loan.WHOLE_GPUS:
             made = fleet.whole(
                 kv_tokens(shape, group.gpu.value, tp=group.tp),
                 release_ms=rules.release_ms(parameters(shape)),
                 start_up_ms=rules.start_up_ms(parameters(shape)),
             )
-        elif scenario.resolution is Resolution.EXACT:
-            made = fleet.exactly(how)
         else:
-            made = fleet.fluid(how)
+            how = lending_arm(rules.loan, scenario)
+            is_exact = scenario.resolution is Resolution.EXACT
+            made = fleet.exactly(how) if is_exact else fleet.fluid(how)
         shaped = [
             repeated(
                 limited(one, group.lent_share_max), cycle_ms=fleet.cycle_ms, horizon_ms=horizon_ms
@@ -350,12 +355,10 @@ class _Fleet:
         )
 
 
-def _lending_arm(loan: Loan, scenario: Scenario) -> LendingArm:
-    if loan is Loan.CERTIFIED:
-        return LendingArm("rose_slack", RoseKv())
-    if loan is Loan.RESERVED:
-        return LendingArm("static_split", ReservedKv(_RESERVED_SHARE))
-    if loan is Loan.EVERYTHING:
-        return LendingArm("share_all", ReservedKv(1.0))
+def lending_arm(loan: Loan, scenario: Scenario) -> LendingArm:
+    """Return how each device lends, for a loan of shares of devices."""
+    named = _LENDING_ARMS.get(loan)
+    if named is None:
+        raise InternalError(f"{loan} lends no share of a device")
     train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
-    return LendingArm("rose_paper", PublishedKv(max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP)))
+    return lending_arms(rl_step_ms=max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP))[named]

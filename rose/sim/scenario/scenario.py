@@ -1,4 +1,4 @@
-"""A scenario: what is simulated, as a file says it. `world` makes what a simulation takes of it."""
+"""A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +15,15 @@ from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.distributions import Distribution, LogUniform
 from rose.sim.scenario.environments import Environment
 from rose.sim.scenario.fields import decoded, refused, shown
-from rose.sim.scenario.parts import Borrowed, Dedicated, Network, Prices, Stress, Trainer
+from rose.sim.scenario.parts import (
+    Borrowed,
+    Dedicated,
+    Network,
+    Prices,
+    StalledTrainer,
+    Stress,
+    Trainer,
+)
 from rose.sim.scenario.ranges import (
     Factor,
     Seconds,
@@ -158,7 +166,9 @@ class Scenario:
                 raise InvalidArgument(f"{name}: one is there twice; make them differ")
         self._check_jobs("dedicated", [group.job for group in self.dedicated])
         self._check_jobs("borrowed", [group.job for group in self.borrowed])
-        if self.stress and not self.borrowed:
+        # A trainer stalls whatever is borrowed.
+        is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
+        if is_of_loans and not self.borrowed:
             raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
         if Arm.TRAINING_GPUS in self.arms and self.trainer is None:
             raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")

@@ -30,18 +30,22 @@ class Burst:
 def burst_of(scenario: Scenario, world: ClusterWorld) -> Burst:
     """Return the recovery from the scenario's burst, and the bound that the scheduler exported.
 
-    The world is run twice: up to the burst, to hear the bound, and to its end.
+    The world is run three times: up to the burst, to hear the bound; with the burst, to see whether
+    it hits a turn; and to its end.
     """
     bursts = [one for one in scenario.stress if isinstance(one, RevokeAll)]
     check(len(bursts) == 1, "one burst is looked for")
     # What is due at the horizon is done.
-    before_ms = MS_PER_S * bursts[0].at_s - _MOMENT_MS
-    before, bound_s = _run(replace(world, horizon_ms=before_ms))
-    whole, _ = _run(world)
-    # What was revoked before the burst is the same in both runs.
+    burst_ms = MS_PER_S * bursts[0].at_s
+    before, bound_s = _run(replace(world, horizon_ms=max(0.0, burst_ms - _MOMENT_MS)))
+    until, _ = _run(replace(world, horizon_ms=burst_ms))
+    # What was revoked before is the same in all runs. A burst that hits no turn has no entry, so
+    # the next one is another revocation's.
     place = len(before.recovery_ms)
-    is_hit = place < len(whole.recovery_ms)
-    return Burst(float(whole.recovery_ms[place]) / MS_PER_S if is_hit else 0.0, bound_s)
+    if place == len(until.recovery_ms):
+        return Burst(0.0, bound_s)
+    whole, _ = _run(world)
+    return Burst(float(whole.recovery_ms[place]) / MS_PER_S, bound_s)
 
 
 def _run(world: ClusterWorld) -> tuple[ClusterOutcome, float]:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from rose.sim.study.figures import ArmFigures
+from rose.sim.study.published import TABLE_1
 
 # Of each scenario by its name: its figures.
 Runs = Mapping[str, Sequence[ArmFigures]]
@@ -123,6 +124,10 @@ _PEARL: Final = (
     ("pearl-scaling", "its batch read as trajectories"),
     ("pearl-scaling-prompts", "its batch read as prompts"),
 )
+_ARMS_OF_TABLE_1: Final = (
+    ("share-all", "where nothing is promised"),
+    ("reserved-share", "with memory set aside"),
+)
 _PUBLISHED: Final[tuple[_Published, ...]] = (
     *(
         one
@@ -146,13 +151,9 @@ _PUBLISHED: Final[tuple[_Published, ...]] = (
     *(
         _Published(
             f"Table 1, {size}: rollout time {what} over that of the paper's system",
-            *(f"paper-table1-{size}", ratio, _table_1(f"paper-table1-{size}", arm), _SHARED),
+            *(f"paper-table1-{size}", ratios[arm], _table_1(f"paper-table1-{size}", arm), _SHARED),
         )
-        for size, arm, what, ratio in (
-            ("8b", "share-all", "where nothing is promised", 651.7 / 496.3),
-            ("8b", "reserved-share", "with memory set aside", 731.7 / 496.3),
-            ("32b", "share-all", "where nothing is promised", 1161.8 / 960.1),
-            ("32b", "reserved-share", "with memory set aside", 1301.2 / 960.1),
-        )
+        for size, ratios in TABLE_1.items()
+        for arm, what in _ARMS_OF_TABLE_1
     ),
 )

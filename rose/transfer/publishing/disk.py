@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.whole_file import sync_folder
 
 WRITE_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -103,7 +103,11 @@ class HostDisk:
                     os.fsync(file.fileno())
                 if not is_given_up():
                     beside.replace(path)
-                    _sync_folder(self._directory)
+                    try:
+                        sync_folder(self._directory)
+                    except OSError:
+                        path.unlink(missing_ok=True)  # A crash might take it: it is not there.
+                        raise
             finally:
                 beside.unlink(missing_ok=True)
 
@@ -150,15 +154,6 @@ class HostDisk:
             raise Unavailable(f"the disk did not take {path} within {self._write_s} s") from error
         except OSError as error:
             raise _failure(path, error) from error
-
-
-def _sync_folder(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # some file systems have no such thing
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _failure(path: Path, error: OSError) -> RoseError:

@@ -5,17 +5,26 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rose.errors import InvalidArgument
+from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.settings import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.lending import LendingArm
+from rose.sim.cluster.lending_kv import PublishedKv, ReservedKv, RoseKv
 from rose.sim.cluster.lending_traffic import FleetTraffic
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import Lending
-from rose.sim.scenario.arms import RULES, Arm
+from rose.sim.scenario.arms import RULES, Arm, Loan
 from rose.sim.scenario.build import Built, build, idle_trainer, lent_engines
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms
 from rose.sim.scenario.drawn import drawn
-from rose.sim.scenario.loans import Serving, first_started, gathered, repeated, whole_gpus
+from rose.sim.scenario.loans import (
+    Serving,
+    first_started,
+    gathered,
+    lending_arm,
+    repeated,
+    whole_gpus,
+)
 from rose.sim.scenario.scenario import Mode, Scenario, scenario_from
 from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.size import batches, check_size
@@ -191,8 +200,9 @@ def test_jobs_share_the_engines_out_in_turn_or_have_their_own() -> None:
 
 def test_a_stalled_trainer_takes_longer() -> None:
     stress = [{"kind": "stalled-trainer", "factor": 3}]
-    made = build(scenario(stress=stress), Arm.FIXED, seed=3, inputs=NOTHING)
-    assert made.world.jobs[0].train_ms == 60_000
+    for one in (scenario(stress=stress), scenario(stress=stress, borrowed=[])):
+        made = build(one, Arm.FIXED, seed=3, inputs=NOTHING)
+        assert made.world.jobs[0].train_ms == 60_000
 
 
 def test_what_cannot_run_is_refused() -> None:
@@ -232,6 +242,23 @@ def test_the_exact_resolution_lends_about_what_the_fluid_does() -> None:
         assert len(loan.felt) == (2 if resolution == "exact" else 0)
         shares.append(lent_ms(loan.lendings[0], 60_000) / 60_000)
     assert shares[0] == pytest.approx(shares[1], abs=0.1)
+
+
+def test_loans_of_shares_are_those_of_the_lending_arms_and_others_are_a_bug(
+    small: Scenario,
+) -> None:
+    quick = dataclasses.replace(small, jobs=(dataclasses.replace(small.jobs[0], train_s=10.0),))
+    assert lending_arm(Loan.CERTIFIED, small) == LendingArm("rose_slack", RoseKv())
+    assert lending_arm(Loan.RESERVED, small) == LendingArm("static_split", ReservedKv(0.25))
+    assert lending_arm(Loan.EVERYTHING, small) == LendingArm("share_all", ReservedKv(1.0))
+    # Training is a quarter of a step, which takes a minute at least.
+    published = [lending_arm(Loan.PUBLISHED, one) for one in (small, quick)]
+    assert published == [
+        LendingArm("rose_paper", PublishedKv(step_ms)) for step_ms in (80_000.0, 60_000.0)
+    ]
+    for loan in (Loan.NOTHING, Loan.WHOLE_GPUS):
+        with pytest.raises(InternalError, match="lends no share of a device"):
+            lending_arm(loan, small)
 
 
 def test_a_timeline_is_repeated_up_to_the_horizon() -> None:

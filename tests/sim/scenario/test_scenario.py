@@ -9,6 +9,7 @@ from rose.errors import InvalidArgument
 from rose.scheduler.settings import SchedulerSettings
 from rose.sim.scenario.arms import RULES, Arm
 from rose.sim.scenario.environments import ENVIRONMENTS
+from rose.sim.scenario.parts import StalledTrainer
 from rose.sim.scenario.scenario import Mode, scenario_from
 from rose.sim.scenario.sweep import scenarios_from
 from rose.sim.scenario.yaml_file import parsed, read_scenarios
@@ -16,6 +17,7 @@ from tests.sim.scenario.files import TEXT, changed, content, scenario
 
 FOLDER = Path(__file__).parents[3] / "bench" / "scenarios"
 NAN = float("nan")
+STALLED = {"kind": "stalled-trainer", "factor": 2}
 
 # path, value, what the sentence says after the path
 BAD = [
@@ -137,7 +139,8 @@ def test_what_no_single_field_shows_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"^jobs\[0\]\.max_staleness: 0 leaves nothing"):
         scenario_from(changed("jobs[0].mode", "one-step-off"))
     with pytest.raises(InvalidArgument, match=r"^stress: nothing is borrowed"):
-        scenario(borrowed=[], stress=[{"kind": "stalled-trainer", "factor": 2}])
+        scenario(borrowed=[], stress=[STALLED, {"kind": "flapping", "lent_s": 9, "away_s": 9}])
+    assert scenario(borrowed=[], stress=[STALLED]).stress == (StalledTrainer(factor=2),)
     without = content()
     del without["trainer"]
     with pytest.raises(InvalidArgument, match=r"^trainer: is missing, and an arm reuses"):

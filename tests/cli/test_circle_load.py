@@ -1,0 +1,19 @@
+"""What the demo makes of a circle that does not end as it should."""
+
+from types import SimpleNamespace
+
+from rose.cli.circle_load import CircleLoad
+from rose.clock import BootClock
+from rose.errors import DeadlineExceeded
+from rose.rl.history import History
+
+
+def test_what_does_not_end_is_an_incident_and_the_report_still_comes() -> None:
+    def stop() -> None:
+        raise DeadlineExceeded("the rollouts have not ended")
+
+    load = object.__new__(CircleLoad)
+    load.circle = SimpleNamespace(stop=stop, history=History(BootClock()))
+    load.stop()
+    ((_, said),) = load.circle.history.incidents
+    assert said == "the rollouts have not ended"
