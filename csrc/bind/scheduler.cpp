@@ -54,6 +54,11 @@ class Row {
     } else {
       const std::int64_t value = PyLong_AsLongLong(item);
       if (PyErr_Occurred() != nullptr) refuse("not made of integers of 64 bits");
+      if constexpr (std::is_enum_v<T>) {
+        if (value < 0 || static_cast<std::size_t>(value) >= scheduler::EnumSize<T>::value) {
+          refuse("of a kind that is not known");
+        }
+      }
       return static_cast<T>(value);
     }
   }

@@ -83,9 +83,11 @@ void EventRules::operator()(const VersionCommitted& event) {
     ++book_.counters.stale_events;
     return;
   }
+  const bool is_newer = event.version > book_.workers[*slot].version;
   book_.workers.set_version(*slot, event.version);
   const Job& job = book_.jobs[book_.workers[*slot].job];
-  if (event.version > 0 && event.version == job.published) {
+  // Said again, as when a worker is back, it says nothing of how long the commit took.
+  if (is_newer && event.version == job.published) {
     book_.workers.observe_commit(*slot, book_.now_ns - job.published_ns);
   }
   book_.has_changed = true;

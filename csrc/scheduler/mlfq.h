@@ -14,7 +14,7 @@ namespace rose::scheduler {
 // up. The widths of the levels and how far it moves are ours.
 //
 // 0 below a quantum of tokens that all turns of the trajectory have said; each level above takes
-// twice as many as all before it.
+// as many as all before it.
 std::int64_t level_of(std::int64_t said_tokens, std::int64_t quantum_tokens) noexcept;
 
 // Within a level, first come, first served. A turn that comes from a tool, and not from a worker

@@ -91,7 +91,8 @@ bool WorkerTable::are_columns_sound() {
         is_amount(columns_.step_s_per_context_token[slot]) &&
         is_amount(columns_.hazard_per_s[slot]) && columns_.is_barred[slot] <= 1;
     if ((worker.number != kNobody && !is_same) || !has_figures) return false;
-    if (!is_total(seats_left_[slot]) || worker.job >= free_seats.size()) return false;
+    if (seats_left_[slot] < 0 || seats_left_[slot] > worker.seats) return false;
+    if (worker.job >= free_seats.size()) return false;
     free_seats[worker.job] += seats_left_[slot];
   }
   if (free_seats != free_seats_) return false;

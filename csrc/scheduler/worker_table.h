@@ -167,8 +167,6 @@ class WorkerTable {
     }
     changed_.clear();
   }
-  // The earliest deadline of a live lease, or earlier.
-  Nanoseconds next_deadline_ns() const noexcept { return next_deadline_ns_; }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
 
   // `job`, `domain`: their places.
@@ -232,7 +230,7 @@ class WorkerTable {
           devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
   // Whether every slot that something names is there, every job and domain is one of so many, and
-  // the columns say what the records say.
+  // the columns say what the records say. Every slot counts as changed then.
   bool is_sound(std::size_t jobs, std::size_t domains);
 
  private:
@@ -255,7 +253,7 @@ class WorkerTable {
   std::unordered_map<WorkerId, std::size_t> slots_;  // looked up, never walked
   std::map<DeviceId, std::vector<std::size_t>> devices_;
   std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
-  Nanoseconds next_deadline_ns_{kNever};
+  Nanoseconds next_deadline_ns_{kNever};  // the earliest of a live lease, or earlier
   Pace mean_pace_;
   Nanoseconds next_held_off_ns_{kNever};  // the earliest end of such a time, or earlier
   std::vector<std::size_t> changed_;      // slots, each once

@@ -324,10 +324,10 @@ class Twins:
 
     def commit(self, worker: PlainWorker) -> None:
         version = self.rng.randint(max(0, self.published - 2), self.published)
-        if version != worker.version:
+        before, worker.version = worker.version, version
+        if version != before:
             worker.caches.clear()
-        worker.version = version
-        if 0 < worker.version == self.published:
+        if before < version == self.published:
             worker.commit_s = (self.now_ms - self.published_ms) / 1000
         assert not self.step(VersionCommitted(worker.number, worker.version, True, 0.0))
 
