@@ -29,6 +29,9 @@ struct Recovery {
   double slowest_s_per_token{0};
   double room_tokens{0};
   double capacity_tokens{0};
+  double borrowed_turns{0};
+  double free_seats{0};
+  double seats{0};
   double slowest_step_s{0};
 
   void add_dedicated(const Worker& worker, const WorkerColumns& columns, std::size_t slot) {
@@ -39,8 +42,13 @@ struct Recovery {
     room_tokens += std::max(0.0, columns.room_tokens[slot]);
     capacity_tokens += static_cast<double>(worker.lease.kv_tokens);
     const double full = static_cast<double>(worker.seats);
+    seats += full;
+    free_seats += std::max(0.0, full - static_cast<double>(worker.held.size()));
+    const double context_s =
+        static_cast<double>(worker.lease.kv_tokens) * columns.step_s_per_context_token[slot];
     slowest_step_s =
-        std::max(slowest_step_s, columns.step_s[slot] + full * columns.step_s_per_sequence[slot]);
+        std::max(slowest_step_s,
+                 columns.step_s[slot] + full * columns.step_s_per_sequence[slot] + context_s);
   }
   void add_turn(const Trajectory& turn, bool is_borrowed) {
     const double left = static_cast<double>(turn.max_new_tokens - turn.known_tokens);
@@ -49,6 +57,7 @@ struct Recovery {
     const double prompt = static_cast<double>(turn.prompt_tokens());
     borrowed_tokens += prompt;
     borrowed_needs += static_cast<double>(turn.need_tokens());
+    borrowed_turns += 1;
     longest_prompt = std::max(longest_prompt, prompt);
   }
   double seconds() const noexcept {
@@ -56,10 +65,15 @@ struct Recovery {
     if (prefill_tokens_per_s <= 0) return std::numeric_limits<double>::infinity();
     const double prefill_s = (borrowed_tokens + backlog_tokens) / prefill_tokens_per_s +
                              longest_prompt * slowest_s_per_token;
-    if (borrowed_needs <= room_tokens) return prefill_s;
-    // Whoever leaves a worker full makes room of at least its own size.
-    const double rounds = 1 + std::ceil(borrowed_needs / std::max(1.0, capacity_tokens));
-    return prefill_s + rounds * most_left * slowest_step_s;
+    const bool has_room = borrowed_needs <= room_tokens;
+    const bool has_seats = borrowed_turns <= free_seats;
+    if (has_room && has_seats) return prefill_s;
+    // Whoever leaves a worker full makes room of at least its own size; each round fills all the
+    // tokens or all the seats of a worker.
+    const double of_tokens =
+        has_room ? 0 : std::ceil(borrowed_needs / std::max(1.0, capacity_tokens));
+    const double of_seats = has_seats ? 0 : std::ceil(borrowed_turns / std::max(1.0, seats));
+    return prefill_s + (1 + of_tokens + of_seats) * most_left * slowest_step_s;
   }
 };
 

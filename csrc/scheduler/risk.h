@@ -61,8 +61,8 @@ class Risk {
 // How long it takes at most until every turn runs again that is on a borrowed worker, if all of
 // these are taken back now: the grace period, all their prompts on the dedicated workers behind
 // what these have to compute already, the longest one last on the slowest, and, where the dedicated
-// have no room for all at once, as many rounds of the longest turn as it takes. Infinite without a
-// dedicated worker for a job that has borrowed ones.
+// have no room or no seats for all at once, as many rounds of the longest turn as it takes.
+// Infinite without a dedicated worker for a job that has borrowed ones.
 double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& trajectories,
                         std::size_t jobs, const Settings& settings);
 

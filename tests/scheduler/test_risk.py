@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from rose.scheduler.events import Action, Start, VersionPublished
+from rose.scheduler.events import Action, Start, VersionPublished, WorkerJoined
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
 from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
@@ -322,4 +322,19 @@ def test_recovery_waits_for_room() -> None:
     rig.join(1, DEDICATED, kv_tokens=300, seats=1)
     prompts_s = 0.1 + 0.5 + 0.5
     rounds, step_s = 1 + math.ceil(600 / 300), 0.010 + 0.001
+    assert rig.core.stats().recovery_bound_s == pytest.approx(prompts_s + rounds * 100 * step_s)
+
+
+def test_recovery_waits_for_seats() -> None:
+    rig = Rig(recall_grace_ms=100.0)
+    rig.join(0, BORROWED, seats=8)
+    for trajectory in range(5):
+        rig.run(trajectory, context=100, max_new=100)
+    slow = WorkerJoined(
+        *(1, DEDICATED, 0, 2, 1000.0, 10.0, 1.0, 0), decode_ms_per_context_token=0.001
+    )
+    rig.step(slow, LeaseChanged(1, 1, 10_000, 0.0))
+    prompts_s = 0.1 + 0.5 + 0.1
+    # Two in a step, and all the context that fits.
+    rounds, step_s = 1 + math.ceil(5 / 2), 0.010 + 2 * 0.001 + 0.010
     assert rig.core.stats().recovery_bound_s == pytest.approx(prompts_s + rounds * 100 * step_s)
