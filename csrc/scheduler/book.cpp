@@ -100,8 +100,9 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
   // Caches that it pushed out may have had more than it takes.
   has_changed = has_changed || workers.columns().spare_tokens[slot] > spare_before;
+  // Of all on the device: the prompts of another job's turns are computed before this one, too.
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
-                                                      static_cast<double>(worker.backlog_tokens));
+                                                      workers.columns().backlog_tokens[slot]);
   trajectory.run = {
       .slot = slot,
       .worker = worker.number,

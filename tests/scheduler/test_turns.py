@@ -211,6 +211,17 @@ def test_time_for_the_prompt_is_no_stall() -> None:
     assert stop_of(starts[1]) in rig.step(after_ms=1)
 
 
+def test_time_for_the_prompts_of_another_job_on_the_device_is_no_stall() -> None:
+    rig = Rig()
+    rig.join(0, BORROWED, device=3)
+    rig.join(1, BORROWED, device=3, job=1)
+    rig.run(1, context=500)
+    start = rig.run(2, context=500, job=1)  # a second for both
+    rig.join(7, job=1)
+    assert rig.step(after_ms=1999) == []
+    assert rig.step(after_ms=1) == [stop_of(start)]
+
+
 def test_a_stalled_turn_that_has_said_all_is_done_without_room_elsewhere() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
