@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.drawn_runs import scenario_of
-from bench.drawn_verdict import LEAST, Verdict, median_over_bound, verdict_of
+from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
 from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
@@ -18,7 +17,6 @@ def drawn_json(figures: Sequence[ArmFigures], *, command: str) -> str:
         figures: of all arms of drawn scenarios.
         command: that gives them.
     """
-    first = [one for one in figures if one.seed == scenario_of(one.seed)]
     mine = list(by_seed(figures, Arm.ROSE.value).values())
     verdict = verdict_of(figures)
     content = {
@@ -26,7 +24,7 @@ def drawn_json(figures: Sequence[ArmFigures], *, command: str) -> str:
         "scenarios": len(verdict.best),
         "runs": len(mine),
         "throughput_of_rose_over": _rows(verdict),
-        "in_the_first_run_of_each": _rows(verdict_of(first)),
+        "in_the_first_run_of_each": _rows(verdict_of(first_runs(figures))),
         "rose": {
             "median_over_bound": round(median_over_bound(figures), 2),
             "tokens_lost": sum(one.tokens_lost for one in mine),

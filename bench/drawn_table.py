@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bench.drawn_runs import scenario_of
-from bench.drawn_verdict import LEAST, Verdict, median_over_bound, verdict_of
+from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
 from rose.cli.console_rows import print_rows
 from rose.cli.report_numbers import fixed, percent
 from rose.sim.scenario.arms import Arm
@@ -44,7 +43,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
         (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
     )
     # After an interrupt there may be a later run of a scenario alone, and a row is of the first.
-    first = [one for one in figures if one.seed == scenario_of(one.seed)]
+    first = first_runs(figures)
     known = verdict_of(first).best
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
     if rows:

@@ -104,6 +104,11 @@ def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
     return Verdict(tuple(against), best)
 
 
+def first_runs(figures: Sequence[ArmFigures]) -> list[ArmFigures]:
+    """Return the figures of the first run of each scenario alone."""
+    return [one for one in figures if one.seed == scenario_of(one.seed)]
+
+
 def median_over_bound(figures: Sequence[ArmFigures]) -> float:
     """Return the median of how much longer rose's batches take than the lower bound."""
     return float(np.median([one.gap for one in by_seed(figures, Arm.ROSE.value).values()]))

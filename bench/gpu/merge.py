@@ -22,8 +22,12 @@ NOT_RUN: Final = "not run yet: "
 # Of the machine card, what says neither which device it was nor what programmed it.
 INCIDENTAL: Final = frozenset(
     {
-        *("clock_sm_mhz", "clock_memory_mhz", "power_limit_mw", "temperature_c"),
-        *("memory_gib", "system"),
+        "clock_sm_mhz",
+        "clock_memory_mhz",
+        "power_limit_mw",
+        "temperature_c",
+        "memory_gib",
+        "system",
     }
 )
 

@@ -55,9 +55,7 @@ class Row {
       const std::int64_t value = PyLong_AsLongLong(item);
       if (PyErr_Occurred() != nullptr) refuse("not made of integers of 64 bits");
       if constexpr (std::is_enum_v<T>) {
-        if (value < 0 || static_cast<std::size_t>(value) >= scheduler::EnumSize<T>::value) {
-          refuse("of a kind that is not known");
-        }
+        if (!scheduler::is_value<T>(value)) refuse("of a kind that is not known");
       }
       return static_cast<T>(value);
     }
@@ -195,7 +193,7 @@ std::unique_ptr<Core> create(
     double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first,
     double pace_rate, double displaced_share, double cache_wait_ms, double move_contexts,
     std::int64_t mlfq_quantum_tokens) {
-  if (policy < 0 || policy >= static_cast<int>(scheduler::EnumSize<Policy>::value)) {
+  if (!scheduler::is_value<Policy>(policy)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
   return std::make_unique<Core>(Settings{.max_staleness = max_staleness,

@@ -104,7 +104,9 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   }
   ROSE_TRY(check_queue(config));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
-  if (kind == GateKind::kKernel) ROSE_TRY(made->load_gate_kernel());
+  if (kind == GateKind::kKernel) {
+    ROSE_TRY(load_kernel(device, made->config_.library, "gate", "gate_kernel", made->kernel_));
+  }
   auto timer = SegmentTimer::create(device, stream);
   if (!timer.ok()) return timer.status();
   made->timer_ = timer.take();
@@ -120,14 +122,6 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   // A borrower that died while it drained has left the bit.
   made->gate().end_drain();
   return made;
-}
-
-Status StreamGate::load_gate_kernel() noexcept {
-  return load_kernel(device_, config_.library, "gate", "gate_kernel", kernel_);
-}
-
-Status StreamGate::load_branch_kernel() noexcept {
-  return load_kernel(device_, config_.branch_library, "branch", "branch_kernel", branch_);
 }
 
 StreamGate::~StreamGate() {
@@ -425,7 +419,9 @@ Status StreamGate::add_branch(driver::GraphChain& chain, GraphGates& gates,
 Result<std::unique_ptr<driver::Graph>> StreamGate::make_abortable(
     std::span<const CUgraph> segments) noexcept {
   if (segments.empty()) return Status::invalid_argument("a graph without segments has no gate");
-  if (branch_ == nullptr) ROSE_TRY(load_branch_kernel());
+  if (branch_ == nullptr) {
+    ROSE_TRY(load_kernel(device_, config_.branch_library, "branch", "branch_kernel", branch_));
+  }
   auto chain = driver::GraphChain::create(device_);
   if (!chain.ok()) return chain.status();
   GraphGates gates;

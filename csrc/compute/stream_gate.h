@@ -132,8 +132,6 @@ class StreamGate {
 
   StreamGate(driver::DevicePtr device, CUstream stream, GateKind kind,
              StreamGateConfig config) noexcept;
-  Status load_gate_kernel() noexcept;
-  Status load_branch_kernel() noexcept;
   kernels::GateParams kernel_params() const noexcept;
   Status add_branch(driver::GraphChain& chain, GraphGates& gates, CUgraph segment) noexcept;
 

@@ -38,6 +38,12 @@ concept ImageNumber = std::is_arithmetic_v<T>;
 template <typename T>
 concept ImageEnum = std::is_enum_v<T>;
 
+// Whether a number from elsewhere is a value of an enumeration.
+template <ImageEnum Enum>
+constexpr bool is_value(std::int64_t code) noexcept {
+  return code >= 0 && static_cast<std::size_t>(code) < EnumSize<Enum>::value;
+}
+
 class ImageWriter {
  public:
   explicit ImageWriter(std::vector<std::byte>& bytes) noexcept : bytes_{bytes} {}
@@ -147,7 +153,7 @@ class ImageReader {
   void take(T& value) noexcept {
     std::underlying_type_t<T> code{};
     take(code);
-    is_good_ = is_good_ && static_cast<std::size_t>(code) < EnumSize<T>::value;
+    is_good_ = is_good_ && is_value<T>(code);
     value = is_good_ ? static_cast<T>(code) : T{};
   }
   template <typename T>

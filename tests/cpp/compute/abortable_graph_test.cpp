@@ -32,6 +32,21 @@ struct World {
   }
 };
 
+// Has the fake run a kernel of kernels/gate.h when one of that name is launched.
+template <auto kRun, typename Params>
+void run_in_fake(const char* name) {
+  fake().arguments(name, std::to_string(sizeof(Params)).c_str());
+  fake().on_kernel(
+      name,
+      [](const std::uint64_t* arguments, unsigned, void*) {
+        Params params;
+        std::memcpy(&params, arguments, sizeof params);
+        World world;
+        kRun(params, world);
+      },
+      nullptr);
+}
+
 // Segments that fold their number into a sum, so that order and number both show.
 struct Work {
   std::vector<std::uint64_t> ran;
@@ -46,7 +61,7 @@ struct AbortRig : Rig {
     library = gate_kernels();
     segment = library->kernel("segment").value();
     fake().arguments("segment", "8");
-    fake().arguments("branch_kernel", std::to_string(sizeof(kernels::BranchParams)).c_str());
+    run_in_fake<kernels::branch_segment<World>, kernels::BranchParams>("branch_kernel");
     fake().on_kernel(
         "segment",
         [](const std::uint64_t* arguments, unsigned, void* context) {
@@ -56,15 +71,6 @@ struct AbortRig : Rig {
           work.on_segment(arguments[0]);
         },
         &work);
-    fake().on_kernel(
-        "branch_kernel",
-        [](const std::uint64_t* arguments, unsigned, void*) {
-          kernels::BranchParams branch;
-          std::memcpy(&branch, arguments, sizeof branch);
-          World world;
-          kernels::branch_segment(branch, world);
-        },
-        nullptr);
     for (std::uint64_t i = 0; i < kSegments; ++i) {
       CHECK(Graph::begin_capture(*device, stream->get()).ok());
       CHECK(library->launch(segment, {}, stream->get(), i).ok());
@@ -211,16 +217,7 @@ TEST(shut_down_leaves_segments_out_too) {
 TEST(gates_go_on_where_branches_cannot_be_loaded) {
   for (const GateKind kind : kKinds) {
     Rig rig{{}, 0, kind};
-    fake().arguments("gate_kernel", std::to_string(sizeof(kernels::GateParams)).c_str());
-    fake().on_kernel(
-        "gate_kernel",
-        [](const std::uint64_t* arguments, unsigned, void*) {
-          kernels::GateParams gate;
-          std::memcpy(&gate, arguments, sizeof gate);
-          World world;
-          kernels::start_segment(gate, world);
-        },
-        nullptr);
+    run_in_fake<kernels::start_segment<World>, kernels::GateParams>("gate_kernel");
     CHECK_EQ(rig.borrower->make_abortable(std::vector<CUgraph>(1)).status().code(),
              Code::kUnavailable);
     rig.open(1);
