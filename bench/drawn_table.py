@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
-from rose.cli.console_rows import print_rows
-from rose.cli.report_numbers import fixed, percent
+from rose.demo.numbers import fixed, percent
+from rose.demo.rows import print_rows
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.drawn import drawn
 from rose.sim.scenario.parts import SyntheticTraffic

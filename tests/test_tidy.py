@@ -65,7 +65,7 @@ GROUND: Final = (
     "whole_file",
     "telemetry",
 )
-TOP: Final = ("cli", "node", "cluster", "adapters")
+TOP: Final = ("cli", "demo", "node", "cluster", "adapters")
 # A room may import rooms of a lower floor. `rose` itself stands on the ground floor: what it
 # imports, every user of any part of rose pays for.
 FLOORS: Final = {
@@ -76,7 +76,8 @@ FLOORS: Final = {
     **dict.fromkeys(("checkpoints", "engines"), 4),
     **dict.fromkeys(("rl", "sim"), 5),
     **dict.fromkeys((*TOP, "__main__"), 6),
-    "cli": 7,  # Commands also start what a node is made of.
+    "demo": 7,  # Experiments also run what a node is made of.
+    "cli": 8,
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
 FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "rl"})

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rose.cli.arms import BenchSettings, engine_configs
 from rose.cli.compare_lane import GovernedLane
 from rose.cli.compare_loops import GovernedRollouts, GovernedServing, LeastOfAll
 from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, Kind, Scheme
 from rose.cli.compare_shares import GovernedShare, RoseShare, Share, StockShare
-from rose.cli.replay import Arm
 from rose.clock import Clock
+from rose.demo.bench import BenchSettings, engine_configs
+from rose.demo.replay import Arm
 from rose.engines.torch import gate_layers
 from rose.engines.transformers import (
     Engine,

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rose.cli.arms import BenchSettings, choose_cores
-from rose.cli.circle_options import tool_wait_s
 from rose.cli.compare_arms import POSSIBLE, CompareBench
 from rose.cli.compare_felt import FeltWindow
 from rose.cli.compare_record import Answered, Audit, SchemeWindow
 from rose.cli.compare_run import Asked, Listener, check_covers
 from rose.cli.compare_schemes import CLAIRVOYANT
 from rose.cli.compare_shares import Share
-from rose.cli.experiment import Plan, pieces_of
-from rose.cli.record import WindowRecord
-from rose.cli.replay import Replay, running
 from rose.clock import BootClock
+from rose.demo.bench import BenchSettings, choose_cores
+from rose.demo.circle_options import tool_wait_s
+from rose.demo.experiment import Plan, pieces_of
+from rose.demo.record import WindowRecord
+from rose.demo.replay import Replay, running
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import load_model
 from rose.errors import Unavailable

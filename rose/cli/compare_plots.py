@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from rose.cli.compare_schemes import Kind
-from rose.cli.plot_style import (
+from rose.demo.plot_style import (
     DEDICATED,
     LIMIT,
     NOBODY,

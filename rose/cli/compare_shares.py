@@ -5,7 +5,7 @@ from typing import Protocol
 
 from rose.cli.compare_felt import FeltWindow
 from rose.cli.compare_lane import GovernedLane
-from rose.cli.replay import Arm
+from rose.demo.replay import Arm
 from rose.executor import CoServing, ServingLane
 from rose.sim.governor import Governor
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rose.cli.compare_record import Answered, Audit, CompareRecord, SchemeWindow
 from rose.cli.compare_schemes import ALONE, CLAIRVOYANT, CONTROL, Scheme
 from rose.cli.compare_verdict import judge_comparison
-from rose.cli.report_numbers import percentile, plain, ratio
+from rose.demo.numbers import percentile, plain, ratio
 from rose.errors import check
 
 _PERCENTILES: Final = (50, 99)

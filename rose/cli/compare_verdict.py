@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rose.cli.compare_schemes import Kind
-from rose.cli.report_numbers import percent
-from rose.cli.report_verdict import AA_MAX, AA_MIN
+from rose.demo.numbers import percent
+from rose.demo.verdict import AA_MAX, AA_MIN
 
 EXCESS_SHARE_MAX: Final = 0.01
 """A scheme keeps serving's targets when it makes at most this share of requests late, and of

@@ -15,7 +15,7 @@ from rose.checkpoints.inspection import DENSE, GAP, STRAT, Inspection, TensorCha
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.checkpoints.tensor_kinds import KINDS
 from rose.cli.delta_report import BOUND_NAMES, CODEC_NAMES, step_unit
-from rose.cli.plot_style import (
+from rose.demo.plot_style import (
     DEDICATED,
     LIMIT,
     NOBODY,

@@ -22,7 +22,7 @@ from rose.checkpoints.inspection import (
     TensorChange,
 )
 from rose.checkpoints.tensor_kinds import KINDS
-from rose.cli.report_numbers import number
+from rose.demo.numbers import number
 
 GIGABITS_PER_S: Final = (1, 10, 25, 100)
 CODEC_NAMES: Final = {

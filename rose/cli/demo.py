@@ -12,14 +12,15 @@ import click
 from rich.console import Console
 
 from rose._core import CudaDriver
-from rose.cli.arms import BenchSettings, RemoteSettings, choose_cores
-from rose.cli.circle_options import check_policy, circle_settings, tool_wait_s
-from rose.cli.experiment import Experiment, run_experiment
 from rose.cli.interrupts import ends_interrupt
-from rose.cli.report import print_table, summarise, write_report
+from rose.cli.machine import machine_card
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.compute import device_ordinal
+from rose.demo.bench import BenchSettings, RemoteSettings, choose_cores
+from rose.demo.circle_options import check_policy, circle_settings, tool_wait_s
+from rose.demo.experiment import Experiment, run_experiment
+from rose.demo.report import print_table, summarise, write_report
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
@@ -195,6 +196,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             "broker": has_broker,
         },
         command=shlex.join(["rose", *sys.argv[1:]]),
+        machine=machine_card(),
     )
     if not synthetic and ordinal is None:
         check_policy(rollout_model, policy_model)

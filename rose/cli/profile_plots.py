@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from rose.cli.plot_style import DEDICATED, LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, WARNING, as_svg
+from rose.demo.plot_style import DEDICATED, LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, WARNING, as_svg
 
 _MINUTES_FROM_S: Final = 300.0
 _HOURS_FROM_S: Final = 3 * 3600.0

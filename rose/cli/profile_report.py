@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from rose.cli.profile_lending import Lent, lend
 from rose.cli.profile_measured import Compute, Measured
-from rose.cli.report_numbers import percentile, plain
+from rose.demo.numbers import percentile, plain
 from rose.scheduler.broker import BrokerSettings, LatencyWindow
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S

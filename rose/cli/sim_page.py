@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from rose.cli.pages import filled_page, write_pages
-from rose.cli.report_numbers import plain
 from rose.cli.sim_table import (
     HEADERS,
     VALIDATION_HEADERS,
@@ -13,6 +12,7 @@ from rose.cli.sim_table import (
     validation_rows,
     warnings_of,
 )
+from rose.demo.numbers import plain
 
 
 def write_study(report: Mapping[str, Any], out_dir: Path) -> None:

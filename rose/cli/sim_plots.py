@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from rose.cli.plot_style import DEDICATED, LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, WARNING, as_svg
+from rose.demo.plot_style import DEDICATED, LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, WARNING, as_svg
 
 _ROW_INCHES: Final = 0.34
 _TICKS: Final = 6

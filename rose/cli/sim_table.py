@@ -6,8 +6,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from rose.cli.console_rows import print_rows
-from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent
+from rose.demo.numbers import NO_NUMBER, fixed, number, percent
+from rose.demo.rows import print_rows
 
 HEADERS: Final = (
     "arm",

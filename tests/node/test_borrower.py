@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.cli.remote_rollouts import RemoteRollouts
+from rose.demo.remote_rollouts import RemoteRollouts
 from rose.engines.transformers import EngineConfig, kv_geometry, load_model
 from rose.errors import Unavailable
 from rose.executor import SLO, CoServing, Policy

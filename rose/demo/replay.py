@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from rose.cli.record import WindowRecord
-from rose.cli.workload import OpenLoop, RolloutLoad, Told
 from rose.clock import Clock
+from rose.demo.record import WindowRecord
+from rose.demo.workload import OpenLoop, RolloutLoad, Told
 from rose.engines.transformers import Engine
 from rose.traces import Trace
 from rose.units import NS_PER_S

@@ -1,6 +1,6 @@
 """A record of a run that is small enough to check by hand."""
 
-from rose.cli.record import (
+from rose.demo.record import (
     ARMS,
     BrokerRecord,
     CircleRecord,

@@ -9,12 +9,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from rose.cli.console_rows import print_rows
-from rose.cli.record import WORKERS, RunRecord
-from rose.cli.report_broker import BROKER_HEADERS, broker_row, last_word
-from rose.cli.report_circle import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
-from rose.cli.report_numbers import fixed, number, percent
-from rose.cli.report_summary import summarise
+from rose.demo.broker_summary import BROKER_HEADERS, broker_row, last_word
+from rose.demo.circle_summary import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
+from rose.demo.numbers import fixed, number, percent
+from rose.demo.record import WORKERS, RunRecord
+from rose.demo.rows import print_rows
+from rose.demo.summary import summarise
 from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB
 from rose.whole_file import write_whole
@@ -97,14 +97,14 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
         from markupsafe import Markup  # noqa: PLC0415
 
-        from rose.cli.report_circle_plots import draw_circle, draw_freshness  # noqa: PLC0415
-        from rose.cli.report_plots import draw_latencies, draw_timeline  # noqa: PLC0415
+        from rose.demo.circle_plots import draw_circle, draw_freshness  # noqa: PLC0415
+        from rose.demo.plots import draw_latencies, draw_timeline  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
             f"report.html needs {error.name}, which is not installed; "
             f"install rose-rl[demo] (report.json is written without it)"
         ) from None
-    template = resources.files("rose.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
+    template = resources.files("rose.demo").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     circle = record.circle
     return environment.from_string(template).render(

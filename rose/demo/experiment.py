@@ -10,12 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from rose.cli.arms import Bench, BenchSettings, Felt, bench
-from rose.cli.machine import machine_card
-from rose.cli.record import ARMS, CircleRecord, RunRecord, WindowRecord
-from rose.cli.timeline import read_timeline
 from rose.clock import Clock
 from rose.config import read_environment
+from rose.demo.bench import Bench, BenchSettings, Felt, bench
+from rose.demo.record import ARMS, CircleRecord, RunRecord, WindowRecord
+from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
 from rose.errors import InvalidArgument
 from rose.slo.verify import verify_log
@@ -65,6 +64,7 @@ class Experiment:
         bench: how the engines are built.
         settings: what the user asked for, for the report.
         command: the command line that repeats it.
+        machine: what runs it.
     """
 
     serving_model: Model
@@ -76,6 +76,7 @@ class Experiment:
     bench: BenchSettings
     settings: dict[str, object]
     command: str
+    machine: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -205,7 +206,7 @@ def _record(
         revocations=felt.revocations,
         pauses=felt.pauses,
         timeline=read_timeline(settings.log_path, measured.windows),
-        machine=machine_card(),
+        machine=experiment.machine,
         settings=experiment.settings,
         seed=settings.seed,
         command=experiment.command,

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rose.cli.record import CircleRecord, TrajectoryCounts, TurnRecord
-from rose.cli.report import print_table, render_html, summarise, write_report
-from rose.cli.report_circle import circle_row, start_s, version_rows
-from rose.cli.report_circle_plots import draw_circle, draw_freshness, rows_of, running_turns
-from tests.cli.records import EMPTY_CIRCLE, commit, tiny_circle, tiny_record
+from rose.demo.circle_plots import draw_circle, draw_freshness, rows_of, running_turns
+from rose.demo.circle_summary import circle_row, start_s, version_rows
+from rose.demo.record import CircleRecord, TrajectoryCounts, TurnRecord
+from rose.demo.report import print_table, render_html, summarise, write_report
+from tests.demo.records import EMPTY_CIRCLE, commit, tiny_circle, tiny_record
 
 NAN = float("nan")
 

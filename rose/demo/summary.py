@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any, Final
 
-from rose.cli.record import ARMS, RequestTiming, RunRecord, WindowRecord
-from rose.cli.report_broker import summarise_broker
-from rose.cli.report_circle import summarise_circle
-from rose.cli.report_numbers import percentile, plain, ratio
-from rose.cli.report_verdict import judge
+from rose.demo.broker_summary import summarise_broker
+from rose.demo.circle_summary import summarise_circle
+from rose.demo.numbers import percentile, plain, ratio
+from rose.demo.record import ARMS, RequestTiming, RunRecord, WindowRecord
+from rose.demo.verdict import judge
 
 _PERCENTILES: Final = (50, 90, 99)
 _RATIO_ARMS: Final = {"aa": "alone_again", "share_all": "share_all", "rose": "rose"}

@@ -1,4 +1,4 @@
-"""What a run of the demo measured, in full; `rose.cli.report` turns it into numbers and pages."""
+"""What a run of the demo measured, in full; `rose.demo.report` turns it into numbers and pages."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rose.cli.record import ARMS, RequestTiming, Timeline
-from rose.cli.report import print_table, render_html, summarise, write_report
+from rose.demo.record import ARMS, RequestTiming, Timeline
+from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
-from tests.cli.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
+from tests.demo.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
 
 
 def table_of(report, width=100):

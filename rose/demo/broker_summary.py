@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Final
 
-from rose.cli.record import BrokerRecord
-from rose.cli.report_numbers import NO_NUMBER, number, percent
+from rose.demo.numbers import NO_NUMBER, number, percent
+from rose.demo.record import BrokerRecord
 from rose.units import MIB
 
 BROKER_HEADERS: Final = (

@@ -1,6 +1,6 @@
 """The timeline says from the log alone when rollouts could run."""
 
-from rose.cli.timeline import window_timeline
+from rose.demo.timeline import window_timeline
 from rose.slo.log_file import LogRecord
 
 S = 1_000_000_000

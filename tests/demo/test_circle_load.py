@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from rose.cli.circle_load import CircleLoad
 from rose.clock import BootClock
+from rose.demo.circle_load import CircleLoad
 from rose.errors import DeadlineExceeded
 from rose.rl.history import History
 

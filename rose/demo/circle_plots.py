@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from rose.cli.plot_style import (
+from rose.demo.circle_summary import start_s
+from rose.demo.plot_style import (
     DEDICATED,
     LIMIT,
     NOBODY,
@@ -25,8 +26,7 @@ from rose.cli.plot_style import (
     finite,
     legend,
 )
-from rose.cli.record import WORKERS, CircleRecord, RunRecord, TurnRecord
-from rose.cli.report_circle import start_s
+from rose.demo.record import WORKERS, CircleRecord, RunRecord, TurnRecord
 
 _COLOURS: Final = dict(zip(WORKERS, (ROLLOUTS, DEDICATED), strict=True))
 _NAMES: Final = dict(zip(WORKERS, ("borrowed", "dedicated"), strict=True))

@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 from rose._core import ManualClock
-from rose.cli.brokered import Brokered
 from rose.clock import BootClock
+from rose.demo.brokered import Brokered
 from rose.executor import Reason
 from rose.scheduler.broker import Move
 from rose.units import NS_PER_MS

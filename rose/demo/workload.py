@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rose.cli.record import RequestTiming
 from rose.clock import Clock
+from rose.demo.record import RequestTiming
 from rose.engines.transformers import Engine, Output
 from rose.errors import Unavailable
 from rose.traces import Trace

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rose.cli.record import WORKERS, CircleRecord, CommitRecord, VersionRecord
-from rose.cli.report_numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
+from rose.demo.numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
+from rose.demo.record import WORKERS, CircleRecord, CommitRecord, VersionRecord
 
 CIRCLE_HEADERS: Final = (
     "trajec-\ntories/s",

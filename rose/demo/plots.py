@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from rose.cli.plot_style import LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, as_svg, finite, legend
-from rose.cli.record import ARMS, RunRecord, Timeline
+from rose.demo.plot_style import LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, as_svg, finite, legend
+from rose.demo.record import ARMS, RunRecord, Timeline
 
 _ARM_STYLES: Final[dict[str, dict[str, Any]]] = {
     "alone": {"color": "#0072B2", "linestyle": "-"},

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from rose.cli.record import BrokerRecord, DecisionRecord
 from rose.clock import Clock
 from rose.closing import Closing
+from rose.demo.record import BrokerRecord, DecisionRecord
 from rose.executor import CoServing
 from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Broker, BrokerSettings, Decision

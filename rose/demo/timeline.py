@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rose.cli.record import Timeline, WindowRecord
+from rose.demo.record import Timeline, WindowRecord
 from rose.slo.log_file import LogRecord, read_log
 from rose.units import NS_PER_S
 

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rose.cli.record import (
+from rose.clock import Clock
+from rose.demo.record import (
     CircleRecord,
     CommitRecord,
     TrajectoryCounts,
     TurnRecord,
     VersionRecord,
 )
-from rose.clock import Clock
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
 from rose.rl.circle import BORROWED, Circle

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rose.cli.brokered import Brokered
-from rose.cli.circle_load import CircleLoad
-from rose.cli.record import ARMS, BrokerRecord, CircleRecord, Revocation, WindowRecord
-from rose.cli.remote_rollouts import RemoteRollouts
-from rose.cli.replay import Arm, Replay, running
-from rose.cli.workload import RolloutLoad
 from rose.clock import Clock
+from rose.demo.brokered import Brokered
+from rose.demo.circle_load import CircleLoad
+from rose.demo.record import ARMS, BrokerRecord, CircleRecord, Revocation, WindowRecord
+from rose.demo.remote_rollouts import RemoteRollouts
+from rose.demo.replay import Arm, Replay, running
+from rose.demo.workload import RolloutLoad
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import (
     Engine,

@@ -1,0 +1,1 @@
+"""Experiments on arms: the same traffic with and without rollouts beside it."""
