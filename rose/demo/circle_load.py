@@ -118,7 +118,6 @@ class CircleLoad:
         return CircleRecord(
             versions=_versions(history.versions, history.commits),
             turns=tuple(sorted(map(_turn, parts), key=lambda turn: turn.start_s)),
-            rewards=tuple(watch.rewards),
             trajectories=TrajectoryCounts(
                 started=counts.started,
                 finished=counts.finished,
@@ -137,6 +136,9 @@ class CircleLoad:
             spans=history.spans(),
             incidents=history.incidents,
             measured_s=history.now_s() - self._began_s,
+            published=watch.published,
+            committed_borrowed=_committed(history.commits, WorkerKind.BORROWED),
+            committed_dedicated=_committed(history.commits, WorkerKind.DEDICATED),
             sent=(watch.sent_bytes, watch.dense_bytes) if watch.dense_bytes else None,
             relayed=(self.circle.relayed.crossing_bytes, self.circle.relayed.sent_bytes),
         )
@@ -152,6 +154,11 @@ def _turn(part: Part) -> TurnRecord:
         tokens=part.tokens,
         is_resumed=part.is_resumed,
     )
+
+
+def _committed(commits: Iterable[SeenCommit], kind: WorkerKind) -> int:
+    """Count the versions that workers of a kind took; the one they began with is none."""
+    return len({one.version for one in commits if one.kind is kind and one.is_match})
 
 
 def _versions(

@@ -1,7 +1,10 @@
-"""What a run of the demo measured, in full; `rose.demo.report` turns it into numbers and pages."""
+"""What an experiment measured, in full; `rose.demo.summary` turns it into numbers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from rose.slo import SLO
 
 ARMS: Final = ("alone", "alone_again", "share_all", "rose")
 """In the order of the report. `alone_again` repeats `alone`: the A/A control."""
@@ -11,51 +14,130 @@ WORKERS: Final = ("borrowed", "dedicated")
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTiming:
+class Answered:
     """One serving request that was answered.
 
     Args:
-        arm: one of `ARMS`.
-        window: the arms of one window replay the same requests.
         arrival_s: on the clock of the run.
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         output_tokens: tokens generated.
-        gaps_ms: from each token to the next, in their order.
+        longest_gap_ms: longest time from a token to the next; None when the output has one token.
+        late_gaps: how many of these times were over the target.
     """
 
-    arm: str
-    window: int
     arrival_s: float
     ttft_ms: float
     tpot_ms: float | None
     output_tokens: int
-    gaps_ms: tuple[float, ...] = ()
+    longest_gap_ms: float | None = None
+    late_gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class WindowRecord:
-    """One arm in one window.
+class Slice:
+    """One arm on one piece of the trace; request i of a round is the same one in every arm.
 
     Args:
-        arm: one of `ARMS`.
-        window: pairs the arms.
+        arm: its name.
+        round: pairs the arms.
         start_s: on the clock of the run.
-        end_s: when the last request of the window was answered, or the window was cut.
-        requests: those answered.
+        end_s: when the last request was answered.
+        requests: in the order of their arrival.
         serving_busy_s: time in which a serving step ran.
         rollout_tokens: tokens that rollouts generated.
-        rollout_busy_s: time in which a segment of rollouts ran; None where there are no segments.
+        load: of serving, as it was asked for.
+        harvest: rollout tokens over those of the same rollouts alone in that time, where that is
+            known slice by slice.
+        segment_ms: length of each rollout segment (the work between two gates); None without gates.
+        blocked_ms: for each serving step that found a segment running, how long it waited.
+        pauses: how often a closed gate stopped rollouts.
+        pauses_ms: how long each pause took to take effect, where that is noted one by one.
+        segments: segments that ran.
+        chunk_ms: serving steps with a full chunk of prefill, where steps are timed.
+        decode_ms: serving steps without prefill, likewise.
+        is_void: somebody else used the device meanwhile, so nothing is judged by this slice.
     """
 
     arm: str
-    window: int
+    round: int
     start_s: float
     end_s: float
-    requests: tuple[RequestTiming, ...]
+    requests: tuple[Answered, ...]
     serving_busy_s: float
     rollout_tokens: int
-    rollout_busy_s: float | None = None
+    load: float = 0.0
+    harvest: float | None = None
+    segment_ms: tuple[float, ...] | None = None
+    blocked_ms: tuple[float, ...] = ()
+    pauses: int = 0
+    pauses_ms: tuple[float, ...] = ()
+    segments: int = 0
+    chunk_ms: tuple[float, ...] = ()
+    decode_ms: tuple[float, ...] = ()
+    is_void: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last answer."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """Rollouts of one arm with the device to themselves.
+
+    Args:
+        arm: `share_all` or `rose`.
+        seconds: that they had.
+        tokens: that they generated.
+        segments_s: time in which their segments ran; None where rollouts have no gates.
+    """
+
+    arm: str
+    seconds: float
+    tokens: int
+    segments_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long serving's steps took by themselves, by shape.
+
+    Args:
+        chunk_ms: with a full chunk of prefill.
+        decode_ms: without prefill.
+    """
+
+    chunk_ms: tuple[float, ...]
+    decode_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """What the device said about its refusals over the slices of the arm `rose`.
+
+    Args:
+        refusals: quanta refused, by reason.
+        refused_s: seconds for which rollouts that wanted to run were refused, by reason.
+        granted_s: time with a quantum granted.
+        binding: the term that the last refusal failed at: `shape`, `predicted_ms`, `bound_ms`,
+            `delay_ms`, `target`, `target_ms` and `sentence`; None without one.
+    """
+
+    refusals: Mapping[str, int]
+    refused_s: Mapping[str, float]
+    granted_s: float
+    binding: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCounts:
+    """Slices of a run: those judged, those void, and those of the latter that were repeated."""
+
+    judged: int
+    void: int
+    repeated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +159,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened in one window of the arm `rose`; all times in seconds on one clock.
+    """What happened in one slice of the arm `rose`; all times in seconds on one clock.
 
     Args:
         gate_open: (from, to) of each interval in which rollouts could run.
@@ -182,18 +264,20 @@ class TrajectoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class CircleRecord:
-    """What the circle of generating, learning and publishing did; one clock with the windows.
+    """What the circle of generating, learning and publishing did; one clock with the slices.
 
     Args:
         versions: in the order of publication.
         turns: in the order of their start.
-        rewards: (time, mean reward of a batch, version that the batch led to).
         trajectories: how many went where.
         staleness: for each trajectory that the trainer took up, whether it learnt from it or not,
             versions between its first token and the batch.
         spans: (from, to) of each interval in which the borrowed worker had memory.
         incidents: (time, one sentence): a process died and came back, a commit was undone.
         measured_s: how long the circle ran.
+        published: versions that the trainer published, as it counted them.
+        committed_borrowed: versions that the borrowed worker took.
+        committed_dedicated: versions that the dedicated worker took.
         sent: (bytes of chunks that left the trainer, bytes of whole weights to every worker
             instead), as the trainer counted them; None if it never said.
         relayed: (bytes that crossed from the trainer to the relay, bytes from there to the
@@ -202,12 +286,14 @@ class CircleRecord:
 
     versions: tuple[VersionRecord, ...]
     turns: tuple[TurnRecord, ...]
-    rewards: tuple[tuple[float, float, int], ...]
     trajectories: TrajectoryCounts
     staleness: tuple[int, ...]
     spans: tuple[tuple[float, float], ...]
     incidents: tuple[tuple[float, str], ...]
     measured_s: float
+    published: int = 0
+    committed_borrowed: int = 0
+    committed_dedicated: int = 0
     sent: tuple[int, int] | None = None
     relayed: tuple[int, int] | None = None
 
@@ -249,18 +335,20 @@ class RunRecord:
     """A whole run, or as much of it as there was before it was interrupted.
 
     Args:
-        windows: every arm of every window.
-        rollout_alone_tokens_per_s: rate of the rollouts with the device to themselves.
-        slo_ttft_ms: target of the time to the first token.
-        slo_tpot_ms: target of the time per later token.
-        blocked_by_rollout_ms: for each serving step that found a segment running, its wait.
-        segment_ms: length of each rollout segment (the work between two gates) of the windows.
+        slices: every arm of every round, those that are void included.
+        solo: rollouts with the device to themselves, in every round.
+        calibration: serving's steps before any arm ran.
+        slo: serving's targets.
+        slo_from: "flags" or "calibration".
+        signal_ms: from closing the gate to the borrower's seeing it, as certificates reckon.
+        lending: what the device refused in the arm `rose`.
+        slice_counts: how many were judged.
         certificates_granted: grants in the log, of memory and of compute.
         certificates_verified: those that the second implementation accepts.
         certificate_violations: those that it rejects.
         revocations: in the order of time.
-        pauses: how often a closed gate stopped rollouts.
-        timeline: of one window of the arm `rose`.
+        timeline: of one slice of the arm `rose`.
+        setup_s: from the start of the command to the first slice.
         machine: what ran it.
         settings: what it was asked for.
         seed: of traffic, prompts and sampling.
@@ -270,20 +358,22 @@ class RunRecord:
         broker: of how much the device lent; None where nobody capped it.
     """
 
-    windows: tuple[WindowRecord, ...]
-    rollout_alone_tokens_per_s: float
-    slo_ttft_ms: float
-    slo_tpot_ms: float
-    blocked_by_rollout_ms: tuple[float, ...]
-    segment_ms: tuple[float, ...]
+    slices: tuple[Slice, ...]
+    solo: tuple[Solo, ...]
+    calibration: StepTimes
+    slo: SLO
+    slo_from: str
+    signal_ms: float
+    lending: Lending
+    slice_counts: SliceCounts
     certificates_granted: int
     certificates_verified: int
     certificate_violations: int
     revocations: tuple[Revocation, ...]
-    pauses: int
     timeline: Timeline
-    machine: dict[str, object]
-    settings: dict[str, object]
+    setup_s: float
+    machine: Mapping[str, object]
+    settings: Mapping[str, object]
     seed: int
     command: str
     complete: bool

@@ -1,5 +1,6 @@
 """Replay pieces of a trace against engines, with or without rollouts beside them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.record import WindowRecord
+from rose.demo.record import Slice, Solo
 from rose.demo.workload import OpenLoop, RolloutLoad, Told
 from rose.engines.transformers import Engine
 from rose.traces import Trace
@@ -43,42 +44,51 @@ class Replay:
     Args:
         clock: where time comes from.
         vocabulary: token ids are drawn below this.
+        tpot_ms: serving's target; tokens that take longer are late.
     """
 
     clock: Clock
     vocabulary: int
+    tpot_ms: float = math.inf
 
-    def window(self, trace: Trace, arm: Arm, *, window: int, seed: int) -> WindowRecord:
+    def slice(self, trace: Trace, arm: Arm, *, number: int, seed: int) -> Slice:
         """Replay `trace` until the last request is answered; rollouts run on if they do.
 
         Args:
             trace: the piece.
             arm: what serves it.
-            window: number of the piece.
+            number: of the round.
             seed: of the prompts.
 
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
         engine, load = arm.engine, arm.load
-        loop = OpenLoop(engine=engine, lane=arm.lane, clock=self.clock, vocabulary=self.vocabulary)
+        loop = OpenLoop(
+            engine=engine,
+            lane=arm.lane,
+            clock=self.clock,
+            vocabulary=self.vocabulary,
+            tpot_ms=self.tpot_ms,
+        )
         tokens, busy_ns, began_ns = (
             load.tokens if load else 0,
             engine.busy_ns,
             self.clock.now_ns(),
         )
-        timings = loop.replay(trace, arm=arm.name, window=window, seed=seed)
-        return WindowRecord(
+        # A slice that is taken again has the same number; the ids of its requests are others.
+        answered = loop.replay(trace, name=f"{arm.name}-{number}-{began_ns}", seed=seed)
+        return Slice(
             arm=arm.name,
-            window=window,
+            round=number,
             start_s=began_ns / NS_PER_S,
             end_s=self.clock.now_ns() / NS_PER_S,
-            requests=tuple(timings),
+            requests=tuple(answered),
             serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
             rollout_tokens=(load.tokens if load else 0) - tokens,
         )
 
-    def capacity_rps(self, trace: Trace, arm: Arm, *, seed: int, prompts_seed: int) -> float:
+    def capacity_rps(self, trace: Trace, arm: Arm, *, seed: int) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
         picked = np.random.default_rng(seed).choice(len(trace), size=_CALIBRATION_REQUESTS)
         burst = Trace(
@@ -87,16 +97,15 @@ class Replay:
             output_tokens=trace.output_tokens[picked],
             name=trace.name,
         )
-        record = self.window(burst, arm, window=-1, seed=prompts_seed)
-        return len(burst) / (record.end_s - record.start_s)
+        return len(burst) / self.slice(burst, arm, number=-1, seed=seed).seconds
 
-    def tokens_per_s(self, load: RolloutLoad, duration_s: float) -> float:
-        """Measure rollouts with the device to themselves, in tokens per second."""
+    def solo(self, arm: str, load: RolloutLoad, duration_s: float) -> Solo:
+        """Let rollouts have the device to themselves."""
         with running(load):
             before, began_ns = load.tokens, self.clock.now_ns()
             self.clock.sleep(duration_s)
             tokens, elapsed_ns = load.tokens - before, self.clock.now_ns() - began_ns
-        return tokens * NS_PER_S / elapsed_ns
+        return Solo(arm, elapsed_ns / NS_PER_S, tokens, segments_s=None)
 
 
 @contextmanager

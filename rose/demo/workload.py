@@ -1,4 +1,4 @@
-"""The two loads of the demo: serving requests that never wait, rollouts that never run out."""
+"""The two loads of an experiment: serving requests that never wait, rollouts that never run out."""
 
 import threading
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.record import RequestTiming
+from rose.demo.record import Answered
 from rose.engines.transformers import Engine, Output
 from rose.errors import Unavailable
 from rose.traces import Trace
@@ -75,15 +75,22 @@ class OpenLoop:
         lane: told of every arrival and end; None for an engine without rose.
         clock: where time comes from.
         vocabulary: token ids are drawn below this.
+        tpot_ms: target of the time from a token to the next; longer ones are late.
     """
 
     engine: Engine
     lane: Told | None
     clock: Clock
     vocabulary: int
+    tpot_ms: float
 
-    def replay(self, trace: Trace, *, arm: str, window: int, seed: int) -> list[RequestTiming]:
+    def replay(self, trace: Trace, *, name: str, seed: int) -> list[Answered]:
         """Send every request of `trace` at its time and wait until all have finished.
+
+        Args:
+            trace: the piece.
+            name: begins the ids of its requests.
+            seed: of the prompts.
 
         Raises:
             Unavailable: the engine died or requests did not finish.
@@ -94,7 +101,7 @@ class OpenLoop:
         for number in range(len(trace)):
             due_ns = began_ns + int(trace.arrival_s[number] * NS_PER_S)
             prompt = tokens.integers(self.vocabulary, size=int(trace.prompt_tokens[number]))
-            request_id = f"{arm}-{window}-{number}"
+            request_id = f"{name}-{number}"
             wait_s = (due_ns - self.clock.now_ns()) / NS_PER_S
             if wait_s > 0:
                 self.clock.sleep(wait_s)
@@ -103,10 +110,10 @@ class OpenLoop:
         for flight in flights:
             if not flight.finished.wait(timeout=_DRAIN_S) or flight.error is not None:
                 raise Unavailable(
-                    f"a serving request of arm {arm} did not finish: "
+                    f"a serving request of {name} did not finish: "
                     f"{flight.error or self.engine.error or f'nothing for {_DRAIN_S:g} s'}"
                 )
-        return [_timing(flight, arm, window) for flight in flights]
+        return [self._answered(flight) for flight in flights]
 
     def _send(self, request_id: str, prompt: list[int], outputs: int, flight: _Flight) -> None:
         lane = self.lane
@@ -125,20 +132,18 @@ class OpenLoop:
             lane.arrived(request_id, prompt_tokens=len(prompt))
         self.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
 
-
-def _timing(flight: _Flight, arm: str, window: int) -> RequestTiming:
-    tpot_ms = None
-    if flight.tokens > 1:
-        tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
-    return RequestTiming(
-        arm=arm,
-        window=window,
-        arrival_s=flight.arrived_ns / NS_PER_S,
-        ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
-        tpot_ms=tpot_ms,
-        output_tokens=flight.tokens,
-        gaps_ms=tuple(flight.gaps_ms),
-    )
+    def _answered(self, flight: _Flight) -> Answered:
+        tpot_ms = None
+        if flight.tokens > 1:
+            tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
+        return Answered(
+            arrival_s=flight.arrived_ns / NS_PER_S,
+            ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
+            tpot_ms=tpot_ms,
+            output_tokens=flight.tokens,
+            longest_gap_ms=max(flight.gaps_ms, default=None),
+            late_gaps=sum(gap_ms > self.tpot_ms for gap_ms in flight.gaps_ms),
+        )
 
 
 class RolloutLoad(Protocol):

@@ -1,4 +1,4 @@
-"""Watches the trainer: versions and consumption become news, rewards and staleness a history."""
+"""Watches the trainer: versions and consumption become news, staleness a history."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class TrainerWatch(Background):
         clock: where time comes from.
 
     Attributes:
-        rewards: of each step: when in seconds, their mean, and the newest version then.
         staleness: how many trajectories were so many versions old when they were learned from.
         stale: trajectories that were too old to learn from.
         passed_over: those for which a step had no room.
         version: the newest that was published.
+        published: how many were, over all incarnations.
         known: trajectories that the trainer has, or had.
         sent_bytes: of weights, to all receivers.
         dense_bytes: what whole weights would have been instead.
@@ -38,16 +38,15 @@ class TrainerWatch(Background):
 
     def __init__(self, tell: Callable[[VersionPublished | Consumed], None], clock: Clock) -> None:
         super().__init__("rose-trainer-watch")
-        self.rewards: list[tuple[float, float, int]] = []
         self.staleness: Counter[int] = Counter()
         self.stale = 0
         self.passed_over = 0
         self.version = 0
+        self.published = 0
         self.known = 0
         self.sent_bytes = 0
         self.dense_bytes = 0
         self._used = 0
-        self._steps = 0
         self._tell = tell
         self._clock = clock
         # `_changed` guards the two below.
@@ -96,9 +95,6 @@ class TrainerWatch(Background):
         seen = Counter(before.staleness) if before is not None else Counter[int]()
         self.staleness.update(Counter(status.staleness) - seen)
         self.passed_over += status.passed_over - (before.passed_over if before is not None else 0)
+        self.published += status.versions - (before.versions if before is not None else 0)
         self.sent_bytes += status.bytes_sent - (before.bytes_sent if before is not None else 0)
         self.dense_bytes += status.dense_bytes - (before.dense_bytes if before is not None else 0)
-        if status.reward_mean is not None and status.steps > self._steps:
-            self._steps = status.steps
-            at_s = self._clock.now_ns() / NS_PER_S
-            self.rewards.append((at_s, status.reward_mean, status.version))

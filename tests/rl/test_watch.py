@@ -169,24 +169,12 @@ def test_consumption_and_staleness_add_up_over_incarnations_that_fall_back(drawn
     assert on.watch.passed_over == sum(life[-1].passed_over for life in drawn)
 
 
-def test_each_step_has_one_reward_with_its_version() -> None:
+def test_versions_are_counted_over_incarnations() -> None:
     with watching() as on:
-        on.follow(
-            [
-                said(),
-                said(steps=1, reward_mean=0.5, version=1),
-                said(steps=1, reward_mean=0.5, version=2),
-                said(steps=3, reward_mean=0.75, version=3),
-            ]
-        )
-        # It fell back, and learned what had a reward before.
-        on.follow([said(steps=n, reward_mean=n / 10, version=n) for n in (2, 3, 4)])
-    assert [(reward, version) for _, reward, version in on.watch.rewards] == [
-        (0.5, 1),
-        (0.75, 3),
-        (0.4, 4),
-    ]
-    assert [at_s for at_s, *_ in on.watch.rewards] == [1.0, 2.0, 3.0]
+        on.follow([said(version=1, versions=1), said(version=3, versions=3)])
+        on.follow([said(version=9, versions=1), said(version=10, versions=2)])
+    assert on.watch.version == 10
+    assert on.watch.published == 5
 
 
 @pytest.mark.parametrize("error", [Unavailable, DeadlineExceeded])
