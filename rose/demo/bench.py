@@ -2,17 +2,30 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
 
 from rose.clock import Clock
 from rose.demo.brokered import Brokered
 from rose.demo.circle_load import CircleLoad
-from rose.demo.record import ARMS, BrokerRecord, CircleRecord, Revocation, WindowRecord
-from rose.demo.remote_rollouts import RemoteRollouts
+from rose.demo.record import (
+    ARMS,
+    BrokerRecord,
+    CircleRecord,
+    Lending,
+    Revocation,
+    Slice,
+    Solo,
+)
 from rose.demo.replay import Arm, Replay, running
+from rose.demo.steps import TimedSteps
+from rose.demo.targets import Calibration
 from rose.demo.workload import RolloutLoad
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import (
@@ -25,28 +38,22 @@ from rose.engines.transformers import (
     serving_engine,
     stock_engine,
 )
-from rose.errors import InvalidArgument, Unavailable
-from rose.executor import Cause, CoServing
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable, check
+from rose.executor import Cause, CoServing, DeviceReading
 from rose.memory import KVGeometry, choose_slab_bytes
-from rose.rl.borrower_settings import BorrowerSettings
 from rose.rl.circle_settings import CircleSettings
 from rose.rl.feeder import RolloutFeeder
 from rose.slo import SLO, Policy
 from rose.traces import Trace
-from rose.units import MS_PER_S, NS_PER_S
+from rose.units import MS_PER_S, NS_PER_S, ceil_div
 
+T = TypeVar("T", int, float)
 
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
-    """A borrower in a process of its own.
-
-    Args:
-        socket: where it attaches.
-        model: what it loads: a preset or a folder.
-    """
-
-    socket: Path
-    model: str
+# Full chunks that are timed before the targets are chosen; the first prompts are thrown away.
+_CHUNKS: Final = 52
+_WARM_UP_PROMPTS: Final = 3
+_CALIBRATION_OUTPUTS: Final = 8
+_EVIDENCE_MS: Final = 60_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,6 @@ class BenchSettings:
         cores: the cores that are the device; empty on a GPU.
         pool_bytes: KV memory both share.
         reserve_bytes: what serving can always have.
-        slo: of serving.
         policy: the knobs of rose.
         layers_per_segment: decoder layers of a rollout between two gates; 0.5 is possible.
         rollouts: generations in flight.
@@ -69,7 +75,6 @@ class BenchSettings:
         seed: of prompts.
         circle: of what the arm `rose` rolls out; None for generations of a fixed length there too.
         tool_wait_s: `(trajectory, turn)` to how long its tool takes.
-        remote: of a borrower in a process of its own; None for one in this process.
         has_broker: whether a broker decides how much the device lends.
     """
 
@@ -77,7 +82,6 @@ class BenchSettings:
     cores: frozenset[int]
     pool_bytes: int
     reserve_bytes: int
-    slo: SLO
     policy: Policy
     layers_per_segment: float
     rollouts: int
@@ -88,27 +92,7 @@ class BenchSettings:
     seed: int
     circle: CircleSettings | None
     tool_wait_s: Callable[[int, int], float]
-    remote: RemoteSettings | None = None
     has_broker: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Felt:
-    """What serving felt of the rollouts under rose.
-
-    Args:
-        blocked_ms: for each serving step that found a segment running, how long it waited.
-        segment_ms: length of each segment; the warm-up counts in neither.
-        pauses: how often a closed gate stopped rollouts.
-        revocations: in the order of time.
-        gave_back: why rose stopped lending, if it did.
-    """
-
-    blocked_ms: tuple[float, ...]
-    segment_ms: tuple[float, ...]
-    pauses: int
-    revocations: tuple[Revocation, ...]
-    gave_back: str | None
 
 
 def engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig, EngineConfig]:
@@ -127,8 +111,68 @@ def engine_configs(settings: BenchSettings, clock: Clock) -> tuple[EngineConfig,
     return plain, borrower
 
 
+class Alone:
+    """Serving by itself on the device, with the time of each of its steps.
+
+    Its life: made → `start` → `capacity_rps` → `calibrate` → `slice`* → the engine is stopped.
+    """
+
+    def __init__(self, model: Model, settings: BenchSettings, clock: Clock) -> None:
+        """Build the stock engine."""
+        plain, _ = engine_configs(settings, clock)
+        self.kv = kv_geometry(model, plain)
+        self.step_tokens = plain.max_batch_tokens
+        self.engine = stock_engine(
+            model,
+            plain,
+            cache_blocks=settings.pool_bytes // self.kv.block_bytes,
+            processor=TimedSteps,
+        )
+        loop = self.engine.processor
+        check(isinstance(loop, TimedSteps), "serving alone has a loop of another kind")
+        self.steps: TimedSteps = loop
+        self._settings = settings
+        self._replay = Replay(clock=clock, vocabulary=model.config.vocab_size)
+
+    def _arm(self) -> Arm:
+        return Arm("alone", self.engine, None, None)
+
+    def capacity_rps(self, trace: Trace) -> float:
+        """Measure what serving answers at saturation, once the first steps are thrown away."""
+        self._longest(_WARM_UP_PROMPTS)
+        self._replay.capacity_rps(trace, self._arm(), seed=self._settings.seed)
+        return self._replay.capacity_rps(trace, self._arm(), seed=self._settings.seed)
+
+    def calibrate(self, piece: Trace) -> Calibration:
+        """Time steps of the largest shapes, and requests at the load."""
+        self.steps.drain()
+        chunks = self._settings.request_tokens // self.step_tokens
+        self._longest(ceil_div(_CHUNKS, chunks))
+        steps = self.steps.drain()
+        requests = self._replay.slice(
+            piece, self._arm(), number=-1, seed=self._settings.seed
+        ).requests
+        later_ms = [one.tpot_ms for one in requests if one.tpot_ms is not None]
+        return Calibration(
+            steps,
+            float(np.percentile([one.ttft_ms for one in requests], 99)),
+            float(np.percentile(later_ms or steps.decode_ms, 99)),
+        )
+
+    def _longest(self, count: int) -> None:
+        """Serve so many of the longest requests, one after the other."""
+        for number in range(count):
+            one = Trace(
+                arrival_s=np.zeros(1),
+                prompt_tokens=np.full(1, self._settings.request_tokens),
+                output_tokens=np.full(1, _CALIBRATION_OUTPUTS),
+                name="longest",
+            )
+            self._replay.slice(one, self._arm(), number=-1, seed=self._settings.seed + number)
+
+
 class Bench:
-    """Both models, with and without rose, ready to run one window of one arm at a time."""
+    """Both models, with and without rose, ready to run one slice of one arm at a time."""
 
     def __init__(
         self,
@@ -136,36 +180,39 @@ class Bench:
         rollout_model: Model,
         device: CoServing,
         *,
-        kv: tuple[KVGeometry, KVGeometry],
+        alone: Alone,
+        slo: SLO,
+        rollout_kv: KVGeometry,
         settings: BenchSettings,
         clock: Clock,
     ) -> None:
-        """Build four engines on an empty device; see `bench`, which also closes both.
+        """Build three engines on an empty device; see `bench`, which also closes both.
 
         Args:
             serving_model: answers the trace.
             rollout_model: generates in the slack.
-            device: just opened, with slabs that suit `kv`.
-            kv: geometry of serving and of rollouts.
+            device: just opened, with slabs that suit both models.
+            alone: the running engine of serving alone.
+            slo: serving's targets.
+            rollout_kv: geometry of rollouts.
             settings: of everything else.
             clock: where time comes from.
         """
         self.device = device
         self._settings = settings
-        self._replay = Replay(clock=clock, vocabulary=serving_model.config.vocab_size)
+        self._alone = alone
+        self._replay = Replay(
+            clock=clock, vocabulary=serving_model.config.vocab_size, tpot_ms=slo.tpot_ms
+        )
         plain, borrower = engine_configs(settings, clock)
-        serving_kv, rollout_kv = kv
         self.serving_lane = device.serving(
-            serving_kv,
-            slo=settings.slo,
+            alone.kv,
+            slo=slo,
             reserve_bytes=settings.reserve_bytes,
             step_tokens=plain.max_batch_tokens,
             request_tokens=settings.request_tokens,
         )
         self._broker = Brokered(device, clock) if settings.has_broker else None
-        stock_serving = stock_engine(
-            serving_model, plain, cache_blocks=settings.pool_bytes // serving_kv.block_bytes
-        )
         # Weights that change belong to the borrower alone, so the baseline has a copy as they were.
         weights = LiveWeights(rollout_model) if settings.circle else None
         stock_rollout = stock_engine(
@@ -174,25 +221,15 @@ class Bench:
             cache_blocks=settings.pool_bytes // rollout_kv.block_bytes,
         )
         rose_serving = serving_engine(serving_model, self.serving_lane, plain)
-        self._serving = dict.fromkeys(ARMS, stock_serving) | {"rose": rose_serving}
+        self._serving = dict.fromkeys(ARMS, alone.engine) | {"rose": rose_serving}
         self._circle: CircleLoad | None = None
-        self._segment_ms: list[float] = []
-        self._blocked_ms: list[float] = []
-        self._engines = [stock_serving, rose_serving, stock_rollout]
-        self._loads: dict[str, RolloutLoad] = {
-            "share_all": self._feeder(stock_rollout, rollout_model)
-        }
-        if settings.remote is not None:
-            device.listen(settings.remote.socket)
-            self._loads["rose"] = _remote_rollouts(settings.remote, settings, borrower)
-            return
         rose_rollout = rollout_engine(
             rollout_model,
             device.rollout(rollout_kv, limit_bytes=settings.pool_bytes),
             borrower,
             layers_per_segment=settings.layers_per_segment,
         )
-        self._engines.append(rose_rollout)
+        self._engines = [rose_serving, stock_rollout, rose_rollout]
         if settings.circle is not None and weights is not None:
             self._circle = CircleLoad(
                 rose_rollout,
@@ -202,7 +239,13 @@ class Bench:
                 seats=settings.rollouts,
                 clock=clock,
             )
-        self._loads["rose"] = self._circle or self._feeder(rose_rollout, rollout_model)
+        self._loads: dict[str, RolloutLoad] = {
+            "share_all": self._feeder(stock_rollout, rollout_model),
+            "rose": self._circle or self._feeder(rose_rollout, rollout_model),
+        }
+        self._refusals: Counter[str] = Counter()
+        self._refused_s: Counter[str] = Counter()
+        self._granted_s = 0.0
 
     def _feeder(self, engine: Engine, model: Model) -> RolloutFeeder:
         return RolloutFeeder(
@@ -214,82 +257,101 @@ class Bench:
             seed=self._settings.seed,
         )
 
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Start serving under rose, and gather the evidence that certificates rest on."""
+        engine = self._serving["rose"]
+        engine.start()
+        if engine.prober is not None:
+            try:
+                engine.prober.warm_up(timeout_ms=_EVIDENCE_MS, on_progress=on_progress)
+            except DeadlineExceeded:
+                return  # The probes in the background go on, and the report counts refusals.
+
     def start(self) -> None:
-        """Start all engine threads; rollouts are paused."""
-        for engine in {self._serving["alone"], self._serving["rose"]}:
-            engine.start()
+        """Start the loads; rollouts are paused."""
         for load in self._loads.values():
             load.start()
         if self._broker is not None:
             self._broker.start()
 
-    def capacity_rps(self, trace: Trace) -> float:
-        """Measure what serving alone answers at saturation, in requests per second."""
-        arm = self._arm("alone")
-        return self._replay.capacity_rps(
-            trace, arm, seed=self._settings.seed, prompts_seed=self._prompts_seed("alone", -1)
-        )
+    def solo(self, arm: str, duration_s: float) -> Solo:
+        """Let the rollouts of an arm have the device to themselves."""
+        if arm != "rose":
+            return self._replay.solo(arm, self._loads[arm], duration_s)
+        self.device.gate.drain_segments_ms()
+        found = self._replay.solo(arm, self._loads[arm], duration_s)
+        self._check_alive(arm)
+        return replace(found, segments_s=sum(self.device.gate.drain_segments_ms()) / MS_PER_S)
 
-    def rollouts_alone(self, duration_s: float) -> float:
-        """Measure rollouts with the device to themselves, without rose, in tokens per second."""
-        return self._replay.tokens_per_s(self._loads["share_all"], duration_s)
-
-    def run(self, trace: Trace, *, arm: str, window: int) -> WindowRecord:
+    def run(self, trace: Trace, *, arm: str, number: int) -> Slice:
         """Replay `trace` under `arm`.
 
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
         load = self._loads.get(arm)
-        seed = self._prompts_seed(arm, window)
+        seed = hash((self._settings.seed, number, ARMS.index(arm))) & 0xFFFFFFFF
+        lane = self.serving_lane if arm == "rose" else None
+        one = Arm(arm, self._serving[arm], lane, load)
         if load is None:
-            return self._replay.window(trace, self._arm(arm), window=window, seed=seed)
-        if arm == "rose":
-            self.device.gate.drain_segments_ms()  # Those of commits in other arms.
+            self._alone.steps.drain()
+            found = self._replay.slice(trace, one, number=number, seed=seed)
+            times = self._alone.steps.drain()
+            return replace(found, chunk_ms=times.chunk_ms, decode_ms=times.decode_ms)
+        before = self._begin_rose() if arm == "rose" else None
         with running(load):
-            record = self._replay.window(trace, self._arm(arm), window=window, seed=seed)
-        if arm == "rose":
-            record = replace(record, rollout_busy_s=self._note_felt(is_measured=window >= 0))
-        if load.failures:
-            raise Unavailable(f"rollouts of arm {arm} failed: {'; '.join(load.failures)}")
-        return record
+            found = self._replay.slice(trace, one, number=number, seed=seed)
+        self._check_alive(arm)
+        return found if before is None else self._end_rose(found, before)
 
-    def _note_felt(self, *, is_measured: bool) -> float:
-        """Keep what serving felt in a window; return how long segments ran, in seconds."""
-        segment_ms = self.device.gate.drain_segments_ms()
-        blocked_ms = list(self.serving_lane.blocked_ms)
+    def _check_alive(self, arm: str) -> None:
+        if failures := self._loads[arm].failures:
+            raise Unavailable(f"rollouts of arm {arm} failed: {'; '.join(failures)}")
+
+    def _begin_rose(self) -> tuple[DeviceReading, int]:
+        self.device.gate.drain_segments_ms()  # Those of commits in other arms.
         self.serving_lane.blocked_ms.clear()
-        if is_measured:
-            self._segment_ms += segment_ms
-            self._blocked_ms += blocked_ms
-        return sum(segment_ms) / MS_PER_S
+        return self.device.reading(), self.device.gate.stats().pauses
 
-    def _arm(self, name: str) -> Arm:
-        lane = self.serving_lane if name == "rose" else None
-        return Arm(name, self._serving[name], lane, self._loads.get(name))
+    def _end_rose(self, found: Slice, before: tuple[DeviceReading, int]) -> Slice:
+        was, pauses = before
+        now = self.device.reading()
+        if found.round >= 0:
+            self._refusals.update(_since(now.refusals, was.refusals))
+            self._refused_s.update(_since(now.refused_s, was.refused_s))
+            self._granted_s += now.granted_s - was.granted_s
+        segment_ms = tuple(self.device.gate.drain_segments_ms())
+        return replace(
+            found,
+            segment_ms=segment_ms,
+            segments=len(segment_ms),
+            blocked_ms=tuple(self.serving_lane.blocked_ms),
+            pauses=self.device.gate.stats().pauses - pauses,
+        )
 
-    def _prompts_seed(self, arm: str, window: int) -> int:
-        """The same lengths and times in every arm, other token ids: none profits from the last."""
-        return hash((self._settings.seed, window, ARMS.index(arm))) & 0xFFFFFFFF
+    def lending(self) -> Lending:
+        """Say what the device refused in the slices of the arm `rose`, and why it did last."""
+        binding = self.device.reading().binding
+        return Lending(
+            refusals=dict(self._refusals),
+            refused_s=dict(self._refused_s),
+            granted_s=self._granted_s,
+            binding=None
+            if binding is None
+            else {**asdict(binding), "sentence": binding.sentence},
+        )
 
-    def felt(self) -> Felt:
-        """Say what rollouts did to serving, over all windows of the arm `rose` so far."""
-        stats = self.device.gate.stats()
-        return Felt(
-            blocked_ms=tuple(self._blocked_ms),
-            segment_ms=tuple(self._segment_ms),
-            pauses=stats.pauses,
-            revocations=tuple(
-                Revocation(
-                    at_s=one.asked_ns / NS_PER_S,
-                    slabs=one.slabs_returned,
-                    latency_ms=one.latency_ms,
-                    aborted_steps=one.aborted_steps,
-                )
-                for one in self.device.lender.history
-                if one.cause is Cause.PRESSURE
-            ),
-            gave_back=self.device.gave_back,
+    def revocations(self) -> tuple[Revocation, ...]:
+        """Say what was taken back under pressure."""
+        return tuple(
+            Revocation(
+                at_s=one.asked_ns / NS_PER_S,
+                slabs=one.slabs_returned,
+                latency_ms=one.latency_ms,
+                aborted_steps=one.aborted_steps,
+            )
+            for one in self.device.lender.history
+            if one.cause is Cause.PRESSURE
         )
 
     def broker(self) -> BrokerRecord | None:
@@ -314,25 +376,8 @@ class Bench:
                 stack.callback(self._broker.close)
 
 
-def _remote_rollouts(
-    remote: RemoteSettings, settings: BenchSettings, config: EngineConfig
-) -> RemoteRollouts:
-    """Say how the borrower's process builds the engine that this one would have built."""
-    return RemoteRollouts(
-        BorrowerSettings(
-            socket=str(remote.socket),
-            model=remote.model,
-            seed=settings.seed,
-            cores=tuple(sorted(settings.cores)),
-            limit_bytes=settings.pool_bytes,
-            max_batch_tokens=config.max_batch_tokens,
-            spare_share=config.spare_share,
-            layers_per_segment=settings.layers_per_segment,
-            rollouts=settings.rollouts,
-            prompt_tokens=settings.rollout_prompt_tokens,
-            output_tokens=settings.rollout_output_tokens,
-        )
-    )
+def _since(now: Mapping[str, T], was: Mapping[str, T]) -> dict[str, T]:
+    return {name: value - was.get(name, 0) for name, value in now.items()}  # type: ignore[operator]
 
 
 def choose_cores(count: int) -> frozenset[int]:
@@ -351,36 +396,59 @@ def choose_cores(count: int) -> frozenset[int]:
 
 
 @contextmanager
+def on_device_cores(settings: BenchSettings) -> Iterator[None]:
+    """Keep this process off the device's cores; only the engines' threads move there."""
+    if settings.cores:
+        run_on_cores(len(settings.cores))
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, usable - settings.cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def serving_alone(model: Model, settings: BenchSettings, clock: Clock) -> Iterator[Alone]:
+    """Run serving by itself until the block ends."""
+    alone = Alone(model, settings, clock)
+    alone.engine.start()
+    try:
+        yield alone
+    finally:
+        alone.engine.stop()
+
+
+@contextmanager
 def bench(
     serving_model: Model,
     rollout_model: Model,
+    alone: Alone,
+    slo: SLO,
     settings: BenchSettings,
     clock: Clock,
 ) -> Iterator[Bench]:
-    """Open a device, build a `Bench` on it, start it, and close both whatever happens."""
-    if settings.cores:
-        run_on_cores(len(settings.cores))
-    plain, borrower = engine_configs(settings, clock)
-    usable = os.sched_getaffinity(0)
-    # Load generation and bookkeeping live elsewhere; the threads they start inherit that, and the
-    # engines' threads then move to the device.
-    os.sched_setaffinity(0, usable - settings.cores)
-    try:
-        kv = kv_geometry(serving_model, plain), kv_geometry(rollout_model, borrower)
-        with CoServing.open(
-            settings.device,
-            pool_bytes=settings.pool_bytes,
-            slab_bytes=choose_slab_bytes(*kv),
-            log_path=settings.log_path,
-            policy=settings.policy,
-        ) as device:
-            built = Bench(
-                serving_model, rollout_model, device, kv=kv, settings=settings, clock=clock
-            )
-            try:
-                built.start()
-                yield built
-            finally:
-                built.close()
-    finally:
-        os.sched_setaffinity(0, usable)
+    """Open a device and build a `Bench` on it; close both whatever happens."""
+    _, borrower = engine_configs(settings, clock)
+    rollout_kv = kv_geometry(rollout_model, borrower)
+    with CoServing.open(
+        settings.device,
+        pool_bytes=settings.pool_bytes,
+        slab_bytes=choose_slab_bytes(alone.kv, rollout_kv),
+        log_path=settings.log_path,
+        policy=settings.policy,
+    ) as device:
+        built = Bench(
+            serving_model,
+            rollout_model,
+            device,
+            alone=alone,
+            slo=slo,
+            rollout_kv=rollout_kv,
+            settings=settings,
+            clock=clock,
+        )
+        try:
+            yield built
+        finally:
+            built.close()

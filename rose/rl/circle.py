@@ -88,7 +88,7 @@ class Circle:
             clock=clock,
             on_event=self.history.hear,
         )
-        self.watch = TrainerWatch(self.loop.tell, clock)
+        self.watch = TrainerWatch(self.loop.tell)
         self._token = secrets.token_hex(_TOKEN_BYTES)
         self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
         self.relayed = RelayedBytes()

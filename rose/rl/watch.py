@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from rose.clock import Clock
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.rl.background import Background
 from rose.rl.messages import TrainerStatus
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.units import NS_PER_S
 
 _EVERY_S: Final = 0.5
 
@@ -23,7 +21,6 @@ class TrainerWatch(Background):
 
     Args:
         tell: takes VersionPublished and Consumed.
-        clock: where time comes from.
 
     Attributes:
         staleness: how many trajectories were so many versions old when they were learned from.
@@ -36,7 +33,7 @@ class TrainerWatch(Background):
         dense_bytes: what whole weights would have been instead.
     """
 
-    def __init__(self, tell: Callable[[VersionPublished | Consumed], None], clock: Clock) -> None:
+    def __init__(self, tell: Callable[[VersionPublished | Consumed], None]) -> None:
         super().__init__("rose-trainer-watch")
         self.staleness: Counter[int] = Counter()
         self.stale = 0
@@ -48,7 +45,6 @@ class TrainerWatch(Background):
         self.dense_bytes = 0
         self._used = 0
         self._tell = tell
-        self._clock = clock
         # `_changed` guards the two below.
         self._ask: Ask | None = None
         self._last: TrainerStatus | None = None

@@ -79,7 +79,7 @@ class Trainer:
 class Watched:
     def __init__(self) -> None:
         self.news: list[VersionPublished | Consumed] = []
-        self.watch = TrainerWatch(self.news.append, CountingClock())
+        self.watch = TrainerWatch(self.news.append)
 
     def follow(self, answers: Sequence[TrainerStatus | Exception]) -> None:
         """Follow a trainer until it has said all."""
