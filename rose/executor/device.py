@@ -1,6 +1,7 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
 import atexit
+import os
 import resource
 import threading
 from collections.abc import Sequence
@@ -209,7 +210,7 @@ class CoServing(Closing):
         if self._isolation == "mapped" and self._gpu is None:
             _check_descriptors(slabs + _TENANTS)
         limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
-        model = self._latency_model(cost)
+        model = self._latency_model(geometry, step_tokens, cost)
         demand = Demand(
             geometry=geometry,
             slab_bytes=slab_bytes,
@@ -609,17 +610,23 @@ class CoServing(Closing):
             self._listener.close()
         self._log.close()
         if self._latency_path is not None:
-            save_latency_model(self._model, self._latency_path)
+            save_latency_model(self._model, self._latency_path, identity=self._identity)
 
-    def _latency_model(self, cost: ModelCost | None) -> LatencyModel:
-        """Return what was learned before, or a model that starts from a prior."""
+    def _latency_model(
+        self, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
+    ) -> LatencyModel:
+        """Return the model of the last run on this device, or one that starts from a prior."""
+        name = "cpu" if self._gpu is None else self._gpu.device.name
+        cores = len(os.sched_getaffinity(0))
+        self._identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"
         if self._latency_path is not None:
-            learned = load_latency_model(self._latency_path, self._policy)
+            learned = load_latency_model(self._latency_path, self._policy, identity=self._identity)
             if learned is not None:
                 return learned
-        name = "cpu" if self._gpu is None else self._gpu.device.name
         return new_latency_model(
-            self._policy, prior_ms=None if cost is None else prior_ms(name, cost)
+            self._policy,
+            step_tokens=step_tokens,
+            prior_ms=None if cost is None else prior_ms(name, cost),
         )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from rose._core import (
     Forecast,
     HarvestMode,
@@ -17,12 +19,12 @@ from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
 from rose.sim.governor import Governor, Grain
 from rose.slo import SLO, Policy
+from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
 # What the log's header says about memory, of which there is none here.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
-_FEATURES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 
 
 class CoreGovernor(Governor):
@@ -65,7 +67,7 @@ class CoreGovernor(Governor):
             max_batch_tokens=device.chunk_tokens,
             **NO_MEMORY,
         )
-        self.model = new_latency_model(policy)
+        self.model = new_latency_model(policy, step_tokens=device.chunk_tokens)
         self.state = ServingState(self.log, gate=self.gate)
         self.creditor = certified_creditor(
             self.gate,
@@ -77,6 +79,8 @@ class CoreGovernor(Governor):
             step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
+        if "margin" not in policy.without:
+            self._start_up(device)
         self._mode = policy.mode
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
@@ -91,6 +95,19 @@ class CoreGovernor(Governor):
         # As the creditor's thread would: it is played here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.gate.begin_step()
+
+    def _start_up(self, device: DeviceModel) -> None:
+        """Learn from the steps that serving's engine runs before its first request."""
+        random = np.random.default_rng(0)
+
+        def run(shape: Shape) -> None:
+            sequences, context, prefill = shape
+            work = StepWork(int(sequences), int(context), int(prefill), int(context))
+            took_ms = device.step_ms(work) * random.lognormal(0.0, device.noise)
+            self.model.observe(took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+
+        shapes = (self.creditor.largest_step, self.creditor.largest_chunk)
+        collect_evidence(self.model, shapes, run)
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
         """Close the gate."""
@@ -131,7 +148,7 @@ class CoreGovernor(Governor):
     ) -> None:
         """Learn from the step, and record it."""
         self._move_to(now_ms)
-        features = dict(zip(_FEATURES, _features(work), strict=True))
+        features = dict(zip(SHAPE_NAMES, _features(work), strict=True))
         forecast = self._learn(took_ms, features)
         self.log.append_step(
             forecast,
