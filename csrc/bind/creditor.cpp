@@ -370,8 +370,7 @@ void bind_creditor(py::module_& module) {
       .finalize();
 
   py::class_<slo::Binding>(module, "Binding")
-      .def_property_readonly("shape",
-                             [](const slo::Binding& self) { return name_of(self.shape); })
+      .def_property_readonly("shape", [](const slo::Binding& self) { return name_of(self.shape); })
       .def_property_readonly("target",
                              [](const slo::Binding& self) { return name_of(self.target); })
       .def_readonly("predicted_ms", &slo::Binding::predicted_ms)

@@ -45,10 +45,12 @@ std::shared_ptr<LatencyModel> restore_model(const LatencyState& state,
                                             double forgetting, double adaptation,
                                             std::uint32_t window) {
   return take(LatencyModel::restore(
-      config_of(prior_ms, epsilon, forgetting, adaptation, window, state.step_tokens), state));
+      config_of(prior_ms, epsilon, forgetting, adaptation, window, LatencyConfig{}.step_tokens),
+      state));
 }
 
-LatencyState state_of(double epsilon, std::uint32_t step_tokens, const std::array<double, 5>& weights,
+LatencyState state_of(double epsilon, std::uint32_t step_tokens,
+                      const std::array<double, 5>& weights,
                       const std::array<std::array<double, 5>, 5>& covariance,
                       const std::array<double, slo::kStepKinds>& levels,
                       std::array<std::vector<double>, slo::kStepKinds> scores,
@@ -84,8 +86,8 @@ std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, dou
 
 void bind_state(py::module_& module) {
   py::class_<LatencyState>(module, "LatencyState")
-      .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("step_tokens"), py::arg("weights"),
-           py::arg("covariance"), py::arg("levels"), py::arg("scores"),
+      .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("step_tokens"),
+           py::arg("weights"), py::arg("covariance"), py::arg("levels"), py::arg("scores"),
            py::arg("seen"), py::arg("observations"), py::arg("misses"))
       .def_readonly("epsilon", &LatencyState::epsilon)
       .def_readonly("step_tokens", &LatencyState::step_tokens)
@@ -114,8 +116,7 @@ void bind_model(py::module_& module) {
 
   py::class_<LatencyModel, std::shared_ptr<LatencyModel>>(module, "LatencyModel")
       .def(py::init(&create_model), py::kw_only(), py::arg("prior_ms"), py::arg("epsilon"),
-           py::arg("forgetting"), py::arg("adaptation"), py::arg("window"),
-           py::arg("step_tokens"))
+           py::arg("forgetting"), py::arg("adaptation"), py::arg("window"), py::arg("step_tokens"))
       .def_static("restore", &restore_model, py::arg("state"), py::kw_only(), py::arg("prior_ms"),
                   py::arg("epsilon"), py::arg("forgetting"), py::arg("adaptation"),
                   py::arg("window"))

@@ -11,6 +11,8 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::infinity();
 // Invariant 4: how unlikely the order of the scores must be if nothing had changed.
 constexpr double kDriftChance = 0.01;
+// Scores are of another time only if they are larger by this factor: less is not worth forgetting.
+constexpr double kDriftFactor = 1.1;
 // Fresh scores that confirm those of an earlier run: enough to tell a machine that is twice as slow
 // from the one before, few enough for a start within a second.
 constexpr std::uint32_t kConfirming = 8;
@@ -74,8 +76,9 @@ double ConformalBound::quantile() const noexcept {
 void ConformalBound::drop_another_time() noexcept {
   const auto enough = static_cast<std::uint32_t>(std::ceil(1 / config_.epsilon));
   if (count_ <= enough) return;
-  double largest = 0;
+  double largest = 1;
   for (std::uint32_t age = 0; age < enough; ++age) largest = std::max(largest, newest(age));
+  largest *= kDriftFactor;
   std::uint32_t fresh = enough;
   while (fresh < count_ && newest(fresh) <= largest) ++fresh;
   if (fresh == count_) return;

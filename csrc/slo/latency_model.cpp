@@ -20,8 +20,10 @@ constexpr double kWeightMax = 1e16;
 // step: with noise of 0.18 a prior is taken to be off by its own size. In absolute terms, as it was
 // before, a prior of a slow machine was left in hundreds of steps.
 constexpr double kPriorVariance = 30.0;
-// A weight is taken to be off by at least this share of what an ordinary step takes by the prior.
-constexpr double kPriorShareMin = 0.1;
+// A weight is taken to be off by at least this share of what an ordinary step takes by the prior,
+// and by a millisecond.
+constexpr double kPriorShareMin = 0.03;
+constexpr double kPriorOffMinMs = 1.0;
 // Forgetting stops here: steps with hardly any features must not make the covariance blow up.
 constexpr double kTraceOverPriorMax = 100;
 
@@ -42,9 +44,7 @@ Status check(const Features& features) noexcept {
 }
 
 ConformalConfig bound_config(const LatencyConfig& config) noexcept {
-  return {.epsilon = config.epsilon,
-          .adaptation = config.adaptation,
-          .window = config.window};
+  return {.epsilon = config.epsilon, .adaptation = config.adaptation, .window = config.window};
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
     ordinary_ms += weights_[i];
   }
   for (std::size_t i = 0; i < kTerms; ++i) {
-    const double off_ms = std::max({weights_[i], kPriorShareMin * ordinary_ms, kFloorMs});
+    const double off_ms = std::max({weights_[i], kPriorShareMin * ordinary_ms, kPriorOffMinMs});
     prior_variance_[i] = kPriorVariance * off_ms * off_ms;
   }
   reset_covariance_locked();
@@ -128,8 +128,7 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
     prior_trace += prior_variance_[i];
   }
   if (!(spread > 0)) return reset_covariance_locked();
-  const double keep =
-      trace > kTraceOverPriorMax * prior_trace ? 1.0 : config_.forgetting;
+  const double keep = trace > kTraceOverPriorMax * prior_trace ? 1.0 : config_.forgetting;
   const double shrink = (keep * spread - (1 - keep)) / (keep * spread * (1 + spread));
   const double error = std::clamp((actual_ms - raw_ms) / scale, -4.0, 4.0);
   bool sound = true;

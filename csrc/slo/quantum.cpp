@@ -162,10 +162,10 @@ void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, do
 void QuantumCertifier::note_time(Nanoseconds now_ns, QuantumRefusal outcome,
                                  double quantum_ms) noexcept {
   const Nanoseconds before_ns = decided_ns_.exchange(now_ns);
-  const Nanoseconds holds_ns = holds_ns_.exchange(
-      kSilenceNs + static_cast<Nanoseconds>(std::min(quantum_ms, 1e9) * 1e6));
-  const auto was = static_cast<std::size_t>(outcome_.exchange(
-      outcome == QuantumRefusal::kEnough ? QuantumRefusal::kNone : outcome));
+  const Nanoseconds holds_ns =
+      holds_ns_.exchange(kSilenceNs + static_cast<Nanoseconds>(std::min(quantum_ms, 1e9) * 1e6));
+  const auto was = static_cast<std::size_t>(
+      outcome_.exchange(outcome == QuantumRefusal::kEnough ? QuantumRefusal::kNone : outcome));
   if (before_ns > 0 && now_ns > before_ns) {
     spent_ns_[was].fetch_add(std::min(now_ns - before_ns, holds_ns));
   }

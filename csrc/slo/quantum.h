@@ -159,8 +159,8 @@ class QuantumCertifier {
   std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
   std::atomic<Nanoseconds> decided_ns_{0};  // the newest decision; 0 before the first
   std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // of it
-  std::atomic<Nanoseconds> holds_ns_{0};    // how long it counts at most
-  mutable std::mutex binding_mutex_;        // guards binding_
+  std::atomic<Nanoseconds> holds_ns_{0};                        // how long it counts at most
+  mutable std::mutex binding_mutex_;                            // guards binding_
   mutable std::optional<Binding> binding_;
 };
 

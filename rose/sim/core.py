@@ -6,9 +6,11 @@ from typing import Final
 import numpy as np
 
 from rose._core import (
+    Creditor,
     Forecast,
     HarvestMode,
     HostGate,
+    LatencyModel,
     ManualClock,
     Offer,
     QuantumRefusal,
@@ -23,8 +25,23 @@ from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
+# Without any noise at start-up a bound would be the prediction, and each rounding error a miss.
+_NOISE_MIN: Final = 0.01
 # What the log's header says about memory, of which there is none here.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
+
+
+def start_up(model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
+    """Let `model` learn from the steps that serving's engine runs before its first request."""
+    random = np.random.default_rng(0)
+
+    def run(shape: Shape) -> None:
+        sequences, context, prefill = shape
+        work = StepWork(int(sequences), int(context), int(prefill), int(context))
+        took_ms = device.step_ms(work) * random.lognormal(0.0, max(device.noise, _NOISE_MIN))
+        model.observe(took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+
+    collect_evidence(model, (creditor.largest_step, creditor.largest_chunk), run)
 
 
 class CoreGovernor(Governor):
@@ -80,7 +97,7 @@ class CoreGovernor(Governor):
             clock=self.clock,
         )
         if "margin" not in policy.without:
-            self._start_up(device)
+            start_up(self.model, self.creditor, device)
         self._mode = policy.mode
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
@@ -95,19 +112,6 @@ class CoreGovernor(Governor):
         # As the creditor's thread would: it is played here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.gate.begin_step()
-
-    def _start_up(self, device: DeviceModel) -> None:
-        """Learn from the steps that serving's engine runs before its first request."""
-        random = np.random.default_rng(0)
-
-        def run(shape: Shape) -> None:
-            sequences, context, prefill = shape
-            work = StepWork(int(sequences), int(context), int(prefill), int(context))
-            took_ms = device.step_ms(work) * random.lognormal(0.0, device.noise)
-            self.model.observe(took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
-
-        shapes = (self.creditor.largest_step, self.creditor.largest_chunk)
-        collect_evidence(self.model, shapes, run)
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
         """Close the gate."""

@@ -21,7 +21,7 @@ class PlainBound:
         enough = math.ceil(1 / self.epsilon)
         if len(self.scores) <= enough:
             return
-        largest = max(self.scores[-enough:])
+        largest = 1.1 * max(1.0, *self.scores[-enough:])
         above = [place for place, one in enumerate(self.scores) if one > largest]
         if above and ((above[-1] + 1) / len(self.scores)) ** len(above) < 0.01:
             self.scores = self.scores[above[-1] + 1 :]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import CertificateLog, LatencyModel, ManualClock, ServingState
+from rose._core import CertificateLog, ManualClock, ServingState
 from rose.slo.log_file import read_log
 from rose.slo.verify import verify_log
 from tests.known_model import known_model
