@@ -11,6 +11,7 @@ from rose.cli.main import main
 from rose.cli.top import Device, read_moment
 from rose.clock import BootClock
 from rose.executor import SLO, CoServing, KVGeometry, Policy
+from rose.executor.messages import Ledger
 from rose.units import NS_PER_MS
 
 SLAB = 4096
@@ -78,7 +79,7 @@ def test_revocation_that_is_due_first_is_shown() -> None:
         deadline_ns = clock.now_ns() + ms * NS_PER_MS
         arbiter.revoke(rollout, 1, deadline_ns=deadline_ns, taker=serving)
     fd = arbiter.share_ledger()
-    moment = read_moment(LedgerView.open(fd), pid=1, clock=clock)
+    moment = read_moment(LedgerView.open(fd), Ledger(1), clock=clock)
     os.close(fd)
     deadlines = [row.deadline_ms for row in moment.partitions]
     assert deadlines[0] is None
