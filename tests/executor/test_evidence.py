@@ -1,11 +1,13 @@
 """Serving's lane asks for probes, and a reading says why rollouts wait."""
 
+from pathlib import Path
+
 import pytest
 
-from rose.executor import StepBatch
+from rose.executor import CoServing, Reason, StepBatch
 from rose.executor.probing import ProbeRation
 from rose.executor.reading import Binding
-from tests.executor.conftest import wait_for
+from tests.executor.conftest import ROLLOUT_KV, SLAB, wait_for
 from tests.known_model import confirm
 
 
@@ -79,6 +81,16 @@ def test_a_probe_is_no_request_for_the_forecast_of_arrivals(unknown) -> None:
         probe(unknown)
     assert unknown.device._serving._demand._arrivals.longest_prompt_tokens == 0
     assert not unknown.serving.has_requests
+
+
+def test_reason_reaches_a_borrower_of_another_process(open_rig, tmp_path: Path) -> None:
+    rig = open_rig(lends=False, is_known=False)
+    path = tmp_path / "device.sock"
+    rig.device.listen(path)
+    with CoServing.attach(path) as attached:
+        lane = attached.rollout(ROLLOUT_KV, limit_bytes=SLAB)
+        wait_for(lambda: lane.try_step(timeout_ms=20).reason is Reason.NO_EVIDENCE)
+        assert lane.why_refused() is Reason.NO_EVIDENCE
 
 
 def test_reading_counts_refusals_by_reason_and_names_what_binds(open_rig) -> None:
