@@ -24,6 +24,7 @@ from rose._core import (
 from rose.errors import check
 from rose.events import Reason, Refusal
 from rose.executor.blocking import Blocking
+from rose.executor.certified import largest_shapes
 from rose.executor.demand import Demand, ServingLimits
 from rose.executor.lender import Lender
 from rose.executor.probing import ProbeRation, Seen, ShapeName
@@ -33,14 +34,13 @@ from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 from rose.slo import Policy
+from rose.slo.evidence import Shape
 from rose.units import NS_PER_MS
 
 # Waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
 # What a step that no request was announced for runs under: it closes the gate as one would.
 _STEP: Final = "rose: a step without a request"
-# The step shapes that a probe can have, by the names that a certificate gives them.
-_SHAPES: Final[dict[str, ShapeName]] = {"step": "step", "chunk": "chunk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,8 @@ class ServingLane:
         self._gate = gate
         self._state = state
         self._model = model
+        step, chunk = largest_shapes(limits.request_tokens, limits.step_tokens)
+        self._shapes: dict[ShapeName, Shape] = {"step": step, "chunk": chunk}
         self._probes = ProbeRation(wanted=self.evidence()[0].wanted)
         self._demand = demand
         self._log = log
@@ -355,10 +357,7 @@ class ServingLane:
 
     def evidence(self) -> tuple[ShapeEvidence, ...]:
         """Say what the bounds of the two step shapes that certificates ask about rest on."""
-        return tuple(
-            read_evidence(self._model, shape, _features(self._largest(shape)))
-            for shape in _SHAPES.values()
-        )
+        return tuple(read_evidence(self._model, *named) for named in self._shapes.items())
 
     def probe_due(self) -> StepBatch | None:
         """Return a step to run now for its time alone; None: there is nothing to measure.
@@ -371,24 +370,20 @@ class ServingLane:
             creditor = self._creditor
             if creditor is None:
                 return None
-            binding = creditor.binding
-            shape = self._probes.due(
+            shape = None if creditor.binding is None else creditor.binding.shape
+            due = self._probes.due(
                 self._clock.now_ns(),
                 Seen(
                     is_idle=not self._live and not self._is_in_step,
                     granted=sum(creditor.granted(mode) for mode in HarvestMode),
                     refused=sum(creditor.refused(why) for why in UNCERTIFIED),
-                    binding=None if binding is None else _SHAPES.get(binding.shape),
+                    binding=next((name for name in self._shapes if name == shape), None),
                 ),
             )
-            return None if shape is None else self._largest(shape)
+            if due is not None:
+                decode, context, prefill = map(int, self._shapes[due])
+                return StepBatch(decode, context, prefill)
         return None
-
-    def _largest(self, shape: ShapeName) -> StepBatch:
-        context_tokens = self.limits.request_tokens
-        if shape == "step":
-            return StepBatch(1, context_tokens, 0)
-        return StepBatch(0, context_tokens, self.limits.step_tokens)
 
     # ---- memory ---------------------------------------------------------------------------------
 
