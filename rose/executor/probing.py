@@ -69,6 +69,10 @@ class ProbeRation:
             return None
         return self._searched or ("chunk" if self._last == "step" else "step")
 
+    def stepped(self) -> None:
+        """Note that a step begins: the time since the last look was not all idle."""
+        self._idle_since_ns = None
+
     def probed(self, shape: ShapeName, took_ns: float) -> None:
         """Count one step that ran as a probe."""
         self._level_ns = max(self._level_ns - took_ns, -_DEBT_NS)

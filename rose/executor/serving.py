@@ -253,6 +253,7 @@ class ServingLane:
         with self.safety:
             self._state.step_began()
             self._is_in_step = True
+            self._probes.stepped()
         is_probe = not self._live
         if is_probe:
             self.arrived(_STEP, prompt_tokens=0)

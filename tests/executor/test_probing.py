@@ -36,8 +36,8 @@ class Device:
             if shape is not None:
                 self.probed[shape] += 1
                 self.now_ns += int(self.probe_ms * NS_PER_MS)
+                self.ration.stepped()
                 self.ration.probed(shape, self.probe_ms * NS_PER_MS)
-                self.ration.due(self.now_ns, replace(seen, is_idle=False))  # until its step ended
             self.now_ns += LOOK_NS
             self.idle_ns += LOOK_NS
         return seen
@@ -86,6 +86,14 @@ def test_refusals_beside_grants_are_no_search() -> None:
         seen = replace(seen, granted=seen.granted + 1, refused=seen.refused + 1)
         device.run(seen, for_s=0.02)
     assert device.ration.share == 0.02
+
+
+def test_time_in_which_steps_began_is_no_idle_time() -> None:
+    ration = ProbeRation(wanted=10)
+    assert ration.due(0, LENDING) is None
+    ration.stepped()
+    assert ration.due(10 * NS_PER_S, LENDING) is None
+    assert ration.due(10 * NS_PER_S + LOOK_NS, LENDING) is not None
 
 
 def test_never_beside_a_request() -> None:

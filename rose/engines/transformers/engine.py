@@ -212,6 +212,11 @@ class Engine:
         return self.manager.background_thread_status.can_accept_new_requests() is None
 
     @property
+    def is_paused(self) -> bool:
+        """Whether somebody wants it to run no step."""
+        return bool(self.manager.background_thread_status.is_pause_requested())
+
+    @property
     def has_requests(self) -> bool:
         """Whether it has requests that have not ended."""
         return bool(self._router.live)

@@ -66,7 +66,7 @@ class Prober:
     def _run(self) -> None:
         with self._lane.safety:  # What fails in here ends lending, and nothing else.
             while not self._stop.wait(_LOOK_S):
-                if not self._engine.is_accepting:
+                if not self._engine.is_accepting or self._engine.is_paused:
                     continue
                 with self._one:
                     batch = None if self._engine.has_requests else self._lane.probe_due()
