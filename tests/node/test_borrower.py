@@ -12,6 +12,7 @@ from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from rose.rl.borrower_settings import BorrowerSettings
 from rose.units import MIB
+from tests.known_model import confirm
 
 CALM = Policy(
     latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
@@ -64,6 +65,7 @@ def test_rollouts_of_another_process_run_pause_and_end(tmp_path: Path) -> None:
             step_tokens=64,
             request_tokens=128,
         )
+        confirm(device._model, 64)
         device.listen(path)
         load = RemoteRollouts(settings(path))
         load.start()
