@@ -16,6 +16,7 @@ from tests.engines.borrowed import Borrowed
 from tests.engines.policies import say_alone
 from tests.engines.recorder import turn
 from tests.engines.stepper import wait_for
+from tests.known_model import confirm
 
 PROMPTS = [[(13 * place + 7 * one) % 128 for place in range(30 + one)] for one in range(4)]
 PAUSE_NS = 50 * NS_PER_MS
@@ -198,6 +199,24 @@ def test_worker_that_is_shut_out_can_be_revoked_granted_and_stopped(
     assert borrowed.heard.ends(1) == [TurnEnd.INTERRUPTED]
     assert len(borrowed.heard.leases) == leases
     borrowed.pair.rollout.stop()
+
+
+def test_lease_waits_for_evidence(models: tuple[Model, Model]) -> None:
+    """With the real creditor, and serving steps that nobody has measured."""
+    made = Borrowed(models[0], probes=True)
+    made.pair.serving.prober = None
+    with made.pair:
+        made.grant()
+        made.worker.start_turn(turn(0, PROMPTS[0], 20))
+        wait_shut_out(made)
+        assert made.heard.ends(0) == [TurnEnd.INTERRUPTED]
+        assert made.pair.device.reading().refusals["no_evidence"] > 0
+        confirm(made.pair.device._model, 64)
+        made.heard.wait_lease(lambda lease: lease.lease_epoch == 2 and lease.kv_tokens > 0)
+        made.worker.start_turn(turn(0, PROMPTS[0], 20, lease_epoch=2))
+        made.heard.wait_ended(0, times=2)
+        assert made.heard.tokens(0) == truth(made, 0, 20)
+    assert made.heard.faults == []
 
 
 def test_burst_of_serving_ends_a_lease_only_after_a_longer_bound(
