@@ -66,7 +66,7 @@ class Certifier:
         self.gate = HostGate()
         self.log = certificate_log(path)
         self.state = ServingState(self.log, gate=self.gate)
-        self.model = new_latency_model(POLICY)
+        self.model = new_latency_model(POLICY, step_tokens=512)
         self.creditor = Creditor(
             self.gate,
             self.state,
@@ -196,7 +196,7 @@ def steps_of(count: int) -> list[tuple[float, float, float, float]]:
 
 
 def test_latency_model_us(report: Report) -> None:
-    model = new_latency_model(POLICY)
+    model = new_latency_model(POLICY, step_tokens=512)
     steps = steps_of(500)
     forecasts_us: list[float] = []
 

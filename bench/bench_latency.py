@@ -41,7 +41,7 @@ class Run:
 
 def run(steps: Steps, policy: Policy) -> Run:
     """Let a model with the policy's prior see the steps one by one."""
-    model = new_latency_model(policy)
+    model = new_latency_model(policy, step_tokens=512)
     forecasts = [
         model.observe(
             actual_ms, decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill
@@ -60,7 +60,7 @@ def run(steps: Steps, policy: Policy) -> Run:
 def with_one_margin(run_: Run, policy: Policy) -> Run:
     """Return the same predictions under a single margin for all kinds of step."""
     bound = SlowdownBound(
-        prior=policy.cold_margin,
+        prior=policy.slowdown,
         epsilon=policy.epsilon,
         adaptation=policy.adaptation,
         window=policy.residual_window,

@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const int rounds = std::atoi(argv[1]);
   std::mt19937_64 random{7};
-  auto made = LatencyModel::create({});
+  auto made = LatencyModel::create({.step_tokens = 512});
   if (!made.ok()) return 1;
   LatencyModel& model = *made.value();
   for (int i = 0; i < kWarmSteps; ++i) {

@@ -626,16 +626,19 @@ class LatencyState:
         self,
         *,
         epsilon: float,
+        step_tokens: int,
         weights: Sequence[float],
         covariance: Sequence[Sequence[float]],
         levels: Sequence[float],
         scores: Sequence[Sequence[float]],
-        prefill_tokens_max: float,
+        seen: Sequence[int],
         observations: int,
         misses: int,
     ) -> None: ...
     @property
     def epsilon(self) -> float: ...
+    @property
+    def step_tokens(self) -> int: ...
     @property
     def weights(self) -> list[float]: ...
     @property
@@ -645,11 +648,19 @@ class LatencyState:
     @property
     def scores(self) -> list[list[float]]: ...
     @property
-    def prefill_tokens_max(self) -> float: ...
+    def seen(self) -> list[int]: ...
     @property
     def observations(self) -> int: ...
     @property
     def misses(self) -> int: ...
+
+class Evidence:
+    @property
+    def scores(self) -> int: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def missing(self) -> int: ...
 
 class LatencyModel:
     def __init__(
@@ -659,8 +670,8 @@ class LatencyModel:
         epsilon: float,
         forgetting: float,
         adaptation: float,
-        cold_margin: float,
         window: int,
+        step_tokens: int,
     ) -> None: ...
     @staticmethod
     def restore(
@@ -670,13 +681,15 @@ class LatencyModel:
         epsilon: float,
         forgetting: float,
         adaptation: float,
-        cold_margin: float,
         window: int,
     ) -> LatencyModel: ...
     def state(self) -> LatencyState: ...
     def forecast(
         self, *, decode_sequences: float, context_tokens: float, prefill_tokens: float
     ) -> Forecast: ...
+    def evidence(
+        self, *, decode_sequences: float, context_tokens: float, prefill_tokens: float
+    ) -> Evidence: ...
     def observe(
         self,
         actual_ms: float,
@@ -840,6 +853,7 @@ class QuantumRefusal(Enum):
     SLO_AT_RISK = 3
     ENOUGH = 4
     LOG_BROKEN = 5
+    NO_EVIDENCE = 6
 
 class HarvestMode(Enum):
     IDLE = 0
@@ -873,6 +887,20 @@ class ServingState:
     def first_tokens(self) -> list[tuple[int, int]]: ...
     @property
     def later_tokens(self) -> list[tuple[int, int]]: ...
+
+class Binding:
+    @property
+    def shape(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def predicted_ms(self) -> float: ...
+    @property
+    def upper_ms(self) -> float: ...
+    @property
+    def delay_ms(self) -> float: ...
+    @property
+    def target_ms(self) -> float: ...
 
 class Offer:
     @property
@@ -1030,6 +1058,15 @@ class Creditor:
     @property
     def last_refusal(self) -> QuantumRefusal: ...
     def refused(self, why: QuantumRefusal) -> int: ...
+    def refused_s(self, why: QuantumRefusal) -> float: ...
+    @property
+    def granted_s(self) -> float: ...
+    @property
+    def binding(self) -> Binding | None: ...
+    @property
+    def largest_step(self) -> tuple[float, float, float]: ...
+    @property
+    def largest_chunk(self) -> tuple[float, float, float]: ...
     @property
     def segment_upper_ms(self) -> float: ...
 

@@ -13,6 +13,7 @@ class Reason(Enum):
     RESERVE_AT_RISK = "serving could need these slabs before they came back"
     SERVING_BUSY = "serving has requests"
     SLO_AT_RISK = "a next serving request could miss its target"
+    NO_EVIDENCE = "too few serving steps were measured to promise anything"
     NO_HEARTBEAT = "the serving host gives no sign of life"
     LATE = "slabs that were due are still in use"
     LOG_BROKEN = "the certificate log cannot be written"

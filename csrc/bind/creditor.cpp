@@ -4,8 +4,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -252,6 +254,21 @@ slo::Features features_of(const std::array<double, 3>& values, const char* name)
   return {.decode_sequences = values[0], .context_tokens = values[1], .prefill_tokens = values[2]};
 }
 
+std::tuple<double, double, double> values_of(const slo::Features& features) {
+  return {features.decode_sequences, features.context_tokens, features.prefill_tokens};
+}
+
+// The words in which a reading names them.
+const char* name_of(slo::BindingShape shape) {
+  constexpr std::array<const char*, 3> kNames{"segment", "step", "chunk"};
+  return kNames[static_cast<std::size_t>(shape)];
+}
+
+const char* name_of(slo::BindingTarget target) {
+  constexpr std::array<const char*, 4> kNames{"blocking", "ttft", "tpot", "deadline"};
+  return kNames[static_cast<std::size_t>(target)];
+}
+
 using Batch = std::optional<std::array<double, 3>>;
 
 // `slots` must outlive the answer.
@@ -278,9 +295,8 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
   const std::uint32_t max_segments = header.max_segments;
   const bool has_credit = header.has(slo::Mechanism::kCredit);
   if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
-  slo::ConformalConfig bound{.cold_margin = slowdown};
-  bound.epsilon = header.epsilon;
-  std::shared_ptr<SlowdownBound> slower = take(SlowdownBound::create(bound));
+  std::shared_ptr<SlowdownBound> slower =
+      take(SlowdownBound::create({.epsilon = header.epsilon}, slowdown));
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
       slo::NextRequest{.largest_step = features_of(largest_step, "largest_step"),
@@ -312,6 +328,7 @@ void bind_creditor(py::module_& module) {
       .value("SLO_AT_RISK", QuantumRefusal::kSloAtRisk)
       .value("ENOUGH", QuantumRefusal::kEnough)
       .value("LOG_BROKEN", QuantumRefusal::kLogBroken)
+      .value("NO_EVIDENCE", QuantumRefusal::kNoEvidence)
       .finalize();
 
   // The state may be the last owner of the log, whose destructor joins a thread.
@@ -351,6 +368,15 @@ void bind_creditor(py::module_& module) {
       .value("SLACK", Harvest::kSlack)
       .value("SPATIAL", Harvest::kSpatial)
       .finalize();
+
+  py::class_<slo::Binding>(module, "Binding")
+      .def_property_readonly("shape", [](const slo::Binding& self) { return name_of(self.shape); })
+      .def_property_readonly("target",
+                             [](const slo::Binding& self) { return name_of(self.target); })
+      .def_readonly("predicted_ms", &slo::Binding::predicted_ms)
+      .def_readonly("upper_ms", &slo::Binding::upper_ms)
+      .def_readonly("delay_ms", &slo::Binding::delay_ms)
+      .def_readonly("target_ms", &slo::Binding::target_ms);
 
   py::class_<compute::Offer>(module, "Offer")
       .def_readonly("segments", &compute::Offer::segments)
@@ -429,6 +455,26 @@ void bind_creditor(py::module_& module) {
             return self.certifier().refused(why);
           },
           py::arg("why"))
+      .def(
+          "refused_s",
+          [](const CertifiedCreditor& self, QuantumRefusal why) {
+            return static_cast<double>(self.certifier().refused_ns(why)) / 1e9;
+          },
+          py::arg("why"))
+      .def_property_readonly("granted_s",
+                             [](const CertifiedCreditor& self) {
+                               return static_cast<double>(self.certifier().granted_ns()) / 1e9;
+                             })
+      .def_property_readonly(
+          "binding", [](const CertifiedCreditor& self) { return self.certifier().binding(); })
+      .def_property_readonly("largest_step",
+                             [](const CertifiedCreditor& self) {
+                               return values_of(self.certifier().next().largest_step);
+                             })
+      .def_property_readonly("largest_chunk",
+                             [](const CertifiedCreditor& self) {
+                               return values_of(self.certifier().next().largest_chunk);
+                             })
       .def_property_readonly("segment_upper_ms", [](const CertifiedCreditor& self) {
         return self.policy().segment_upper_ms();
       });

@@ -24,40 +24,44 @@ using slo::SlowdownBound;
 namespace {
 
 LatencyConfig config_of(const std::array<double, 5>& prior_ms, double epsilon, double forgetting,
-                        double adaptation, double cold_margin, std::uint32_t window) {
+                        double adaptation, std::uint32_t window, std::uint32_t step_tokens) {
   return {.prior_ms = prior_ms,
           .epsilon = epsilon,
           .forgetting = forgetting,
           .adaptation = adaptation,
-          .cold_margin = cold_margin,
-          .window = window};
+          .window = window,
+          .step_tokens = step_tokens};
 }
 
 std::shared_ptr<LatencyModel> create_model(const std::array<double, 5>& prior_ms, double epsilon,
-                                           double forgetting, double adaptation, double cold_margin,
-                                           std::uint32_t window) {
+                                           double forgetting, double adaptation,
+                                           std::uint32_t window, std::uint32_t step_tokens) {
   return take(LatencyModel::create(
-      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window)));
+      config_of(prior_ms, epsilon, forgetting, adaptation, window, step_tokens)));
 }
 
 std::shared_ptr<LatencyModel> restore_model(const LatencyState& state,
                                             const std::array<double, 5>& prior_ms, double epsilon,
                                             double forgetting, double adaptation,
-                                            double cold_margin, std::uint32_t window) {
+                                            std::uint32_t window) {
   return take(LatencyModel::restore(
-      config_of(prior_ms, epsilon, forgetting, adaptation, cold_margin, window), state));
+      config_of(prior_ms, epsilon, forgetting, adaptation, window, LatencyConfig{}.step_tokens),
+      state));
 }
 
-LatencyState state_of(double epsilon, const std::array<double, 5>& weights,
+LatencyState state_of(double epsilon, std::uint32_t step_tokens,
+                      const std::array<double, 5>& weights,
                       const std::array<std::array<double, 5>, 5>& covariance,
                       const std::array<double, slo::kStepKinds>& levels,
                       std::array<std::vector<double>, slo::kStepKinds> scores,
-                      double prefill_tokens_max, std::uint64_t observations, std::uint64_t misses) {
+                      const std::array<std::uint64_t, slo::kStepKinds>& seen,
+                      std::uint64_t observations, std::uint64_t misses) {
   LatencyState out{.epsilon = epsilon,
+                   .step_tokens = step_tokens,
                    .weights = weights,
                    .covariance = covariance,
                    .bounds = {},
-                   .prefill_tokens_max = prefill_tokens_max,
+                   .seen = seen,
                    .observations = observations,
                    .misses = misses};
   for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) {
@@ -77,15 +81,16 @@ std::array<T, slo::kStepKinds> of_bounds(const LatencyState& state, T ConformalS
 std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, double adaptation,
                                                std::uint32_t window) {
   return take(SlowdownBound::create(
-      {.epsilon = epsilon, .adaptation = adaptation, .cold_margin = prior, .window = window}));
+      {.epsilon = epsilon, .adaptation = adaptation, .window = window}, prior));
 }
 
 void bind_state(py::module_& module) {
   py::class_<LatencyState>(module, "LatencyState")
-      .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("weights"),
-           py::arg("covariance"), py::arg("levels"), py::arg("scores"),
-           py::arg("prefill_tokens_max"), py::arg("observations"), py::arg("misses"))
+      .def(py::init(&state_of), py::kw_only(), py::arg("epsilon"), py::arg("step_tokens"),
+           py::arg("weights"), py::arg("covariance"), py::arg("levels"), py::arg("scores"),
+           py::arg("seen"), py::arg("observations"), py::arg("misses"))
       .def_readonly("epsilon", &LatencyState::epsilon)
+      .def_readonly("step_tokens", &LatencyState::step_tokens)
       .def_readonly("weights", &LatencyState::weights)
       .def_readonly("covariance", &LatencyState::covariance)
       .def_property_readonly(
@@ -94,7 +99,7 @@ void bind_state(py::module_& module) {
       .def_property_readonly(
           "scores",
           [](const LatencyState& state) { return of_bounds(state, &ConformalState::scores); })
-      .def_readonly("prefill_tokens_max", &LatencyState::prefill_tokens_max)
+      .def_readonly("seen", &LatencyState::seen)
       .def_readonly("observations", &LatencyState::observations)
       .def_readonly("misses", &LatencyState::misses);
 }
@@ -104,18 +109,31 @@ void bind_model(py::module_& module) {
       .def_readonly("predicted_ms", &Forecast::predicted_ms)
       .def_readonly("upper_ms", &Forecast::upper_ms);
 
+  py::class_<slo::Evidence>(module, "Evidence")
+      .def_readonly("scores", &slo::Evidence::scores)
+      .def_readonly("wanted", &slo::Evidence::wanted)
+      .def_readonly("missing", &slo::Evidence::missing);
+
   py::class_<LatencyModel, std::shared_ptr<LatencyModel>>(module, "LatencyModel")
       .def(py::init(&create_model), py::kw_only(), py::arg("prior_ms"), py::arg("epsilon"),
-           py::arg("forgetting"), py::arg("adaptation"), py::arg("cold_margin"), py::arg("window"))
+           py::arg("forgetting"), py::arg("adaptation"), py::arg("window"), py::arg("step_tokens"))
       .def_static("restore", &restore_model, py::arg("state"), py::kw_only(), py::arg("prior_ms"),
                   py::arg("epsilon"), py::arg("forgetting"), py::arg("adaptation"),
-                  py::arg("cold_margin"), py::arg("window"))
+                  py::arg("window"))
       .def("state", &LatencyModel::state)
       .def(
           "forecast",
           [](const LatencyModel& model, double decode_sequences, double context_tokens,
              double prefill_tokens) {
             return take(model.forecast({decode_sequences, context_tokens, prefill_tokens}));
+          },
+          py::kw_only(), py::arg("decode_sequences"), py::arg("context_tokens"),
+          py::arg("prefill_tokens"))
+      .def(
+          "evidence",
+          [](const LatencyModel& model, double decode_sequences, double context_tokens,
+             double prefill_tokens) {
+            return take(model.evidence({decode_sequences, context_tokens, prefill_tokens}));
           },
           py::kw_only(), py::arg("decode_sequences"), py::arg("context_tokens"),
           py::arg("prefill_tokens"))

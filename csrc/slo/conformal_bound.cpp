@@ -2,15 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace rose::slo {
 
 namespace {
 
-// What is added where the level asks for more than the window has seen.
-constexpr double kBeyondWindow = 1.5;
-// A debt of misses beyond this is forgotten: in a storm the margin would stay wide for too long.
-constexpr double kLevelMin = -0.1;
+constexpr double kNone = std::numeric_limits<double>::infinity();
+// Invariant 4: how unlikely the order of the scores must be if nothing had changed.
+constexpr double kDriftChance = 0.01;
+// Scores are of another time only if they are larger by this factor: less is not worth forgetting.
+constexpr double kDriftFactor = 1.1;
+// Fresh scores that confirm those of an earlier run: enough to tell a machine that is twice as slow
+// from the one before, few enough for a start within a second.
+constexpr std::uint32_t kConfirming = 8;
+constexpr std::uint32_t kContradictingMax = 1;
+// A level that was saved lies in here, whatever its epsilon and adaptation were.
+constexpr double kLevelMin = -1;
 constexpr double kLevelMax = 0.5;
 
 }  // namespace
@@ -22,9 +30,6 @@ Status ConformalBound::check(const ConformalConfig& config) noexcept {
   if (!(config.adaptation >= 0 && config.adaptation <= 1)) {
     return Status::invalid_argument("adaptation must lie in [0, 1]");
   }
-  if (!(config.cold_margin >= 1 && config.cold_margin <= 1e6)) {
-    return Status::invalid_argument("cold_margin must lie in [1, 1e6]");
-  }
   if (config.window == 0 || config.window > kWindowMax) {
     return Status::invalid_argument("window must lie in 1..1024");
   }
@@ -34,42 +39,87 @@ Status ConformalBound::check(const ConformalConfig& config) noexcept {
 bool ConformalBound::is_score(double score) noexcept { return score >= 0 && score <= kScoreMax; }
 
 ConformalBound::ConformalBound(const ConformalConfig& config) noexcept
-    : config_{config}, level_{config.epsilon}, margin_{config.cold_margin} {}
+    : config_{config}, level_{config.epsilon}, margin_{kNone} {}
 
 void ConformalBound::observe(double score) noexcept {
   const bool is_miss = score > margin_;
+  if (confirming_ > 0) confirm(score);
   scores_[next_] = score;
   next_ = (next_ + 1) % config_.window;
   count_ = std::min(count_ + 1, config_.window);
   level_ += config_.adaptation * (config_.epsilon - (is_miss ? 1.0 : 0.0));
-  level_ = std::clamp(level_, kLevelMin, kLevelMax);
-  margin_ = margin_now();
+  level_ = std::min(level_, config_.epsilon);
+  drop_another_time();
+  margin_ = confirming_ > 0 ? kNone : quantile();
+}
+
+void ConformalBound::confirm(double score) noexcept {
+  contradicting_ += score > quantile() ? 1 : 0;
+  if (--confirming_ > 0) return;
+  if (contradicting_ > kContradictingMax) keep_newest(kConfirming - 1);
 }
 
 // The ceil((n + 1)(1 - level))-th smallest score; at least 1, so that upper >= predicted.
-double ConformalBound::margin_now() const noexcept {
-  if (count_ == 0) return config_.cold_margin;
-  const double places = static_cast<double>(count_) + 1;
-  const double rank = std::ceil(places * (1 - level_));
-  const double at_least = places * config_.epsilon < 1 ? config_.cold_margin : 1.0;
-  const auto end = scores_.begin() + count_;
-  if (rank > static_cast<double>(count_)) {
-    return std::max(at_least, kBeyondWindow * *std::max_element(scores_.begin(), end));
-  }
+double ConformalBound::quantile() const noexcept {
+  if (count_ == 0) return kNone;
+  const double rank = std::ceil((static_cast<double>(count_) + 1) * (1 - level_));
+  if (rank > static_cast<double>(count_)) return kNone;
   std::array<double, kWindowMax> sorted;
-  std::copy(scores_.begin(), end, sorted.begin());
+  std::copy(scores_.begin(), scores_.begin() + count_, sorted.begin());
   const auto nth = sorted.begin() + static_cast<std::ptrdiff_t>(std::max(rank, 1.0)) - 1;
   std::nth_element(sorted.begin(), nth, sorted.begin() + count_);
-  return std::max(at_least, *nth);
+  return std::max(1.0, *nth);
+}
+
+// If all scores were of one time, each order of them would be equally likely, and the `above`
+// largest would all be among the `older` of them with a chance of at most (older / all) ^ above.
+void ConformalBound::drop_another_time() noexcept {
+  const auto enough = static_cast<std::uint32_t>(std::ceil(1 / config_.epsilon));
+  if (count_ <= enough) return;
+  double largest = 1;
+  for (std::uint32_t age = 0; age < enough; ++age) largest = std::max(largest, newest(age));
+  largest *= kDriftFactor;
+  std::uint32_t fresh = enough;
+  while (fresh < count_ && newest(fresh) <= largest) ++fresh;
+  if (fresh == count_) return;
+  std::uint32_t above = 0;
+  for (std::uint32_t age = fresh; age < count_; ++age) above += newest(age) > largest ? 1 : 0;
+  const double older = static_cast<double>(count_ - fresh) / static_cast<double>(count_);
+  if (std::pow(older, above) < kDriftChance) keep_newest(fresh);
+}
+
+void ConformalBound::keep_newest(std::uint32_t count) noexcept {
+  if (count >= count_) return;
+  std::array<double, kWindowMax> kept;
+  for (std::uint32_t age = 0; age < count; ++age) kept[count - 1 - age] = newest(age);
+  std::copy(kept.begin(), kept.begin() + count, scores_.begin());
+  count_ = count;
+  next_ = count % config_.window;
+}
+
+Evidence ConformalBound::evidence() const noexcept {
+  const auto wanted = static_cast<std::uint32_t>(std::ceil(2 / config_.epsilon)) - 1;
+  Evidence out{.scores = count_, .wanted = std::min(wanted, config_.window), .missing = 0};
+  out.missing = std::max(out.wanted - std::min(out.wanted, count_), confirming_);
+  const double places = 1 / (static_cast<double>(std::max(count_, out.wanted)) + 1);
+  if (level_ < places) {
+    const double step = std::max(config_.adaptation * config_.epsilon, 1e-9);
+    const double steps = std::min(std::ceil((places - level_) / step), 1e9);
+    out.missing = std::max(out.missing, static_cast<std::uint32_t>(steps));
+  }
+  return out;
+}
+
+double ConformalBound::largest() const noexcept {
+  double out = 1;
+  for (std::uint32_t age = 0; age < count_; ++age) out = std::max(out, newest(age));
+  return out;
 }
 
 ConformalState ConformalBound::state() const {
   ConformalState out{.level = level_, .scores = {}};
   out.scores.reserve(count_);
-  const std::uint32_t oldest = count_ < config_.window ? 0 : next_;
-  for (std::uint32_t i = 0; i < count_; ++i) {
-    out.scores.push_back(scores_[(oldest + i) % config_.window]);
-  }
+  for (std::uint32_t age = count_; age-- > 0;) out.scores.push_back(newest(age));
   return out;
 }
 
@@ -79,14 +129,16 @@ Status ConformalBound::restore(const ConformalState& state, bool has_same_epsilo
   }
   if (state.scores.size() > kWindowMax ||
       !std::all_of(state.scores.begin(), state.scores.end(), is_score)) {
-    return {Code::kCorrupt, "the scores of a bound are too many or no ratios"};
+    return {Code::kCorrupt, "a bound has more than 1024 scores, or one outside 0..1e12"};
   }
   const auto size = static_cast<std::uint32_t>(state.scores.size());
   count_ = std::min(size, config_.window);
   next_ = count_ % config_.window;
   std::copy(state.scores.end() - count_, state.scores.end(), scores_.begin());
-  level_ = has_same_epsilon ? state.level : config_.epsilon;
-  margin_ = margin_now();
+  level_ = has_same_epsilon ? std::min(state.level, config_.epsilon) : config_.epsilon;
+  confirming_ = count_ > 0 ? kConfirming : 0;
+  contradicting_ = 0;
+  margin_ = kNone;
   return {};
 }
 

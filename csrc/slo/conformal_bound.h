@@ -12,22 +12,35 @@ namespace rose::slo {
 struct ConformalConfig {
   double epsilon{0.01};       // share of ratios that may exceed the margin, in (0, 0.5)
   double adaptation{0.005};   // step of the level per miss, 0..1
-  double cold_margin{2.0};    // the margin until there is evidence for a smaller one, 1..1e6
   std::uint32_t window{512};  // ratios kept, 1..1024
 };
 
-// What a bound has learned: enough to go on where it stopped.
+// Everything a bound has learned.
 struct ConformalState {
   double level{0};
   std::vector<double> scores;  // the oldest first
 };
 
-// Split-conformal quantile of a window of scores (arXiv 2107.07511), whose level follows the misses
-// (adaptive conformal inference, arXiv 2106.00170): the share of misses tends to epsilon although
-// what is measured drifts. One thread at a time.
+// What a bound rests on.
+struct Evidence {
+  std::uint32_t scores{0};   // in the window
+  std::uint32_t wanted{0};   // that a start-up collects: ceil(2 / epsilon) - 1
+  std::uint32_t missing{0};  // further scores without a miss until there is a bound from `wanted`
+};
+
+// Split-conformal quantile of a window of scores (arXiv 2107.07511) at a level that follows the
+// misses (adaptive conformal inference, arXiv 2106.00170). One thread at a time.
 //
-// 1. The margin is finite and at least 1.
-// 2. While the window is too small to show one miss in 1 / epsilon, it is at least cold_margin.
+// 1. The margin is a quantile of observed scores, at least 1, or infinite: without enough scores
+//    for the level there is no bound. It is never a guess, and no multiple of the largest score.
+// 2. Of any T scores in a row, whatever they are, at most epsilon * T + epsilon / adaptation + 1
+//    exceed a finite margin. (A miss lowers the level by adaptation * (1 - epsilon), any other
+//    score raises it by adaptation * epsilon, it never exceeds epsilon, and there is no finite
+//    margin, so no miss, at a level of 0 or less.)
+// 3. A level under that of a bound is made up for by at most 1 / epsilon scores, because no miss
+//    takes it under -adaptation.
+// 4. Scores leave the window by age, or when newer ones show that they are of another time: the
+//    chance that the largest scores were all among the older ones is under kDriftChance.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;
@@ -42,23 +55,38 @@ class ConformalBound {
 
   // `score` has passed is_score().
   void observe(double score) noexcept;
+  // Infinite without evidence.
   double margin() const noexcept { return margin_; }
+  Evidence evidence() const noexcept;
+  // 1 when there is no score.
+  double largest() const noexcept;
 
   ConformalState state() const;
-  // Goes on from `state`; the newest scores count where the window is smaller than it was. A level
-  // means something beside its own epsilon only: without has_same_epsilon it starts anew.
-  // kCorrupt, and nothing changes, when `state` cannot be one.
+  // Goes on from `state` once kConfirming fresh scores have confirmed it: until then there is no
+  // bound, and if more than one of them exceeds the old margin, the old scores are dropped. The
+  // newest scores count where the window is smaller than it was. A level belongs to its epsilon:
+  // without has_same_epsilon it starts anew. kCorrupt, and nothing changes, for an impossible
+  // `state`.
   Status restore(const ConformalState& state, bool has_same_epsilon) noexcept;
 
  private:
-  double margin_now() const noexcept;
+  double quantile() const noexcept;
+  void confirm(double score) noexcept;
+  void drop_another_time() noexcept;
+  void keep_newest(std::uint32_t count) noexcept;
+  // The score that came `age` scores before the newest.
+  double newest(std::uint32_t age) const noexcept {
+    return scores_[(next_ + config_.window - 1 - age) % config_.window];
+  }
 
   ConformalConfig config_;
   std::array<double, kWindowMax> scores_{};  // a ring
   std::uint32_t next_{0};                    // where the next score goes
   std::uint32_t count_{0};                   // scores in the ring
+  std::uint32_t confirming_{0};              // fresh scores that a restored bound still needs
+  std::uint32_t contradicting_{0};           // of those it had, over the restored margin
   double level_;                             // the share of misses asked of the window now
-  double margin_;                            // the quantile at this level
+  double margin_;                            // the quantile at this level, or infinite
 };
 
 }  // namespace rose::slo

@@ -16,15 +16,18 @@ constexpr double kFeatureMax = 1e9;
 constexpr double kActualMaxMs = 1e9;
 // A prior of kActualMaxMs per token pair, scaled.
 constexpr double kWeightMax = 1e16;
-// Variance of a scaled weight around a prior whose step takes at most kOrdinaryMs, over the squared
-// relative noise of a step: with noise of 0.18 the prior is taken to be off by a millisecond.
-// Measured: with less it is left too slowly, with more unseen mixes are forecast too wildly.
+// Variance of a scaled weight that is as large as its prior, over the squared relative noise of a
+// step: with noise of 0.18 a prior is taken to be off by its own size. In absolute terms, as it was
+// before, a prior of a slow machine was left in hundreds of steps.
 constexpr double kPriorVariance = 30.0;
-constexpr double kOrdinaryMs = 5.0;
+// A weight is taken to be off by at least this share of what an ordinary step takes by the prior,
+// and by a millisecond.
+constexpr double kPriorShareMin = 0.03;
+constexpr double kPriorOffMinMs = 1.0;
 // Forgetting stops here: steps with hardly any features must not make the covariance blow up.
 constexpr double kTraceOverPriorMax = 100;
 
-// A chunk counts as full from this share of the largest on. A device that computes and reads at
+// A chunk counts as full from this share of step_tokens on. A device that computes and reads at
 // once has a knee in the cost of a chunk, and a straight line through it errs most where it ends.
 constexpr double kFullShare = 0.75;
 
@@ -41,10 +44,7 @@ Status check(const Features& features) noexcept {
 }
 
 ConformalConfig bound_config(const LatencyConfig& config) noexcept {
-  return {.epsilon = config.epsilon,
-          .adaptation = config.adaptation,
-          .cold_margin = config.cold_margin,
-          .window = config.window};
+  return {.epsilon = config.epsilon, .adaptation = config.adaptation, .window = config.window};
 }
 
 }  // namespace
@@ -53,8 +53,14 @@ LatencyModel::LatencyModel(const LatencyConfig& config) noexcept
     : config_{config},
       bounds_{ConformalBound{bound_config(config)}, ConformalBound{bound_config(config)},
               ConformalBound{bound_config(config)}} {
+  double ordinary_ms = 0;
   for (std::size_t i = 0; i < kTerms; ++i) {
     weights_[i] = config.prior_ms[i] * kScales[i];
+    ordinary_ms += weights_[i];
+  }
+  for (std::size_t i = 0; i < kTerms; ++i) {
+    const double off_ms = std::max({weights_[i], kPriorShareMin * ordinary_ms, kPriorOffMinMs});
+    prior_variance_[i] = kPriorVariance * off_ms * off_ms;
   }
   reset_covariance_locked();
 }
@@ -68,6 +74,7 @@ Result<std::unique_ptr<LatencyModel>> LatencyModel::create(const LatencyConfig& 
   if (!(config.forgetting > 0.5 && config.forgetting <= 1)) {
     return Status::invalid_argument("forgetting must lie in (0.5, 1]");
   }
+  if (config.step_tokens == 0) return Status::invalid_argument("step_tokens must be > 0");
   ROSE_TRY(ConformalBound::check(bound_config(config)));
   return std::unique_ptr<LatencyModel>{new LatencyModel{config}};
 }
@@ -79,9 +86,9 @@ LatencyModel::Vector LatencyModel::terms_of(const Features& features) noexcept {
   return terms;
 }
 
-StepKind LatencyModel::kind_locked(const Features& features) const noexcept {
+StepKind LatencyModel::kind_of(const Features& features) const noexcept {
   if (features.prefill_tokens == 0) return StepKind::kDecode;
-  return features.prefill_tokens < kFullShare * prefill_tokens_max_ ? StepKind::kPart
+  return features.prefill_tokens < kFullShare * config_.step_tokens ? StepKind::kPart
                                                                     : StepKind::kFull;
 }
 
@@ -90,7 +97,7 @@ Forecast LatencyModel::forecast_locked(const Features& features,
   double predicted_ms = 0;
   for (std::size_t i = 0; i < kTerms; ++i) predicted_ms += weights_[i] * terms[i];
   predicted_ms = std::clamp(predicted_ms, kFloorMs, kActualMaxMs);
-  const auto kind = static_cast<std::size_t>(kind_locked(features));
+  const auto kind = static_cast<std::size_t>(kind_of(features));
   return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * bounds_[kind].margin()};
 }
 
@@ -113,14 +120,15 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
   Vector gain{};
   double spread = 0;  // of the prediction, by the covariance
   double trace = 0;
+  double prior_trace = 0;
   for (std::size_t i = 0; i < kTerms; ++i) {
     for (std::size_t j = 0; j < kTerms; ++j) gain[i] += covariance_[i][j] * x[j];
     spread += x[i] * gain[i];
     trace += covariance_[i][i];
+    prior_trace += prior_variance_[i];
   }
   if (!(spread > 0)) return reset_covariance_locked();
-  const double keep =
-      trace > kTraceOverPriorMax * kTerms * prior_variance() ? 1.0 : config_.forgetting;
+  const double keep = trace > kTraceOverPriorMax * prior_trace ? 1.0 : config_.forgetting;
   const double shrink = (keep * spread - (1 - keep)) / (keep * spread * (1 + spread));
   const double error = std::clamp((actual_ms - raw_ms) / scale, -4.0, 4.0);
   bool sound = true;
@@ -138,20 +146,24 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
   if (!sound) reset_covariance_locked();
 }
 
-double LatencyModel::prior_variance() const noexcept {
-  const double size = std::max(1.0, config_.prior_ms[0] / kOrdinaryMs);
-  return kPriorVariance * size * size;
-}
-
 void LatencyModel::reset_covariance_locked() noexcept {
   covariance_ = {};
-  for (std::size_t i = 0; i < kTerms; ++i) covariance_[i][i] = prior_variance();
+  for (std::size_t i = 0; i < kTerms; ++i) covariance_[i][i] = prior_variance_[i];
 }
 
 Result<Forecast> LatencyModel::forecast(const Features& features) const noexcept {
   ROSE_TRY(check(features));
   const std::scoped_lock lock{mutex_};
   return forecast_locked(features, terms_of(features));
+}
+
+Result<Evidence> LatencyModel::evidence(const Features& features) const noexcept {
+  ROSE_TRY(check(features));
+  const std::scoped_lock lock{mutex_};
+  const auto kind = static_cast<std::size_t>(kind_of(features));
+  Evidence out = bounds_[kind].evidence();
+  out.missing += static_cast<std::uint32_t>(kTraining - std::min(kTraining, seen_[kind]));
+  return out;
 }
 
 Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms) noexcept {
@@ -164,9 +176,8 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
   const Forecast before = forecast_locked(features, terms);
   ++observations_;
   misses_ += actual_ms > before.upper_ms ? 1 : 0;
-  bounds_[static_cast<std::size_t>(kind_locked(features))].observe(actual_ms / before.predicted_ms);
-  // A new largest is a full chunk before and after.
-  prefill_tokens_max_ = std::max(prefill_tokens_max_, features.prefill_tokens);
+  const auto kind = static_cast<std::size_t>(kind_of(features));
+  if (seen_[kind]++ >= kTraining) bounds_[kind].observe(actual_ms / before.predicted_ms);
   learn_locked(terms, before.predicted_ms, actual_ms);
   return before;
 }
@@ -174,10 +185,11 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
 LatencyState LatencyModel::state() const {
   const std::scoped_lock lock{mutex_};
   return {.epsilon = config_.epsilon,
+          .step_tokens = config_.step_tokens,
           .weights = weights_,
           .covariance = covariance_,
           .bounds = {bounds_[0].state(), bounds_[1].state(), bounds_[2].state()},
-          .prefill_tokens_max = prefill_tokens_max_,
+          .seen = seen_,
           .observations = observations_,
           .misses = misses_};
 }
@@ -200,19 +212,23 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
     }
     if (!is_sound) return {Code::kCorrupt, "the weights or covariances cannot be a model's"};
   }
-  if (!is_feature(state.prefill_tokens_max)) {
-    return {Code::kCorrupt, "the largest chunk seen is not a number of tokens"};
+  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model is 0"};
+  std::uint64_t seen = 0;
+  bool is_counted = state.misses <= state.observations;
+  for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
+    is_counted = is_counted && state.bounds[kind].scores.size() <= state.seen[kind] &&
+                 state.seen[kind] <= state.observations;
+    seen += state.seen[kind];
   }
-  std::uint64_t scores = 0;
-  for (const ConformalState& bound : state.bounds) scores += bound.scores.size();
-  if (scores > state.observations || state.misses > state.observations) {
+  if (!is_counted || seen != state.observations) {
     return {Code::kCorrupt, "the counts of observations contradict each other"};
   }
   const bool has_same_epsilon = state.epsilon == config_.epsilon;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
     ROSE_TRY(bounds_[kind].restore(state.bounds[kind], has_same_epsilon));
   }
-  prefill_tokens_max_ = state.prefill_tokens_max;
+  config_.step_tokens = state.step_tokens;
+  seen_ = state.seen;
   weights_ = state.weights;
   covariance_ = state.covariance;
   observations_ = state.observations;

@@ -5,6 +5,14 @@
 
 namespace rose::slo {
 
+namespace {
+
+// Between two decisions a creditor sleeps for its poll, 5 ms by default; after a longer silence
+// nobody wanted to run.
+constexpr Nanoseconds kSilenceNs = 50'000'000;
+
+}  // namespace
+
 QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
   Quantum record{};
   QuantumGrant grant;
@@ -16,6 +24,7 @@ QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
       refusal = QuantumRefusal::kLogBroken;
     }
     grant.until_ns = section.now_ns() + static_cast<Nanoseconds>(record.quantum_ms * 1e6);
+    note_time(section.now_ns(), refusal, record.quantum_ms);
   }
   last_refusal_.store(refusal);
   if (refusal != QuantumRefusal::kNone) {
@@ -39,10 +48,9 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
   if (record.heartbeat_age_ns > header.heartbeat_ttl_ns) return QuantumRefusal::kNoHeartbeat;
   const ServingLoad load = serving_->load(section);
-  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1) ||
-      !forecast(query, load, section, record)) {
-    return QuantumRefusal::kSloAtRisk;
-  }
+  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1)) return QuantumRefusal::kSloAtRisk;
+  const auto means = forecast(query, load, section, record);
+  if (!means) return QuantumRefusal::kSloAtRisk;
   if (load.running > 0) {
     record.deadline_ns = load.oldest_token_ns + static_cast<Nanoseconds>(header.tpot_ms * 1e6);
   }
@@ -53,21 +61,25 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.pending = load.running;
   record.mode = query.mode;
 
+  std::optional<Misfit> misfit;
   for (std::uint32_t segments = std::min(header.max_segments, query.most); segments > 0;
        --segments) {
     const double quantum_ms = segments * query.segment_upper_ms;
-    if (!fits(quantum_ms, section.now_ns(), record)) continue;
+    misfit = this->misfit(quantum_ms, section.now_ns(), record);
+    if (misfit) continue;
     record.segments = segments;
     record.quantum_ms = quantum_ms;
     if (segments < query.outstanding) return QuantumRefusal::kSloAtRisk;
     return segments == query.outstanding ? QuantumRefusal::kEnough : QuantumRefusal::kNone;
   }
-  return QuantumRefusal::kSloAtRisk;
+  if (misfit) note_binding(*misfit, *means, query.segment_upper_ms + header.signal_ms, record);
+  const bool has_bounds = std::isfinite(record.step_upper_ms + record.chunk_upper_ms);
+  return has_bounds ? QuantumRefusal::kSloAtRisk : QuantumRefusal::kNoEvidence;
 }
 
-bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& load,
-                                const CertificateLog::Section& section,
-                                Quantum& record) const noexcept {
+std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
+    const QuantumQuery& query, const ServingLoad& load, const CertificateLog::Section& section,
+    Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
   Features step = next_.largest_step;
   Features chunk = next_.largest_chunk;
@@ -87,7 +99,7 @@ bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& lo
   const auto step_forecast = model_->forecast(step);
   if (!header.has(Mechanism::kHypothetical)) chunk = step;
   const auto chunk_forecast = model_->forecast(chunk);
-  if (!step_forecast.ok() || !chunk_forecast.ok()) return false;
+  if (!step_forecast.ok() || !chunk_forecast.ok()) return std::nullopt;
   const bool has_margin = header.has(Mechanism::kMargin);
   const auto bound = [&](const Forecast& one) {
     return has_margin ? one.upper_ms : one.predicted_ms;
@@ -97,14 +109,15 @@ bool QuantumCertifier::forecast(const QuantumQuery& query, const ServingLoad& lo
   record.slowdown = query.mode == HarvestMode::kSpatial ? query.slowdown : 1.0;
   if (header.has(Mechanism::kHypothetical) && chunk.prefill_tokens > 0) {
     const double chunks = std::ceil(header.burst_tokens / chunk.prefill_tokens);
-    record.burst_ms = std::max(chunks - 1, 0.0) * record.chunk_upper_ms;
+    if (chunks > 1) record.burst_ms = (chunks - 1) * record.chunk_upper_ms;
   }
-  return true;
+  return Means{.step_ms = step_forecast.value().predicted_ms,
+               .chunk_ms = chunk_forecast.value().predicted_ms};
 }
 
 // The sums as docs/certificates.md writes them, in their order.
-bool QuantumCertifier::fits(double quantum_ms, Nanoseconds now_ns,
-                            const Quantum& record) const noexcept {
+std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
+    double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
   const double largest_ms = std::max(record.step_upper_ms, record.chunk_upper_ms);
   const bool is_committed = record.committed != 0;
@@ -112,13 +125,50 @@ bool QuantumCertifier::fits(double quantum_ms, Nanoseconds now_ns,
   const double first_token_ms =
       is_committed ? record.step_upper_ms + record.chunk_upper_ms : largest_ms;
   const double delay_ms = quantum_ms + header.signal_ms;
-  if (!(delay_ms <= header.blocking_ms)) return false;
-  if (!(delay_ms + first_token_ms + record.burst_ms <= header.ttft_ms)) return false;
-  if (serving_->has_prefilled() && !(delay_ms + first_token_ms <= header.tpot_ms)) return false;
-  if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return true;
+  if (!(delay_ms <= header.blocking_ms)) {
+    return Misfit{BindingTarget::kBlocking, header.blocking_ms};
+  }
+  if (!(delay_ms + first_token_ms + record.burst_ms <= header.ttft_ms)) {
+    return Misfit{BindingTarget::kTtft, header.ttft_ms};
+  }
+  if (serving_->has_prefilled() && !(delay_ms + first_token_ms <= header.tpot_ms)) {
+    return Misfit{BindingTarget::kTpot, header.tpot_ms};
+  }
+  if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return std::nullopt;
   const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
-  if (record.mode == HarvestMode::kSlack) return delay_ms + next_ms <= left_ms;
-  return header.signal_ms + record.slowdown * next_ms <= left_ms;
+  const bool is_in_time = record.mode == HarvestMode::kSlack
+                              ? delay_ms + next_ms <= left_ms
+                              : header.signal_ms + record.slowdown * next_ms <= left_ms;
+  if (is_in_time) return std::nullopt;
+  return Misfit{BindingTarget::kDeadline, left_ms};
+}
+
+void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, double delay_ms,
+                                    const Quantum& record) const noexcept {
+  Binding out{.target = misfit.target, .delay_ms = delay_ms, .target_ms = misfit.target_ms};
+  const bool is_chunk = record.chunk_upper_ms > record.step_upper_ms;
+  if (misfit.target == BindingTarget::kBlocking) {
+    out.predicted_ms = out.upper_ms = record.segment_upper_ms;
+  } else {
+    out.shape = is_chunk ? BindingShape::kChunk : BindingShape::kStep;
+    out.predicted_ms = is_chunk ? means.chunk_ms : means.step_ms;
+    out.upper_ms = is_chunk ? record.chunk_upper_ms : record.step_upper_ms;
+  }
+  const std::scoped_lock lock{binding_mutex_};
+  binding_ = out;
+}
+
+// The time since the decision before belongs to that decision's outcome.
+void QuantumCertifier::note_time(Nanoseconds now_ns, QuantumRefusal outcome,
+                                 double quantum_ms) noexcept {
+  const Nanoseconds before_ns = decided_ns_.exchange(now_ns);
+  const Nanoseconds holds_ns =
+      holds_ns_.exchange(kSilenceNs + static_cast<Nanoseconds>(std::min(quantum_ms, 1e9) * 1e6));
+  const auto was = static_cast<std::size_t>(
+      outcome_.exchange(outcome == QuantumRefusal::kEnough ? QuantumRefusal::kNone : outcome));
+  if (before_ns > 0 && now_ns > before_ns) {
+    spent_ns_[was].fetch_add(std::min(now_ns - before_ns, holds_ns));
+  }
 }
 
 }  // namespace rose::slo

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 
@@ -46,8 +47,21 @@ enum class QuantumRefusal : std::uint8_t {
   kSloAtRisk,
   kEnough,  // what is outstanding is all that fits
   kLogBroken,
+  kNoEvidence,  // a step shape has run too seldom for a bound: run it as a probe
 };
-inline constexpr std::size_t kQuantumRefusals = 6;
+inline constexpr std::size_t kQuantumRefusals = 7;
+
+// The term that a refused quantum of one segment failed on.
+enum class BindingShape : std::uint8_t { kSegment = 0, kStep, kChunk };
+enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline };
+struct Binding {
+  BindingShape shape{BindingShape::kSegment};  // the longer of those that had to fit
+  BindingTarget target{BindingTarget::kBlocking};
+  double predicted_ms{0};  // of the shape
+  double upper_ms{0};      // its bound; infinite without evidence
+  double delay_ms{0};      // one segment and the signal
+  double target_ms{0};     // what all of it had to fit into
+};
 
 // `segments` from `passed` on, those outstanding included; 0 is a refusal.
 struct QuantumGrant {
@@ -63,6 +77,7 @@ struct QuantumGrant {
 // chunk_upper),
 //    or their sum behind a committed batch; and, once a request came prefilled,
 //    delay + first token <= tpot_ms,
+//    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
 // 4. idle:    no request is live, and serving is in no step;
 //    slack:   none waits for its first token, and delay + next step is over before the earliest
 //             deadline of those that run; the next step takes max(step_upper, chunk_upper), or
@@ -94,6 +109,18 @@ class QuantumCertifier {
   std::uint64_t granted(HarvestMode mode) const noexcept {
     return granted_[static_cast<std::size_t>(mode)].load();
   }
+  // Nanoseconds during which somebody who wanted to run was refused for this reason, or had a
+  // quantum. Time without a decision does not count.
+  Nanoseconds refused_ns(QuantumRefusal why) const noexcept {
+    return spent_ns_[static_cast<std::size_t>(why)].load();
+  }
+  Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
+  // Of the newest refusal as kSloAtRisk or kNoEvidence, if there was one.
+  std::optional<Binding> binding() const {
+    const std::scoped_lock lock{binding_mutex_};
+    return binding_;
+  }
+  const NextRequest& next() const noexcept { return next_; }
   // Of the newest grant.
   HarvestMode last_mode() const noexcept { return last_mode_.load(); }
   const LogHeader& header() const noexcept { return log_->header(); }
@@ -102,9 +129,24 @@ class QuantumCertifier {
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
                       Quantum& record) const noexcept;
-  bool forecast(const QuantumQuery& query, const ServingLoad& load,
-                const CertificateLog::Section& section, Quantum& record) const noexcept;
-  bool fits(double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept;
+  // The means behind the bounds of a record; a bound of a record is infinite without evidence.
+  struct Means {
+    double step_ms{0};
+    double chunk_ms{0};
+  };
+  std::optional<Means> forecast(const QuantumQuery& query, const ServingLoad& load,
+                                const CertificateLog::Section& section,
+                                Quantum& record) const noexcept;
+  // What does not fit, if anything.
+  struct Misfit {
+    BindingTarget target;
+    double target_ms;
+  };
+  std::optional<Misfit> misfit(double quantum_ms, Nanoseconds now_ns,
+                               const Quantum& record) const noexcept;
+  void note_binding(const Misfit& misfit, const Means& means, double delay_ms,
+                    const Quantum& record) const noexcept;
+  void note_time(Nanoseconds now_ns, QuantumRefusal outcome, double quantum_ms) noexcept;
 
   std::shared_ptr<const ServingState> serving_;
   std::shared_ptr<const LatencyModel> model_;
@@ -114,6 +156,12 @@ class QuantumCertifier {
   std::array<std::atomic<std::uint64_t>, kQuantumRefusals> refused_{};
   std::array<std::atomic<std::uint64_t>, kHarvestModes> granted_{};
   std::atomic<HarvestMode> last_mode_{HarvestMode::kIdle};
+  std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
+  std::atomic<Nanoseconds> decided_ns_{0};  // the newest decision; 0 before the first
+  std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // of it
+  std::atomic<Nanoseconds> holds_ns_{0};                        // how long it counts at most
+  mutable std::mutex binding_mutex_;                            // guards binding_
+  mutable std::optional<Binding> binding_;
 };
 
 }  // namespace rose::slo

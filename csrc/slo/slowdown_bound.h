@@ -10,14 +10,15 @@
 
 namespace rose::slo {
 
-// The upper quantile of actual / predicted over serving steps that ran beside rollouts. Before
-// there are such steps the prior speaks: cold_margin of its config. A step that ran no slower
-// counts too, but upper() is never under 1: nobody is made faster by company.
+// The upper quantile of actual / predicted over serving steps that ran beside rollouts. Without
+// evidence it is the operator's `prior`, or half more than the largest ratio seen where that is
+// more: only steps beside rollouts can show what they cost. A step that ran no slower counts too,
+// but upper() is never under 1.
 //
 // Any thread; upper() is one load under a mutex, observe() a few microseconds. Nothing allocates.
 class SlowdownBound {
  public:
-  static Result<std::unique_ptr<SlowdownBound>> create(const ConformalConfig& config);
+  static Result<std::unique_ptr<SlowdownBound>> create(const ConformalConfig& config, double prior);
 
   // Learns actual / predicted of one such step, 0..1e12. On error nothing changes.
   Status observe(double ratio) noexcept;
@@ -29,8 +30,11 @@ class SlowdownBound {
   double coverage() const noexcept;
 
  private:
-  explicit SlowdownBound(const ConformalConfig& config) noexcept : bound_{config} {}
+  SlowdownBound(const ConformalConfig& config, double prior) noexcept
+      : prior_{prior}, bound_{config} {}
+  double upper_locked() const noexcept;
 
+  const double prior_;
   mutable std::mutex mutex_;  // guards all below
   ConformalBound bound_;
   std::uint64_t observations_{0};

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rose.cli.compare_page import write_comparison
-from rose.cli.compare_record import Audit, CompareRecord, SchemeWindow
+from rose.cli.compare_record import Audit, CompareRecord
 from rose.cli.compare_run import Asked, Listener, Run
 from rose.cli.compare_schemes import MECHANISMS, SCHEMES, chosen
 from rose.cli.compare_summary import summarise_comparison
@@ -23,6 +23,7 @@ from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
 from rose.cli.traffic import load_trace, traffic_options
 from rose.config import read_environment
+from rose.demo.record import Slice
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO
 
@@ -39,7 +40,7 @@ _NOISE: Final = 0.1
 class _Kept:
     """What there is so far; an interrupt keeps it."""
 
-    windows: list[SchemeWindow] = field(default_factory=list)
+    windows: list[Slice] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
 
 

@@ -31,6 +31,7 @@ from rose.rl.turn_feeder import TurnFeeder
 from rose.scheduler.worker import WorkerKind
 from rose.sim.governor import Governor
 from rose.sim.governors import HostWindow, RosePaper, Valve
+from rose.slo import SLO
 from rose.slo.latency_file import new_latency_model
 
 _MODES: Final = {"rose_idle": "idle", "rose_slack": "slack"}
@@ -50,6 +51,7 @@ class CompareBench:
         serving_model: Model,
         rollout_model: Model,
         settings: BenchSettings,
+        slo: SLO,
         clock: Clock,
         *,
         owned: ExitStack,
@@ -61,12 +63,14 @@ class CompareBench:
             serving_model: answers the trace.
             rollout_model: generates.
             settings: of both; those of memory hold for each scheme.
+            slo: serving's targets.
             clock: where time comes from.
             owned: ends what is made here, in the right order.
             logs: folder for certificates.
         """
         self._models = serving_model, rollout_model
         self._settings = settings
+        self._slo = slo
         self._clock = clock
         self._owned = owned
         self._logs = logs
@@ -108,14 +112,16 @@ class CompareBench:
         elif scheme.name == "valve":
             governor = Valve()
         else:
-            governor = RosePaper(self._settings.slo, lane.profile_ms)
+            governor = RosePaper(self._slo, lane.profile_ms)
         return GovernedShare(Arm(scheme.name, engine, lane, load), lane, governor)
 
     def _governed_engines(self) -> tuple[GovernedLane, Engine, TurnFeeder]:
         """Build one pair of engines for all rules: between windows they take turns."""
         lane = GovernedLane(
             clock=self._clock,
-            model=new_latency_model(self._settings.policy),
+            model=new_latency_model(
+                self._settings.policy, step_tokens=self._configs[0].max_batch_tokens
+            ),
             batch_tokens=self._configs[0].max_batch_tokens,
         )
         serving = self._stock(0, lambda **kwargs: GovernedServing(lane, **kwargs))
@@ -150,7 +156,7 @@ class CompareBench:
         )
         lane = device.serving(
             self._geometries[0],
-            slo=settings.slo,
+            slo=self._slo,
             reserve_bytes=settings.reserve_bytes,
             step_tokens=self._configs[0].max_batch_tokens,
             request_tokens=settings.request_tokens,

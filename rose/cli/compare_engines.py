@@ -2,22 +2,22 @@
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from rose.cli.compare_arms import POSSIBLE, CompareBench
-from rose.cli.compare_felt import FeltWindow
-from rose.cli.compare_record import Answered, Audit, SchemeWindow
+from rose.cli.compare_record import Audit
 from rose.cli.compare_run import Asked, Listener, check_covers
 from rose.cli.compare_schemes import CLAIRVOYANT
 from rose.cli.compare_shares import Share
 from rose.clock import BootClock
 from rose.demo.bench import BenchSettings, choose_cores
 from rose.demo.circle_options import tool_wait_s
-from rose.demo.experiment import Plan, pieces_of
-from rose.demo.record import WindowRecord
+from rose.demo.experiment import pieces_of
+from rose.demo.record import Slice
 from rose.demo.replay import Replay, running
+from rose.demo.slices import in_turn
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import load_model
 from rose.errors import Unavailable
@@ -110,12 +110,17 @@ class EnginesRun:
                     serving_model,
                     rollout_model,
                     settings,
+                    asked.slo,
                     clock,
                     owned=owned,
                     logs=listener.logs,
                 )
                 logs = bench.logs
-                replay = Replay(clock=clock, vocabulary=serving_model.config.vocab_size)
+                replay = Replay(
+                    clock=clock,
+                    vocabulary=serving_model.config.vocab_size,
+                    tpot_ms=asked.slo.tpot_ms,
+                )
                 shares = {scheme.name: bench.build(scheme) for scheme in asked.schemes}
                 _Turns(asked, listener, bench, shares, replay).run()
         finally:
@@ -130,7 +135,6 @@ class EnginesRun:
             cores=choose_cores(1),
             pool_bytes=self.pool_bytes,
             reserve_bytes=self.reserve_bytes,
-            slo=asked.slo,
             policy=Policy(),
             layers_per_segment=self.layers_per_segment,
             rollouts=self.rollouts,
@@ -159,17 +163,15 @@ class _Turns:
     def run(self) -> None:
         asked, say = self.asked, self.listener.say
         say("measuring the capacity of serving alone")
-        capacity_rps = self.replay.capacity_rps(
-            asked.trace, self.bench.alone(), seed=asked.seed, prompts_seed=asked.seed
-        )
+        capacity_rps = self.replay.capacity_rps(asked.trace, self.bench.alone(), seed=asked.seed)
         windows = max(1, round(asked.seconds / _WINDOW_S))
-        plan = Plan(windows=windows, window_s=asked.seconds / windows)
+        window_s = asked.seconds / windows
         for first, load in enumerate(asked.loads):
             trace = asked.trace.rescaled(rate_rps=load * capacity_rps)
             check_covers(trace, asked.seconds)
-            pieces = pieces_of(trace, plan, seed=asked.seed)
+            pieces = pieces_of(trace, count=windows, seconds=window_s, seed=asked.seed)
             if first == 0:
-                self._warm_up(pieces[0].window(0.0, min(_WARM_UP_S, plan.window_s)))
+                self._warm_up(pieces[0].window(0.0, min(_WARM_UP_S, window_s)))
             for number, piece in enumerate(pieces):
                 self._round(load, number, piece, of=len(pieces))
 
@@ -180,64 +182,35 @@ class _Turns:
 
     def _round(self, load: float, number: int, piece: Trace, *, of: int) -> None:
         """Serve one piece under every scheme, in an order that changes from round to round."""
-        rollouts_per_s = self.replay.tokens_per_s(self.bench.rollouts, _ALONE_S)
-        names = list(self.shares)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        solo = self.replay.solo("share_all", self.bench.rollouts, _ALONE_S)
+        rollouts_per_s = solo.tokens / solo.seconds
+        for name in in_turn(list(self.shares), number):
             self.listener.say(f"load {load:g}, window {number + 1} of {of}: {name}")
-            record, felt = self._window(piece, name, number=number)
-            self.listener.window(
-                _noted(
-                    record,
-                    felt,
-                    load=load,
-                    rollouts_per_s=rollouts_per_s,
-                    tpot_ms=self.asked.slo.tpot_ms,
-                )
-            )
+            found = self._window(piece, name, number=number)
+            rate = found.rollout_tokens / found.seconds
+            harvest = rate / rollouts_per_s if rollouts_per_s > 0 else None
+            self.listener.window(replace(found, load=load, harvest=harvest))
 
-    def _window(self, piece: Trace, name: str, *, number: int) -> tuple[WindowRecord, FeltWindow]:
+    def _window(self, piece: Trace, name: str, *, number: int) -> Slice:
         share = self.shares[name]
         seed = hash((self.asked.seed, number, list(self.shares).index(name))) & 0xFFFFFFFF
         share.begin()
         with ExitStack() as stack:
             if share.arm.load is not None:
                 stack.enter_context(running(share.arm.load))
-            record = self.replay.window(piece, share.arm, window=number, seed=seed)
+            found = self.replay.slice(piece, share.arm, number=number, seed=seed)
             felt = share.felt()
         if share.arm.load is not None and share.arm.load.failures:
             raise Unavailable(
                 f"rollouts of scheme {name} failed: {'; '.join(share.arm.load.failures)}"
             )
-        return record, felt
-
-
-def _noted(
-    record: WindowRecord, felt: FeltWindow, *, load: float, rollouts_per_s: float, tpot_ms: float
-) -> SchemeWindow:
-    seconds = record.end_s - record.start_s
-    return SchemeWindow(
-        scheme=record.arm,
-        load=load,
-        window=record.window,
-        seconds=seconds,
-        busy_s=record.serving_busy_s,
-        harvest=record.rollout_tokens / seconds / rollouts_per_s if rollouts_per_s > 0 else None,
-        requests=tuple(
-            Answered(
-                ttft_ms=one.ttft_ms,
-                tpot_ms=one.tpot_ms,
-                longest_gap_ms=max(one.gaps_ms, default=None),
-                late_gaps=sum(gap_ms > tpot_ms for gap_ms in one.gaps_ms),
-                output_tokens=one.output_tokens,
-            )
-            for one in record.requests
-        ),
-        blocked_ms=felt.blocked_ms,
-        pauses=felt.pauses,
-        pauses_ms=felt.pauses_ms,
-        segments=felt.segments,
-    )
+        return replace(
+            found,
+            blocked_ms=felt.blocked_ms,
+            pauses=felt.pauses,
+            pauses_ms=felt.pauses_ms,
+            segments=felt.segments,
+        )
 
 
 def _audit(scheme: str, log: Path) -> Audit:

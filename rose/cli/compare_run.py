@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rose.cli.compare_record import Audit, SchemeWindow
+from rose.cli.compare_record import Audit
 from rose.cli.compare_schemes import Scheme
+from rose.demo.record import Slice
 from rose.errors import InvalidArgument
 from rose.slo import SLO
 from rose.traces import Trace
 
-NoteWindow = Callable[[SchemeWindow], None]
+NoteWindow = Callable[[Slice], None]
 NoteAudit = Callable[[Audit], None]
 Say = Callable[[str], None]
 

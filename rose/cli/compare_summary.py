@@ -5,10 +5,11 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
-from rose.cli.compare_record import Answered, Audit, CompareRecord, SchemeWindow
+from rose.cli.compare_record import Audit, CompareRecord
 from rose.cli.compare_schemes import ALONE, CLAIRVOYANT, CONTROL, Scheme
 from rose.cli.compare_verdict import judge_comparison
 from rose.demo.numbers import percentile, plain, ratio
+from rose.demo.record import Answered, Slice
 from rose.errors import check
 
 _PERCENTILES: Final = (50, 99)
@@ -69,8 +70,7 @@ def _loads(record: CompareRecord) -> list[float]:
 def _at_load(record: CompareRecord, load: float) -> dict[str, Any]:
     windows = [one for one in record.windows if one.load == load]
     measured = {
-        scheme.name: [one for one in windows if one.scheme == scheme.name]
-        for scheme in record.schemes
+        scheme.name: [one for one in windows if one.arm == scheme.name] for scheme in record.schemes
     }
     rows = {
         name: _scheme(record, found, measured.get(ALONE, []), _audit(record, name, load))
@@ -97,8 +97,8 @@ def _audit(record: CompareRecord, scheme: str, load: float) -> Audit | None:
 
 def _scheme(
     record: CompareRecord,
-    windows: Sequence[SchemeWindow],
-    alone: Sequence[SchemeWindow],
+    windows: Sequence[Slice],
+    alone: Sequence[Slice],
     audit: Audit | None,
 ) -> dict[str, Any]:
     requests = [request for one in windows for request in one.requests]
@@ -110,7 +110,7 @@ def _scheme(
     row["ratios"] = _ratios(windows, alone)
     row |= _excess(record, windows, alone)
     row["slo_attainment"] = ratio(sum(_is_met(record, one) for one in requests), len(requests))
-    row["busy_share"] = ratio(sum(one.busy_s for one in windows), seconds)
+    row["busy_share"] = ratio(sum(one.serving_busy_s for one in windows), seconds)
     row["harvest"] = _harvest(windows)
     blocked_ms = [wait for one in windows for wait in one.blocked_ms]
     pauses_ms = [pause for one in windows for pause in one.pauses_ms]
@@ -130,7 +130,7 @@ def _certificates(audit: Audit) -> dict[str, int]:
     }
 
 
-def _harvest(windows: Sequence[SchemeWindow]) -> float | None:
+def _harvest(windows: Sequence[Slice]) -> float | None:
     """Weigh each window by its length; None when one of them has no number."""
     if any(one.harvest is None for one in windows):
         return None
@@ -138,20 +138,18 @@ def _harvest(windows: Sequence[SchemeWindow]) -> float | None:
     return ratio(got_s, sum(one.seconds for one in windows))
 
 
-def _ratios(
-    windows: Sequence[SchemeWindow], alone: Sequence[SchemeWindow]
-) -> dict[str, float | None]:
-    peers = {one.window: one.requests for one in alone}
+def _ratios(windows: Sequence[Slice], alone: Sequence[Slice]) -> dict[str, float | None]:
+    peers = {one.round: one.requests for one in alone}
     ratios: dict[str, float | None] = {}
     for name, column in _COLUMNS.items():
         for rank in _PERCENTILES:
             each = [
                 ratio(
                     percentile(column(one.requests), rank),
-                    percentile(column(peers[one.window]), rank),
+                    percentile(column(peers[one.round]), rank),
                 )
                 for one in windows
-                if one.window in peers
+                if one.round in peers
             ]
             known = [one for one in each if one is not None]
             ratios[f"{name}_p{rank}"] = median(known) if known else None
@@ -159,13 +157,13 @@ def _ratios(
 
 
 def _excess(
-    record: CompareRecord, windows: Sequence[SchemeWindow], alone: Sequence[SchemeWindow]
+    record: CompareRecord, windows: Sequence[Slice], alone: Sequence[Slice]
 ) -> dict[str, Any]:
     """Count what is late here and was not alone, over the requests of both."""
-    peers = {one.window: one.requests for one in alone}
+    peers = {one.round: one.requests for one in alone}
     missed = by_any_gap = late = tokens = compared = 0
     for one in windows:
-        peer = peers.get(one.window)
+        peer = peers.get(one.round)
         if peer is None:
             continue
         check(len(peer) == len(one.requests), "the windows of two schemes have other requests")

@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from rose.cli.compare_record import Answered, Audit, SchemeWindow
+from rose.cli.compare_record import Audit
 from rose.cli.compare_run import Asked, Listener, check_covers
 from rose.cli.compare_schemes import ABLATED, ALONE, CONTROL, SCHEMES, Kind, Scheme
+from rose.demo.record import Answered, Slice
 from rose.sim.device import DeviceModel
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
@@ -136,16 +137,19 @@ def requests_at(asked: Asked, rate_rps: float) -> list[Request]:
     ]
 
 
-def _window(outcome: ArmOutcome, scheme: Scheme, load: float) -> SchemeWindow:
-    return SchemeWindow(
-        scheme=scheme.name,
+def _window(outcome: ArmOutcome, scheme: Scheme, load: float) -> Slice:
+    return Slice(
+        arm=scheme.name,
         load=load,
-        window=0,
-        seconds=outcome.wall_ms / MS_PER_S,
-        busy_s=outcome.serving_busy_ms / MS_PER_S,
+        round=0,
+        start_s=0.0,
+        end_s=outcome.wall_ms / MS_PER_S,
+        rollout_tokens=0,
+        serving_busy_s=outcome.serving_busy_ms / MS_PER_S,
         harvest=outcome.harvest,
         requests=tuple(
             Answered(
+                arrival_s=0.0,  # In virtual time requests are told apart by their order alone.
                 ttft_ms=one.ttft_ms,
                 tpot_ms=one.mean_tpot_ms if one.output_tokens > 1 else None,
                 longest_gap_ms=one.longest_gap_ms if one.output_tokens > 1 else None,

@@ -17,10 +17,12 @@ from rose.cli.machine import machine_card
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.compute import device_ordinal
-from rose.demo.bench import BenchSettings, RemoteSettings, choose_cores
-from rose.demo.circle_options import check_policy, circle_settings, tool_wait_s
+from rose.demo.bench import BenchSettings, choose_cores
+from rose.demo.circle_options import IN_FLIGHT, LR, check_policy, circle_settings, tool_wait_s
 from rose.demo.experiment import Experiment, run_experiment
-from rose.demo.report import print_table, summarise, write_report
+from rose.demo.progress import phases
+from rose.demo.record import RunRecord
+from rose.demo.report import print_arms, print_table, summarise, write_report
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
@@ -31,13 +33,14 @@ _PROMPT_TOKENS_MAX: Final = 1024
 _OUTPUT_TOKENS_MAX: Final = 256
 _ROLLOUT_PROMPT_TOKENS: Final = 64
 _ROLLOUT_OUTPUT_TOKENS: Final = 128
+_ROLLOUTS: Final = 8
+_POOL_MIB: Final = 64
+_RESERVE_MIB: Final = 8
+_LAYERS_PER_SEGMENT: Final = 0.5
+# A run sees some hundred full chunks: a bound needs 1 / epsilon - 1 of them.
+_EPSILON: Final = 0.02
 _GENERATED_S: Final = 3600.0
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise InvalidArgument(f"--{name.replace('_', '-')} must be > 0, not {value:g}")
+_VOID_STATUS: Final = 3
 
 
 @click.command()
@@ -46,21 +49,18 @@ def _check_positive(**values: float) -> None:
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."
 )
-@click.option("--quick", is_flag=True, help="End within a minute; a look, not a measurement.")
-@click.option("--windows", default=8, show_default=True, help="Rounds of all four arms.")
+@click.option("--quick", is_flag=True, help="End within two minutes; a look, no measurement.")
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
 @click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
-@click.option("--rollouts", default=8, show_default=True, help="Turns at once on a worker.")
-@click.option("--in-flight", default=32, show_default=True, help="Trajectories under way.")
-@click.option("--lr", default=1e-6, show_default=True, help="Of the trainer.")
-@click.option("--tools", "tools_path", metavar="PATH", help="Trace of agents, for tool times.")
 @click.option(
     "--synthetic", is_flag=True, help="Rollouts of a fixed length: no tools, trainer, 2nd worker."
 )
-@click.option("--pool-mib", default=64, show_default=True, help="KV memory both engines share.")
-@click.option("--reserve-mib", default=8, show_default=True, help="What serving always has.")
-@click.option("--ttft-ms", default=200.0, show_default=True, help="Serving's target.")
-@click.option("--tpot-ms", default=50.0, show_default=True, help="Serving's target.")
+@click.option(
+    "--ttft-ms", type=float, show_default="3 x P99 of serving alone", help="Serving's target."
+)
+@click.option(
+    "--tpot-ms", type=float, show_default="3 x P99 of serving alone", help="Serving's target."
+)
 @click.option(
     "--mode",
     type=click.Choice(["idle", "slack"]),
@@ -68,16 +68,7 @@ def _check_positive(**values: float) -> None:
     show_default=True,
     help="slack: rollouts also run between steps, as far as TPOT allows.",
 )
-@click.option("--layers-per-segment", default=0.5, show_default=True, help="Between two gates.")
 @click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
-@click.option("--cores", default=1, show_default=True, help="Cores that are the device (cpu).")
-@click.option(
-    "--processes",
-    type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="2: rollouts, --synthetic ones, have a process of their own.",
-)
 @click.option(
     "--broker", "has_broker", is_flag=True, help="A broker decides how much the device lends."
 )
@@ -91,65 +82,50 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     load: float,
     length_scale: float,
     quick: bool,  # noqa: FBT001 (a flag of the command line)
-    windows: int,
     serving_model: str,
     rollout_model: str,
-    rollouts: int,
-    in_flight: int,
-    lr: float,
-    tools_path: str | None,
     synthetic: bool,  # noqa: FBT001 (a flag of the command line)
-    pool_mib: int,
-    reserve_mib: int,
-    ttft_ms: float,
-    tpot_ms: float,
+    ttft_ms: float | None,
+    tpot_ms: float | None,
     mode: str,
-    layers_per_segment: float,
     device: str,
-    cores: int,
-    processes: int,
     has_broker: bool,  # noqa: FBT001 (a flag of the command line)
     seed: int,
     out_dir: str,
 ) -> int:
-    """Run serving and rollouts on one device, and report what serving noticed."""
-    _check_positive(
-        load=load,
-        length_scale=length_scale,
-        windows=windows,
-        rollouts=rollouts,
-        in_flight=in_flight,
-        lr=lr,
-        pool_mib=pool_mib,
-        reserve_mib=reserve_mib,
-        layers_per_segment=layers_per_segment,
-    )
-    if processes > 1 and not synthetic:
-        raise InvalidArgument("--processes 2 runs rollouts of a fixed length: add --synthetic")
+    """Run serving and rollouts on one device, and report what serving noticed.
+
+    The exit status is 0, 3 when nothing could be judged (the verdict is void), or 130 after an
+    interrupt: what was measured until then is reported.
+    """
+    for name, value in (("--load", load), ("--length-scale", length_scale)):
+        if not value > 0:
+            raise InvalidArgument(f"{name} must be > 0, not {value:g}")
+    # Refuses what is no target at all.
+    SLO(ttft_ms=1.0 if ttft_ms is None else ttft_ms, tpot_ms=1.0 if tpot_ms is None else tpot_ms)
     out = Path(out_dir)
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
-    console = Console()
+    console, clock = Console(), BootClock()
     ordinal = device_ordinal(device)
     if ordinal is not None:
         CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
-    on_cores = choose_cores(cores) if ordinal is None else frozenset()
+    on_cores = choose_cores(1) if ordinal is None else frozenset()
     bench = BenchSettings(
         device=device,
         cores=on_cores,
-        pool_bytes=pool_mib * MIB,
-        reserve_bytes=reserve_mib * MIB,
-        slo=SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
-        policy=Policy(mode=mode),
-        layers_per_segment=layers_per_segment,
-        rollouts=rollouts,
+        pool_bytes=_POOL_MIB * MIB,
+        reserve_bytes=_RESERVE_MIB * MIB,
+        policy=Policy(mode=mode, epsilon=_EPSILON),
+        layers_per_segment=_LAYERS_PER_SEGMENT,
+        rollouts=_ROLLOUTS,
         rollout_prompt_tokens=_ROLLOUT_PROMPT_TOKENS,
         rollout_output_tokens=_ROLLOUT_OUTPUT_TOKENS,
         request_tokens=_PROMPT_TOKENS_MAX,
         log_path=out / "certificates.log",
         seed=seed,
         circle=None,
-        tool_wait_s=tool_wait_s(tools_path, seed=seed),
+        tool_wait_s=tool_wait_s(None, seed=seed),
         has_broker=has_broker,
     )
     trace = load_trace(
@@ -165,60 +141,63 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"
     )
-    policy_model = load_model(rollout_model, seed=seed, device=device)
-    experiment = Experiment(
-        serving_model=load_model(serving_model, seed=seed, device=device),
-        rollout_model=policy_model,
-        trace=trace,
-        load=load,
-        windows=windows,
-        is_quick=quick,
-        bench=bench,
-        settings={
-            "trace": trace.name,
-            "load": load,
-            "length_scale": length_scale,
-            "quick": quick,
-            "windows": windows,
-            "serving_model": serving_model,
-            "rollout_model": rollout_model,
-            "rollouts": rollouts,
-            "in_flight": in_flight,
-            "lr": lr,
-            "synthetic": synthetic,
-            "pool_mib": pool_mib,
-            "reserve_mib": reserve_mib,
-            "mode": mode,
-            "layers_per_segment": layers_per_segment,
-            "device": device,
-            "cores": sorted(bench.cores),
-            "processes": processes,
-            "broker": has_broker,
-        },
-        command=shlex.join(["rose", *sys.argv[1:]]),
-        machine=machine_card(),
-    )
-    if not synthetic and ordinal is None:
-        check_policy(rollout_model, policy_model)
-    with tempfile.TemporaryDirectory(prefix="rose-demo-") as folder:
-        if processes > 1:
-            remote = RemoteSettings(Path(folder) / "device.sock", rollout_model)
-            experiment = replace(experiment, bench=replace(bench, remote=remote))
+    with phases(console, clock) as shown, tempfile.TemporaryDirectory(prefix="rose-demo-") as tmp:
+        shown.begin("loading the models")
+        policy_model = load_model(rollout_model, seed=seed, device=device)
         # On a GPU the borrower alone runs: the other worker has no device there.
-        elif not synthetic and ordinal is None:
+        if not synthetic and ordinal is None:
+            check_policy(rollout_model, policy_model)
             circle = circle_settings(
                 model=rollout_model,
                 seed=seed,
-                folder=Path(folder),
+                folder=Path(tmp),
                 cores=frozenset(os.sched_getaffinity(0)) - on_cores,
-                lr=lr,
-                in_flight=in_flight,
-                seats=rollouts,
+                seats=_ROLLOUTS,
             )
-            experiment = replace(experiment, bench=replace(bench, circle=circle))
+            bench = replace(bench, circle=circle)
+        experiment = Experiment(
+            serving_model=load_model(serving_model, seed=seed, device=device),
+            rollout_model=policy_model,
+            trace=trace,
+            load=load,
+            is_quick=quick,
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            bench=bench,
+            settings={
+                "trace": trace.name,
+                "load": load,
+                "length_scale": length_scale,
+                "quick": quick,
+                "serving_model": serving_model,
+                "rollout_model": rollout_model,
+                "rollouts": _ROLLOUTS,
+                "in_flight": IN_FLIGHT,
+                "lr": LR,
+                "synthetic": synthetic,
+                "pool_mib": _POOL_MIB,
+                "reserve_mib": _RESERVE_MIB,
+                "mode": mode,
+                "epsilon": _EPSILON,
+                "layers_per_segment": _LAYERS_PER_SEGMENT,
+                "device": device,
+                "cores": sorted(bench.cores),
+                "broker": has_broker,
+            },
+            command=shlex.join(["rose", *sys.argv[1:]]),
+            machine=machine_card(),
+        )
+
+        def on_interim(record: RunRecord) -> None:
+            console.print("Interim, after two rounds; nothing is judged yet:")
+            print_arms(summarise(record), console)
+
         with ends_interrupt():
-            record = run_experiment(experiment, BootClock(), console)
+            record = run_experiment(experiment, clock, shown, on_interim)
+    report = summarise(record)
     write_report(record, out)
-    print_table(summarise(record), console)
+    print_table(report, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    return 0 if record.complete else 130
+    if not record.complete:
+        return 130
+    return _VOID_STATUS if report["verdict"]["void"] else 0

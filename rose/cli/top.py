@@ -6,7 +6,7 @@ import os
 import select
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import click
@@ -76,6 +76,8 @@ class Moment:
         strip: one mark for each slab, in order.
         cap_bytes: the most that may be on loan now, 0 when a cap ran out; None without a cap.
         cap_left_ms: for how long that holds, 0 when it ran out; None for ever, or without a cap.
+        refusals: quanta refused so far, by reason.
+        binding: what the newest refused certificate failed on, as a sentence.
     """
 
     pid: int
@@ -87,18 +89,17 @@ class Moment:
     strip: str
     cap_bytes: int | None = None
     cap_left_ms: float | None = None
+    refusals: dict[str, int] = field(default_factory=dict)
+    binding: str | None = None
 
 
-def read_moment(
-    ledger: LedgerView, *, pid: int, clock: Clock, cap: tuple[int, float] | None = None
-) -> Moment:
+def read_moment(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Moment:
     """Read what the ledger shows.
 
     Args:
         ledger: of the device.
-        pid: of serving's process.
+        said: what the ledger has not, as the device just said it.
         clock: of the device.
-        cap: which the ledger has not, as the device just said it; see `Ledger`.
 
     Raises:
         CorruptData: its records contradict each other.
@@ -128,8 +129,9 @@ def read_moment(
         for one in ledger.partitions()
         if one.is_live or one.quarantined
     ]
+    cap = said.cap
     return Moment(
-        pid=pid,
+        pid=said.pid,
         epoch=ledger.epoch(),
         age_ms=(now_ns - ledger.changed_ns()) / NS_PER_MS,
         slab_bytes=ledger.slab_bytes,
@@ -138,6 +140,8 @@ def read_moment(
         strip="".join(_MARKS[record.state][0] for record in records),
         cap_bytes=None if cap is None else cap[0],
         cap_left_ms=None if cap is None or math.isinf(cap[1]) else cap[1],
+        refusals=said.refusals,
+        binding=said.binding,
     )
 
 
@@ -173,7 +177,17 @@ def draw(moment: Moment) -> Group:
             _whole_ms(row.oldest_pin_ms),
         )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    return Group(table, Text(_cap(moment)), _strip(moment.strip), legend)
+    lines = (Text(_cap(moment)), *map(Text, _refusals(moment)))
+    return Group(table, *lines, _strip(moment.strip), legend)
+
+
+def _refusals(moment: Moment) -> list[str]:
+    """Say how often rollouts were refused, and what the newest certificate failed on."""
+    counts = [
+        f"{count} {name.replace('_', ' ')}" for name, count in moment.refusals.items() if count
+    ]
+    lines = [f"refused: {', '.join(counts)}"] if counts else []
+    return lines if moment.binding is None else [*lines, f"last failed: {moment.binding}"]
 
 
 def _cap(moment: Moment) -> str:
@@ -233,7 +247,7 @@ class Device:
 
     def look(self) -> Moment:
         """Read the ledger; the cap is as it was last said, less the time since."""
-        return read_moment(self._ledger, pid=self.pid, clock=self._clock, cap=self._cap())
+        return read_moment(self._ledger, replace(self._said, cap=self._cap()), clock=self._clock)
 
     def _cap(self) -> tuple[int, float] | None:
         if self._said.cap is None:

@@ -336,9 +336,7 @@ class Bench:
             refusals=dict(self._refusals),
             refused_s=dict(self._refused_s),
             granted_s=self._granted_s,
-            binding=None
-            if binding is None
-            else {**asdict(binding), "sentence": binding.sentence},
+            binding=None if binding is None else {**asdict(binding), "sentence": binding.sentence},
         )
 
     def revocations(self) -> tuple[Revocation, ...]:
@@ -377,7 +375,7 @@ class Bench:
 
 
 def _since(now: Mapping[str, T], was: Mapping[str, T]) -> dict[str, T]:
-    return {name: value - was.get(name, 0) for name, value in now.items()}  # type: ignore[operator]
+    return {name: value - was.get(name, 0) for name, value in now.items()}
 
 
 def choose_cores(count: int) -> frozenset[int]:
@@ -420,7 +418,7 @@ def serving_alone(model: Model, settings: BenchSettings, clock: Clock) -> Iterat
 
 
 @contextmanager
-def bench(
+def bench(  # noqa: PLR0917 (parts)
     serving_model: Model,
     rollout_model: Model,
     alone: Alone,

@@ -15,6 +15,9 @@ from rose.rl.supervisor import RestartPolicy
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 from rose.traces import read_agent_trace, tool_waits
 
+IN_FLIGHT: Final = 32
+# In RL of a trained model few weights change in a step; a higher rate would change more.
+LR: Final = 1e-6
 _GROUP_SIZE: Final = 4
 _BATCH: Final = 16
 # What half a core learns from while the workers finish a batch; the rest is passed over.
@@ -37,8 +40,6 @@ def circle_settings(
     seed: int,
     folder: Path,
     cores: frozenset[int],
-    lr: float,
-    in_flight: int,
     seats: int,
 ) -> CircleSettings:
     """Return the circle of the demo.
@@ -48,12 +49,8 @@ def circle_settings(
         seed: of weights, tasks and sampling.
         folder: for the trainer's checkpoint.
         cores: of the trainer and the dedicated worker.
-        lr: of the trainer.
-        in_flight: trajectories under way.
         seats: turns at once on the dedicated worker.
     """
-    if not lr > 0:
-        raise InvalidArgument(f"--lr must be > 0, not {lr:g}")
     return CircleSettings(
         model=model,
         seed=seed,
@@ -61,7 +58,7 @@ def circle_settings(
         cores=cores,
         is_background=True,
         loop=LoopSettings(
-            in_flight=in_flight,
+            in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
             turn_tokens_max=_TURN_TOKENS_MAX,
             context_tokens_max=_CONTEXT_TOKENS_MAX,
@@ -72,7 +69,7 @@ def circle_settings(
         ),
         policy=PlacementPolicy.JOINT,
         pace=TrainerPace(
-            lr=lr,
+            lr=LR,
             batch=_BATCH,
             learned_max=_LEARNED_MAX,
             # After a restart numbers jump by what was reserved, so what is under way looks older.

@@ -1,4 +1,4 @@
-"""The figures of the circle: everything on one time, and how old and how small what came was."""
+"""The figure of the circle: everything on one time."""
 
 import heapq
 import math
@@ -36,42 +36,26 @@ _BARS_MAX: Final = 1500
 _ROWS_MIN: Final = 3
 _ARRIVAL_BINS: Final = 160
 _BINS: Final = 600
-_SMOOTH_BATCHES: Final = 9
 _PUBLISHED_Y: Final = 2.0
 _COMMIT_Y: Final = {"borrowed": 1.0, "dedicated": 0.0}
 
 
 def draw_circle(record: RunRecord, circle: CircleRecord) -> str:
-    """Return an SVG: arrivals, turns by worker, versions and rewards over the same seconds."""
+    """Return an SVG: arrivals, turns by worker and versions over the same seconds."""
     zero_s, end_s = start_s(circle), _end_s(circle)
     with mpl.rc_context({**STYLE, "svg.hashsalt": "circle"}):
-        figure = Figure(figsize=(9.6, 8.6), layout="constrained")
-        axes = figure.subplots(5, 1, sharex=True, height_ratios=(0.75, 1.5, 1.5, 1.1, 1.15))
+        figure = Figure(figsize=(9.6, 7.2), layout="constrained")
+        axes = figure.subplots(4, 1, sharex=True, height_ratios=(0.75, 1.5, 1.5, 1.1))
         _draw_arrivals(axes[0], record, zero_s, end_s)
         for axis, worker in zip(axes[1:3], WORKERS, strict=True):
             spans = circle.spans if worker == "borrowed" else ()
             turns = [turn for turn in circle.turns if turn.worker == worker and _is_drawable(turn)]
             _draw_turns(axis, worker, turns, spans, zero_s)
         _draw_versions(axes[3], circle, zero_s)
-        _draw_rewards(axes[4], circle, zero_s)
         for axis in axes:
             for at_s in finite([at for at, _ in circle.incidents]):
                 axis.axvline(at_s - zero_s, color=WARNING, linewidth=1.0, linestyle="--")
-        axes[4].set(xlabel="time in the circle (s)", xlim=(0, (end_s - zero_s) or 1.0))
-        return as_svg(figure)
-
-
-def draw_freshness(circle: CircleRecord) -> str:
-    """Return an SVG: how many versions old what was learnt from was, and what versions cost."""
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "freshness"}):
-        figure = Figure(figsize=(9.6, 2.9), layout="constrained")
-        staleness, sent = figure.subplots(1, 2)
-        _draw_staleness(staleness, circle)
-        _draw_sent(sent, circle)
-        for axis in (staleness, sent):
-            axis.set_ylim(bottom=0, top=None if axis.has_data() else 1)
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.grid(visible=True, axis="y")
+        axes[3].set(xlabel="time in the circle (s)", xlim=(0, (end_s - zero_s) or 1.0))
         return as_svg(figure)
 
 
@@ -117,29 +101,11 @@ def running_turns(
     return edges, np.diff(np.interp(edges, times, held)) / np.diff(edges)
 
 
-def _draw_staleness(axis: Any, circle: CircleRecord) -> None:
-    counts = sorted(Counter(circle.staleness).items())
-    if counts:
-        axis.bar([by for by, _ in counts], [n for _, n in counts], color=ROLLOUTS, alpha=0.8)
-    axis.set(title="Staleness", xlabel="versions behind", ylabel="trajectories learnt from")
-    axis.yaxis.get_major_locator().set_params(integer=True)
-
-
-def _draw_sent(axis: Any, circle: CircleRecord) -> None:
-    shares = [
-        (v.n, 100 * v.bytes_sent / v.dense_bytes) for v in circle.versions if v.dense_bytes > 0
-    ]
-    if shares:
-        numbers, percentages = zip(*shares, strict=True)
-        axis.plot(numbers, percentages, ".-", color=SERVING, linewidth=1)
-    axis.set(title="What a version cost", xlabel="version", ylabel="bytes sent (% of dense)")
-
-
 def _end_s(circle: CircleRecord) -> float:
     ends = [to_s for _, to_s in circle.spans] + [turn.end_s for turn in circle.turns]
     ends += [version.published_s for version in circle.versions]
     ends += [commit.at_s for version in circle.versions for commit in version.commits]
-    ends += [at_s for at_s, *_ in circle.rewards] + [at_s for at_s, _ in circle.incidents]
+    ends += [at_s for at_s, _ in circle.incidents]
     return max(finite(ends), default=start_s(circle))
 
 
@@ -148,7 +114,7 @@ def _is_drawable(turn: TurnRecord) -> bool:
 
 
 def _draw_arrivals(axis: Any, record: RunRecord, zero_s: float, end_s: float) -> None:
-    arrivals_s = finite([r.arrival_s for window in record.windows for r in window.requests])
+    arrivals_s = finite([r.arrival_s for one in record.slices for r in one.requests])
     inside = [at - zero_s for at in arrivals_s if zero_s <= at <= end_s]
     if inside and end_s > zero_s:
         counts, edges = np.histogram(inside, _ARRIVAL_BINS, range=(0, end_s - zero_s))
@@ -235,28 +201,3 @@ def _draw_versions(axis: Any, circle: CircleRecord, zero_s: float) -> None:
     taken = Line2D([], [], color=NOBODY, marker="o", markersize=4, label="taken, digest equal")
     undone = Line2D([], [], color=WARNING, marker="X", markersize=4, label="digest differs, undone")
     legend(axis, [taken, undone])
-
-
-def _draw_rewards(axis: Any, circle: CircleRecord, zero_s: float) -> None:
-    points = [
-        (at - zero_s, reward)
-        for at, reward, _ in circle.rewards
-        if math.isfinite(at) and math.isfinite(reward)
-    ]
-    if points:
-        at_s, rewards = (np.array(column) for column in zip(*points, strict=True))
-        axis.plot(at_s, rewards, ".", color=SERVING, alpha=0.5, markersize=5)
-        axis.plot(at_s, _smooth(rewards), color=SERVING, linewidth=1.8)
-    axis.set(title="Reward", ylabel="mean of a batch")
-    axis.grid(visible=True)
-    entries = [
-        Line2D([], [], color=SERVING, marker=".", alpha=0.5, linestyle="", label="a batch"),
-        Line2D([], [], color=SERVING, linewidth=1.8, label=f"mean of {_SMOOTH_BATCHES}"),
-    ]
-    legend(axis, entries)
-
-
-def _smooth(values: Any) -> Any:
-    """Return the mean of the batches around each; fewer of them at the ends."""
-    window = np.ones(min(_SMOOTH_BATCHES, values.size))
-    return np.convolve(values, window, "same") / np.convolve(np.ones(values.size), window, "same")

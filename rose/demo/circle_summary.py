@@ -1,7 +1,7 @@
 """The circle of a run, generating, learning and publishing: its numbers and its table."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rose.demo.numbers import NO_NUMBER, fixed, number, percent, percentile, plain, ratio
@@ -12,28 +12,28 @@ CIRCLE_HEADERS: Final = (
     "finished\n/lost",
     "turns borr.\n/dedicated",
     "turns\nresumed",
-    "ver-\nsions",
+    "versions\npubl./borr./ded.",
     "sent ÷\ndense",
     "commit ms\np50/p99",
     "staleness\nmean/max",
-    "mean reward\nfirst/last",
 )
 VERSION_HEADERS: Final = ("version", "published", "changed", "sent", "sent ÷\ndense")
-_REWARD_PARTS: Final = 4
+_VERSIONS: Final = ("published", "committed_borrowed", "committed_dedicated")
 _KIB: Final = 1024
 
 
 def summarise_circle(circle: CircleRecord | None) -> dict[str, Any]:
-    """Return the parts `weights`, `trajectories` and `incidents` of `report.json`.
+    """Return the parts `weights`, `trajectories`, `versions` and `incidents` of `report.json`.
 
-    A number that the record cannot give is None; without a circle, so are the first two parts.
+    A number that the record cannot give is None; without a circle, so are the first three parts.
     """
     if circle is None:
-        return {"weights": None, "trajectories": None, "incidents": []}
+        return {"weights": None, "trajectories": None, "versions": None, "incidents": []}
     zero_s = start_s(circle)
     return {
         "weights": _weights(circle),
         "trajectories": _trajectories(circle),
+        "versions": {name: getattr(circle, name) for name in _VERSIONS},
         "incidents": [
             {"at_s": plain(at_s - zero_s), "what": what} for at_s, what in sorted(circle.incidents)
         ],
@@ -61,11 +61,10 @@ def circle_row(report: Mapping[str, Any]) -> list[str]:
         f"{trajectories['finished']}/{trajectories['lost']}",
         f"{trajectories['turns_borrowed']}/{trajectories['turns_dedicated']}",
         str(trajectories["resumed"]),
-        str(weights["versions"]),
+        "/".join(str(report["versions"][name]) for name in _VERSIONS),
         percent(weights["sent_share"]),
         f"{number(weights['pause_ms_p50'])}/{number(weights['pause_ms_p99'])}",
         f"{fixed(mean)}/{max(staleness) if staleness else NO_NUMBER}",
-        f"{fixed(trajectories['reward_first'])}/{fixed(trajectories['reward_last'])}",
     ]
 
 
@@ -114,9 +113,6 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
 
 def _trajectories(circle: CircleRecord) -> dict[str, Any]:
     counts = circle.trajectories
-    rewards = [reward for _, reward, _ in circle.rewards if plain(reward) is not None]
-    # One batch is noise: the mean over the first, and over the last, quarter of them.
-    part = max(1, len(rewards) // _REWARD_PARTS)
     return {
         "started": counts.started,
         "finished": counts.finished,
@@ -129,8 +125,6 @@ def _trajectories(circle: CircleRecord) -> dict[str, Any]:
         "turns_borrowed": counts.turns_borrowed,
         "turns_dedicated": counts.turns_dedicated,
         "per_s": ratio(counts.finished, circle.measured_s),
-        "reward_first": _mean(rewards[:part]),
-        "reward_last": _mean(rewards[-part:]),
         "staleness": {str(by): n for by, n in sorted(Counter(circle.staleness).items())},
     }
 
@@ -139,7 +133,6 @@ def _times(circle: CircleRecord) -> Iterator[float]:
     yield from (from_s for from_s, _ in circle.spans)
     yield from (turn.start_s for turn in circle.turns)
     yield from (version.published_s for version in circle.versions)
-    yield from (at_s for at_s, _, _ in circle.rewards)
     yield from (at_s for at_s, _ in circle.incidents)
 
 
@@ -153,7 +146,3 @@ def _commit_words(version: VersionRecord, commit: CommitRecord) -> str:
     after_s = plain(commit.at_s - version.published_s)
     mark = "✓" if commit.is_match else "✗ undone"
     return f"+{fixed(after_s)} s, {number(plain(commit.pause_ms))} ms {mark}"
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return ratio(sum(values), len(values))

@@ -1,53 +1,39 @@
-"""The experiment behind `rose demo`: which arm replays which piece of the trace."""
+"""The experiment behind `rose demo`: targets of the machine, then arms in short slices."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from rose.clock import Clock
-from rose.config import read_environment
-from rose.demo.bench import Bench, BenchSettings, Felt, bench
-from rose.demo.record import ARMS, CircleRecord, RunRecord, WindowRecord
+from rose.demo.bench import Alone, Bench, BenchSettings, bench, on_device_cores, serving_alone
+from rose.demo.foreign import children, read_core_use, why_foreign
+from rose.demo.progress import Phases
+from rose.demo.record import ARMS, CircleRecord, RunRecord, Slice, SliceCounts, Solo
+from rose.demo.slices import Slices, WhyVoid, in_turn
+from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
 from rose.errors import InvalidArgument
+from rose.slo import SLO
 from rose.slo.verify import verify_log
 from rose.traces import Trace
 
-# Enough requests for a P99 with three beyond it, with some to spare.
-_REQUESTS_PER_ARM: Final = 330
-# The whole run takes this at most, whatever the rate turns out to be.
-_MEASURED_S_MAX: Final = 290.0
-_ALONE_S: Final = 1.5
+# Pausing and resuming the borrowed worker hands its turns back: much shorter slices measure that.
+_SLICE_S: Final = 6.0
+_SOLO_S: Final = (("share_all", 1.5), ("rose", 3.0))
 _WARM_UP_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How long what runs.
-
-    Args:
-        windows: rounds; each replays one piece of the trace under every arm.
-        window_s: length of the piece.
-    """
-
-    windows: int
-    window_s: float
-
-    @classmethod
-    def make(cls, *, rate_rps: float, windows: int, is_quick: bool) -> "Plan":
-        """Choose a window length that gives enough requests within the time there is."""
-        if is_quick:
-            return cls(windows=min(windows, 3), window_s=2.5)
-        wanted_s = _REQUESTS_PER_ARM / rate_rps / windows
-        allowed_s = _MEASURED_S_MAX / windows / len(ARMS)
-        return cls(windows=windows, window_s=min(max(wanted_s, 6.0), allowed_s))
+_CALIBRATION_S: Final = 8.0
+# Twelve rounds take five and a half minutes; setting up and repeating fit into the other three.
+_ROUNDS: Final = 12
+_ROUNDS_QUICK: Final = 2
+_SPARE_SHARE: Final = 0.25
+_INTERIM_ROUNDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +45,9 @@ class Experiment:
         rollout_model: generates in the slack.
         trace: of lengths that serving accepts; its rate does not matter.
         load: share of the device's measured capacity.
-        windows: rounds of all arms.
         is_quick: a look, not a measurement.
+        ttft_ms: serving's target; None for a multiple of what serving alone takes.
+        tpot_ms: likewise.
         bench: how the engines are built.
         settings: what the user asked for, for the report.
         command: the command line that repeats it.
@@ -71,8 +58,9 @@ class Experiment:
     rollout_model: Model
     trace: Trace
     load: float
-    windows: int
     is_quick: bool
+    ttft_ms: float | None
+    tpot_ms: float | None
     bench: BenchSettings
     settings: dict[str, object]
     command: str
@@ -83,75 +71,157 @@ class Experiment:
 class _Measured:
     """What a run has collected so far; an interrupt keeps it."""
 
-    windows: list[WindowRecord] = field(default_factory=list)
-    rollouts_alone: list[float] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    solo: list[Solo] = field(default_factory=list)
+    counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
+    setup_s: float = 0.0
 
 
-def pieces_of(trace: Trace, plan: Plan, *, seed: int) -> list[Trace]:
-    """Cut consecutive windows out of the trace, from a seeded start that leaves room for all."""
-    room_s = trace.duration_s - plan.windows * plan.window_s
+def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Trace]:
+    """Cut consecutive pieces out of the trace, from a seeded start that leaves room for all."""
+    room_s = trace.duration_s - count * seconds
     if room_s < 0:
         raise InvalidArgument(
             f"trace {trace.name} covers {trace.duration_s:.0f} s at this load, less than "
-            f"{plan.windows} windows of {plan.window_s:.1f} s: lower --windows or --load"
+            f"{count} pieces of {seconds:.1f} s: give a longer one, or lower the load"
         )
     start_s = float(np.random.default_rng(seed).uniform(0.0, room_s))
-    return [
-        trace.window(start_s + number * plan.window_s, plan.window_s)
-        for number in range(plan.windows)
-    ]
+    return [trace.window(start_s + number * seconds, seconds) for number in range(count)]
 
 
-@contextmanager
-def _progress(console: Console, *, total: int) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} windows"),
-        TimeElapsedColumn(),
-    )
-    is_quiet = read_environment().is_ci or not console.is_terminal
-    with Progress(*columns, console=console, disable=is_quiet, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield progress, task
-
-
-def _measure(
-    built: Bench, pieces: list[Trace], plan: Plan, measured: _Measured, console: Console
-) -> None:
-    """Run every arm of every window, in an order that changes from round to round."""
-    for arm in ARMS:
-        built.run(pieces[0].window(0.0, min(_WARM_UP_S, plan.window_s)), arm=arm, window=-1)
-    with _progress(console, total=len(pieces) * len(ARMS)) as (progress, task):
-        for number, piece in enumerate(pieces):
-            measured.rollouts_alone.append(built.rollouts_alone(_ALONE_S))
-            turn = number % len(ARMS)
-            for arm in ARMS[turn:] + ARMS[:turn]:
-                progress.update(task, description=f"window {number + 1}: {arm.replace('_', ' ')}")
-                measured.windows.append(built.run(piece, arm=arm, window=number))
-                progress.advance(task)
-
-
-def run_experiment(experiment: Experiment, clock: Clock, console: Console) -> RunRecord:
+def run_experiment(
+    experiment: Experiment, clock: Clock, phases: Phases, on_interim: Callable[[RunRecord], None]
+) -> RunRecord:
     """Run all arms and say what came out; an interrupt ends it early and is not an error.
+
+    Args:
+        experiment: what is run.
+        clock: where time comes from.
+        phases: shows what is done.
+        on_interim: gets what there is after two rounds.
 
     Raises:
         InvalidArgument: a setting that does not fit another; nothing is left behind.
         Unavailable: an engine died.
     """
-    measured, is_complete = _Measured(), False
+    settings = experiment.bench
     with (
-        _folder_of(experiment.bench.log_path),
-        bench(experiment.serving_model, experiment.rollout_model, experiment.bench, clock) as built,
+        _folder_of(settings.log_path),
+        on_device_cores(settings),
+        serving_alone(experiment.serving_model, settings, clock) as alone,
     ):
-        try:
-            _run_arms(built, experiment, measured, console)
-            is_complete = True
-        except KeyboardInterrupt:
-            console.print("interrupted: reporting what there is")
-        felt, broker, circle = built.felt(), built.broker(), built.circle()
-    record = _record(experiment, measured, felt, circle, is_complete=is_complete)
-    return replace(record, broker=broker)
+        trace, found, slo = _calibrated(experiment, alone, phases)
+        measured, is_complete, circle = _Measured(), False, None
+        with bench(
+            experiment.serving_model, experiment.rollout_model, alone, slo, settings, clock
+        ) as built:
+
+            def record(circle: CircleRecord | None) -> RunRecord:
+                return _record(experiment, built, measured, found, slo, circle)
+
+            try:
+                _run_arms(
+                    built,
+                    experiment,
+                    trace,
+                    measured,
+                    clock,
+                    phases,
+                    lambda: on_interim(record(None)),
+                )
+                is_complete = True
+            except KeyboardInterrupt:
+                phases.begin("interrupted: reporting what there is")
+            phases.begin("stopping the programs")
+            circle = built.circle()
+            ended = record(circle)
+    return _verified(replace(ended, complete=is_complete), settings.log_path)
+
+
+def _calibrated(
+    experiment: Experiment, alone: Alone, phases: Phases
+) -> tuple[Trace, Calibration, SLO]:
+    """Measure serving alone, and choose its targets."""
+    settings = experiment.bench
+    phases.begin("measuring the capacity of serving alone")
+    capacity_rps = alone.capacity_rps(experiment.trace)
+    rate_rps = experiment.load * capacity_rps
+    trace = experiment.trace.rescaled(rate_rps=rate_rps)
+    phases.begin(
+        f"capacity {capacity_rps:.1f} requests/s; timing serving's steps at {rate_rps:.1f}"
+    )
+    (piece,) = pieces_of(trace, count=1, seconds=_CALIBRATION_S, seed=settings.seed + 1)
+    found = alone.calibrate(piece)
+    slo = choose_targets(found, ttft_ms=experiment.ttft_ms, tpot_ms=experiment.tpot_ms)
+    outlook = feasibility(
+        found.steps,
+        slo,
+        settings.policy,
+        segment_ms=settings.policy.segment_prior_ms,
+        rank=100 * (1 - settings.policy.epsilon),
+    )
+    phases.begin(f"targets: TTFT {slo.ttft_ms:g} ms, TPOT {slo.tpot_ms:g} ms")
+    if outlook.why is not None:
+        phases.begin(f"hardly a quantum can be certified: {outlook.why}")
+    return trace, found, slo
+
+
+def _run_arms(  # noqa: PLR0917 (what an experiment has)
+    built: Bench,
+    experiment: Experiment,
+    trace: Trace,
+    measured: _Measured,
+    clock: Clock,
+    phases: Phases,
+    on_interim: Callable[[], None],
+) -> None:
+    """Run every arm in every round, in an order that changes from round to round."""
+    rounds = _ROUNDS_QUICK if experiment.is_quick else _ROUNDS
+    pieces = pieces_of(trace, count=rounds, seconds=_SLICE_S, seed=experiment.bench.seed)
+    phases.begin("gathering evidence for certificates")
+    built.warm_up(
+        lambda done, wanted: phases.advance("gathering evidence", done=done, wanted=wanted)
+    )
+    phases.begin("starting trainer, relay and dedicated worker")
+    built.start()
+    for arm in ARMS:
+        phases.begin(f"warming up: {arm.replace('_', ' ')}")
+        built.run(pieces[0].window(0.0, _WARM_UP_S), arm=arm, number=-1)
+    measured.setup_s = phases.seconds
+    slice_s = _SLICE_S * len(ARMS) + sum(seconds for _, seconds in _SOLO_S)
+    watch = _watch(experiment.bench.cores)
+    slices = Slices[Slice](watch, clock, spare_s=_SPARE_SHARE * rounds * slice_s)
+    solos = Slices[Solo](watch, clock, spare_s=0.0)
+    measured.counts = slices.counts
+    for number, piece in enumerate(pieces):
+        phases.begin(f"round {number + 1} of {rounds}", done=number, wanted=rounds)
+        for arm, seconds in _SOLO_S:
+            solo, is_void = solos.take(partial(built.solo, arm, seconds))
+            if not is_void:
+                measured.solo.append(solo)
+        for arm in in_turn(ARMS, number):
+            phases.advance(
+                f"round {number + 1} of {rounds}: {arm.replace('_', ' ')}",
+                done=number,
+                wanted=rounds,
+            )
+            taken, is_void = slices.take(partial(built.run, piece, arm=arm, number=number))
+            measured.slices.append(replace(taken, is_void=is_void))
+        if number + 1 == _INTERIM_ROUNDS < rounds:
+            on_interim()
+
+
+def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
+    """Return what begins to watch the cores of a CPU device; a GPU has none to watch."""
+    if not cores:
+        return lambda: lambda: None
+    processes = children(os.getpid())
+
+    def begin() -> WhyVoid:
+        before = read_core_use(cores, processes)
+        return lambda: why_foreign(before, read_core_use(cores, processes))
+
+    return begin
 
 
 @contextmanager
@@ -171,45 +241,48 @@ def _folder_of(log_path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _run_arms(built: Bench, experiment: Experiment, measured: _Measured, console: Console) -> None:
-    capacity_rps = built.capacity_rps(experiment.trace)
-    rate_rps = experiment.load * capacity_rps
-    plan = Plan.make(rate_rps=rate_rps, windows=experiment.windows, is_quick=experiment.is_quick)
-    console.print(
-        f"capacity {capacity_rps:.1f} requests/s; load {experiment.load:g} is {rate_rps:.1f}; "
-        f"{plan.windows} windows of {plan.window_s:.1f} s, {len(ARMS)} arms"
-    )
-    trace = experiment.trace.rescaled(rate_rps=rate_rps)
-    _measure(built, pieces_of(trace, plan, seed=experiment.bench.seed), plan, measured, console)
-
-
-def _record(
+def _record(  # noqa: PLR0917 (what an experiment has)
     experiment: Experiment,
+    built: Bench,
     measured: _Measured,
-    felt: Felt,
+    found: Calibration,
+    slo: SLO,
     circle: CircleRecord | None,
-    *,
-    is_complete: bool,
 ) -> RunRecord:
     settings = experiment.bench
-    verification = verify_log(settings.log_path)
+    is_chosen = experiment.ttft_ms is None or experiment.tpot_ms is None
     return RunRecord(
-        windows=tuple(measured.windows),
-        rollout_alone_tokens_per_s=float(np.median(measured.rollouts_alone or [0.0])),
-        slo_ttft_ms=settings.slo.ttft_ms,
-        slo_tpot_ms=settings.slo.tpot_ms,
-        blocked_by_rollout_ms=felt.blocked_ms,
-        segment_ms=felt.segment_ms,
-        certificates_granted=verification.granted,
-        certificates_verified=verification.verified,
-        certificate_violations=len(verification.violations),
-        revocations=felt.revocations,
-        pauses=felt.pauses,
-        timeline=read_timeline(settings.log_path, measured.windows),
+        slices=tuple(measured.slices),
+        solo=tuple(measured.solo),
+        calibration=found.steps,
+        slo=slo,
+        slo_from="calibration" if is_chosen else "flags",
+        signal_ms=settings.policy.signal_ms,
+        lending=built.lending(),
+        slice_counts=measured.counts(),
+        certificates_granted=0,
+        certificates_verified=0,
+        certificate_violations=0,
+        revocations=built.revocations(),
+        timeline=read_timeline(settings.log_path, ()),
+        setup_s=measured.setup_s,
         machine=experiment.machine,
         settings=experiment.settings,
         seed=settings.seed,
         command=experiment.command,
-        complete=is_complete,
+        complete=False,
         circle=circle,
+        broker=built.broker(),
+    )
+
+
+def _verified(record: RunRecord, log_path: Path) -> RunRecord:
+    """Add what the log says, which is whole once the device is closed."""
+    verification = verify_log(log_path)
+    return replace(
+        record,
+        certificates_granted=verification.granted,
+        certificates_verified=verification.verified,
+        certificate_violations=len(verification.violations),
+        timeline=read_timeline(log_path, record.slices),
     )

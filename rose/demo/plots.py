@@ -27,8 +27,8 @@ def draw_latencies(record: RunRecord) -> str:
         figure = Figure(figsize=(9.6, 3.7), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         columns = (
-            ("Time to first token", "TTFT", record.slo_ttft_ms),
-            ("Time per output token", "TPOT", record.slo_tpot_ms),
+            ("Time to first token", "TTFT", record.slo.ttft_ms),
+            ("Time per output token", "TPOT", record.slo.tpot_ms),
         )
         for axis, (title, name, slo_ms) in zip(axes, columns, strict=True):
             for arm in ARMS:
@@ -58,7 +58,7 @@ def draw_timeline(timeline: Timeline) -> str:
         gate, slabs = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.2))
         _draw_gate(gate, timeline, zero_s)
         _draw_slabs(slabs, timeline, zero_s, end_s)
-        slabs.set(xlabel="time in the window (s)", xlim=(0, end_s or 1.0))
+        slabs.set(xlabel="time in the slice (s)", xlim=(0, end_s or 1.0))
         return as_svg(figure)
 
 
@@ -116,5 +116,5 @@ def _draw_slabs(axis: Any, timeline: Timeline, zero_s: float, end_s: float) -> N
 
 
 def _column(record: RunRecord, arm: str, name: str) -> list[float | None]:
-    requests = [r for window in record.windows if window.arm == arm for r in window.requests]
+    requests = [r for one in record.slices if one.arm == arm for r in one.requests]
     return [r.ttft_ms if name == "TTFT" else r.tpot_ms for r in requests]

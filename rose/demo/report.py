@@ -19,7 +19,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB
 from rose.whole_file import write_whole
 
-__all__ = ["print_table", "summarise", "write_report"]
+__all__ = ["print_arms", "print_table", "summarise", "write_report"]
 
 ARM_NAMES: Final = {
     "alone": "alone",
@@ -29,30 +29,64 @@ ARM_NAMES: Final = {
 }
 _HEADERS: Final = (
     "req.",
-    "TTFT ms\np50/p90/p99",
-    "TPOT ms\np50/p90/p99",
-    "x alone\nTTFT/TPOT",
+    "TTFT ms\np50/p99",
+    "TPOT ms\np50/p99",
+    "x alone p50\nTTFT/TPOT",
+    "x alone p99\nTTFT/TPOT",
     "SLO\nmet",
     "busy",
     "rollout\ntokens/s",
-    "harvest",
+    "of their\nrate alone",
 )
+_SAID_BELOW: Final = 0.5
+"""The binding term is printed when rose lent less than this share of what was certifiable."""
 _VERSIONS_OPEN: Final = 8
 """A table of more versions than this starts folded."""
 
 
-def print_table(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms as rows, the circle if there is one, then the verdict: 100 columns at most."""
+def print_arms(report: Mapping[str, Any], console: Console) -> None:
+    """Print the arms as rows."""
     _print(console, ("arm", *_HEADERS), arm_rows(report))
+
+
+def print_table(report: Mapping[str, Any], console: Console) -> None:
+    """Print the arms as rows, the circle if there is one, lending, then the verdict."""
+    print_arms(report, console)
     if report["weights"] is not None:
         _print(console, CIRCLE_HEADERS, [circle_row(report)])
     if report["broker"] is not None:
         _print(console, BROKER_HEADERS, [broker_row(report["broker"])])
         console.print(Text(last_word(report["broker"])))
+    for sentence in lending_sentences(report):
+        console.print(Text(sentence))
     verdict = report["verdict"]
     missed = any(check["ok"] is False for check in verdict["checks"])
     style = "bold red" if verdict["void"] else "bold yellow" if missed else "bold"
     console.print(Text(verdict["sentence"], style=style))
+
+
+def lending_sentences(report: Mapping[str, Any]) -> list[str]:
+    """Say what could be harvested and what was, and why it was little if it was."""
+    slo, slices, rose = report["slo"], report["slices"], report["arms"]["rose"]
+    said = [
+        (
+            f"Targets from {slo['from']}: TTFT {number(slo['ttft_ms'])} ms, TPOT "
+            f"{number(slo['tpot_ms'])} ms. Set up in {number(report['setup_s'])} s; "
+            f"{slices['judged']} slices judged, {slices['void']} void, {slices['repeated']} repeated."
+        ),
+        (
+            f"Certifiable idle time: {percent(report['certifiable_idle_share'])} of all. Of that rose "
+            f"harvested {percent(report['harvest_over_certifiable'])} by tokens, "
+            f"{percent(report['harvested_time_over_certifiable'])} by time."
+        ),
+    ]
+    harvest = report["harvest_over_certifiable"]
+    if rose["requests"] and (harvest is None or harvest < _SAID_BELOW):
+        reasons = [f"{name} {count}" for name, count in report["refusals"].items() if count]
+        said.append(f"Quanta refused: {', '.join(reasons) or 'none'}.")
+        if report["binding"] is not None:
+            said.append(f"The last refusal: {report['binding']['sentence']}.")
+    return said
 
 
 def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -97,7 +131,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
         from markupsafe import Markup  # noqa: PLC0415
 
-        from rose.demo.circle_plots import draw_circle, draw_freshness  # noqa: PLC0415
+        from rose.demo.circle_plots import draw_circle  # noqa: PLC0415
         from rose.demo.plots import draw_latencies, draw_timeline  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
@@ -122,7 +156,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         circle_headers=CIRCLE_HEADERS,
         circle_row=[] if circle is None else circle_row(report),
         circle=Markup("" if circle is None else draw_circle(record, circle)),
-        freshness=Markup("" if circle is None else draw_freshness(circle)),
+        lending=lending_sentences(report),
         version_headers=[*VERSION_HEADERS, *WORKERS],
         versions=[] if circle is None else version_rows(circle),
         versions_open=_VERSIONS_OPEN,
@@ -145,13 +179,20 @@ def arm_rows(report: Mapping[str, Any]) -> list[list[str]]:
             [
                 name,
                 str(numbers["requests"]),
-                "/".join(number(numbers[f"ttft_ms_p{p}"]) for p in (50, 90, 99)),
-                "/".join(number(numbers[f"tpot_ms_p{p}"]) for p in (50, 90, 99)),
-                "" if ratio is None else f"{fixed(ratio['ttft_p50'])}/{fixed(ratio['tpot_p50'])}",
+                *(
+                    "/".join(number(numbers[f"{metric}_ms_p{p}"]) for p in (50, 99))
+                    for metric in ("ttft", "tpot")
+                ),
+                *(
+                    ""
+                    if ratio is None
+                    else f"{fixed(ratio[f'ttft_p{p}'])}/{fixed(ratio[f'tpot_p{p}'])}"
+                    for p in (50, 99)
+                ),
                 percent(numbers["slo_attainment"]),
                 percent(numbers["busy_share"]),
                 number(numbers["rollout_tokens_per_s"]),
-                percent(numbers["harvested_share"]),
+                percent(numbers["harvested_tokens_share"]),
             ]
         )
     return rows

@@ -7,25 +7,53 @@ from typing import Any, Final
 from rose.demo.broker_summary import summarise_broker
 from rose.demo.circle_summary import summarise_circle
 from rose.demo.numbers import percentile, plain, ratio
-from rose.demo.record import ARMS, RequestTiming, RunRecord, WindowRecord
-from rose.demo.verdict import judge
+from rose.demo.record import ARMS, Answered, RunRecord, Slice, StepTimes
+from rose.demo.targets import HINDSIGHT_RANK, Feasibility, feasibility
+from rose.demo.verdict import REQUESTS_MIN, judge
+from rose.slo import Policy
+from rose.units import MS_PER_S
 
 _PERCENTILES: Final = (50, 90, 99)
 _RATIO_ARMS: Final = {"aa": "alone_again", "share_all": "share_all", "rose": "rose"}
+_BINDING: Final = ("shape", "predicted_ms", "bound_ms", "target_ms", "sentence")
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
     """Return what `report.json` holds; a number that the record cannot give is None.
 
-    Percentiles are over all requests of an arm. Ratios are paired: a window's percentile over that
-    of `alone` in the same window, then the median over windows, so that drift of the machine
-    cancels.
+    Void slices count in nothing. Percentiles are over all requests of an arm. Ratios are paired: a
+    slice's percentile over that of `alone` in the same round, then the median over rounds, so that
+    drift of the machine cancels. P99 is compared over whole arms, and only of enough requests.
     """
+    slices = [one for one in record.slices if not one.is_void]
+    blocked_ms = [wait for one in slices for wait in one.blocked_ms]
+    segment_ms = [took for one in slices for took in one.segment_ms or ()]
+    arms = {arm: _arm(record, slices, arm) for arm in ARMS}
+    busy_share = arms["alone"]["busy_share"]
+    outlook = _hindsight(record, slices, segment_ms)
+    certifiable = None
+    if busy_share is not None and outlook is not None:
+        certifiable = 0.0 if outlook.why else 1.0 - busy_share
     report: dict[str, Any] = {
-        "arms": {arm: _arm(record, arm) for arm in ARMS},
-        "ratios": {name: _ratios(record, arm) for name, arm in _RATIO_ARMS.items()},
-        "blocked_by_rollout_ms_p99": percentile(record.blocked_by_rollout_ms, 99),
-        "segment_ms_p99": percentile(record.segment_ms, 99),
+        "arms": arms,
+        "ratios": {name: _ratios(slices, arms, arm) for name, arm in _RATIO_ARMS.items()},
+        "certifiable_idle_share": certifiable,
+        "harvest_over_certifiable": ratio(arms["rose"]["harvested_tokens_share"], certifiable),
+        "harvested_time_over_certifiable": ratio(arms["rose"]["harvested_share"], certifiable),
+        "refusals": dict(record.lending.refusals),
+        "refused_s": plain(record.lending.refused_s),
+        "granted_s": plain(record.lending.granted_s),
+        "binding": None
+        if record.lending.binding is None
+        else {name: plain(record.lending.binding[name]) for name in _BINDING},
+        "slices": {
+            "judged": record.slice_counts.judged,
+            "void": record.slice_counts.void,
+            "repeated": record.slice_counts.repeated,
+        },
+        "setup_s": plain(record.setup_s),
+        "blocked_by_rollout_ms_p99": percentile(blocked_ms, 99),
+        "segment_ms_p99": percentile(segment_ms, 99),
         "certificates": {
             "granted": record.certificates_granted,
             "verified": record.certificates_verified,
@@ -37,86 +65,121 @@ def summarise(record: RunRecord) -> dict[str, Any]:
             "latency_ms_p99": percentile([r.latency_ms for r in record.revocations], 99),
             "aborted_steps": sum(r.aborted_steps for r in record.revocations),
         },
-        "pauses": record.pauses,
+        "pauses": sum(one.pauses for one in slices),
         "machine": plain(record.machine),
         "settings": plain(record.settings),
-        "slo": {"ttft_ms": plain(record.slo_ttft_ms), "tpot_ms": plain(record.slo_tpot_ms)},
-        "rollout_alone_tokens_per_s": plain(record.rollout_alone_tokens_per_s),
+        "slo": {
+            "ttft_ms": plain(record.slo.ttft_ms),
+            "tpot_ms": plain(record.slo.tpot_ms),
+            "from": record.slo_from,
+        },
+        "rollout_alone_tokens_per_s": _alone_rate(record, "share_all"),
         "seed": record.seed,
         "command": record.command,
         "complete": record.complete,
     }
     report["broker"] = summarise_broker(record.broker)
     report |= summarise_circle(record.circle)
-    report["verdict"] = judge(report)
+    report["verdict"] = judge(report, outlook)
     return report
 
 
-def _arm(record: RunRecord, arm: str) -> dict[str, Any]:
-    windows = [w for w in record.windows if w.arm == arm]
-    requests = [r for w in windows for r in w.requests]
-    seconds = sum(w.end_s - w.start_s for w in windows)
-    tokens_per_s = ratio(sum(w.rollout_tokens for w in windows), seconds)
+def _hindsight(
+    record: RunRecord, slices: list[Slice], segment_ms: list[float]
+) -> Feasibility | None:
+    """Say whether quanta could be certified by what serving alone took; None without its slices."""
+    alone = [one for one in slices if one.arm == "alone"]
+    if not alone:
+        return None
+    steps = StepTimes(
+        record.calibration.chunk_ms + tuple(ms for one in alone for ms in one.chunk_ms),
+        record.calibration.decode_ms + tuple(ms for one in alone for ms in one.decode_ms),
+    )
+    policy = Policy(signal_ms=record.signal_ms)
+    # Where nothing was lent no segment was measured either: then what certificates begin with.
+    upper_ms = percentile(segment_ms, 99)
+    return feasibility(
+        steps,
+        record.slo,
+        policy,
+        segment_ms=policy.segment_prior_ms if upper_ms is None else upper_ms,
+        rank=HINDSIGHT_RANK,
+    )
+
+
+def _arm(record: RunRecord, slices: list[Slice], arm: str) -> dict[str, Any]:
+    mine = [one for one in slices if one.arm == arm]
+    requests = [request for one in mine for request in one.requests]
+    seconds = sum(one.seconds for one in mine)
+    tokens_per_s = ratio(sum(one.rollout_tokens for one in mine), seconds)
+    segments_s = [sum(one.segment_ms) / MS_PER_S for one in mine if one.segment_ms is not None]
+    by_tokens = ratio(tokens_per_s, _alone_rate(record, "rose" if arm == "rose" else "share_all"))
     numbers: dict[str, Any] = {}
     for name, values in (("ttft", _ttft_ms(requests)), ("tpot", _tpot_ms(requests))):
         for percent in _PERCENTILES:
             numbers[f"{name}_ms_p{percent}"] = percentile(values, percent)
     numbers["slo_attainment"] = ratio(sum(_is_met(record, r) for r in requests), len(requests))
-    numbers["busy_share"] = ratio(sum(w.serving_busy_s for w in windows), seconds)
+    numbers["busy_share"] = ratio(sum(one.serving_busy_s for one in mine), seconds)
     numbers["rollout_tokens_per_s"] = tokens_per_s
-    numbers["harvested_share"] = _harvested(record, windows, tokens_per_s, seconds)
+    numbers["harvested_tokens_share"] = by_tokens
+    # The time in which a segment ran, where there are segments.
+    numbers["harvested_share"] = ratio(sum(segments_s), seconds) if segments_s else by_tokens
     numbers["requests"] = len(requests)
     return numbers
 
 
-def _harvested(
-    record: RunRecord, windows: list[WindowRecord], tokens_per_s: float | None, seconds: float
-) -> float | None:
-    """Return the share of the device that rollouts got.
+def _alone_rate(record: RunRecord, arm: str) -> float | None:
+    """Return tokens/s of an arm's rollouts with the device to themselves.
 
-    By tokens against rollouts alone, where both generate the same; the turns of a circle have
-    prompts of every length, so what counts there is the time in which a segment ran.
+    The turns of a circle wait for tools and for the scheduler, so their rate is that of the time in
+    which their segments ran.
     """
-    busy_s = [w.rollout_busy_s for w in windows if w.rollout_busy_s is not None]
-    if record.circle is not None and busy_s:
-        return ratio(sum(busy_s), seconds)
-    return ratio(tokens_per_s, record.rollout_alone_tokens_per_s)
+    solo = [one for one in record.solo if one.arm == arm]
+    return ratio(
+        sum(one.tokens for one in solo),
+        sum(one.seconds if one.segments_s is None else one.segments_s for one in solo),
+    )
 
 
-def _ratios(record: RunRecord, arm: str) -> dict[str, float | None]:
-    """Compare with `alone`, window by window."""
-    subject, peer = _by_window(record.windows, arm), _by_window(record.windows, "alone")
+def _ratios(
+    slices: list[Slice], arms: dict[str, dict[str, Any]], arm: str
+) -> dict[str, float | None]:
+    """Compare with `alone`, round by round; P99 over all rounds."""
+    subject, peer = _by_round(slices, arm), _by_round(slices, "alone")
+    has_p99 = min(arms[arm]["requests"], arms["alone"]["requests"]) >= REQUESTS_MIN
     ratios: dict[str, float | None] = {}
-    for percent in (50, 90):
-        for name, column in (("ttft", _ttft_ms), ("tpot", _tpot_ms)):
+    for name, column in (("ttft", _ttft_ms), ("tpot", _tpot_ms)):
+        for percent in (50, 90):
             each = [
                 ratio(
-                    percentile(column(subject[window]), percent),
-                    percentile(column(peer[window]), percent),
+                    percentile(column(subject[number]), percent),
+                    percentile(column(peer[number]), percent),
                 )
-                for window in subject.keys() & peer.keys()
+                for number in subject.keys() & peer.keys()
             ]
             known = [one for one in each if one is not None]
             ratios[f"{name}_p{percent}"] = median(known) if known else None
+        key = f"{name}_ms_p99"
+        ratios[f"{name}_p99"] = ratio(arms[arm][key], arms["alone"][key]) if has_p99 else None
     return ratios
 
 
-def _by_window(windows: Iterable[WindowRecord], arm: str) -> dict[int, list[RequestTiming]]:
-    requests: dict[int, list[RequestTiming]] = {}
-    for window in windows:
-        if window.arm == arm:
-            requests.setdefault(window.window, []).extend(window.requests)
+def _by_round(slices: Iterable[Slice], arm: str) -> dict[int, list[Answered]]:
+    requests: dict[int, list[Answered]] = {}
+    for one in slices:
+        if one.arm == arm:
+            requests.setdefault(one.round, []).extend(one.requests)
     return requests
 
 
-def _ttft_ms(requests: Iterable[RequestTiming]) -> list[float]:
+def _ttft_ms(requests: Iterable[Answered]) -> list[float]:
     return [r.ttft_ms for r in requests]
 
 
-def _tpot_ms(requests: Iterable[RequestTiming]) -> list[float]:
+def _tpot_ms(requests: Iterable[Answered]) -> list[float]:
     return [r.tpot_ms for r in requests if r.tpot_ms is not None]
 
 
-def _is_met(record: RunRecord, request: RequestTiming) -> bool:
-    has_tpot = request.tpot_ms is None or request.tpot_ms <= record.slo_tpot_ms
-    return request.ttft_ms <= record.slo_ttft_ms and has_tpot
+def _is_met(record: RunRecord, request: Answered) -> bool:
+    has_tpot = request.tpot_ms is None or request.tpot_ms <= record.slo.tpot_ms
+    return request.ttft_ms <= record.slo.ttft_ms and has_tpot

@@ -1,11 +1,11 @@
-"""The timeline of one window, read from the certificate log: nothing is sampled while it runs."""
+"""The timeline of one slice, read from the certificate log: nothing is sampled while it runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rose.demo.record import Timeline, WindowRecord
+from rose.demo.record import Slice, Timeline
 from rose.slo.log_file import LogRecord, read_log
 from rose.units import NS_PER_S
 
@@ -16,14 +16,14 @@ _SLACK: Final = 1
 _EMPTY: Final = Timeline(gate_open=(), arrivals_s=(), slabs=())
 
 
-def read_timeline(log_path: Path, windows: Sequence[WindowRecord]) -> Timeline:
-    """Return what happened in the last recorded window of the arm `rose`.
+def read_timeline(log_path: Path, slices: Sequence[Slice]) -> Timeline:
+    """Return what happened in the last recorded slice of the arm `rose`.
 
     Args:
         log_path: the certificates of the run.
-        windows: of all arms; without one of `rose` the timeline is empty.
+        slices: of all arms; without one of `rose` the timeline is empty.
     """
-    ours = [window for window in windows if window.arm == "rose"]
+    ours = [one for one in slices if one.arm == "rose"]
     if not ours:
         return _EMPTY
     header, records = read_log(log_path)

@@ -4,17 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from rose.demo.targets import Feasibility
+
 AA_MIN: Final = 0.9
 AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
-SLO_MET_OF_ALONE_MIN: Final = 0.99
+SLO_BELOW_ALONE_MAX: Final = 0.02
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
-HARVEST_OF_IDLE_MIN: Final = 0.6
+HARVEST_MIN: Final = 0.6
+COMMITS_MIN: Final = 2
 REQUESTS_MIN: Final = 300
 SENT_SHARE_MAX: Final = 0.05
-LEARNING_RATE_MAX: Final = 1e-6
-"""Above it more weights change than in RL of a trained model, which the bar is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,16 @@ class Check:
     ok: bool | None
 
 
-def judge(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{"void", "sentence", "checks"}` for a report that is otherwise whole.
+def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, Any]:
+    """Return `{"void", "sentence", "next_command", "checks"}` for a report otherwise whole.
 
     The run is void when the A/A control left its range: then even equal arms differ by more than
-    what is to be shown, whichever way the other checks fall.
+    what is to be shown, whichever way the other checks fall. It is void as well when nothing could
+    be certified by what serving alone took: then nothing could be harvested.
+
+    Args:
+        report: all else that `report.json` holds.
+        outlook: of certificates, in hindsight; None where serving alone was not measured.
     """
     controls = [
         _check(f"A/A {metric} P50", report["ratios"]["aa"][key], f"{AA_MIN} to {AA_MAX}", _is_equal)
@@ -47,15 +53,25 @@ def judge(report: Mapping[str, Any]) -> dict[str, Any]:
     checks = controls + _serving_checks(report) + _lending_checks(report)
     if report["weights"] is not None:
         checks += _circle_checks(report)
-    is_void = any(check.ok is False for check in controls)
+    off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
+    lead = "" if report["complete"] else "The run was stopped early. "
+    next_command = None
+    if off:
+        next_command = "rose demo --load 0.1"
+        sentence = (
+            f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "
+            f"{report['slices']['void']} slices had foreign CPU time), so the machine was too "
+            f"noisy to judge. Run again on a quieter one, or try: {next_command}"
+        )
+    elif outlook is not None and outlook.why is not None:
+        next_command = f"rose demo {outlook.options}".rstrip()
+        sentence = f"Void: nothing could be certified, because {outlook.why}. Try: {next_command}"
+    else:
+        sentence = _sentence(checks, has_circle=report["weights"] is not None)
     return {
-        "void": is_void,
-        "sentence": _sentence(
-            controls,
-            checks,
-            is_complete=report["complete"],
-            has_circle=report["weights"] is not None,
-        ),
+        "void": next_command is not None,
+        "sentence": lead + sentence,
+        "next_command": next_command,
         "checks": [asdict(check) for check in checks],
     }
 
@@ -76,84 +92,75 @@ def _latency_checks(report: Mapping[str, Any]) -> list[Check]:
     """In idle mode nothing gets slower; slack mode spends what the targets leave, on purpose."""
     names = {"rose TTFT P50 / alone": "ttft_p50", "rose TPOT P50 / alone": "tpot_p50"}
     values = {name: report["ratios"]["rose"][key] for name, key in names.items()}
-    if report["settings"].get("mode") != "slack":
-        return [_at_most(name, value, ROSE_P50_MAX) for name, value in values.items()]
     arms = report["arms"]
-    met = _quotient(arms["rose"]["slo_attainment"], arms["alone"]["slo_attainment"])
-    return [
-        *(Check(name, value, "not judged in slack mode", None) for name, value in values.items()),
-        _at_least("rose SLO met / alone", met, SLO_MET_OF_ALONE_MIN),
-    ]
+    met, of_alone = (arms[arm]["slo_attainment"] for arm in ("rose", "alone"))
+    below = None if met is None or of_alone is None else max(0.0, of_alone - met)
+    attainment = _at_most("rose SLO met, below alone's by", below, SLO_BELOW_ALONE_MAX)
+    if report["settings"].get("mode") == "slack":
+        judged = [
+            Check(one, value, "not judged in slack mode", None) for one, value in values.items()
+        ]
+    else:
+        judged = [_at_most(one, value, ROSE_P50_MAX) for one, value in values.items()]
+    return [*judged, attainment]
 
 
 def _lending_checks(report: Mapping[str, Any]) -> list[Check]:
     """Idle time was used, every loan was justified, and pressure took one back."""
-    busy_share = report["arms"]["alone"]["busy_share"]
-    idle_share = None if busy_share is None else 1.0 - busy_share
-    harvest = _quotient(report["arms"]["rose"]["harvested_share"], idle_share)
     certificates = report["certificates"]
     granted = certificates["granted"]
     unproven = max(certificates["violations"], granted - certificates["verified"])
     revocations = report["revocations"]["count"] if report["arms"]["rose"]["requests"] else None
     fewest = min(arm["requests"] for arm in report["arms"].values())
-    checks = [
-        _at_least("rose harvest / idle share of alone", harvest, HARVEST_OF_IDLE_MIN),
+    return [
+        _at_least(
+            "rose harvest / certifiable idle", report["harvest_over_certifiable"], HARVEST_MIN
+        ),
         _check("certificates not verified", unproven if granted else None, "0", _is_zero),
         _at_least("revocations", revocations, 1),
+        _unless_quick(report, _at_least("requests of an arm", fewest, REQUESTS_MIN)),
     ]
-    if report["settings"].get("quick"):
-        return [*checks, Check("requests of an arm", fewest, "not judged when quick", None)]
-    return [*checks, _at_least("requests of an arm", fewest, REQUESTS_MIN)]
+
+
+def _unless_quick(report: Mapping[str, Any], check: Check) -> Check:
+    if not report["settings"].get("quick"):
+        return check
+    return Check(check.name, check.value, "not judged when quick", None)
 
 
 def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
     """What workers generate with is what was published, little was sent, and nothing was lost."""
     weights, trajectories = report["weights"], report["trajectories"]
-    settings = report["settings"]
     compared = weights["digests_compared"]
     differ = compared - weights["digests_matched"] if compared else None
     lost = trajectories["lost"] if trajectories["started"] else None
     resumed = trajectories["resumed"] if trajectories["started"] else None
+    commits = report["versions"]["committed_borrowed"]
     return [
         _check("digests that differ", differ, "0", _is_zero),
         _check("trajectories lost", lost, "0", _is_zero),
-        _sent_check(weights["sent_share"], settings.get("lr")),
-        Check("turns resumed elsewhere", resumed, "not judged when quick", None)
-        if settings.get("quick")
-        else _at_least("turns resumed elsewhere", resumed, 1),
+        _at_most("bytes sent / dense", weights["sent_share"], SENT_SHARE_MAX),
+        _unless_quick(report, _at_least("turns resumed elsewhere", resumed, 1)),
+        _unless_quick(
+            report, _at_least("versions taken by the borrowed worker", commits, COMMITS_MIN)
+        ),
     ]
 
 
-def _sent_check(share: float | None, learning_rate: object) -> Check:
-    name = "bytes sent / dense"
-    if isinstance(learning_rate, int | float) and learning_rate <= LEARNING_RATE_MAX:
-        return _at_most(name, share, SENT_SHARE_MAX)
-    return Check(name, share, f"not judged unless lr is at most {LEARNING_RATE_MAX:g}", None)
-
-
-def _sentence(
-    controls: list[Check], checks: list[Check], *, is_complete: bool, has_circle: bool
-) -> str:
-    lead = "" if is_complete else "The run was stopped early. "
-    off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
-    if off:
-        return (
-            f"{lead}Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}), so the "
-            f"machine was too noisy to judge; run again on a quieter one, or for longer."
-        )
+def _sentence(checks: list[Check], *, has_circle: bool) -> str:
     judged = [check for check in checks if check.ok is not None]
     missed = [check for check in judged if not check.ok]
     without = [c for c in checks if c.ok is None and c.value is None]
     rest = f" {len(without)} could not be judged." if without else ""
     if missed:
-        return f"{lead}{len(missed)} of {len(judged)} bars missed: {_named(missed)}.{rest}"
+        return f"{len(missed)} of {len(judged)} bars missed: {_named(missed)}.{rest}"
     if not judged:
-        return f"{lead}Nothing could be judged: no window was measured in every arm."
+        return "Nothing could be judged: no round was measured in every arm."
     if rest:
-        return f"{lead}All {len(judged)} bars that could be judged are met.{rest}"
+        return f"All {len(judged)} bars that could be judged are met.{rest}"
     learnt = ", and what was learnt from them came back whole" if has_circle else ""
     kept = "serving kept its latency while rollouts ran"
-    return f"{lead}All {len(judged)} bars are met: {kept}{learnt}."
+    return f"All {len(judged)} bars are met: {kept}{learnt}."
 
 
 def _named(checks: list[Check]) -> str:

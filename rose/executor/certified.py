@@ -12,6 +12,7 @@ from rose._core import (
     Watchdog,
 )
 from rose.slo import SLO, Policy
+from rose.slo.evidence import Shape
 
 
 def certificate_log(
@@ -46,6 +47,17 @@ def certificate_log(
     )
 
 
+def largest_shapes(context_tokens: int, step_tokens: int) -> tuple[Shape, Shape]:
+    """Return the step and the chunk of the request that may arrive next, at their largest.
+
+    Args:
+        context_tokens: KV tokens that it reads at most.
+        step_tokens: most tokens of one engine step.
+    """
+    context = float(context_tokens)
+    return (1.0, context, 0.0), (0.0, context, float(step_tokens))
+
+
 def certified_creditor(
     gate: HostGate,
     state: ServingState,
@@ -71,14 +83,14 @@ def certified_creditor(
         clock: where time comes from.
         watchdog: looks in its thread; None for none.
     """
-    context = float(context_tokens)
+    largest_step, largest_chunk = largest_shapes(context_tokens, step_tokens)
     return Creditor(
         gate,
         state,
         model,
         log,
-        largest_step=(1.0, context, 0.0),
-        largest_chunk=(0.0, context, float(step_tokens)),
+        largest_step=largest_step,
+        largest_chunk=largest_chunk,
         segment_prior_ms=policy.segment_prior_ms,
         segment_share=policy.segment_share,
         poll_ms=policy.poll_ms,

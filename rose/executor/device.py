@@ -1,6 +1,7 @@
 """`CoServing`: one device that serving shares with a borrower."""
 
 import atexit
+import os
 import resource
 import threading
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from rose._core import (
     HostGate,
     LatencyModel,
     MoveLog,
-    QuantumRefusal,
     ServingState,
     Watchdog,
 )
@@ -31,6 +31,7 @@ from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke
 from rose.executor.reading import DeviceReading
+from rose.executor.refusals import REASONS, read_refusals
 from rose.executor.revocation import Notice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
@@ -54,7 +55,7 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose._core import Process
     from rose.executor.attached import AttachedDevice
     from rose.executor.listener import Listener
-    from rose.executor.messages import Hello
+    from rose.executor.messages import Hello, Ledger
     from rose.executor.tenancy import Tenancy
 
 _EXIT_LOOKS: Final = 100
@@ -63,11 +64,6 @@ _SERVING: Final = 0
 _BORROWER: Final = 1  # its header slab
 _TENANTS: Final = 2
 _OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
-_REASONS: Final = {
-    QuantumRefusal.NO_HEARTBEAT: Reason.NO_HEARTBEAT,
-    QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
-    QuantumRefusal.LOG_BROKEN: Reason.LOG_BROKEN,
-}
 
 
 class CoServing(Closing):
@@ -209,7 +205,7 @@ class CoServing(Closing):
         if self._isolation == "mapped" and self._gpu is None:
             _check_descriptors(slabs + _TENANTS)
         limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
-        model = self._latency_model(cost)
+        model = self._latency_model(geometry, step_tokens, cost)
         demand = Demand(
             geometry=geometry,
             slab_bytes=slab_bytes,
@@ -293,6 +289,7 @@ class CoServing(Closing):
                 policy=policy,
                 clock=self._clock,
                 stream=self._gpu.serving.handle if self._gpu else None,
+                limits=limits,
             )
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
@@ -383,7 +380,7 @@ class CoServing(Closing):
             admit=self._admit,
             why_refused=lambda: self._why_refused().name,
             share_ledger=self._arbiter.share_ledger,
-            cap_left=self._lender.cap_left,
+            describe=self._describe,
         )
         self._begin_lending()
         return self._listener
@@ -420,6 +417,19 @@ class CoServing(Closing):
         )
         self._lender.lend_to(tenancy.borrower(hello.geometry))
         return tenancy
+
+    def _describe(self) -> "Ledger":
+        """Say what whoever looks at the ledger cannot read there."""
+        from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
+
+        said = read_refusals(self._creditor)
+        binding = said["binding"]
+        return Ledger(
+            os.getpid(),
+            cap=self._lender.cap_left(),
+            refusals=dict(said["refusals"]),
+            binding=None if binding is None else binding.sentence,
+        )
 
     def _check_borrower(self) -> int:
         """Raise why there can be no borrower; the bytes of a slab otherwise."""
@@ -478,7 +488,7 @@ class CoServing(Closing):
     def _why_refused(self) -> Reason:
         if self._creditor is None:
             return Reason.CLOSED
-        return _REASONS.get(self._creditor.last_refusal, Reason.SERVING_BUSY)
+        return REASONS.get(self._creditor.last_refusal, Reason.SERVING_BUSY)
 
     # ---- how much is lent -----------------------------------------------------------------------
 
@@ -542,6 +552,8 @@ class CoServing(Closing):
             ebbs=tuple(
                 (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs
             ),
+            evidence=self._serving.evidence(),
+            **read_refusals(self._creditor),
         )
 
     # ---- the device itself ----------------------------------------------------------------------
@@ -609,17 +621,23 @@ class CoServing(Closing):
             self._listener.close()
         self._log.close()
         if self._latency_path is not None:
-            save_latency_model(self._model, self._latency_path)
+            save_latency_model(self._model, self._latency_path, identity=self._identity)
 
-    def _latency_model(self, cost: ModelCost | None) -> LatencyModel:
-        """Return what was learned before, or a model that starts from a prior."""
+    def _latency_model(
+        self, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
+    ) -> LatencyModel:
+        """Return the model of the last run on this device, or one that starts from a prior."""
+        name = "cpu" if self._gpu is None else self._gpu.device.name
+        cores = len(os.sched_getaffinity(0))
+        self._identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"
         if self._latency_path is not None:
-            learned = load_latency_model(self._latency_path, self._policy)
+            learned = load_latency_model(self._latency_path, self._policy, identity=self._identity)
             if learned is not None:
                 return learned
-        name = "cpu" if self._gpu is None else self._gpu.device.name
         return new_latency_model(
-            self._policy, prior_ms=None if cost is None else prior_ms(name, cost)
+            self._policy,
+            step_tokens=step_tokens,
+            prior_ms=None if cost is None else prior_ms(name, cost),
         )
 
 

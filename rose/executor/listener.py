@@ -74,7 +74,7 @@ class Listener:
         admit: Admit,
         why_refused: Callable[[], str],
         share_ledger: Callable[[], int],
-        cap_left: Callable[[], tuple[int, float] | None],
+        describe: Callable[[], Ledger],
     ) -> None:
         """Listen at `path`.
 
@@ -83,7 +83,7 @@ class Listener:
             admit: makes a tenancy, or raises why not.
             why_refused: names the reason for which the gate stays closed.
             share_ledger: gives a descriptor of the ledger, which is then closed here.
-            cap_left: says what may be on loan, and for how long; see `Ledger`.
+            describe: says what comes with the ledger.
 
         Raises:
             InvalidArgument: the path is too long.
@@ -93,7 +93,7 @@ class Listener:
         self._admit = admit
         self._why_refused = why_refused
         self._share_ledger = share_ledger
-        self._cap_left = cap_left
+        self._describe = describe
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # has hung up, and may still have slabs
@@ -158,7 +158,7 @@ class Listener:
     def _show(self, channel: Channel) -> None:
         ledger = self._share_ledger()
         try:
-            channel.send(Ledger(os.getpid(), self._cap_left()), [ledger])
+            channel.send(self._describe(), [ledger])
         finally:
             os.close(ledger)
 

@@ -4,7 +4,7 @@ Everything that has to be quick is shared memory instead: see the ledger and the
 `docs/protocol.md`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -131,10 +131,14 @@ class Ledger:
         pid: of serving's process.
         cap: (bytes that may be on loan now, milliseconds for which that holds); infinite for as
             long as the device is open, 0 when it ran out. None where nobody has set a cap.
+        refusals: quanta refused so far, by reason.
+        binding: what the newest refused certificate failed on, as a sentence.
     """
 
     pid: int
     cap: tuple[int, float] | None = None
+    refusals: dict[str, int] = field(default_factory=dict)
+    binding: str | None = None
 
 
 Question = Hello | AskGrow | AskReason | AskLedger

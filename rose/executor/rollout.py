@@ -90,11 +90,13 @@ class RolloutLane:
         # Called by the step's thread each time it looks up from a gate that stays closed.
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
+        # How often a quantum was granted or a gate passed: nobody runs while it stands still.
+        self.passes = 0
         self._gate = gate
         self._pass_within = gate.pass_confined if isinstance(gate, ConfinedGate) else gate.pass_
         self._loans = loans
         self._reporting = reporting
-        self._why_refused = why_refused
+        self.why_refused = why_refused
         self._has_gates = has_gates
 
     # ---- compute --------------------------------------------------------------------------------
@@ -119,13 +121,14 @@ class RolloutLane:
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
+            self.passes += 1
             with self._reporting:
                 self._loans.step_began()
             return Quantum(self)
         self._gate.end_step()
         if verdict == Verdict.SHUT_DOWN:
             return Refusal(Reason.CLOSED)
-        return Refusal(self._why_refused())
+        return Refusal(self.why_refused())
 
     def gate(self) -> None:
         """End a segment, and wait until the next may start.
@@ -181,6 +184,7 @@ class RolloutLane:
             with self._reporting:
                 verdict = attempt(timeout_ms=_LOOK_UP_MS)
             if verdict == Verdict.PASSED:
+                self.passes += 1
                 return
             if verdict == Verdict.ABORTED:
                 raise StepAborted("serving took the slabs of this step back")

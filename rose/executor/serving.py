@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
@@ -15,6 +15,7 @@ from rose._core import (
     CloseReason,
     Creditor,
     Forecast,
+    HarvestMode,
     HostGate,
     LatencyModel,
     ServingState,
@@ -23,12 +24,17 @@ from rose._core import (
 from rose.errors import check
 from rose.events import Reason, Refusal
 from rose.executor.blocking import Blocking
-from rose.executor.demand import Demand
+from rose.executor.certified import largest_shapes
+from rose.executor.demand import Demand, ServingLimits
 from rose.executor.lender import Lender
+from rose.executor.probing import ProbeRation, Seen, ShapeName
+from rose.executor.reading import ShapeEvidence
+from rose.executor.refusals import UNCERTIFIED, read_evidence
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 from rose.slo import Policy
+from rose.slo.evidence import Shape
 from rose.units import NS_PER_MS
 
 # Waits that are kept for reports.
@@ -64,12 +70,14 @@ class Beginning:
         lent_ms: how long, before that, serving had let rollouts go first.
         blocked_ms: how long, after that, it waited for a segment that still ran.
         passed: the segments that had started by then.
+        is_probe: whether no request was live.
     """
 
     at_ns: int
     lent_ms: float
     blocked_ms: float
     passed: int
+    is_probe: bool = False
 
 
 class ServingStep:
@@ -134,13 +142,18 @@ class ServingLane:
         policy: Policy,
         clock: Clock,
         stream: int | None,
+        limits: ServingLimits,
     ) -> None:
         """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
         self.kv = kv
         self.stream = stream
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
-        self._lock = threading.Lock()  # Guards `_live`, together with the count in `state`.
+        self.limits = limits
+        self.safety = safety
+        # Guards `_live`, together with the count in `state`, and the ration of probes.
+        self._lock = threading.Lock()
         self._live: dict[str, int] = {}  # Ids and their slots.
+        self._is_in_step = False
         self._creditor: Creditor | None = None
         self._closes_early = "early_close" not in policy.without
         # An engine that commits its batches is not asked to lend before it knows them.
@@ -149,10 +162,12 @@ class ServingLane:
         self._gate = gate
         self._state = state
         self._model = model
+        step, chunk = largest_shapes(limits.request_tokens, limits.step_tokens)
+        self._shapes: dict[ShapeName, Shape] = {"step": step, "chunk": chunk}
+        self._probes = ProbeRation(wanted=self.evidence()[0].wanted)
         self._demand = demand
         self._log = log
         self._lender = lender
-        self._safety = safety
         self._watchdog = watchdog
         self._policy = policy
         self._clock = clock
@@ -171,10 +186,10 @@ class ServingLane:
             prompt_tokens: length of its prompt.
             prefilled: its KV comes from elsewhere, so it decodes at once.
         """
-        with self._safety:
+        with self.safety:
             if self._closes_early:  # Before any lock that somebody else may hold.
                 self._gate.close(CloseReason.ARRIVAL)
-        with self._safety, self._lock:
+        with self.safety, self._lock:
             if request_id not in self._live:
                 self._live[request_id] = self._state.arrived(
                     tokens=prompt_tokens, prefilled=prefilled
@@ -197,7 +212,7 @@ class ServingLane:
         Args:
             request_ids: requests that have arrived; others are passed over.
         """
-        with self._safety, self._lock:
+        with self.safety, self._lock:
             slots = [self._live[one] for one in request_ids if one in self._live]
             if slots:
                 self._state.beat()
@@ -208,7 +223,7 @@ class ServingLane:
 
         An id that is not live is passed over, so an engine may say it twice.
         """
-        with self._safety, self._lock:
+        with self.safety, self._lock:
             if request_id in self._live:
                 slot = self._live.pop(request_id)
                 check(self._state.finished(slot), "serving has fewer requests than live ids")
@@ -228,39 +243,46 @@ class ServingLane:
 
     def blocking(self) -> Blocking:
         """Declare a call that may wait for the whole device: `with serving.blocking(): free()`."""
-        return Blocking(self._watchdog, self._safety)
+        return Blocking(self._watchdog, self.safety)
 
     def begin_step(self, batch: StepBatch | None = None) -> Beginning:
         """Make sure that the device is serving's, after lending what slack `batch` leaves.
 
         A segment that did not end in time is waited for once, not at every step.
         """
-        with self._safety:
+        with self.safety:
             self._state.step_began()
-        if not self._live:
+            self._is_in_step = True
+            self._probes.stepped()
+        is_probe = not self._live
+        if is_probe:
             self.arrived(_STEP, prompt_tokens=0)
         lent_ms, blocked_ms, passed = 0.0, 0.0, 0
-        with self._safety:
+        with self.safety:
             if batch is not None or not self._knows_batches:
                 lent_ms = self._lend(batch)
             elif self._creditor is not None:
                 self._creditor.close_for_step()
             blocked_ms = self._wait_parked()
             passed = self._gate.passed
-        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, passed)
+        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, passed, is_probe)
 
     def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
         """Lend within a step whose batch is prepared; what that takes is not part of the step."""
         self._knows_batches = True
         from_ns = self._clock.now_ns()
         lent_ms, blocked_ms, passed = 0.0, 0.0, began.passed
-        with self._safety:
+        with self.safety:
             lent_ms = self._lend(batch)
             blocked_ms = self._wait_parked()
             passed = self._gate.passed
         took_ns = self._clock.now_ns() - from_ns
-        return Beginning(
-            began.at_ns + took_ns, began.lent_ms + lent_ms, began.blocked_ms + blocked_ms, passed
+        return replace(
+            began,
+            at_ns=began.at_ns + took_ns,
+            lent_ms=began.lent_ms + lent_ms,
+            blocked_ms=began.blocked_ms + blocked_ms,
+            passed=passed,
         )
 
     def _lend(self, batch: StepBatch | None) -> float:
@@ -273,7 +295,8 @@ class ServingLane:
 
     def give_step_up(self) -> None:
         """Say that no step is under way: it ended, or never began."""
-        with self._safety:
+        with self.safety:
+            self._is_in_step = False
             self._state.step_ended()
         self.finished(_STEP)
 
@@ -289,7 +312,7 @@ class ServingLane:
 
     def end_step(self, batch: StepBatch, began: Beginning) -> None:
         """Feed the latency model and re-check serving's memory."""
-        with self._safety:
+        with self.safety:
             actual_ms = (self._clock.now_ns() - began.at_ns) / NS_PER_MS
             features = {
                 "decode_sequences": batch.decode_sequences,
@@ -312,6 +335,10 @@ class ServingLane:
                 prefill_tokens=batch.prefill_tokens,
             )
             self._lender.recheck()
+        if began.is_probe:
+            with self.safety, self._lock:
+                shape: ShapeName = "chunk" if batch.prefill_tokens else "step"
+                self._probes.probed(shape, actual_ms * NS_PER_MS)
 
     def _learn(self, actual_ms: float, features: dict[str, int], began: Beginning) -> Forecast:
         """Return what was forecast; a step beside rollouts says how much they slow it down."""
@@ -322,13 +349,50 @@ class ServingLane:
         self._creditor.observe_slowdown(actual_ms / forecast.predicted_ms)
         return forecast
 
+    # ---- evidence -------------------------------------------------------------------------------
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request is live."""
+        return any(one != _STEP for one in list(self._live))
+
+    def evidence(self) -> tuple[ShapeEvidence, ...]:
+        """Say what the bounds of the two step shapes that certificates ask about rest on."""
+        return tuple(read_evidence(self._model, *named) for named in self._shapes.items())
+
+    def probe_due(self) -> StepBatch | None:
+        """Return a step to run now for its time alone; None: there is nothing to measure.
+
+        Ask every 20 ms or so while no request is there. Run the step under `step`, commit its
+        batch, and announce no request for it; give it up as soon as one arrives. Bounds need such
+        steps at start-up, when no quantum is granted because of a shape, and now and then.
+        """
+        with self.safety, self._lock:
+            creditor = self._creditor
+            if creditor is None:
+                return None
+            shape = None if creditor.binding is None else creditor.binding.shape
+            due = self._probes.due(
+                self._clock.now_ns(),
+                Seen(
+                    is_idle=not self._live and not self._is_in_step,
+                    granted=sum(creditor.granted(mode) for mode in HarvestMode),
+                    refused=sum(creditor.refused(why) for why in UNCERTIFIED),
+                    binding=next((name for name in self._shapes if name == shape), None),
+                ),
+            )
+            if due is not None:
+                decode, context, prefill = map(int, self._shapes[due])
+                return StepBatch(decode, context, prefill)
+        return None
+
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
         missing = blocks - self.kv.allocator.free_blocks
         if missing > 0:
-            with self._safety:
+            with self.safety:
                 self._lender.reclaim(missing)
         return bool(self.kv.allocator.free_blocks >= blocks)
 
@@ -339,7 +403,7 @@ class ServingLane:
         An engine that calls its allocator itself is watched too: then the keeper is rung inside
         the allocation, and asks for them.
         """
-        with self._safety:
+        with self.safety:
             self._lender.foresee(blocks)
         return self.kv.allocator.alloc(blocks)
 
@@ -348,7 +412,7 @@ class ServingLane:
         blocks = self.kv.geometry.blocks_for(max(tokens, 0))
         if not self.ensure(blocks):
             return Refusal(Reason.POOL_EMPTY)
-        with self._safety:
+        with self.safety:
             self._lender.foresee(blocks)
         reservation = self.kv.allocator.reserve(blocks)
         if reservation is None:
@@ -357,7 +421,7 @@ class ServingLane:
 
     def settle(self) -> None:
         """Offer slabs that serving does not need now; call it when blocks were freed."""
-        with self._safety:
+        with self.safety:
             self._lender.offer_surplus()
 
 

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from rose._core import (
+    Creditor,
     Forecast,
     HarvestMode,
     HostGate,
+    LatencyModel,
     ManualClock,
     Offer,
     QuantumRefusal,
@@ -17,12 +21,27 @@ from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
 from rose.sim.governor import Governor, Grain
 from rose.slo import SLO, Policy
+from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
+# Without any noise at start-up a bound would be the prediction, and each rounding error a miss.
+_NOISE_MIN: Final = 0.01
 # What the log's header says about memory, of which there is none here.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
-_FEATURES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
+
+
+def start_up(model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
+    """Let `model` learn from the steps that serving's engine runs before its first request."""
+    random = np.random.default_rng(0)
+
+    def run(shape: Shape) -> None:
+        sequences, context, prefill = shape
+        work = StepWork(int(sequences), int(context), int(prefill), int(context))
+        took_ms = device.step_ms(work) * random.lognormal(0.0, max(device.noise, _NOISE_MIN))
+        model.observe(took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+
+    collect_evidence(model, (creditor.largest_step, creditor.largest_chunk), run)
 
 
 class CoreGovernor(Governor):
@@ -65,7 +84,7 @@ class CoreGovernor(Governor):
             max_batch_tokens=device.chunk_tokens,
             **NO_MEMORY,
         )
-        self.model = new_latency_model(policy)
+        self.model = new_latency_model(policy, step_tokens=device.chunk_tokens)
         self.state = ServingState(self.log, gate=self.gate)
         self.creditor = certified_creditor(
             self.gate,
@@ -77,6 +96,8 @@ class CoreGovernor(Governor):
             step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
+        if "margin" not in policy.without:
+            start_up(self.model, self.creditor, device)
         self._mode = policy.mode
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
@@ -131,7 +152,7 @@ class CoreGovernor(Governor):
     ) -> None:
         """Learn from the step, and record it."""
         self._move_to(now_ms)
-        features = dict(zip(_FEATURES, _features(work), strict=True))
+        features = dict(zip(SHAPE_NAMES, _features(work), strict=True))
         forecast = self._learn(took_ms, features)
         self.log.append_step(
             forecast,

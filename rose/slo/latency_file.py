@@ -11,14 +11,15 @@ from rose.slo.policy import Policy
 from rose.whole_file import write_whole
 
 _FORMAT: Final = "rose latency model"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _FIELDS: Final = (
     "epsilon",
+    "step_tokens",
     "weights",
     "covariance",
     "levels",
     "scores",
-    "prefill_tokens_max",
+    "seen",
     "observations",
     "misses",
 )
@@ -27,42 +28,56 @@ _FIELDS: Final = (
 def new_latency_model(
     policy: Policy,
     *,
+    step_tokens: int,
     prior_ms: tuple[float, float, float, float, float] | None = None,
 ) -> LatencyModel:
     """Return a model that has seen no step.
 
     Args:
-        policy: its knobs.
-        prior_ms: as of `rose.slo.prior`; None for the one of `policy`.
+        policy: the knobs.
+        step_tokens: the most tokens of one engine step, which tells a full chunk from a part.
+        prior_ms: the five coefficients of `rose.slo.prior`; None for those of `policy`.
     """
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
         epsilon=policy.epsilon,
         forgetting=policy.forgetting,
         adaptation=policy.adaptation,
-        cold_margin=policy.cold_margin,
         window=policy.residual_window,
+        step_tokens=step_tokens,
     )
 
 
-def save_text(model: LatencyModel) -> str:
-    """Return all that `model` has learned, as JSON."""
+def save_text(model: LatencyModel, *, identity: str) -> str:
+    """Return everything that `model` has learned, as JSON.
+
+    Args:
+        model: the model to save.
+        identity: names the device, the model and the step size that the steps were measured on.
+    """
     state = model.state()
     learned = {name: getattr(state, name) for name in _FIELDS}
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "crc32": zlib.crc32(_canonical(learned)),
+        "identity": identity,
+        "crc32": zlib.crc32(_canonical([identity, learned])),
         "learned": learned,
     }
     return json.dumps(document) + "\n"
 
 
-def load_text(text: str, policy: Policy) -> LatencyModel:
-    """Return the model that `text` was saved from.
+def load_text(text: str, policy: Policy, *, identity: str | None = None) -> LatencyModel | None:
+    """Return the model that `text` was saved from, or None if it has another identity.
 
-    Under the knobs it was saved with, it answers as it did. Another window keeps the newest
-    residuals that fit, another ε starts the level of each margin anew.
+    Its predictions are those that were saved; its bounds count once fresh steps confirm them.
+    Another window keeps the newest residuals that fit, another ε starts the level of each bound
+    anew.
+
+    Args:
+        text: the output of `save_text`.
+        policy: the knobs.
+        identity: the identity that the model must have; None accepts any.
 
     Raises:
         CorruptData: the text is damaged, or is no saved model.
@@ -73,7 +88,7 @@ def load_text(text: str, policy: Policy) -> LatencyModel:
         is_sound = (
             document["format"] == _FORMAT
             and document["version"] == _VERSION
-            and document["crc32"] == zlib.crc32(_canonical(learned))
+            and document["crc32"] == zlib.crc32(_canonical([document["identity"], learned]))
         )
         state = LatencyState(**learned)
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -82,25 +97,26 @@ def load_text(text: str, policy: Policy) -> LatencyModel:
         raise CorruptData(
             f"this is not a latency model that rose saved (version {_VERSION}), or it was changed"
         )
+    if identity not in {None, document["identity"]}:
+        return None
     return LatencyModel.restore(
         state,
         prior_ms=policy.latency_prior_ms,
         epsilon=policy.epsilon,
         forgetting=policy.forgetting,
         adaptation=policy.adaptation,
-        cold_margin=policy.cold_margin,
         window=policy.residual_window,
     )
 
 
-def save_latency_model(model: LatencyModel, path: Path) -> None:
+def save_latency_model(model: LatencyModel, path: Path, *, identity: str) -> None:
     """Write the model to `path`, whole or not at all.
 
     Raises:
         InvalidArgument: `path` cannot be written.
     """
     try:
-        write_whole(path, save_text(model).encode())
+        write_whole(path, save_text(model, identity=identity).encode())
     except OSError as error:
         raise InvalidArgument(
             f"cannot write the latency model to {path}: {error.strerror or error}; "
@@ -108,15 +124,18 @@ def save_latency_model(model: LatencyModel, path: Path) -> None:
         ) from None
 
 
-def load_latency_model(path: Path, policy: Policy) -> LatencyModel | None:
-    """Return the model that was saved to `path`; None when there is no such file yet.
+def load_latency_model(
+    path: Path, policy: Policy, *, identity: str | None = None
+) -> LatencyModel | None:
+    """Return the model that was saved to `path`; None without a file, or for another identity.
 
     Raises:
         InvalidArgument: the file cannot be read.
         CorruptData: it is damaged, or holds no saved model; the sentence says what helps.
     """
     try:
-        return load_text(path.read_text(encoding="utf-8"), policy)
+        text = path.read_text(encoding="utf-8")
+        return load_text(text, policy, identity=identity)
     except FileNotFoundError:
         return None
     except OSError as error:

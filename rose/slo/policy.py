@@ -57,7 +57,6 @@ class Policy:
             seconds of serving.
         adaptation: how far one miss moves the level of the upper estimate. Larger follows drift
             faster and is noisier.
-        cold_margin: upper estimate over prediction before the first measured step.
         residual_window: residuals, speeds and prompts kept; at least 1 / epsilon, or their
             quantiles do not exist.
         revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
@@ -99,7 +98,6 @@ class Policy:
     latency_prior_ms: tuple[float, float, float, float, float] = (5.0, 0.1, 0.0, 0.05, 0.0)
     forgetting: float = 0.998
     adaptation: float = 0.005
-    cold_margin: float = 2.0
     residual_window: int = 512
 
     revoke_ms: float = 50.0

@@ -10,7 +10,8 @@ from rose._core import Arbiter, LedgerView
 from rose.cli.main import main
 from rose.cli.top import Device, read_moment
 from rose.clock import BootClock
-from rose.executor import SLO, CoServing, KVGeometry, Policy
+from rose.executor import SLO, CoServing, KVGeometry, Policy, RolloutLane
+from rose.executor.messages import Ledger
 from rose.units import NS_PER_MS
 
 SLAB = 4096
@@ -19,20 +20,25 @@ GEOMETRY = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)
 
 @pytest.fixture
 def device(tmp_path: Path):
-    """It listens, with two slabs of serving's and three that are lent."""
+    """It listens, with two slabs of serving's."""
     policy = Policy(latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0), lease_ttl_ms=60_000.0)
     with CoServing.open("cpu", pool_bytes=18 * SLAB, slab_bytes=SLAB, policy=policy) as device:
         slo = SLO(ttft_ms=20_000, tpot_ms=1000)
         device.serving(GEOMETRY, slo=slo, reserve_bytes=2 * SLAB, step_tokens=16, request_tokens=32)
-        path = str(tmp_path / "device.sock")
-        device.listen(path)
-        with CoServing.attach(path) as borrower:
-            lane = borrower.rollout(GEOMETRY, limit_bytes=8 * SLAB)
-            assert lane.ensure(12)
-            blocks = lane.kv.allocator.alloc(5)
-            assert blocks is not None
-            lane.pin(blocks)
-            yield device
+        device.listen(str(tmp_path / "device.sock"))
+        yield device
+
+
+@pytest.fixture(autouse=True)
+def borrower(device: CoServing):
+    """It is attached, and has three slabs."""
+    with CoServing.attach(device._listener.path) as attached:
+        lane = attached.rollout(GEOMETRY, limit_bytes=8 * SLAB)
+        assert lane.ensure(12)
+        blocks = lane.kv.allocator.alloc(5)
+        assert blocks is not None
+        lane.pin(blocks)
+        yield lane
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_revocation_that_is_due_first_is_shown() -> None:
         deadline_ns = clock.now_ns() + ms * NS_PER_MS
         arbiter.revoke(rollout, 1, deadline_ns=deadline_ns, taker=serving)
     fd = arbiter.share_ledger()
-    moment = read_moment(LedgerView.open(fd), pid=1, clock=clock)
+    moment = read_moment(LedgerView.open(fd), Ledger(1), clock=clock)
     os.close(fd)
     deadlines = [row.deadline_ms for row in moment.partitions]
     assert deadlines[0] is None
@@ -135,6 +141,23 @@ def test_a_cap_is_asked_for_again_and_runs_out_where_nobody_answers(
     looked_at.ask_again()
     moment = looked_at.look()
     assert (moment.cap_bytes, moment.cap_left_ms) == (0, 0.0)
+
+
+def test_why_rollouts_wait_is_shown(
+    device: CoServing, path: str, borrower: RolloutLane, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", path, "--once"]) == 0
+    assert "refused" not in capsys.readouterr().out
+    assert not borrower.try_step(timeout_ms=50)
+    assert main(["top", path, "--json"]) == 0
+    moment = json.loads(capsys.readouterr().out)
+    assert moment["refusals"]["no_evidence"] > 0
+    assert moment["refusals"]["slo_at_risk"] == 0
+    assert moment["binding"] == device.reading().binding.sentence
+    assert main(["top", path, "--once"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no evidence" in out
+    assert moment["binding"] in out
 
 
 @pytest.mark.parametrize("name", ["nothing.sock", "x" * 200])

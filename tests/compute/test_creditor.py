@@ -10,7 +10,6 @@ from rose._core import (
     CertificateLog,
     Creditor,
     HostGate,
-    LatencyModel,
     ManualClock,
     QuantumRefusal,
     RecordKind,
@@ -19,6 +18,7 @@ from rose._core import (
 )
 from rose.errors import InvalidArgument
 from rose.slo.verify import verify_log
+from tests.known_model import known_model
 
 LONG_MS = 200_000.0  # bounds a hang, no more
 MAX_SEGMENTS = 4
@@ -43,12 +43,10 @@ class Device:
             blocks_per_slab=1,
             clock=clock,
         )
-        self.model = LatencyModel(
+        self.model = known_model(
             prior_ms=(5, 0, 0, 0.1, 0),
             epsilon=0.05,
-            forgetting=1,
             adaptation=0.01,
-            cold_margin=2,
             window=64,
         )
         self.gate = HostGate(clock=clock)

@@ -24,7 +24,7 @@ class Borrowed:
     """Serving, and a borrower over live weights that is a worker; they may be leased too."""
 
     def __init__(
-        self, serving_model: Model, *, is_leased: bool = False, ttl_ms: float = TTL_MS
+        self, serving_model: Model, *, is_leased: bool = False, ttl_ms: float = TTL_MS, **settings
     ) -> None:
         self.model = load_model("tiny-policy", seed=4)
         self.weights = LiveWeights(self.model, tile_elements=BIG_TILE)
@@ -33,7 +33,10 @@ class Borrowed:
             "lease": lambda model, lane: LeasedWeights(model, lane, live=self.weights),
         }
         self.pair = Pair(
-            (serving_model, self.model), is_sampling=True, **(leased if is_leased else {})
+            (serving_model, self.model),
+            is_sampling=True,
+            **(leased if is_leased else {}),
+            **settings,
         )
         self.heard = Recorder()
         self.worker = EngineWorker(

@@ -23,6 +23,7 @@ from rose.engines.transformers import (
 from rose.engines.transformers.commits import InFlight
 from rose.executor import SLO, CoServing, Policy, RolloutLane
 from rose.memory import choose_slab_bytes
+from tests.known_model import confirm
 
 POOL_BYTES = 40 << 20
 WAIT_S = 200.0
@@ -71,9 +72,12 @@ class Pair:
         move_bytes: int = 8 << 20,
         inflight: InFlight = "keep",
         arena: ActivationArena | None = None,
+        probes: bool = False,
+        serving_prefix_cache: bool = False,
+        **knobs,
     ) -> None:
         self.serving_model, self.rollout_model = models
-        config = EngineConfig(max_batch_tokens=64)
+        config = EngineConfig(max_batch_tokens=64, prefix_cache=serving_prefix_cache)
         borrower = EngineConfig(
             max_batch_tokens=64,
             prefix_cache=prefix_cache,
@@ -98,6 +102,7 @@ class Pair:
                 blocking_ms=2000.0,
                 heartbeat_ttl_ms=5000.0,
                 lease_ttl_ms=600_000.0,
+                **knobs,
             ),
         )
         self.serving_lane = self.device.serving(
@@ -107,10 +112,12 @@ class Pair:
             step_tokens=64,
             request_tokens=256,
         )
+        if not probes:
+            confirm(self.device._model, 64)
         self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=pool_bytes)
         # Without it the borrower's weights stay where they are.
         self.weights = None if lease is None else lease(self.rollout_model, self.rollout_lane)
-        self.serving = serving_engine(self.serving_model, self.serving_lane, config)
+        self.serving = serving_engine(self.serving_model, self.serving_lane, config, probes=probes)
         self.rollout = rollout_engine(
             self.rollout_model,
             self.rollout_lane,

@@ -13,6 +13,7 @@ from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
 from rose.memory import Isolation
 from rose.slo.verify import verify_log
+from tests.known_model import confirm
 
 SLAB = 4096
 SLABS = 16
@@ -52,6 +53,7 @@ class Rig:
         tpot_ms: float = 1000,
         clock: Clock | None = None,
         isolation: Isolation = "shared",
+        is_known: bool = True,
         **knobs,
     ):
         self.log_path = log_path
@@ -71,6 +73,8 @@ class Rig:
             step_tokens=32,
             request_tokens=64,
         )
+        if is_known:
+            confirm(self.device._model, 32)
         self.revocations: list[Revocation] = []
         if lends:
             self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=limit_slabs * SLAB)

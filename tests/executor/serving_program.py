@@ -8,6 +8,7 @@ import sys
 
 from rose.executor import SLO, CoServing, Policy
 from tests.executor.conftest import HEADERS, SERVING_KV, SLAB, SLABS
+from tests.known_model import confirm
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
             step_tokens=32,
             request_tokens=64,
         )
+        confirm(device._model, 32)
         device.listen(path)
         sys.stdout.write('"ready"\n')
         sys.stdout.flush()

@@ -22,6 +22,7 @@ from tests.executor.conftest import (
     ParkedStep,
     wait_for,
 )
+from tests.known_model import confirm
 
 STEP_MS = 20
 WISH_BLOCKS = 24  # of the borrower: three slabs
@@ -119,6 +120,7 @@ class Trace:
             step_tokens=32,
             request_tokens=64,
         )
+        confirm(self.device._model, 32)
         self.lane = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
         self.lane.on_revoke = lambda revocation: revocation.begin(())
         self.held: list[int] = []

@@ -21,7 +21,12 @@ class Seen:
         )
         self.clock = ManualClock()
         self.model = LatencyModel(
-            prior_ms=PRIOR_MS, epsilon=0.1, forgetting=1, adaptation=0.01, cold_margin=2, window=64
+            prior_ms=PRIOR_MS,
+            epsilon=0.1,
+            forgetting=1,
+            adaptation=0.01,
+            window=64,
+            step_tokens=STEP_TOKENS,
         )
         self.demand = Demand(
             geometry=KVGeometry(layers=1, block_tokens=16, bytes_per_token=64),

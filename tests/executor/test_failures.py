@@ -27,6 +27,7 @@ from tests.executor import test_gpu as gpu
 from tests.executor.conftest import CALM, LONG_S, ParkedStep, Rig, wait_for
 from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
 from tests.fake_driver import Fake, in_child
+from tests.known_model import confirm
 
 QUANTUM = Policy().max_segments
 # A parked borrower looks up so often, whether it was rung for or not (`HostGate::kLookAgainNs`).
@@ -271,6 +272,7 @@ def serve_and_borrow() -> None:
     except (RoseError, MemoryError):
         device.close()
         raise
+    confirm(device._model, 32)
     failure: RoseError | MemoryError | None = None
     try:
         lane = device.rollout(gpu.ROLLOUT_KV, limit_bytes=gpu.SLABS * gpu.SLAB)

@@ -16,6 +16,7 @@ from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
 from rose.memory import DeviceArray
 from rose.units import MIB
 from tests.fake_driver import Fake, in_child
+from tests.known_model import confirm
 
 SLAB = 2 * MIB
 SLABS = 8
@@ -51,6 +52,7 @@ class Rig:
             step_tokens=32,
             request_tokens=64,
         )
+        confirm(self.device._model, 32)
         self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
 
     def step(self) -> Quantum:

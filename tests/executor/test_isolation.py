@@ -36,6 +36,7 @@ from tests.executor.test_attached import (  # noqa: F401 (collected here too)
     test_nothing_leaks_from_many_tenants,
 )
 from tests.fake_driver import Fake, in_child
+from tests.known_model import confirm
 
 SECRET = 0x5A
 EVERYTHING = SLABS * SERVING_KV.blocks_per_slab(SLAB)
@@ -215,6 +216,7 @@ class GpuRig:
         self.serving = self.device.serving(
             gpu.SERVING_KV, slo=slo, reserve_bytes=gpu.SLAB, step_tokens=32, request_tokens=64
         )
+        confirm(self.device._model, 32)
         self.device.listen(path)
         self.attached = CoServing.attach(path)
         self.rollout = self.attached.rollout(gpu.ROLLOUT_KV, limit_bytes=gpu.SLABS * gpu.SLAB)

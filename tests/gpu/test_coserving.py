@@ -13,6 +13,7 @@ from rose.errors import StepAborted
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Revocation
 from rose.slo.verify import verify_log
 from rose.units import MIB
+from tests.known_model import confirm
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +66,7 @@ class Rig:
             step_tokens=64,
             request_tokens=256,
         )
+        confirm(self.device._model, 64)
         self.rollout = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
         self.rollout.on_revoke = self.on_revoke
         self.held: list[int] = []

@@ -7,10 +7,10 @@ from rose._core import (
     CertificateLog,
     Creditor,
     HostGate,
-    LatencyModel,
     ManualClock,
     ServingState,
 )
+from tests.known_model import known_model
 from tests.reference.slack import Situation, most_segments
 
 EIGHTH_NS = 125_000
@@ -40,13 +40,10 @@ def granted(now: Situation, *, since_token: int) -> int:
     )
     # Exact in binary: a step takes `step`, and 63 tokens of a chunk bring it to `chunk`.
     per_token_ms = (now.chunk - now.step) / EIGHTHS / (CHUNK_TOKENS - HEADS)
-    model = LatencyModel(
+    model = known_model(
         prior_ms=(now.step / EIGHTHS, 0.0, 0.0, per_token_ms, 0.0),
-        epsilon=0.01,
-        forgetting=1.0,
-        adaptation=0.0,
-        cold_margin=1.0,
-        window=8,
+        margin=1.0,
+        step_tokens=CHUNK_TOKENS,
     )
     state = ServingState(log, gate=gate)
     creditor = Creditor(

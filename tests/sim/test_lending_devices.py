@@ -109,13 +109,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"StepCost\(base_ms=0"):
         StepCost(0.0, 0.0, 0.0, 1.0, 0.0)
     with pytest.raises(InvalidArgument, match=r"StepCost\(prefill_ms=0"):
-        learned_cost(new_latency_model(Policy(), prior_ms=(5.0, 0.0, 0.0, 0.0, 0.0)))
+        learned_cost(
+            new_latency_model(Policy(), step_tokens=512, prior_ms=(5.0, 0.0, 0.0, 0.0, 0.0))
+        )
 
 
 @settings(max_examples=50)
 @given(st.tuples(*[st.floats(0.001, 10)] * 5), st.integers(0, 10_000))
 def test_a_rollout_engine_and_a_device_are_the_same_sum(terms, context) -> None:
-    cost = learned_cost(new_latency_model(Policy(), prior_ms=terms))
+    cost = learned_cost(new_latency_model(Policy(), step_tokens=512, prior_ms=terms))
     assert cost.base_ms == terms[0]
     for name, term in zip(
         ("sequence_ms", "context_ms", "prefill_ms", "pair_ms"), terms[1:], strict=True

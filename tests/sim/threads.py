@@ -20,7 +20,7 @@ from rose._core import (
 )
 from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim import DeviceModel, Request
-from rose.sim.core import NO_MEMORY
+from rose.sim.core import NO_MEMORY, start_up
 from rose.sim.engine import ServingEngine
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import new_latency_model
@@ -88,7 +88,7 @@ class Rig:
             max_batch_tokens=device.chunk_tokens,
             **NO_MEMORY,
         )
-        self.model = new_latency_model(policy)
+        self.model = new_latency_model(policy, step_tokens=device.chunk_tokens)
         self.state = ServingState(self.log, gate=self.gate)
         self.creditor = certified_creditor(
             self.gate,
@@ -100,6 +100,7 @@ class Rig:
             step_tokens=device.chunk_tokens,
             clock=clock,
         )
+        start_up(self.model, self.creditor, device)
         # As the creditor's thread would: it is played here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.threads: list[Future[None]] = []

@@ -9,12 +9,12 @@ from rose._core import (
     CertificateLog,
     Creditor,
     HostGate,
-    LatencyModel,
     ManualClock,
     QuantumRefusal,
     ServingState,
     admission_certificate,
 )
+from tests.known_model import known_model
 
 STEP = {"decode_sequences": 1.0, "context_tokens": 64.0, "prefill_tokens": 0.0}
 
@@ -42,12 +42,10 @@ def write_log(path: Path) -> None:
         modes=0b011,
         clock=clock,
     )
-    model = LatencyModel(
+    model = known_model(
         prior_ms=(5, 0, 0, 0.1, 0),
         epsilon=0.05,
-        forgetting=1,
         adaptation=0.01,
-        cold_margin=2,
         window=64,
     )
     gate = HostGate(clock=clock)

@@ -29,32 +29,35 @@ def features_of(values) -> dict[str, float]:
 
 
 def learned_from(taken, policy: Policy) -> LatencyModel:
-    model = new_latency_model(policy)
+    model = new_latency_model(policy, step_tokens=512)
     for *values, actual_ms in taken:
         model.observe(actual_ms, **features_of(values))
     return model
 
 
-def answers(model: LatencyModel, values) -> tuple[float, float]:
-    forecast = model.forecast(**features_of(values))
-    return forecast.predicted_ms, forecast.upper_ms
+def saved(model: LatencyModel) -> str:
+    return save_text(model, identity="a device")
+
+
+def predicted_ms(model: LatencyModel, values) -> float:
+    return model.forecast(**features_of(values)).predicted_ms
 
 
 @given(before=steps, after=steps, window=st.sampled_from([1, 7, 512]))
-def test_a_loaded_model_goes_on_to_the_last_bit(before, after, window: int) -> None:
+def test_a_loaded_model_predicts_on_to_the_last_bit(before, after, window: int) -> None:
     policy = Policy(residual_window=window, epsilon=0.05, adaptation=0.1)
     model = learned_from(before, policy)
-    loaded = load_text(save_text(model), policy)
+    loaded = load_text(saved(model), policy)
     assert (loaded.observations, loaded.coverage) == (model.observations, model.coverage)
-    assert save_text(loaded) == save_text(model)
+    assert saved(loaded) == saved(model)
     for *values, actual_ms in after:
-        assert answers(loaded, values) == answers(model, values)
+        assert predicted_ms(loaded, values) == predicted_ms(model, values)
         for one in (loaded, model):
             one.observe(actual_ms, **features_of(values))
-    assert save_text(loaded) == save_text(model)
+    assert loaded.state().weights == model.state().weights
 
 
-SAVED = save_text(
+SAVED = saved(
     learned_from([(1.0, 10.0 * n, n % 3 * 100.0, 5.0 + n % 7) for n in range(30)], Policy())
 )
 
@@ -66,7 +69,7 @@ def test_a_changed_character_is_found_or_changes_nothing(at: int, to: str) -> No
         loaded = load_text(text, Policy())
     except CorruptData:
         return
-    assert save_text(loaded) == SAVED
+    assert saved(loaded) == SAVED
 
 
 @pytest.mark.parametrize(
@@ -81,13 +84,14 @@ def test_what_is_no_saved_model_is_one_sentence(text: str) -> None:
 def forged(**changed: object) -> str:
     document = json.loads(SAVED)
     document["learned"] |= changed
-    canonical = json.dumps(document["learned"], sort_keys=True, separators=(",", ":"))
+    content = [document["identity"], document["learned"]]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     document["crc32"] = zlib.crc32(canonical.encode())
     return json.dumps(document)
 
 
 def test_a_forged_text_is_told_from_a_wrong_one() -> None:
-    assert save_text(load_text(forged(), Policy())) == SAVED
+    assert saved(load_text(forged(), Policy())) == SAVED
 
 
 @pytest.mark.parametrize(
@@ -102,13 +106,14 @@ def test_a_forged_text_is_told_from_a_wrong_one() -> None:
         {"covariance": [[float(i <= j) + (i == j) for i in range(5)] for j in range(5)]},
         {"covariance": [[math.inf] * 5] * 5},
         {"levels": [0.9, 0.0, 0.0]},
+        {"step_tokens": 0},
         {"levels": [math.nan, 0.0, 0.0]},
         {"scores": [[1.0] * 1025, [], []]},
         {"scores": [[-1.0], [], []]},
         {"scores": [[math.nan], [], []]},
         {"scores": [["1"], [], []]},
-        {"prefill_tokens_max": -1.0},
-        {"prefill_tokens_max": math.inf},
+        {"seen": [31, 0, 0]},
+        {"seen": [0, 0, 30]},
         {"observations": 3},
         {"observations": -1},
         {"misses": 31},
@@ -121,23 +126,25 @@ def test_numbers_that_no_model_has_are_refused(changed: dict[str, object]) -> No
 
 
 def test_another_version_is_refused() -> None:
-    document = json.loads(SAVED) | {"version": 2}
-    with pytest.raises(CorruptData, match="version 1"):
+    document = json.loads(SAVED) | {"version": 1}
+    with pytest.raises(CorruptData, match="version 2"):
         load_text(json.dumps(document), Policy())
 
 
 def test_a_smaller_window_keeps_the_newest_residuals() -> None:
     taken = [(1.0, 10.0, 0.0, 5.0 + number / 100) for number in range(60)]
     model = learned_from(taken, Policy(residual_window=50))
-    loaded = load_text(save_text(model), Policy(residual_window=20))
+    loaded = load_text(saved(model), Policy(residual_window=20))
     assert loaded.state().scores[0] == model.state().scores[0][-20:]
 
 
 def test_another_epsilon_starts_the_levels_anew() -> None:
-    model = learned_from([(1.0, 10.0, 0.0, 5.0)] * 60, Policy(epsilon=0.05))
+    model = learned_from(
+        [*[(1.0, 10.0, 0.0, 5.0)] * 60, (1.0, 10.0, 0.0, 50.0)], Policy(epsilon=0.05)
+    )
     assert model.state().levels[0] != 0.05
-    assert load_text(save_text(model), Policy(epsilon=0.05)).state().levels == model.state().levels
-    assert load_text(save_text(model), Policy(epsilon=0.2)).state().levels == [0.2] * 3
+    assert load_text(saved(model), Policy(epsilon=0.05)).state().levels == model.state().levels
+    assert load_text(saved(model), Policy(epsilon=0.2)).state().levels == [0.2] * 3
 
 
 def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
@@ -145,13 +152,38 @@ def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
     assert load_latency_model(path, Policy()) is None
     model = learned_from([(1.0, 10.0, 0.0, 5.0)] * 3, Policy())
     for _ in range(2):  # over the old one too
-        save_latency_model(model, path)
+        save_latency_model(model, path, identity="a device")
     assert [one.name for one in tmp_path.iterdir()] == ["latency.json"]
     loaded = load_latency_model(path, Policy())
     assert loaded is not None
     assert loaded.state().weights == model.state().weights
+    assert load_latency_model(path, Policy(), identity="another device") is None
+    assert load_latency_model(path, Policy(), identity="a device") is not None
+
+
+STEADY = [(1.0, 10.0, 0.0, 5.0)] * 300
+
+
+def test_the_scores_of_an_earlier_run_count_once_eight_steps_confirm_them() -> None:
+    model = learned_from(STEADY, Policy())
+    loaded = load_text(saved(model), Policy())
     features = features_of((1.0, 10.0, 0.0))
-    assert loaded.forecast(**features).upper_ms == model.forecast(**features).upper_ms
+    for left in range(8, 0, -1):
+        assert loaded.evidence(**features).missing == left
+        assert math.isinf(loaded.forecast(**features).upper_ms)
+        loaded.observe(5.0, **features)
+    assert loaded.evidence(**features).missing == 0
+    upper_ms = model.forecast(**features).upper_ms
+    assert loaded.forecast(**features).upper_ms == pytest.approx(upper_ms, rel=1e-6)
+
+
+def test_the_scores_of_a_machine_that_was_faster_are_dropped() -> None:
+    loaded = load_text(saved(learned_from(STEADY, Policy())), Policy())
+    features = features_of((1.0, 10.0, 0.0))
+    for _ in range(8):
+        loaded.observe(15.0, **features)
+    assert loaded.evidence(**features).scores == 8
+    assert math.isinf(loaded.forecast(**features).upper_ms)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", SAVED.encode()[:-9]])
@@ -163,16 +195,17 @@ def test_a_damaged_file_is_named_with_what_helps(tmp_path: Path, content: bytes)
 
 
 def test_a_place_that_cannot_be_written_or_read_is_the_callers_to_mend(tmp_path: Path) -> None:
-    model = new_latency_model(Policy())
+    model = new_latency_model(Policy(), step_tokens=512)
     with pytest.raises(InvalidArgument, match="cannot write the latency model"):
-        save_latency_model(model, tmp_path / "nowhere" / "latency.json")
+        save_latency_model(model, tmp_path / "nowhere" / "latency.json", identity="")
     with pytest.raises(InvalidArgument, match="cannot read the latency model"):
         load_latency_model(tmp_path, Policy())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_state_is_what_was_learned() -> None:
-    state = learned_from([(1.0, 10.0, 512.0, 5.0), (1.0, 10.0, 0.0, 6.0)], Policy()).state()
+    taken = [(1.0, 10.0, 512.0, 5.0), *[(1.0, 10.0, 0.0, 6.0)] * 10]
+    state = learned_from(taken, Policy()).state()
     assert isinstance(state, LatencyState)
-    assert (state.observations, state.prefill_tokens_max) == (2, 512.0)
-    assert [len(scores) for scores in state.scores] == [1, 0, 1]
+    assert (state.observations, state.seen) == (11, [10, 0, 1])
+    assert [len(scores) for scores in state.scores] == [2, 0, 0]  # the first 8 train the model

@@ -21,8 +21,8 @@ def make_model(**changes) -> LatencyModel:
         "epsilon": 0.05,
         "forgetting": 0.998,
         "adaptation": 0.02,
-        "cold_margin": 2.0,
         "window": 256,
+        "step_tokens": 512,
     }
     return LatencyModel(**{**knobs, **changes})
 
@@ -52,7 +52,7 @@ def test_coverage_is_what_was_asked_for_on_drifting_steps(epsilon: float, drift:
     tolerance = 2 * (epsilon + 0.02) / (0.02 * steps) + 0.01
     assert missed / steps <= epsilon + tolerance
     if drift == "none":
-        assert missed / steps >= epsilon - tolerance
+        assert missed / steps >= epsilon / 2  # a level is never above epsilon, so it misses less
     assert model.coverage == pytest.approx(1 - missed / steps)
 
 
@@ -88,7 +88,7 @@ def test_steps_with_prefill_keep_the_promise_although_they_are_noisier(epsilon: 
         )
 
     for share in missed_of_each_kind(epsilon, cost_ms):
-        assert share == pytest.approx(epsilon, abs=0.01)
+        assert epsilon - 0.015 <= share <= epsilon + 0.001
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.05])
@@ -98,17 +98,35 @@ def test_full_chunks_keep_the_promise_although_cost_is_no_straight_line(epsilon:
         return max(4.0, 0.03 * (sequences + prefill)) * random.lognormal(0, 0.03)
 
     for share in missed_of_each_kind(epsilon, cost_ms):
-        assert share == pytest.approx(epsilon, abs=0.01)
+        assert epsilon - 0.015 <= share <= epsilon + 0.001
 
 
-def test_each_kind_of_step_starts_with_the_cold_margin() -> None:
+def test_a_kind_of_step_without_evidence_has_no_bound() -> None:
     model = make_model(epsilon=0.05)
+    assert model.evidence(**STEP).missing == 39 + 8
     for _ in range(500):
         model.observe(5.1, **STEP)
+    assert model.evidence(**STEP).missing == 0
     decode = model.forecast(**STEP)
     assert decode.upper_ms == pytest.approx(decode.predicted_ms, rel=0.05)
-    chunk = model.forecast(**{**STEP, "prefill_tokens": 512.0})
-    assert chunk.upper_ms == 2 * chunk.predicted_ms
+    for prefill in (100.0, 512.0):
+        assert math.isinf(model.forecast(**{**STEP, "prefill_tokens": prefill}).upper_ms)
+
+
+def test_the_first_steps_in_a_cold_engine_are_no_evidence() -> None:
+    model = make_model(epsilon=0.05)
+    for number in range(60):  # the first is 8 times as slow, and the prior 3 times too fast
+        model.observe(15.0 * (8 if number == 0 else 1), **STEP)
+    assert model.forecast(**STEP).upper_ms < 1.2 * 15.0
+
+
+def test_a_prior_that_is_three_times_too_low_is_left_within_the_training() -> None:
+    model = make_model()
+    full = {"decode_sequences": 0.0, "context_tokens": 1000.0, "prefill_tokens": 512.0}
+    actual_ms = 3 * model.forecast(**full).predicted_ms
+    for _ in range(8):
+        model.observe(actual_ms, **full)
+    assert model.forecast(**full).predicted_ms == pytest.approx(actual_ms, rel=0.05)
 
 
 @given(
@@ -139,7 +157,8 @@ def test_forecasts_are_finite_positive_and_ordered(steps) -> None:
         }
         model.observe(actual_ms, **features)
         forecast = model.forecast(**features)
-        assert 0 < forecast.predicted_ms <= forecast.upper_ms < math.inf
+        assert 0 < forecast.predicted_ms <= forecast.upper_ms
+        assert forecast.predicted_ms < math.inf
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import CertificateLog, LatencyModel, ManualClock, ServingState
+from rose._core import CertificateLog, ManualClock, ServingState
 from rose.slo.log_file import read_log
 from rose.slo.verify import verify_log
+from tests.known_model import known_model
 from tests.reference.log_bytes import MS, NO_SLOT, LogBytes
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "certificate_logs.json"
@@ -52,12 +53,10 @@ def core(tmp_path, clock) -> CertificateLog:
 
 def test_the_core_writes_what_the_protocol_says(tmp_path, core, clock):
     state = ServingState(core)
-    model = LatencyModel(
+    model = known_model(
         prior_ms=(5, 0, 0, 0.1, 0),
         epsilon=0.05,
-        forgetting=1,
         adaptation=0.01,
-        cold_margin=2,
         window=64,
     )
     began_ns = clock.now_ns()

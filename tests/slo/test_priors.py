@@ -109,7 +109,7 @@ def test_a_prior_starts_a_model(device: str) -> None:
     name = next(entry["names"][0] for entry in TABLE if entry["device"] == device)
     prior = prior_ms(name, LLAMA_8B)
     assert len(prior) == 5
-    model = new_latency_model(Policy(), prior_ms=prior)
+    model = new_latency_model(Policy(), step_tokens=512, prior_ms=prior)
     step = {"decode_sequences": 8.0, "context_tokens": 9000.0, "prefill_tokens": 256.0}
     terms = (1.0, 8.0, 9000.0, 256.0, 256.0 * 9000.0)
     expected = sum(one * term for one, term in zip(prior, terms, strict=True))
@@ -150,7 +150,7 @@ def test_a_cost_without_a_meaning_is_refused(index: int, bad: float) -> None:
 
 
 def test_the_prior_of_the_policy_is_used_where_none_is_given() -> None:
-    model = new_latency_model(Policy(latency_prior_ms=(7.0, 0.0, 0.0, 0.0, 0.0)))
+    model = new_latency_model(Policy(latency_prior_ms=(7.0, 0.0, 0.0, 0.0, 0.0)), step_tokens=512)
     assert isinstance(model, LatencyModel)
     step = {"decode_sequences": 1.0, "context_tokens": 1.0, "prefill_tokens": 0.0}
     assert model.forecast(**step).predicted_ms == 7.0

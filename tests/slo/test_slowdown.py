@@ -45,13 +45,19 @@ def test_upper_is_that_of_the_plain_bound(
     ratios: list[float], epsilon: float, adaptation: float, window: int
 ) -> None:
     knobs = {"epsilon": epsilon, "adaptation": adaptation, "window": window}
-    bound, plain = SlowdownBound(prior=1.5, **knobs), PlainBound(cold_margin=1.5, **knobs)
+    bound, plain = SlowdownBound(prior=1.5, **knobs), PlainBound(**knobs)
+
+    def upper() -> float:
+        if math.isfinite(plain.margin()):
+            return plain.margin()
+        return max([1.5, *(1.5 * one for one in plain.scores)])
+
     missed = 0
     for ratio in ratios:
-        missed += ratio > plain.upper()
+        missed += ratio > upper()
         bound.observe(ratio)
         plain.observe(ratio)
-        assert bound.upper() == plain.upper()
+        assert bound.upper() == upper()
         assert 1 <= bound.upper() < math.inf
     assert bound.observations == len(ratios)
     assert bound.coverage == pytest.approx(1 - missed / max(1, len(ratios)))
@@ -64,7 +70,7 @@ def test_coverage_follows_epsilon_while_rollouts_get_heavier() -> None:
     for number in range(steps):
         heavier = 1.1 + number / steps + (0.4 if number > steps / 2 else 0.0)
         bound.observe(heavier * random.lognormal(0, 0.05))
-    assert bound.coverage == pytest.approx(0.95, abs=0.005)
+    assert 0.95 - 0.001 <= bound.coverage <= 0.97
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.5, 1e13])

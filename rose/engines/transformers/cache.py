@@ -112,7 +112,8 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 
     def __init__(self, **kwargs: Any) -> None:
         """Build the stock cache."""
-        self._of_old_weights: set[str] = set()
+        # Requests whose blocks are of old weights, or nobody else's business.
+        self._unshared: set[str] = set()
         super().__init__(**kwargs)
 
     def renew(self, version: int) -> None:
@@ -127,19 +128,23 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         del version  # Nothing of any other is kept.
         self.evict_cached_blocks()
         for allocator in self.cache_allocators.values():
-            self._of_old_weights.update(allocator.block_table)
+            self._unshared.update(allocator.block_table)
             allocator.ledger.hash_to_block.clear()
             allocator.ledger.block_to_hash.clear()
         self.pool.try_to_free_sectors()
 
+    def keep_private(self, request_id: str) -> None:
+        """Share no block of a request that is to come."""
+        self._unshared.add(request_id)
+
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Free as stock does; should the request come again, all its blocks will be new."""
         super().free_blocks(request_id, no_cache=no_cache)
-        self._of_old_weights.discard(request_id)
+        self._unshared.discard(request_id)
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        """Offer the blocks that a step completed for reuse, unless old weights are in them."""
-        if state.request_id not in self._of_old_weights:
+        """Offer the blocks that a step completed for reuse, unless they are not to be shared."""
+        if state.request_id not in self._unshared:
             super().mark_complete_blocks(state, complete_blocks)
 
     @property
@@ -325,7 +330,7 @@ class SlabCache(VersionedCache):
             super().renew(version)
             return
         for allocator in self.cache_allocators.values():
-            self._of_old_weights.update(allocator.block_table)
+            self._unshared.update(allocator.block_table)
         self._ledger.renew(version)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:

@@ -29,6 +29,11 @@ class Capacity(Protocol):
         """Whether memory that was taken away can be had again."""
         ...
 
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether no step could run for too long, so that room is of no use."""
+        ...
+
 
 class CacheCapacity:
     """A cache of the engine's own: nobody takes of it."""
@@ -49,6 +54,11 @@ class CacheCapacity:
     def has_regrown(self) -> bool:
         """Return True."""
         return True
+
+    @property
+    def is_shut_out(self) -> bool:
+        """False: it waits at no gate."""
+        return False
 
 
 class LaneCapacity:
@@ -108,3 +118,8 @@ class LaneCapacity:
         return self._processor.has_slabs_for_weights() and self._lane.ensure(
             self._lane.kv.allocator.free_blocks + self._lane.kv.blocks_per_slab
         )
+
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether serving's gate has been closed for too long."""
+        return self._processor.is_shut_out

@@ -34,6 +34,7 @@ from rose.engines.transformers.commits import (
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
 from rose.engines.transformers.outputs import CallbackRouter, LiveRequest, OnOutput
+from rose.engines.transformers.probes import Prober
 from rose.engines.transformers.processor import DeviceProcessor, ServingProcessor
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.sampling import Sampling
@@ -102,11 +103,15 @@ class Engine:
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
         self.is_stopping = False
+        # Of a serving engine whose device lends.
+        self.prober: Prober | None = None
 
     def start(self) -> None:
         """Start the generation thread."""
         self.is_stopping = False
         self.manager.start()
+        if self.prober is not None:
+            self.prober.start()
 
     def wake(self) -> None:
         """End the wait of an idle generation thread; any thread may call it."""
@@ -207,6 +212,16 @@ class Engine:
         return self.manager.background_thread_status.can_accept_new_requests() is None
 
     @property
+    def is_paused(self) -> bool:
+        """Whether somebody wants it to run no step."""
+        return bool(self.manager.background_thread_status.is_pause_requested())
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether it has requests that have not ended."""
+        return bool(self._router.live)
+
+    @property
     def busy_ns(self) -> int:
         """Time in which a step ran, in nanoseconds, since the start."""
         return self.processor.busy_ns
@@ -224,6 +239,8 @@ class Engine:
     def stop(self) -> None:
         """Stop the thread at the next step boundary; requests that are left fail."""
         self.is_stopping = True
+        if self.prober is not None:
+            self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
         # Its thread is gone, so the weights are this thread's to bring back.
@@ -375,15 +392,31 @@ def stock_engine(
     return _engine(manager, cache, FIFOScheduler, processor, config)
 
 
-def serving_engine(model: PreTrainedModel, lane: ServingLane, config: EngineConfig) -> Engine:
-    """Build an engine whose steps `lane` protects and whose KV lies in rose's pool."""
+def serving_engine(
+    model: PreTrainedModel, lane: ServingLane, config: EngineConfig, *, probes: bool = True
+) -> Engine:
+    """Build an engine whose steps `lane` protects and whose KV lies in rose's pool.
+
+    Args:
+        model: a causal language model.
+        lane: made with `kv_geometry(model, config)`.
+        config: as for the other engines.
+        probes: whether it runs steps of its own while it is idle, so that rollouts can be
+            certified; without them nothing is lent until requests have shown how long steps take.
+    """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)
 
     def processor(**kwargs: Any) -> ServingProcessor:
         return ServingProcessor(lane, **kwargs)
 
-    return _engine(manager, cache, PreemptingScheduler, processor, config)
+    engine = _engine(manager, cache, PreemptingScheduler, processor, config)
+    serving = engine.processor
+    check(isinstance(serving, ServingProcessor), "serving has a processor of another kind")
+    if probes:
+        engine.prober = Prober(engine, lane)
+        serving.probes = engine.prober.names
+    return engine
 
 
 def rollout_engine(

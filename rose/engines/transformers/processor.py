@@ -5,6 +5,7 @@ They run in the generation thread of a transformers manager, which calls, once p
 """
 
 import os
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import torch
@@ -226,6 +227,16 @@ class ServingProcessor(DeviceProcessor):
         """Bind the loop to `lane`."""
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
+        # Requests that give way to any other.
+        self.probes: AbstractSet[str] = frozenset()
+
+    def _drop_cancelled(self) -> None:
+        """Drop probes too when a request has arrived: it waits for one step of theirs at most."""
+        probes = set(self.probes)
+        if probes and (self.lane.has_requests or self.output_router.live.keys() - probes):
+            for name in probes:
+                self.scheduler.set_request_cancellation(name)
+        super()._drop_cancelled()
 
     def _prepare(self) -> bool:
         """Wait (bounded) until the borrower's segment has ended, then prepare."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
+from rose.engines.transformers.shut_out import ShutOut
 from rose.engines.transformers.victims import Progress, order_of_loss
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
@@ -73,6 +75,8 @@ class RolloutProcessor(DeviceProcessor):
         self._pin: tuple[int, ...] | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._was_aborted = False
+        self._shut_out = ShutOut()
+        self._passes = 0
 
     # ---- the loop thread ------------------------------------------------------------------------
 
@@ -85,7 +89,33 @@ class RolloutProcessor(DeviceProcessor):
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
             raise Unavailable(_LENDS_NO_MORE)
+        if self.is_shut_out and not self._has_work():
+            self._ask_to_run()
         return super().prepare_next_batch()
+
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether no quantum has been granted for so long that its turns had better run elsewhere.
+
+        It ends with the next quantum.
+        """
+        return self.listener is not None and self._shut_out.is_over_bound
+
+    def _has_work(self) -> bool:
+        return not self.commits.is_empty or bool(self.scheduler.has_pending_requests())
+
+    def _ask_to_run(self) -> None:
+        """Ask for a quantum though nothing is to run: it shows that turns can be taken again."""
+        quantum = self._ask_quantum()
+        if quantum is not None:
+            with quantum:
+                pass
+
+    def _note_wait(self, why: Callable[[], Reason]) -> None:
+        if self.lane.passes != self._passes:
+            self._passes = self.lane.passes
+            self._shut_out.passed()
+        self._shut_out.refused(self.clock.now_ns(), why)
 
     def _ask_quantum(self) -> Quantum | None:
         """Wait for a quantum for a while, with the slabs emptied that are leaving.
@@ -100,9 +130,11 @@ class RolloutProcessor(DeviceProcessor):
             case Refusal(reason=reason):
                 if reason is Reason.CLOSED:
                     raise Unavailable(_LENDS_NO_MORE)
+                self._note_wait(lambda: reason)
                 self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
                 return None
             case quantum:
+                self._shut_out.passed()
                 return quantum
 
     def _prepare(self) -> bool:
@@ -238,13 +270,16 @@ class RolloutProcessor(DeviceProcessor):
 
         Raises:
             StepAborted: the engine is to stop or to pause, and serving may keep the gate closed for
-                long. On a GPU the stream could still be at work, so there the step waits.
+                long; or it has been closed for too long. On a GPU segments of the step may be in
+                the stream behind the closed gate, and would have to run there first. So there the
+                step waits, without turns.
         """
+        self._note_wait(self.lane.why_refused)
         if self.listener is not None:
             self.deliver_evicted()
             self.listener.while_parked()
-        if self.stream is None and self._is_called_away():
-            raise StepAborted("the engine stops or pauses")
+        if self.stream is None and (self._is_called_away() or self.is_shut_out):
+            raise StepAborted("the engine stops or pauses, or no gate opens for it")
 
     def fail_all_requests(self, error: Exception) -> None:
         """Tell the owners of evicted requests first: they did not fail."""

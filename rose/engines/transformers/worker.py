@@ -45,7 +45,8 @@ class EngineWorker:
     A dedicated worker has a lease from the engine's start. A borrowed one has one between `grant`
     and `revoke`; when serving takes slabs, the turns in them are reported INTERRUPTED, and the
     lease shrinks to what is lent still. One that would shrink to nothing ends, and a new one, with
-    a higher epoch, begins when serving lends again.
+    a higher epoch, begins when serving lends again. The same when its steps are refused for too
+    long: a worker that cannot run gives its turns back.
 
     Args:
         engine: built with `EngineConfig(sampling=True)` and not started; a borrower's if borrowed.
@@ -172,7 +173,8 @@ class EngineWorker:
     def at_boundary(self) -> None:
         """Do what was asked for and report what happened; no step runs meanwhile."""
         self._look()
-        if self._is_granted and not self._engine.is_quarantined:
+        can_run = not self._engine.is_quarantined and not self._capacity.is_shut_out
+        if self._is_granted and can_run:
             self._open_or_regrow()
 
     def after_step(self) -> None:
@@ -290,6 +292,8 @@ class EngineWorker:
 
     def _report_lease(self) -> None:
         """Shrink the lease to what serving left of it, or end it, or renew it."""
+        if self._capacity.is_shut_out and self._lease.is_live:
+            self._close_lease()
         if self._lease.has_run_out(now_ms=self._now_ms()):
             self._close_lease()  # The loop was frozen; what it says under this epoch is not heard.
         left = self._capacity.squeezed()

@@ -156,8 +156,8 @@ def measured_cost(log: Path, *, policy: Policy | None = None) -> StepCost:
         InvalidArgument: there is no such log, or it has no steps.
         CorruptData: the log is damaged.
     """
-    model = new_latency_model(policy or Policy())
-    _, records = read_log(log)
+    header, records = read_log(log)
+    model = new_latency_model(policy or Policy(), step_tokens=header["max_batch_tokens"])
     for record in records:
         if record.kind == "STEP":
             names = ("decode_sequences", "context_tokens", "prefill_tokens")

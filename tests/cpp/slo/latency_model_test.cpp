@@ -32,13 +32,16 @@ double true_ms(const Features& f) {
 
 }  // namespace
 
-TEST(a_model_that_saw_nothing_says_its_prior_with_the_cold_margin) {
-  const auto model = make_model({.prior_ms = {1, 0.5, 0.25, 0.125, 0}, .cold_margin = 3});
+TEST(a_model_that_saw_nothing_says_its_prior_and_promises_nothing) {
+  const auto model = make_model({.prior_ms = {1, 0.5, 0.25, 0.125, 0}});
   const auto got = model->forecast({2, 4, 8});
   CHECK(got.ok());
   CHECK_EQ(got.value().predicted_ms, 4.0);
-  CHECK_EQ(got.value().upper_ms, 12.0);
+  CHECK(std::isinf(got.value().upper_ms));
   CHECK_EQ(model->coverage(), 1.0);
+  const Evidence evidence = model->evidence({2, 4, 8}).value();
+  CHECK_EQ(evidence.wanted, 199u);
+  CHECK_EQ(evidence.missing, 199u + LatencyModel::kTraining);
 }
 
 TEST(the_model_learns_what_steps_cost) {
@@ -70,9 +73,9 @@ TEST(coverage_holds_while_the_machine_drifts) {
       CHECK(before.ok());
       misses += actual > before.value().upper_ms ? 1 : 0;
     }
-    // The bound of arXiv 2106.00170, proposition 4.1: (alpha + gamma) / (gamma * steps) = 0.01.
-    CHECK(misses < (epsilon + 0.015) * kSteps);
-    CHECK(misses > (epsilon - 0.015) * kSteps);
+    // Three kinds of steps, each with at most epsilon / adaptation + 1 more than its share.
+    CHECK(misses < (epsilon + 0.001) * kSteps);
+    CHECK(misses > (epsilon - 0.05) * kSteps);
     CHECK(std::abs(model->coverage() - (1 - misses / static_cast<double>(kSteps))) < 1e-9);
   }
 }
@@ -85,7 +88,7 @@ TEST(the_window_alone_covers_a_machine_that_stays_the_same) {
     const Features step = random_step(random);
     CHECK(model->observe(step, true_ms(step) * noise(random)).ok());
   }
-  CHECK(model->coverage() > 0.88 && model->coverage() < 0.92);
+  CHECK(model->coverage() > 0.89 && model->coverage() < 0.92);
 }
 
 TEST(the_level_follows_a_machine_that_gets_slower_with_every_step) {
@@ -114,7 +117,7 @@ TEST(bad_input_is_refused_and_changes_nothing) {
   for (const LatencyConfig& bad :
        {LatencyConfig{.prior_ms = {nan, 0, 0, 0, 0}}, LatencyConfig{.prior_ms = {-1, 0, 0, 0, 0}},
         LatencyConfig{.epsilon = 0}, LatencyConfig{.epsilon = nan}, LatencyConfig{.forgetting = 0},
-        LatencyConfig{.adaptation = -1}, LatencyConfig{.cold_margin = 0.5},
+        LatencyConfig{.adaptation = -1}, LatencyConfig{.step_tokens = 0},
         LatencyConfig{.window = 0}, LatencyConfig{.window = 5000}}) {
     CHECK_EQ(LatencyModel::create(bad).status().code(), Code::kInvalidArgument);
   }
@@ -132,13 +135,14 @@ TEST(forecasts_stay_finite_and_ordered_whatever_is_observed) {
       CHECK(model->observe({wild(), wild(), wild()}, wild()).ok());
       const Forecast got = model->forecast({wild(), wild(), wild()}).value();
       CHECK(std::isfinite(got.predicted_ms) && got.predicted_ms > 0);
-      CHECK(std::isfinite(got.upper_ms) && got.upper_ms >= got.predicted_ms);
+      CHECK(got.upper_ms >= got.predicted_ms);
     }
   }
 }
 
 TEST(steps_with_prefill_and_steps_without_have_margins_of_their_own) {
-  const auto model = make_model({.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .window = 256});
+  const auto model = make_model(
+      {.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .window = 256, .step_tokens = 512});
   std::mt19937 random{29};
   std::lognormal_distribution<double> small{0, 0.01};
   std::lognormal_distribution<double> large{0, 0.3};
@@ -155,18 +159,17 @@ TEST(steps_with_prefill_and_steps_without_have_margins_of_their_own) {
   CHECK(margin(512) > 1.3);
 }
 
-TEST(a_chunk_near_the_largest_is_judged_by_its_like) {
-  const auto model = make_model({.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .cold_margin = 3});
-  for (int i = 0; i < 100; ++i) CHECK(model->observe({0, 0, 100}, 10).ok());
-  const auto margin = [&](double prefill) {
-    const Forecast got = model->forecast({0, 0, prefill}).value();
-    return got.upper_ms / got.predicted_ms;
+TEST(a_chunk_near_step_tokens_is_judged_by_its_like) {
+  const auto model =
+      make_model({.prior_ms = {10, 0, 0, 0, 0}, .epsilon = 0.05, .step_tokens = 1000});
+  for (int i = 0; i < 100; ++i) CHECK(model->observe({0, 0, 700}, 10).ok());
+  const auto upper_ms = [&](double prefill) {
+    return model->forecast({0, 0, prefill}).value().upper_ms;
   };
-  CHECK(margin(100) < 1.1);
-  CHECK(margin(1000) < 1.1);               // larger than any: as the largest
-  CHECK(std::abs(margin(10) - 3) < 1e-9);  // of parts none was seen
-  CHECK(model->observe({0, 0, 1000}, 10).ok());
-  CHECK(std::abs(margin(100) - 3) < 1e-9);  // what was full is a part now
+  CHECK(upper_ms(10) < 11 && upper_ms(749) < 11);
+  CHECK(std::isinf(upper_ms(750)) && std::isinf(upper_ms(0)));
+  for (int i = 0; i < 100; ++i) CHECK(model->observe({0, 0, 750}, 10).ok());
+  CHECK(upper_ms(750) < 11 && upper_ms(2000) < 11);
 }
 
 TEST(what_seldom_runs_is_not_forecast_by_noise) {
@@ -174,7 +177,7 @@ TEST(what_seldom_runs_is_not_forecast_by_noise) {
   const auto cost_ms = [](const Features& f) {
     return 4 + 0.05 * f.decode_sequences + 3e-5 * f.context_tokens + 0.03 * f.prefill_tokens;
   };
-  const auto model = make_model({.prior_ms = {5, 0.1, 0, 0.05, 0}});
+  const auto model = make_model({.prior_ms = {5, 0.1, 0, 0.05, 0}, .step_tokens = 512});
   std::mt19937 random{61};
   std::lognormal_distribution<double> noise{0, 0.1};
   std::uniform_real_distribution<double> near{0.98, 1.02};
@@ -187,7 +190,7 @@ TEST(what_seldom_runs_is_not_forecast_by_noise) {
     for (const Features& asked :
          {Features{1, 30'000, 0}, Features{0, 30'000, 512}, Features{64, 64'000, 0}}) {
       const double ratio = model->forecast(asked).value().upper_ms / cost_ms(asked);
-      CHECK(ratio > 0.9 && ratio < 3);
+      CHECK(ratio > 0.9 && (ratio < 3 || std::isinf(ratio)));
     }
   }
 }
@@ -214,8 +217,8 @@ TEST(a_prior_that_is_far_too_high_is_left_within_a_window) {
   CHECK(got.predicted_ms < 1.5 * true_ms({16, 4000, 0}));
 }
 
-TEST(a_restored_model_goes_on_to_the_last_bit) {
-  const LatencyConfig config{.epsilon = 0.05, .adaptation = 0.1, .window = 64};
+TEST(a_restored_model_goes_on_to_the_last_bit_once_it_is_confirmed) {
+  const LatencyConfig config{.epsilon = 0.05, .adaptation = 0.001, .window = 64};
   const auto model = make_model(config);
   std::mt19937 random{53};
   std::lognormal_distribution<double> noise{0, 0.2};
@@ -239,7 +242,7 @@ TEST(a_restored_model_goes_on_to_the_last_bit) {
     const Forecast one = observe(*model, step, actual_ms);
     const Forecast two = observe(*other, step, actual_ms);
     CHECK_EQ(one.predicted_ms, two.predicted_ms);
-    CHECK_EQ(one.upper_ms, two.upper_ms);
+    CHECK(i < 100 || one.upper_ms == two.upper_ms);
   }
 }
 
@@ -260,7 +263,8 @@ TEST(a_state_that_no_model_has_is_corrupt) {
   CHECK(refused([&](LatencyState& state) { state.covariance[3][3] = nan; }));
   CHECK(refused([&](LatencyState& state) { state.bounds[1].level = 1; }));
   CHECK(refused([&](LatencyState& state) { state.bounds[2].scores = {nan}; }));
-  CHECK(refused([&](LatencyState& state) { state.prefill_tokens_max = -1; }));
+  CHECK(refused([](LatencyState& state) { state.step_tokens = 0; }));
+  CHECK(refused([](LatencyState& state) { state.seen[0] = 1; }));
   CHECK(refused([&](LatencyState& state) { state.observations = 0; }));
   CHECK(refused([&](LatencyState& state) { state.misses = 2; }));
 }

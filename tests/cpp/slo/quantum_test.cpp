@@ -1,6 +1,7 @@
 #include "slo/quantum.h"
 
 #include <array>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <thread>
@@ -24,6 +25,21 @@ class Listener final : public ServingListener {
   int idles{0};
 };
 
+// A model that forecasts its prior, with bounds of the same height for every kind of step.
+std::shared_ptr<LatencyModel> known_model(LatencyConfig config) {
+  config.step_tokens = 400;
+  auto made = LatencyModel::create(config);
+  CHECK(made.ok());
+  std::shared_ptr<LatencyModel> model = made.take();
+  for (const double prefill : {0.0, 1.0, 400.0}) {
+    const Features step{1, 0, prefill};
+    while (model->evidence(step).value().missing > 0) {
+      CHECK(model->observe(step, model->forecast(step).value().predicted_ms).ok());
+    }
+  }
+  return model;
+}
+
 struct Scene {
   explicit Scene(LogHeader header = {.ttft_ms = 100,
                                      .tpot_ms = 50,
@@ -34,9 +50,7 @@ struct Scene {
     auto made_log = CertificateLog::create("", header, clock);
     CHECK(made_log.ok());
     log = made_log.take();
-    auto made_model = LatencyModel::create({.prior_ms = {10, 0, 0, 0.1, 0}, .cold_margin = 1});
-    CHECK(made_model.ok());
-    model = made_model.take();
+    model = known_model({.prior_ms = {10, 0, 0, 0.1, 0}});
     listener = std::make_shared<Listener>();
     serving = std::make_shared<ServingState>(log, listener);
     certifier = std::make_unique<QuantumCertifier>(
@@ -335,11 +349,64 @@ TEST(a_step_that_outlives_its_requests_is_no_idle_time) {
   CHECK(!scene.serving->step_ended());
 }
 
+TEST(a_shape_without_evidence_is_refused_and_named) {
+  Scene scene;
+  auto fresh = LatencyModel::create({.prior_ms = {10, 0, 0, 0.1, 0}, .step_tokens = 400});
+  CHECK(fresh.ok());
+  std::shared_ptr<LatencyModel> model = fresh.take();
+  QuantumCertifier certifier{scene.serving, model, scene.log,
+                             NextRequest{.largest_step = {}, .largest_chunk = {0, 0, 400}}};
+  const auto ask = [&] { return certifier.decide({.segment_upper_ms = 1}).segments; };
+  CHECK_EQ(ask(), 0);
+  CHECK_EQ(certifier.last_refusal(), QuantumRefusal::kNoEvidence);
+  const Features step{};
+  const Features chunk{0, 0, 400};
+  while (model->evidence(step).value().missing > 0) CHECK(model->observe(step, 10).ok());
+  CHECK_EQ(ask(), 0);
+  CHECK_EQ(certifier.last_refusal(), QuantumRefusal::kNoEvidence);
+  CHECK(certifier.binding()->shape == BindingShape::kChunk);
+  CHECK(std::isinf(certifier.binding()->upper_ms));
+  while (model->evidence(chunk).value().missing > 0) CHECK(model->observe(chunk, 50).ok());
+  CHECK(ask() > 0);
+}
+
+TEST(a_refusal_names_the_term_that_binds) {
+  Scene scene;
+  CHECK(!scene.certifier->binding().has_value());
+  CHECK_EQ(scene.decide(49.1), 0);
+  const Binding chunk = *scene.certifier->binding();
+  CHECK(chunk.shape == BindingShape::kChunk && chunk.target == BindingTarget::kTtft);
+  CHECK_EQ(chunk.predicted_ms, 50.0);
+  CHECK_EQ(chunk.upper_ms, 50.0);
+  CHECK_EQ(chunk.delay_ms, 50.1);
+  CHECK_EQ(chunk.target_ms, 100.0);
+  CHECK_EQ(scene.decide(90), 0);
+  CHECK(scene.certifier->binding()->shape == BindingShape::kSegment);
+  CHECK(scene.certifier->binding()->target == BindingTarget::kBlocking);
+}
+
+TEST(time_is_counted_by_what_was_decided) {
+  Scene scene;
+  const auto pass = [&](Nanoseconds ns) {
+    scene.clock->advance(ns);
+    scene.serving->beat();
+  };
+  scene.clock->advance(1);
+  scene.serving->beat();
+  CHECK_EQ(scene.decide(60), 0);
+  pass(2'000'000);
+  CHECK_EQ(scene.decide(60), 0);
+  pass(3'000'000);
+  CHECK_EQ(scene.decide(1), 8);
+  CHECK_EQ(scene.certifier->refused_ns(QuantumRefusal::kSloAtRisk), 5'000'000);
+  pass(500'000'000);  // nobody asks for long: the quantum of 8 ms counts, and a silence of 50
+  CHECK_EQ(scene.decide(1), 8);
+  CHECK_EQ(scene.certifier->granted_ns(), 58'000'000);
+}
+
 TEST(a_next_request_brings_the_longest_context) {
   Scene scene{with_modes(0b011)};
-  auto made = LatencyModel::create({.prior_ms = {10, 0, 0.01, 0, 0}, .cold_margin = 1});
-  CHECK(made.ok());
-  std::shared_ptr<LatencyModel> model = made.take();
+  const auto model = known_model({.prior_ms = {10, 0, 0.01, 0, 0}});
   QuantumCertifier certifier{scene.serving, model, scene.log,
                              NextRequest{.largest_step = {}, .largest_chunk = {0, 5000, 400}}};
   give_token(scene, scene.serving->arrived(10));

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from bench.vllm_wheel import importable, load
 from rose.executor import SLO, CoServing, KVGeometry, Policy
+from tests.known_model import confirm
 
 BLOCK_TOKENS = 16
 MODEL_TOKENS = 2048
@@ -213,6 +214,7 @@ class Pair:
                 step_tokens=request_tokens,
                 request_tokens=request_tokens,
             )
+            confirm(self.device._model, request_tokens)
             rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
             self.serving = ServingScheduler(lane, **parts.of_scheduler(**options))
             self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(**options))

@@ -1,0 +1,77 @@
+"""Why rollouts wait: refusals by reason, the term that binds, and the evidence behind bounds."""
+
+import math
+from collections.abc import Mapping
+from typing import Final, TypedDict
+
+from rose._core import Creditor, LatencyModel, QuantumRefusal
+from rose.events import Reason
+from rose.executor.probing import ShapeName
+from rose.executor.reading import Binding, ShapeEvidence
+from rose.slo.evidence import SHAPE_NAMES, Shape
+
+REASONS: Final = {
+    QuantumRefusal.SERVING_BUSY: Reason.SERVING_BUSY,
+    QuantumRefusal.NO_HEARTBEAT: Reason.NO_HEARTBEAT,
+    QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
+    QuantumRefusal.NO_EVIDENCE: Reason.NO_EVIDENCE,
+    QuantumRefusal.LOG_BROKEN: Reason.LOG_BROKEN,
+}
+UNCERTIFIED: Final = (QuantumRefusal.SLO_AT_RISK, QuantumRefusal.NO_EVIDENCE)
+"""Refusals of a device that was not busy: a certificate was asked for, and there was none."""
+
+
+class Refusals(TypedDict):
+    """The fields of `DeviceReading` that a creditor knows."""
+
+    refusals: Mapping[str, int]
+    refused_s: Mapping[str, float]
+    granted_s: float
+    binding: Binding | None
+
+
+def read_refusals(creditor: Creditor | None) -> Refusals:
+    """Return what `creditor` counted; nothing was refused where there is none yet."""
+    return {
+        "refusals": {
+            reason.name.lower(): 0 if creditor is None else creditor.refused(why)
+            for why, reason in REASONS.items()
+        },
+        "refused_s": {
+            reason.name.lower(): 0.0 if creditor is None else creditor.refused_s(why)
+            for why, reason in REASONS.items()
+        },
+        "granted_s": 0.0 if creditor is None else creditor.granted_s,
+        "binding": None if creditor is None else _binding(creditor),
+    }
+
+
+def _binding(creditor: Creditor) -> Binding | None:
+    found = creditor.binding
+    if found is None:
+        return None
+    return Binding(
+        shape=found.shape,
+        predicted_ms=found.predicted_ms,
+        bound_ms=_finite(found.upper_ms),
+        delay_ms=found.delay_ms,
+        target=found.target,
+        target_ms=found.target_ms,
+    )
+
+
+def read_evidence(model: LatencyModel, shape: ShapeName, features: Shape) -> ShapeEvidence:
+    """Return what the bound of `shape` rests on; `features` are those of the step."""
+    named = dict(zip(SHAPE_NAMES, features, strict=True))
+    found = model.evidence(**named)
+    return ShapeEvidence(
+        shape=shape,
+        scores=found.scores,
+        wanted=found.wanted,
+        missing=found.missing,
+        bound_ms=_finite(model.forecast(**named).upper_ms),
+    )
+
+
+def _finite(value_ms: float) -> float | None:
+    return value_ms if math.isfinite(value_ms) else None

@@ -1,0 +1,46 @@
+"""Evidence for bounds before the first promise: step shapes are run until there is enough of it."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
+
+from rose._core import LatencyModel
+from rose.errors import DeadlineExceeded
+
+Shape: TypeAlias = tuple[float, float, float]
+"""Decoding sequences, context tokens and prefill tokens of a step."""
+
+SHAPE_NAMES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
+
+# A stationary engine needs one round; four leave room for a few misses, which cost scores.
+_ROUNDS_MAX: Final = 4
+
+
+def missing_runs(model: LatencyModel, shape: Shape) -> int:
+    """Return how many further runs of `shape` give it a bound; 0 where it has one."""
+    return int(model.evidence(**dict(zip(SHAPE_NAMES, shape, strict=True))).missing)
+
+
+def collect_evidence(
+    model: LatencyModel, shapes: Iterable[Shape], run: Callable[[Shape], None]
+) -> None:
+    """Call `run` with each shape until `model` has a bound for it.
+
+    Args:
+        model: the model that learns from the runs.
+        shapes: step shapes.
+        run: runs one step of a shape and has `model` observe its time.
+
+    Raises:
+        DeadlineExceeded: four rounds of runs gave no bound.
+    """
+    for shape in shapes:
+        runs_max = _ROUNDS_MAX * missing_runs(model, shape)
+        for _ in range(runs_max):
+            if missing_runs(model, shape) == 0:
+                break
+            run(shape)
+        if missing_runs(model, shape) > 0:
+            raise DeadlineExceeded(
+                f"{runs_max} runs of the step shape {shape} gave no bound: their times vary too "
+                f"much, or the model does not learn from them"
+            )
