@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +27,7 @@ from rose.traces import Trace
 
 # Pausing and resuming the borrowed worker hands its turns back: much shorter slices measure that.
 _SLICE_S: Final = 6.0
+_SLICE_QUICK_S: Final = 4.0
 _SOLO_S: Final = (("share_all", 1.5), ("rose", 3.0))
 _WARM_UP_S: Final = 2.0
 _CALIBRATION_S: Final = 8.0
@@ -177,27 +179,33 @@ def _run_arms(  # noqa: PLR0917 (what an experiment has)
 ) -> None:
     """Run every arm in every round, in an order that changes from round to round."""
     rounds = _ROUNDS_QUICK if experiment.is_quick else _ROUNDS
-    pieces = pieces_of(trace, count=rounds, seconds=_SLICE_S, seed=experiment.bench.seed)
-    phases.begin("gathering evidence for certificates")
-    built.warm_up(
-        lambda done, wanted: phases.advance("gathering evidence", done=done, wanted=wanted)
-    )
-    phases.begin("starting trainer, relay and dedicated worker")
-    built.start()
+    slice_s = _SLICE_QUICK_S if experiment.is_quick else _SLICE_S
+    pieces = pieces_of(trace, count=rounds, seconds=slice_s, seed=experiment.bench.seed)
+    phases.begin("gathering evidence for certificates, while the programs start")
+    # They are not on the device's cores, and nobody waits for the first while the second runs.
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(built.start)
+        built.warm_up(
+            lambda done, wanted: phases.advance("gathering evidence", done=done, wanted=wanted)
+        )
+        phases.begin("starting trainer, relay and dedicated worker")
+        started.result()
     for arm in ARMS:
         phases.begin(f"warming up: {arm.replace('_', ' ')}")
         built.run(pieces[0].window(0.0, _WARM_UP_S), arm=arm, number=-1)
     measured.setup_s = phases.seconds
-    slice_s = _SLICE_S * len(ARMS) + sum(seconds for _, seconds in _SOLO_S)
+    round_s = slice_s * len(ARMS) + sum(seconds for _, seconds in _SOLO_S)
     watch = _watch(experiment.bench.cores)
-    slices = Slices[Slice](watch, clock, spare_s=_SPARE_SHARE * rounds * slice_s)
+    slices = Slices[Slice](watch, clock, spare_s=_SPARE_SHARE * rounds * round_s)
     solos = Slices[Solo](watch, clock, spare_s=0.0)
     measured.counts = slices.counts
     for number, piece in enumerate(pieces):
         phases.begin(f"round {number + 1} of {rounds}", done=number, wanted=rounds)
         for arm, seconds in _SOLO_S:
             solo, is_void = solos.take(partial(built.solo, arm, seconds))
-            if not is_void:
+            if is_void:
+                phases.begin(f"void: {solos.last_why}")
+            else:
                 measured.solo.append(solo)
         for arm in in_turn(ARMS, number):
             phases.advance(
@@ -206,6 +214,8 @@ def _run_arms(  # noqa: PLR0917 (what an experiment has)
                 wanted=rounds,
             )
             taken, is_void = slices.take(partial(built.run, piece, arm=arm, number=number))
+            if is_void:
+                phases.begin(f"void: {slices.last_why}")
             measured.slices.append(replace(taken, is_void=is_void))
         if number + 1 == _INTERIM_ROUNDS < rounds:
             on_interim()

@@ -72,10 +72,12 @@ def lending_sentences(report: Mapping[str, Any]) -> list[str]:
         (
             f"Targets from {slo['from']}: TTFT {number(slo['ttft_ms'])} ms, TPOT "
             f"{number(slo['tpot_ms'])} ms. Set up in {number(report['setup_s'])} s; "
-            f"{slices['judged']} slices judged, {slices['void']} void, {slices['repeated']} repeated."
+            f"{slices['judged']} slices judged, {slices['void']} void, "
+            f"{slices['repeated']} repeated."
         ),
         (
-            f"Certifiable idle time: {percent(report['certifiable_idle_share'])} of all. Of that rose "
+            f"Certifiable idle time: {percent(report['certifiable_idle_share'])} of all. "
+            f"Of that rose "
             f"harvested {percent(report['harvest_over_certifiable'])} by tokens, "
             f"{percent(report['harvested_time_over_certifiable'])} by time."
         ),

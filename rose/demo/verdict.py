@@ -56,7 +56,15 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
     off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
     lead = "" if report["complete"] else "The run was stopped early. "
     next_command = None
-    if off:
+    is_blind = report["complete"] and any(c.value is None for c in controls)
+    if is_blind:
+        next_command = "rose demo"
+        sentence = (
+            f"Void: no round of serving alone, and alone again, could be judged: "
+            f"{report['slices']['void']} slices had foreign CPU time on the device. Stop what else "
+            f"runs on this machine, and run again: {next_command}"
+        )
+    elif off:
         next_command = "rose demo --load 0.1"
         sentence = (
             f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "

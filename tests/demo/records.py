@@ -2,19 +2,24 @@
 
 from rose.demo.record import (
     ARMS,
+    Answered,
     BrokerRecord,
     CircleRecord,
     CommitRecord,
     DecisionRecord,
-    RequestTiming,
+    Lending,
     Revocation,
     RunRecord,
+    Slice,
+    SliceCounts,
+    Solo,
+    StepTimes,
     Timeline,
     TrajectoryCounts,
     TurnRecord,
     VersionRecord,
-    WindowRecord,
 )
+from rose.slo import SLO
 
 # Latencies of the two windows; three requests each. TPOT of the second request is None.
 TTFT_MS = {
@@ -34,28 +39,45 @@ ROLLOUT_TOKENS = {"alone": 0, "alone_again": 0, "share_all": 600, "rose": 300}
 
 def window_of(arm, window):
     requests = tuple(
-        RequestTiming(arm, window, 100.0 * window + i, ttft, tpot, 1 if tpot is None else 5)
+        Answered(100.0 * window + i, ttft, tpot, 1 if tpot is None else 5)
         for i, (ttft, tpot) in enumerate(
             zip(TTFT_MS[arm][window], TPOT_MS[arm][window], strict=True)
         )
     )
     start_s = 100.0 * window
-    return WindowRecord(arm, window, start_s, start_s + 10, requests, 4.0, ROLLOUT_TOKENS[arm])
+    is_rose = arm == "rose"
+    return Slice(
+        arm,
+        window,
+        start_s,
+        start_s + 10,
+        requests,
+        4.0,
+        ROLLOUT_TOKENS[arm],
+        segment_ms=(2.0,) * 2500 if is_rose else None,
+        blocked_ms=(1.0,) * 50 if is_rose else (),
+        pauses=3 if is_rose else 0,
+        chunk_ms=(40.0,) * 20,
+        decode_ms=(8.0,) * 20,
+    )
 
 
 def tiny_record(**changes):
     values = {
-        "windows": tuple(window_of(arm, window) for window in (0, 1) for arm in ARMS),
-        "rollout_alone_tokens_per_s": 60.0,
-        "slo_ttft_ms": 250.0,
-        "slo_tpot_ms": 15.0,
-        "blocked_by_rollout_ms": (1.0,) * 100,
-        "segment_ms": (2.0,) * 100,
+        "slices": tuple(window_of(arm, window) for window in (0, 1) for arm in ARMS),
+        # Alone, rollouts of a fixed length make 60 tokens/s; turns do in the time of their segments.
+        "solo": (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 2.0)),
+        "calibration": StepTimes((40.0,) * 60, (8.0,) * 60),
+        "slo": SLO(ttft_ms=250.0, tpot_ms=15.0),
+        "slo_from": "calibration",
+        "signal_ms": 1.0,
+        "lending": Lending({"slo_at_risk": 4, "serving_busy": 90}, {}, 3.0, None),
+        "slice_counts": SliceCounts(8, 1, 1),
+        "setup_s": 60.0,
         "certificates_granted": 40,
         "certificates_verified": 40,
         "certificate_violations": 0,
         "revocations": (Revocation(3.0, 2, 1.0, 1), Revocation(5.0, 1, 3.0, 2)),
-        "pauses": 7,
         "timeline": Timeline(
             gate_open=((100.0, 101.5), (103.0, 104.0)),
             arrivals_s=(101.5, 102.0),
@@ -95,7 +117,6 @@ def tiny_circle(**changes):
             TurnRecord(0, 0, "dedicated", 104.5, 106.0, 12, is_resumed=True),
             TurnRecord(1, 1, "borrowed", 125.0, 140.0, 99, is_resumed=False),
         ),
-        "rewards": tuple((110.0 + i, i / 10, 4 + i // 4) for i in range(8)),
         "trajectories": TrajectoryCounts(
             started=12,
             finished=10,
@@ -111,6 +132,9 @@ def tiny_circle(**changes):
         "spans": ((100.0, 105.0), (124.0, 150.0)),
         "incidents": ((115.0, "The trainer <died> and came back as incarnation 2."),),
         "measured_s": 50.0,
+        "published": 11,
+        "committed_borrowed": 2,
+        "committed_dedicated": 1,
     }
     return CircleRecord(**(values | changes))
 
@@ -118,7 +142,6 @@ def tiny_circle(**changes):
 EMPTY_CIRCLE = CircleRecord(
     versions=(),
     turns=(),
-    rewards=(),
     trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0, 0, 0, 0),
     staleness=(),
     spans=(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rose.demo.record import ARMS, RequestTiming, Timeline
+from rose.demo.record import ARMS, Answered, Timeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
 from tests.demo.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
@@ -47,9 +47,9 @@ def test_harvest_of_a_circle_is_the_time_of_its_segments():
     record = tiny_record(circle=tiny_circle())
     windows = tuple(
         dataclasses.replace(one, rollout_busy_s=3.5) if one.arm == "rose" else one
-        for one in record.windows
+        for one in record.slices
     )
-    report = summarise(dataclasses.replace(record, windows=windows))
+    report = summarise(dataclasses.replace(record, slices=windows))
     assert report["arms"]["rose"]["harvested_share"] == pytest.approx(0.35)
     assert report["arms"]["share_all"]["harvested_share"] == 1.0  # 60 of 60 tokens/s
 
@@ -71,12 +71,12 @@ def test_ratios_are_paired_by_window():
 def test_windows_given_in_pieces_are_one_window():
     whole = tiny_record()
     pieces = []
-    for window in whole.windows:
+    for window in whole.slices:
         half = window.end_s - 5
         first = {"end_s": half, "requests": window.requests[:1], "rollout_tokens": 0}
         pieces.append(dataclasses.replace(window, serving_busy_s=0.0, **first))
         pieces.append(dataclasses.replace(window, start_s=half, requests=window.requests[1:]))
-    assert summarise(tiny_record(windows=tuple(pieces))) == summarise(whole)
+    assert summarise(tiny_record(slices=tuple(pieces))) == summarise(whole)
 
 
 def test_keys_are_those_that_were_promised():
@@ -178,9 +178,9 @@ def slowed(record, arm, factor):
 
     windows = tuple(
         dataclasses.replace(w, requests=tuple(slow(r) for r in w.requests)) if w.arm == arm else w
-        for w in record.windows
+        for w in record.slices
     )
-    return dataclasses.replace(record, windows=windows)
+    return dataclasses.replace(record, slices=windows)
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
@@ -213,10 +213,8 @@ def test_slack_mode_is_judged_by_the_targets_it_may_spend():
 
 def empty_record():
     return tiny_record(
-        windows=(),
-        rollout_alone_tokens_per_s=0.0,
-        blocked_by_rollout_ms=(),
-        segment_ms=(),
+        slices=(),
+        solo=(),
         certificates_granted=0,
         certificates_verified=0,
         revocations=(),
@@ -226,7 +224,7 @@ def empty_record():
 
 
 def first_windows(n):
-    return dataclasses.replace(tiny_record(), windows=tiny_record().windows[:n], complete=False)
+    return dataclasses.replace(tiny_record(), slices=tiny_record().slices[:n], complete=False)
 
 
 @pytest.mark.parametrize("record", [empty_record(), *(first_windows(n) for n in range(9))])
@@ -253,12 +251,11 @@ def test_number_that_is_not_there_is_null():
 
 def test_json_is_strict_whatever_the_record_holds(tmp_path):
     nan, inf = float("nan"), float("inf")
-    window = tiny_record().windows[0]
-    odd = (RequestTiming("alone", 0, 0.0, nan, inf, 3), *window.requests)
+    window = tiny_record().slices[0]
+    odd = (Answered(0.0, nan, inf, 3), *window.requests)
     record = tiny_record(
-        windows=(dataclasses.replace(window, requests=odd),),
-        blocked_by_rollout_ms=(nan,),
-        slo_ttft_ms=inf,
+        slices=(dataclasses.replace(window, requests=odd),),
+        setup_s=inf,
         machine={"ghz": nan, "cores": np.int64(2), "load": np.float64("inf"), "at": (1, tmp_path)},
     )
     write_report(record, tmp_path)
