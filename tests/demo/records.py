@@ -65,7 +65,7 @@ def window_of(arm, window):
 def tiny_record(**changes):
     values = {
         "slices": tuple(window_of(arm, window) for window in (0, 1) for arm in ARMS),
-        # Alone, rollouts of a fixed length make 60 tokens/s; turns do in the time of their segments.
+        # 60 tokens/s alone: of turns, in the time of their segments.
         "solo": (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 2.0)),
         "calibration": StepTimes((40.0,) * 60, (8.0,) * 60),
         "slo": SLO(ttft_ms=250.0, tpot_ms=15.0),
