@@ -1,7 +1,8 @@
 """A comparison that is small enough to check by hand."""
 
-from rose.cli.compare_record import Answered, Audit, CompareRecord, SchemeWindow
+from rose.cli.compare_record import Audit, CompareRecord
 from rose.cli.compare_schemes import SCHEMES, ablation
+from rose.demo.record import Answered, Slice
 
 # Two windows of three requests each: (TTFT, mean TPOT, longest gap); targets 250 and 15.
 REQUESTS = {
@@ -29,17 +30,19 @@ SECONDS = (10.0, 30.0)
 
 def answered(ttft_ms, tpot_ms, longest_gap_ms):
     late = 0 if longest_gap_ms is None else int(longest_gap_ms > 15.0)
-    return Answered(ttft_ms, tpot_ms, longest_gap_ms, late, 1 if tpot_ms is None else 5)
+    return Answered(0.0, ttft_ms, tpot_ms, 1 if tpot_ms is None else 5, longest_gap_ms, late)
 
 
 def window_of(scheme, window, load=0.9):
     ours = scheme == "rose_slack"
-    return SchemeWindow(
-        scheme=scheme,
+    return Slice(
+        arm=scheme,
         load=load,
-        window=window,
-        seconds=SECONDS[window],
-        busy_s=SECONDS[window] / 2,
+        round=window,
+        start_s=0.0,
+        end_s=SECONDS[window],
+        rollout_tokens=0,
+        serving_busy_s=SECONDS[window] / 2,
         harvest=HARVEST[scheme][window],
         requests=tuple(answered(*one) for one in REQUESTS[scheme][window]),
         blocked_ms=(1.0, 3.0) if ours else (),

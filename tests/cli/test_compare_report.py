@@ -63,8 +63,8 @@ def test_numbers_follow_from_the_outcomes_alone():
     report = summarise_comparison(tiny_comparison())
     for scheme in REQUESTS:
         row = row_of(report, scheme)
-        windows = [one for one in report["windows"] if one["scheme"] == scheme]
-        alone = [one for one in report["windows"] if one["scheme"] == "alone"]
+        windows = [one for one in report["windows"] if one["arm"] == scheme]
+        alone = [one for one in report["windows"] if one["arm"] == "alone"]
         requests = [one for window in windows for one in window["requests"]]
         for name, key in (("ttft", "ttft_ms"), ("tpot", "tpot_ms")):
             values = [one[key] for one in requests if one[key] is not None]
@@ -78,9 +78,9 @@ def test_numbers_follow_from_the_outcomes_alone():
                     ]
                     each.append(pair[0] / pair[1])
                 assert row["ratios"][f"{name}_p{rank}"] == pytest.approx(np.median(each))
-        seconds = sum(one["seconds"] for one in windows)
+        seconds = sum(one["end_s"] for one in windows)
         assert seconds == sum(SECONDS)
-        got_s = sum(one["harvest"] * one["seconds"] for one in windows)
+        got_s = sum(one["harvest"] * one["end_s"] for one in windows)
         assert row["harvest"] == pytest.approx(got_s / seconds)
         assert row["busy_share"] == pytest.approx(0.5)
         waits = [wait for one in windows for wait in one["blocked_ms"]]
@@ -128,8 +128,8 @@ def test_certificates_and_pauses_are_those_of_the_scheme():
 
 def test_harvest_over_the_clairvoyant_is_a_share_of_what_there_is():
     window = tiny_comparison().windows[0]
-    best = dataclasses.replace(window, scheme="clairvoyant", harvest=0.8)
-    ours = dataclasses.replace(window, scheme="rose_slack", harvest=0.6)
+    best = dataclasses.replace(window, arm="clairvoyant", harvest=0.8)
+    ours = dataclasses.replace(window, arm="rose_slack", harvest=0.6)
     record = tiny_comparison(
         schemes=(SCHEMES["alone"], SCHEMES["rose_slack"], SCHEMES["clairvoyant"]),
         windows=(window, ours, best),
@@ -141,7 +141,7 @@ def test_harvest_over_the_clairvoyant_is_a_share_of_what_there_is():
 def test_the_sentence_names_the_best_that_keep_the_targets():
     kept = tuple(
         dataclasses.replace(one, requests=tuple(answered_alone(one)))
-        if one.scheme == "rose_slack"
+        if one.arm == "rose_slack"
         else one
         for one in tiny_comparison().windows
     )
@@ -154,7 +154,7 @@ def test_the_sentence_names_the_best_that_keep_the_targets():
 
 
 def answered_alone(window):
-    return [answered(*one) for one in REQUESTS["alone"][window.window]]
+    return [answered(*one) for one in REQUESTS["alone"][window.round]]
 
 
 def test_a_control_that_left_its_range_voids_the_comparison():
@@ -163,7 +163,7 @@ def test_a_control_that_left_its_range_voids_the_comparison():
             one,
             requests=tuple(dataclasses.replace(r, ttft_ms=1.3 * r.ttft_ms) for r in one.requests),
         )
-        if one.scheme == "alone_again"
+        if one.arm == "alone_again"
         else one
         for one in tiny_comparison().windows
     )
