@@ -244,5 +244,5 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     report = summarise_comparison(record)
     write_comparison(report, out)
     print_comparison(report, console)
-    console.print(f"report: {out / 'compare.html'}", soft_wrap=True)
+    console.print(f"report: {out / 'compare.json'}", soft_wrap=True)
     return 0 if record.complete else 130

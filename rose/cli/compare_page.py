@@ -1,46 +1,44 @@
-"""The files of a comparison: `compare.json`, and a page that needs nothing else."""
+"""The files of a comparison: `compare.json`, and a figure."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rose.cli.compare_table import HEADERS, load_title, scheme_rows, sweep_rows
-from rose.cli.pages import filled_page, write_pages
+from rose.errors import InvalidArgument, Unavailable
+from rose.whole_file import write_whole
 
 
 def write_comparison(report: Mapping[str, Any], out_dir: Path) -> None:
-    """Write `compare.json` and `compare.html` into `out_dir`; see `write_pages`."""
-    write_pages(report, out_dir, name="compare", what="comparison", render=render_comparison)
+    """Write `compare.json` and `compare.svg` into `out_dir`, which is made if it is not there.
 
-
-def render_comparison(report: Mapping[str, Any]) -> str:
-    """Return one page: no script, no style sheet, no image, no font from elsewhere.
+    Each file appears whole or not at all. The JSON comes first: it needs no optional package. The
+    figure shows harvest over load, or over latency where there is one load.
 
     Raises:
-        Unavailable: matplotlib or jinja2 is not installed.
+        InvalidArgument: `out_dir` cannot be written.
+        Unavailable: matplotlib is not installed.
     """
-    return filled_page("compare", lambda: _values(report))
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(report, ensure_ascii=False, allow_nan=False)
+        write_whole(out_dir / "compare.json", f"{text}\n".encode())
+        if report["loads"]:
+            write_whole(out_dir / "compare.svg", _figure(report).encode())
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write the comparison to {out_dir}: {error.strerror or error}; "
+            f"name a folder that can be written"
+        ) from None
 
 
-def _values(report: Mapping[str, Any]) -> dict[str, Any]:
-    from markupsafe import Markup  # noqa: PLC0415
-
-    from rose.cli.compare_plots import draw_bars, draw_prices, draw_sweep  # noqa: PLC0415
-
+def _figure(report: Mapping[str, Any]) -> str:
+    try:
+        from rose.cli.compare_plots import draw_prices, draw_sweep  # noqa: PLC0415
+    except ImportError as error:
+        raise Unavailable(
+            f"compare.svg needs {error.name}, which is not installed; "
+            f"install rose-rl[demo] (compare.json is written without it)"
+        ) from None
     loads = report["loads"]
-    return {
-        "report": report,
-        "headers": HEADERS,
-        "loads": [
-            {
-                "title": load_title(at),
-                "rows": list(zip(at["schemes"], scheme_rows(report, at), strict=True)),
-                "bars": Markup(draw_bars(report, at)),
-                "prices": Markup(draw_prices(report, at)),
-            }
-            for at in reversed(loads)
-        ],
-        "sweep": Markup(draw_sweep(report) if len(loads) > 1 else ""),
-        "sweep_headers": ("scheme", *(f"{at['load']:g}" for at in loads)),
-        "sweep_rows": sweep_rows(report),
-    }
+    return draw_sweep(report) if len(loads) > 1 else draw_prices(report, loads[-1])

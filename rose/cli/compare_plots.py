@@ -1,12 +1,12 @@
-"""The figures of `compare.html`: what rollouts get, and what serving pays for it."""
+"""The figures of a comparison: what rollouts get, and what serving pays for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from rose.cli.compare_schemes import Kind
 from rose.demo.plot_style import (
@@ -96,40 +96,6 @@ def draw_sweep(report: Mapping[str, Any]) -> str:
         return as_svg(figure)
 
 
-def draw_bars(report: Mapping[str, Any], at: Mapping[str, Any]) -> str:
-    """Return an SVG: for each scheme what rollouts get, and the requests that pay for it."""
-    rows = {
-        name: row
-        for name, row in at["schemes"].items()
-        if row["harvest"] or row["excess_misses"] or row["excess_late_token_share"]
-    }
-    places = range(len(rows))
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "bars"}):
-        figure = Figure(figsize=(9.6, 1.1 + 0.34 * max(len(rows), 1)), layout="constrained")
-        axes = figure.subplots(1, 3, sharey=True)
-        columns = (
-            (axes[0], "Rollouts get, of a device", "harvest"),
-            (axes[1], "Requests late by rollouts", "excess_miss_share"),
-            (axes[2], "Tokens late by rollouts", "excess_late_token_share"),
-        )
-        for axis, title, key in columns:
-            for place, (name, row) in zip(places, rows.items(), strict=True):
-                _bar(axis, place, row[key], colour=_COLOURS[_kind(report, name)])
-            axis.set(title=title, xlim=(0, _room(rows.values(), key)))
-            axis.xaxis.set_major_locator(MaxNLocator(4))
-            axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-            axis.grid(visible=True, axis="x")
-            axis.tick_params(axis="y", length=0)
-        axes[0].set_yticks(list(places), [report["schemes"][name]["label"] for name in rows])
-        axes[0].invert_yaxis()
-        kinds = dict.fromkeys(_kind(report, name) for name in rows)
-        entries = [
-            mpl.patches.Patch(facecolor=_COLOURS[kind], label=_KINDS[kind]) for kind in kinds
-        ]
-        figure.legend(handles=entries, loc="outside lower center", ncols=4)
-        return as_svg(figure)
-
-
 def scheme_styles(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the line of each scheme; the same in every figure of a report."""
     styles: dict[str, dict[str, Any]] = {}
@@ -162,20 +128,6 @@ def _entry(
 ) -> Line2D:
     style = styles[name] if joined else _point(styles[name])
     return Line2D([], [], label=report["schemes"][name]["label"], **style)
-
-
-def _bar(axis: Any, place: int, share: float | None, *, colour: str) -> None:
-    if share is None:
-        return
-    axis.barh(place, share, color=colour, height=0.66)
-    text = f" {100 * share:.2g} %" if 0 < share < 0.1 else f" {100 * share:.0f} %"
-    axis.text(share, place, text, va="center", fontsize=9)
-
-
-def _room(rows: Any, key: str) -> float:
-    """Return how far the axis goes, with space for the text beside the longest bar."""
-    shares: Sequence[float] = [row[key] for row in rows if row[key] is not None]
-    return max([*shares, 0.01]) * 1.25
 
 
 def _or_nan(value: float | None) -> float:

@@ -70,9 +70,9 @@ def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
     # Without gates inside it a whole step is one segment.
     assert at["schemes"]["rose_slack-gate"]["segments"] < at["schemes"]["rose_slack"]["segments"]
     assert at["schemes"]["alone"]["harvest"] == 0
-    assert {path.name for path in out.iterdir()} == {"compare.json", "compare.html"}
+    assert {path.name for path in out.iterdir()} == {"compare.json", "compare.svg"}
     assert "rose slack" in said
-    assert said.splitlines()[-1] == f"report: {out / 'compare.html'}"
+    assert said.splitlines()[-1] == f"report: {out / 'compare.json'}"
 
 
 def test_equal_arguments_give_equal_numbers(
@@ -117,7 +117,7 @@ def test_an_interrupt_keeps_what_there_is(
     assert report["complete"] is False
     (at,) = report["loads"]  # type: ignore[misc]
     assert list(at["schemes"]) == ["alone", "priority"]
-    assert (out / "compare.html").exists()
+    assert (out / "compare.svg").exists()
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7, 0.95])
