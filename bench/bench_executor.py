@@ -35,6 +35,7 @@ SEGMENT_MS = 1.3
 SEGMENTS_PER_STEP = 8
 BATCH = StepBatch(decode_sequences=8, context_tokens=4096, prefill_tokens=0)
 PATIENCE_S = 20.0
+PROBE_S = 0.001  # of a step before the first request
 
 
 class Pair:
@@ -52,6 +53,7 @@ class Pair:
             request_tokens=512,
         )
         self.rollout: RolloutLane = self.device.rollout(KV, limit_bytes=LIMIT_BYTES)
+        self.serving.warm_up(lambda _batch: time.sleep(PROBE_S))
 
     def segment_ms_p99(self) -> float:
         return float(self.device.gate.stats().segment_ms_p99)

@@ -155,6 +155,9 @@ class LaneWatched:
     def finished(self, request_id: str) -> None:
         self._lane.finished(request_id)
 
+    def warm_up(self, run: Callable[[StepBatch], None]) -> None:
+        self._lane.warm_up(run)
+
     def step(self, batch: StepBatch) -> AbstractContextManager[Any]:
         step: AbstractContextManager[Any] = self._lane.step(batch)
         return step

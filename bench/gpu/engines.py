@@ -25,6 +25,7 @@ class Watched(Protocol):
     def emitted_all(self, request_ids: Sequence[str]) -> None: ...
     def finished(self, request_id: str) -> None: ...
     def step(self, batch: StepBatch) -> AbstractContextManager[Any]: ...
+    def warm_up(self, run: Callable[[StepBatch], None]) -> None: ...
 
 
 class Nobody:
@@ -38,6 +39,9 @@ class Nobody:
 
     def finished(self, request_id: str) -> None:
         """Ignore it."""
+
+    def warm_up(self, run: Callable[[StepBatch], None]) -> None:
+        """Promise nothing, and need no evidence."""
 
     def step(self, batch: StepBatch) -> AbstractContextManager[Any]:
         """Run the step as it is."""
@@ -155,6 +159,7 @@ class _Batch:
         self._ended = 0
 
     def run(self, count: int, stop: threading.Event) -> None:
+        self._watched.warm_up(self._probe)
         while self._ended < count and not stop.is_set():
             self._take(wait=not (self._waiting or self._running))
             free = [one for one in range(self._engine.slots) if one not in self._running]
@@ -170,6 +175,12 @@ class _Batch:
                 wait = False
         except queue.Empty:
             return
+
+    def _probe(self, batch: StepBatch) -> None:
+        if batch.prefill_tokens:
+            self._engine.prefill(0, batch.context_tokens - batch.prefill_tokens)
+        else:
+            self._engine.decode({0: batch.context_tokens - 1})
 
     def _prefill(self, slot: int) -> None:
         one = self._waiting[0]

@@ -1,7 +1,7 @@
 """Real engines for every scheme on one device, each idle until its turn comes."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from rose.engines.transformers.processor import DeviceProcessor
-from rose.errors import check
+from rose.errors import DeadlineExceeded, check
 from rose.executor import CoServing
 from rose.memory import choose_slab_bytes
 from rose.rl.loop import LoopSettings
@@ -37,6 +37,8 @@ from rose.slo.latency_file import new_latency_model
 _MODES: Final = {"rose_idle": "idle", "rose_slack": "slack"}
 _GOVERNED: Final = ("host_window", "rose_paper", "valve")
 _GROUP_SIZE: Final = 4
+# Four times what a start-up takes on two slow cores.
+_EVIDENCE_MS: Final = 60_000.0
 # Trajectories for each seat: while most wait for tools, enough want to speak.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
@@ -162,6 +164,9 @@ class CompareBench:
             request_tokens=settings.request_tokens,
         )
         serving = self._started(serving_engine(self._models[0], lane, self._configs[0]))
+        if serving.prober is not None:
+            with suppress(DeadlineExceeded):  # Its probes go on in the background.
+                serving.prober.warm_up(timeout_ms=_EVIDENCE_MS)
         load = self._feeder(
             rollout_engine(
                 self._models[1],

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
@@ -34,7 +34,7 @@ from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.memory import KVSpace
 from rose.slo import Policy
-from rose.slo.evidence import Shape
+from rose.slo.evidence import Shape, collect_evidence
 from rose.units import NS_PER_MS
 
 # Waits that are kept for reports.
@@ -359,6 +359,26 @@ class ServingLane:
     def evidence(self) -> tuple[ShapeEvidence, ...]:
         """Say what the bounds of the two step shapes that certificates ask about rest on."""
         return tuple(read_evidence(self._model, *named) for named in self._shapes.items())
+
+    def warm_up(self, run: Callable[[StepBatch], None]) -> None:
+        """Run both step shapes until each has a bound; call it before the first request.
+
+        For engines without a prober of rose's. Call it in the thread that runs serving's steps.
+
+        Args:
+            run: runs one step of a shape to its end; its time is measured.
+
+        Raises:
+            DeadlineExceeded: the times of the steps vary too much for a bound.
+        """
+
+        def step(shape: Shape) -> None:
+            decode, context, prefill = map(int, shape)
+            batch = StepBatch(decode, context, prefill)
+            with self.step(batch):
+                run(batch)
+
+        collect_evidence(self._model, self._shapes.values(), step)
 
     def probe_due(self) -> StepBatch | None:
         """Return a step to run now for its time alone; None: there is nothing to measure.

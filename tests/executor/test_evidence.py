@@ -57,6 +57,13 @@ def test_probes_end_a_refusal_for_lack_of_evidence(unknown) -> None:
     assert unknown.device.reading().waiting == 0
 
 
+def test_an_engine_without_a_prober_runs_both_shapes_before_its_first_request(unknown) -> None:
+    ran: list[StepBatch] = []
+    unknown.serving.warm_up(ran.append)
+    assert set(ran) == {StepBatch(1, 64, 0), StepBatch(0, 64, 32)}
+    assert [one.missing for one in unknown.serving.evidence()] == [0, 0]
+
+
 def test_no_probe_is_due_beside_a_request_within_a_step_or_without_a_borrower(
     unknown, open_rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from rose._core import (
     QuantumRefusal,
     ServingState,
 )
+from rose.errors import DeadlineExceeded
 from rose.executor.probing import ProbeRation, Seen
 from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 
@@ -261,3 +262,9 @@ def test_a_target_that_no_step_meets_is_refused_by_name_and_probed_less_and_less
     first = stage.probes - before
     stage.run(until_s=stage.now_s + 300)
     assert stage.probes - before - first < first
+
+
+def test_runs_that_teach_the_model_nothing_are_an_error() -> None:
+    stage = Stage(GPU, always)
+    with pytest.raises(DeadlineExceeded, match="gave no bound"):
+        collect_evidence(stage.model, stage.shapes.values(), lambda _: None)
