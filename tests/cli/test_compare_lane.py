@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rose._core import LatencyModel
 from rose.cli import compare_lane
 from rose.cli.compare_lane import GovernedLane
 from rose.clock import BootClock
@@ -66,14 +65,7 @@ def lane_with(rule: Governor) -> GovernedLane:
     policy = Policy()
     lane = GovernedLane(
         clock=BootClock(),
-        model=LatencyModel(
-            prior_ms=policy.latency_prior_ms,
-            epsilon=policy.epsilon,
-            forgetting=policy.forgetting,
-            adaptation=policy.adaptation,
-            cold_margin=policy.cold_margin,
-            window=policy.residual_window,
-        ),
+        model=new_latency_model(policy, step_tokens=BATCH_TOKENS),
         batch_tokens=BATCH_TOKENS,
     )
     lane.govern(rule)

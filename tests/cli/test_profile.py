@@ -277,7 +277,7 @@ def test_a_device_of_the_table_takes_what_its_roofline_says():
 
 def test_a_fitted_device_takes_what_the_model_learned(tmp_path):
     """Steps of a known device are learned, saved, and served on."""
-    model, random = new_latency_model(Policy()), np.random.default_rng(0)
+    model, random = new_latency_model(Policy(), step_tokens=512), np.random.default_rng(0)
     for _ in range(2000):
         decode, context, prefill = (float(random.uniform(0, top)) for top in (64, 1e5, 512))
         took_ms = 7.0 + 0.05 * decode + 3e-5 * context + 0.02 * prefill
@@ -285,7 +285,7 @@ def test_a_fitted_device_takes_what_the_model_learned(tmp_path):
             took_ms, decode_sequences=decode, context_tokens=context, prefill_tokens=prefill
         )
     path = tmp_path / "steps.json"
-    save_latency_model(model, path)
+    save_latency_model(model, path, identity="a device")
     found = device_of(model=None, gpu=None, latency=path, noise=0.0)
     assert found.name == str(path)
     assert found.device == fitted_device(model, noise=0.0)
