@@ -17,6 +17,7 @@ from rose.sim.device import StepWork
 from rose.sim.governor import Governor, Grain
 from rose.sim.governors import HostWindow, RosePaper, Valve
 from rose.slo import SLO, Policy
+from rose.slo.latency_file import new_latency_model
 
 BATCH_TOKENS = 64
 # Only bounds how long a test that fails hangs.
