@@ -1,6 +1,7 @@
 """What the README shows is what works."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "request_id": "a",
         "n": 100,
         "run": lambda: None,
+        "run_batch": lambda _batch: time.sleep(0.001),
         "run_layers": run_layers,
         "Refusal": Refusal,
     }
