@@ -30,14 +30,8 @@ def policy(*, seed: int, sharper: float = 6.0) -> Model:
 
 
 def copy_of(model: Model) -> Model:
-    """Another model of the same weights; one that has had an engine cannot be copied as it is.
-
-    With a configuration of its own: the steps of an engine switch `is_causal` in theirs, which a
-    forward pass in another thread would see.
-    """
-    config = copy.deepcopy(model.config)
-    vars(config).pop("is_causal", None)
-    twin = type(model)(config).float().eval()
+    """Another model of the same weights; one that has had an engine cannot be copied as it is."""
+    twin = type(model)(copy.deepcopy(model.config)).float().eval()
     twin.load_state_dict(model.state_dict())
     return twin
 

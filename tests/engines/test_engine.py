@@ -1,16 +1,18 @@
 """The borrower's engine, step by step and with its own thread: no token is lost or invented."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
 from rose.errors import Unavailable
 from rose.executor import Lease, Reason, Refusal, Revocation
-from tests.engines.pair import Client, Pair, generate, would_say
+from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
 from tests.engines.stepper import Stepper, wait_for
 
 
@@ -83,6 +85,30 @@ def test_the_check_of_outputs_agrees_with_generate(models: tuple[Model, Model]) 
         for place in (0, 5, 11):
             other = [*tokens[:place], (tokens[place] + 1) % 4096, *tokens[place + 1 :]]
             assert not would_say(model, prompt, other)
+
+
+@pytest.mark.parametrize("side", ["serving", "rollout"])
+def test_a_pass_of_the_owner_beside_a_step_is_a_causal_one(pair: Pair, side: str) -> None:
+    engine, model = getattr(pair, side), getattr(pair, f"{side}_model")
+    prompt = torch.arange(40, 60).unsqueeze(0)
+    alone = model(prompt).logits
+    is_inside, goes_on = threading.Event(), threading.Event()
+
+    def wait_inside(*_: object) -> None:
+        is_inside.set()
+        assert goes_on.wait(WAIT_S)
+
+    hook = model.model.layers[0].register_forward_pre_hook(wait_inside)
+    engine.start()
+    client = Client(engine, side, 1)
+    client.send(prompt_tokens=20, new_tokens=1)
+    assert is_inside.wait(WAIT_S)
+    hook.remove()
+    beside = model(prompt).logits
+    goes_on.set()
+    client.wait()
+    assert torch.equal(beside, alone)
+    assert client.wrong(model) == []
 
 
 def test_aborted_step_of_mixed_requests_is_rolled_back(stepper: Stepper) -> None:

@@ -6,6 +6,7 @@ They run in the generation thread of a transformers manager, which calls, once p
 
 import os
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from rose.engines.torch import stream_of
 from rose.engines.transformers.cache import VersionedCache
 from rose.engines.transformers.commits import CommitQueue, InFlight
 from rose.engines.transformers.outputs import CallbackRouter
+from rose.engines.transformers.runner import DeviceRunner
 from rose.engines.transformers.sampling import SamplingRunner
 from rose.engines.transformers.scheduler import forget, requeue, youngest_first
 from rose.executor import ServingLane, StepBatch
@@ -72,16 +74,17 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         self.listener: LoopListener | None = None
         self.is_sampling = is_sampling
         self.inflight = inflight
-        if is_sampling:
-            self.model_runner = SamplingRunner(
-                self.output_router.sampling_of,
-                logit_processor=self.logit_processor,
-                cb_config=self.cb_config,
-                inputs_and_outputs=self.inputs_and_outputs,
-                cache=self.cache,
-                do_sample=self.do_sample,
-                return_logprobs=self.return_logprobs,
-            )
+        runner = (
+            partial(SamplingRunner, self.output_router.sampling_of) if is_sampling else DeviceRunner
+        )
+        self.model_runner = runner(
+            logit_processor=self.logit_processor,
+            cb_config=self.cb_config,
+            inputs_and_outputs=self.inputs_and_outputs,
+            cache=self.cache,
+            do_sample=self.do_sample,
+            return_logprobs=self.return_logprobs,
+        )
         self.cores = cores
         self.stream = None if stream is None else stream_of(stream, kwargs["model_device"])
         if self.stream is not None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
+from rose.engines.transformers.runner import DeviceRunner
 from rose.errors import InvalidArgument
 
 _WORD: Final = 1 << 64
@@ -113,11 +113,11 @@ def choose(
     return tokens, torch.where(is_random, logprobs, 0.0)
 
 
-class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers ships no types
-    """A stock runner that samples by counter, each request by its own parameters."""
+class SamplingRunner(DeviceRunner):
+    """A runner that samples by counter, each request by its own parameters."""
 
     def __init__(self, sampling_of: Callable[[str], Sampling], **kwargs: Any) -> None:
-        """Build the stock runner; `sampling_of` maps a request id to its parameters."""
+        """Build the runner; `sampling_of` maps a request id to its parameters."""
         super().__init__(**kwargs)
         self._sampling_of = sampling_of
         self._keys = torch.empty(0, dtype=torch.int64)
