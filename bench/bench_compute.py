@@ -27,6 +27,7 @@ from rose._core import (
 )
 from rose.errors import check
 from rose.slo import Policy
+from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.slo.verify import verify_log
 
@@ -36,6 +37,7 @@ SPINS_MAX = 10_000_000  # a second or so, for what takes microseconds
 # Calls in one measurement: both sides take about as long, so a busy machine takes from both alike.
 CERTIFICATES, EMPTY_CALLS = 150, 1500
 SEGMENTS = 512
+STEP, CHUNK = (1.0, 1000.0, 0.0), (0.0, 1000.0, 512.0)
 SLABS, BLOCKS_PER_SLAB = 64, 128
 
 
@@ -72,13 +74,18 @@ class Certifier:
             self.state,
             self.model,
             self.log,
-            largest_step=(1.0, 1000.0, 0.0),
-            largest_chunk=(0.0, 1000.0, 512.0),
+            largest_step=STEP,
+            largest_chunk=CHUNK,
             segment_prior_ms=1.0,
             segment_share=POLICY.segment_share,
             poll_ms=POLICY.poll_ms,
             retry_ms=POLICY.retry_ms,
         )
+
+        collect_evidence(self.model, (STEP, CHUNK), self._run)
+
+    def _run(self, shape: Shape) -> None:
+        self.model.observe(5.0, **dict(zip(SHAPE_NAMES, shape, strict=True)))
 
     def run_segments(self, count: int) -> None:
         """Give the estimate of a segment as many as it looks at."""

@@ -47,7 +47,9 @@ def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path
     assert certificates["violations"] == 0
     verification = verify_log(out / "certificates.log")
     assert verification.is_complete
-    assert {"ARRIVED", "QUANTUM", "ADMISSION", "MOVE", "STEP"} <= set(verification.kinds)
+    assert {"ARRIVED", "QUANTUM", "MOVE", "STEP"} <= set(verification.kinds)
+    if report["arms"]["rose"]["rollout_tokens_per_s"]:
+        assert "ADMISSION" in verification.kinds
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<svg" in page
     assert "rose" in done.stdout

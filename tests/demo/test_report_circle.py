@@ -280,7 +280,6 @@ def test_page_of_the_circle_says_what_happened():
         "Turns, dedicated",
         "Versions of the weights",
         "Staleness",
-        "What a version cost",
         "<b>15.0 s</b> · The trainer &lt;died&gt; and came back",
         "3 versions of the weights",
     ):
