@@ -136,6 +136,8 @@ class Bench:
 
     def run(self, opened: Opened, seed: int) -> Outcome:
         """Run one arm with the trace of `seed`."""
+        import torch
+
         settings = self.settings
         requests = bursty(
             seed=seed,
@@ -149,6 +151,8 @@ class Bench:
         with opened(self.device, self._promise()) as sharing:
             self.serving.place, self.rollout.place = sharing.serving, sharing.rollout
             rollouts = _Rollouts(self.rollout, sharing)
+            with torch.inference_mode():
+                self.serving.warm_up(sharing.watched)
             before = self.rollout.tokens
             rollouts.start()
             limit.start()

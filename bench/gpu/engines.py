@@ -82,6 +82,17 @@ class ServingEngine:
         sizes = [size for size in BUCKETS if size < shape.slots]
         self._decode = {size: Step(decoder, size, 1, every=whole) for size in (*sizes, shape.slots)}
 
+    def warm_up(self, watched: Watched) -> None:
+        """Run the largest steps until whoever watches has evidence of their time."""
+
+        def run(batch: StepBatch) -> None:
+            if batch.prefill_tokens:
+                self.prefill(0, batch.context_tokens - batch.prefill_tokens)
+            else:
+                self.decode({0: batch.context_tokens - 1})
+
+        watched.warm_up(run)
+
     def capture(self) -> None:
         import torch
 
@@ -159,7 +170,6 @@ class _Batch:
         self._ended = 0
 
     def run(self, count: int, stop: threading.Event) -> None:
-        self._watched.warm_up(self._probe)
         while self._ended < count and not stop.is_set():
             self._take(wait=not (self._waiting or self._running))
             free = [one for one in range(self._engine.slots) if one not in self._running]
@@ -175,12 +185,6 @@ class _Batch:
                 wait = False
         except queue.Empty:
             return
-
-    def _probe(self, batch: StepBatch) -> None:
-        if batch.prefill_tokens:
-            self._engine.prefill(0, batch.context_tokens - batch.prefill_tokens)
-        else:
-            self._engine.decode({0: batch.context_tokens - 1})
 
     def _prefill(self, slot: int) -> None:
         one = self._waiting[0]
