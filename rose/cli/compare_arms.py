@@ -167,6 +167,7 @@ class CompareBench:
         if serving.prober is not None:
             with suppress(DeadlineExceeded):  # Its probes go on in the background.
                 serving.prober.warm_up(timeout_ms=_EVIDENCE_MS)
+            serving.prober.stop()  # Until a window of this scheme begins.
         load = self._feeder(
             rollout_engine(
                 self._models[1],

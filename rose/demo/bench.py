@@ -4,7 +4,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,7 +23,7 @@ from rose.demo.record import (
     Slice,
     Solo,
 )
-from rose.demo.replay import Arm, Replay, running
+from rose.demo.replay import Arm, Replay, probing, running
 from rose.demo.steps import TimedSteps
 from rose.demo.targets import Calibration
 from rose.demo.workload import RolloutLoad
@@ -262,10 +262,10 @@ class Bench:
         engine = self._serving["rose"]
         engine.start()
         if engine.prober is not None:
-            try:
+            # Without enough evidence the probes of later slices go on, and refusals are counted.
+            with suppress(DeadlineExceeded):
                 engine.prober.warm_up(timeout_ms=_EVIDENCE_MS, on_progress=on_progress)
-            except DeadlineExceeded:
-                return  # The probes in the background go on, and the report counts refusals.
+            engine.prober.stop()
 
     def start(self) -> None:
         """Start the loads; rollouts are paused."""
@@ -279,7 +279,8 @@ class Bench:
         if arm != "rose":
             return self._replay.solo(arm, self._loads[arm], duration_s)
         self.device.gate.drain_segments_ms()
-        found = self._replay.solo(arm, self._loads[arm], duration_s)
+        with probing(self._serving[arm]):
+            found = self._replay.solo(arm, self._loads[arm], duration_s)
         self._check_alive(arm)
         return replace(found, segments_s=sum(self.device.gate.drain_segments_ms()) / MS_PER_S)
 
@@ -299,7 +300,7 @@ class Bench:
             times = self._alone.steps.drain()
             return replace(found, chunk_ms=times.chunk_ms, decode_ms=times.decode_ms)
         before = self._begin_rose() if arm == "rose" else None
-        with running(load):
+        with probing(self._serving[arm]), running(load):
             found = self._replay.slice(trace, one, number=number, seed=seed)
         self._check_alive(arm)
         return found if before is None else self._end_rose(found, before)

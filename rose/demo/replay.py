@@ -116,3 +116,19 @@ def running(load: RolloutLoad) -> Iterator[None]:
         yield
     finally:
         load.pause()
+
+
+@contextmanager
+def probing(engine: Engine) -> Iterator[None]:
+    """Let a serving engine under rose probe in the block only.
+
+    Outside it other engines have the device: their steps and its probes would slow each other.
+    """
+    if engine.prober is None:
+        yield
+        return
+    engine.prober.start()
+    try:
+        yield
+    finally:
+        engine.prober.stop()
