@@ -16,7 +16,7 @@ from rose.demo.bench import BenchSettings, choose_cores
 from rose.demo.circle_options import tool_wait_s
 from rose.demo.experiment import pieces_of
 from rose.demo.record import Slice
-from rose.demo.replay import Replay, running
+from rose.demo.replay import Replay, probing, running
 from rose.demo.slices import in_turn
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import load_model
@@ -196,6 +196,7 @@ class _Turns:
         seed = hash((self.asked.seed, number, list(self.shares).index(name))) & 0xFFFFFFFF
         share.begin()
         with ExitStack() as stack:
+            stack.enter_context(probing(share.arm.engine))
             if share.arm.load is not None:
                 stack.enter_context(running(share.arm.load))
             found = self.replay.slice(piece, share.arm, number=number, seed=seed)

@@ -78,13 +78,9 @@ class RoseShare:
         self._device.gate.drain_segments_ms()
         self._lane.blocked_ms.clear()
         self._pauses = self._device.gate.stats().pauses
-        if self._arm.engine.prober is not None:
-            self._arm.engine.prober.start()
 
     def felt(self) -> FeltWindow:
         """Say what gate and lane counted."""
-        if self._arm.engine.prober is not None:
-            self._arm.engine.prober.stop()
         return FeltWindow(
             blocked_ms=tuple(self._lane.blocked_ms),
             pauses=self._device.gate.stats().pauses - self._pauses,
