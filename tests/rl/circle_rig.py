@@ -1,6 +1,5 @@
 """A whole circle, small: serving and a borrower on one device, a trainer and a dedicated worker."""
 
-import itertools
 import os
 import signal
 import threading
@@ -85,12 +84,15 @@ class CircleRig:
         self.pair.__exit__(*failure)
 
     def _send(self) -> None:
-        """Serve bursts that take slabs from the borrower, for as long as the rig lives."""
-        for _ in itertools.count():
-            if self._is_over.wait(0.3):
-                return
+        """Serve bursts that take slabs from the borrower, for as long as the rig lives.
+
+        A burst waits for the answers of the last one: on a slow machine serving is idle between
+        two bursts too.
+        """
+        while not self._is_over.wait(0.3):
             for _ in range(3):
                 self._serving.send(prompt_tokens=200, new_tokens=8)
+            self._serving.wait()
 
     def commits(self, kind: WorkerKind) -> list[SeenCommit]:
         return [one for one in self.circle.history.commits if one.kind is kind]
