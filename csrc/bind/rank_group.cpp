@@ -38,7 +38,8 @@ std::pair<std::uint64_t, std::uint32_t> pair_of(SegmentNumber number) {
   return {number.step, number.index};
 }
 
-std::unique_ptr<RankGate> attach_gate(int fd, std::uint32_t rank, std::shared_ptr<Clock> clock) {
+std::unique_ptr<RankGate> attach_rank_gate(int fd, std::uint32_t rank,
+                                           std::shared_ptr<Clock> clock) {
   return take(RankGate::attach(copy_of(fd), rank, clock_or_boot(std::move(clock))));
 }
 
@@ -47,14 +48,14 @@ std::unique_ptr<RankVote> attach_vote(int fd, std::uint32_t rank) {
 }
 
 // Credit that is there costs the rank no hand-over of the GIL; a wait always gives it up.
-Verdict pass_gate(RankGate& gate, double timeout_ms) {
+Verdict pass_rank_gate(RankGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
   const py::gil_scoped_release release;
   return gate.pass(timeout_ns);
 }
 
-py::object wait_parked(RankVote& vote, double timeout_ms) {
+py::object wait_vote_parked(RankVote& vote, double timeout_ms) {
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
   std::optional<Nanoseconds> waited_ns;
   {
@@ -126,11 +127,11 @@ void bind_rank_group(py::module_& module) {
       .def_property_readonly("is_running", &RankLeader::is_running);
 
   py::class_<RankGate>(module, "RankGate")
-      .def_static("attach", &attach_gate, py::arg("fd"), py::arg("rank"), py::kw_only(),
+      .def_static("attach", &attach_rank_gate, py::arg("fd"), py::arg("rank"), py::kw_only(),
                   py::arg("clock") = py::none())
       .def("begin_step", &RankGate::begin_step)
       .def("try_pass", &RankGate::try_pass)
-      .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
+      .def("pass_", &pass_rank_gate, py::kw_only(), py::arg("timeout_ms"))
       // A host that passed its gate is in its segment: nothing of the step waits anywhere.
       .def(
           "settle", [](const RankGate&, double) { return Verdict::kPassed; }, py::kw_only(),
@@ -145,7 +146,7 @@ void bind_rank_group(py::module_& module) {
       .def_static("attach", &attach_vote, py::arg("fd"), py::arg("rank"))
       .def("agree", &RankVote::agree, py::arg("segments"), py::kw_only(), py::arg("expected_epoch"))
       .def("close", &RankVote::close)
-      .def("wait_parked", &wait_parked, py::kw_only(), py::arg("timeout_ms"))
+      .def("wait_parked", &wait_vote_parked, py::kw_only(), py::arg("timeout_ms"))
       .def("abort_step", &RankVote::abort_step)
       .def("wait_demand", &wait_demand, py::arg("seen"), py::kw_only(), py::arg("timeout_ms"))
       .def("agrees", &RankVote::agrees)

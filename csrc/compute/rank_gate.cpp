@@ -10,13 +10,6 @@
 
 namespace rose::compute {
 
-namespace {
-
-// Deadlines are real time, also where the measuring clock stands still.
-Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
-
-}  // namespace
-
 RankGate::RankGate(std::shared_ptr<RankPage> page, std::uint32_t rank, Process leader,
                    std::shared_ptr<const Clock> clock) noexcept
     : page_{std::move(page)},

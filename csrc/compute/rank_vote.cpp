@@ -8,12 +8,6 @@
 
 namespace rose::compute {
 
-namespace {
-
-Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
-
-}  // namespace
-
 Result<std::unique_ptr<RankVote>> RankVote::attach(const FileDescriptor& fd,
                                                    std::uint32_t rank) noexcept {
   auto page = RankPage::attach(fd);
