@@ -24,6 +24,7 @@ EXTRAS: Final = ".[test,demo,bench]"
 FREE_BYTES_MIN: Final = 3 << 30
 FULL_BYTES: Final = 1 << 20
 EXIT_USAGE: Final = 2
+STOP_S: Final = 5.0  # to end on SIGTERM
 PIP: Final = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -62,7 +63,13 @@ class Phase:
 
     def stop(self) -> None:
         """End the command and whatever it started."""
-        if self._process.poll() is None:
+        if self._process.poll() is not None:
+            return
+        # Not SIGKILL: ninja puts each compiler into a group of its own, and ends them on SIGTERM.
+        os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 

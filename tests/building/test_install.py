@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import ninja
 import pytest
 
 from tests.building.project import ROOT
@@ -36,17 +37,17 @@ def reason(install: ModuleType, *phases: object) -> str:
 
 def test_the_failure_of_one_stops_the_other(install: ModuleType, tmp_path: Path) -> None:
     started = time.monotonic()
-    # The process that holds the file is a child of the phase's own.
+    # A step of ninja is in a process group of its own.
     left = tmp_path / "left"
-    slow = ["sh", "-c", f"(sleep 2; touch {left}) & wait"]
-    said = reason(
-        install,
-        install.Phase("packages", "packages", slow),
-        install.Phase("C++ core", "core", ["sh", "-c", "echo 'rose: no compiler'; exit 1"]),
-    )
-    assert said == "no compiler (log: build/install-core.log)"
-    assert time.monotonic() - started < 2
-    time.sleep(max(0.0, started + 3 - time.monotonic()))
+    rule = f"rule slow\n  command = sleep 3; touch {left}\nbuild {left}: slow\n"
+    (tmp_path / "build.ninja").write_text(rule)
+    core = install.Phase("C++ core", "core", [str(Path(ninja.BIN_DIR, "ninja"))])
+    time.sleep(1)  # until the step has begun
+    pip = ["sh", "-c", "echo 'ERROR: no network'; exit 1"]
+    said = reason(install, core, install.Phase("packages", "packages", pip))
+    assert said == "packages failed: no network (log: build/install-packages.log)"
+    assert time.monotonic() - started < 3
+    time.sleep(max(0.0, started + 4 - time.monotonic()))
     assert not left.exists()
 
 
