@@ -191,7 +191,7 @@ def _run_arms(  # noqa: PLR0917 (what an experiment has)
         phases.begin("starting trainer, relay and dedicated worker")
         started.result()
     for arm in ARMS:
-        phases.begin(f"warming up: {arm.replace('_', ' ')}")
+        phases.begin(f"warming up: {_said(arm)}")
         built.run(pieces[0].window(0.0, _WARM_UP_S), arm=arm, number=-1)
     measured.setup_s = phases.seconds
     round_s = slice_s * len(ARMS) + sum(seconds for _, seconds in _SOLO_S)
@@ -204,21 +204,25 @@ def _run_arms(  # noqa: PLR0917 (what an experiment has)
         for arm, seconds in _SOLO_S:
             solo, is_void = solos.take(partial(built.solo, arm, seconds))
             if is_void:
-                phases.begin(f"void: {solos.last_why}")
+                phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
             else:
                 measured.solo.append(solo)
         for arm in in_turn(ARMS, number):
             phases.advance(
-                f"round {number + 1} of {rounds}: {arm.replace('_', ' ')}",
+                f"round {number + 1} of {rounds}: {_said(arm)}",
                 done=number,
                 wanted=rounds,
             )
             taken, is_void = slices.take(partial(built.run, piece, arm=arm, number=number))
             if is_void:
-                phases.begin(f"void: {slices.last_why}")
+                phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
             measured.slices.append(replace(taken, is_void=is_void))
         if number + 1 == _INTERIM_ROUNDS < rounds:
             on_interim()
+
+
+def _said(arm: str) -> str:
+    return arm.replace("_", " ")
 
 
 def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
