@@ -37,30 +37,19 @@ class Told(Protocol):
 class _Flight:
     """One serving request between its planned arrival and its last token."""
 
-    __slots__ = (
-        "arrived_ns",
-        "error",
-        "finished",
-        "first_ns",
-        "gaps_ms",
-        "last_ns",
-        "tokens",
-    )
+    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "tokens")
 
     def __init__(self, arrived_ns: int) -> None:
         self.arrived_ns = arrived_ns
         self.first_ns = 0
         self.last_ns = 0
-        self.gaps_ms: list[float] = []
         self.tokens = 0
         self.error: str | None = None
         self.finished = threading.Event()
 
     def note_token(self, now_ns: int, tokens: int) -> None:
         """Note that there are `tokens` by now."""
-        if self.first_ns:
-            self.gaps_ms.append((now_ns - self.last_ns) / NS_PER_MS)
-        else:
+        if not self.first_ns:
             self.first_ns = now_ns
         self.last_ns = now_ns
         self.tokens = tokens
@@ -75,14 +64,12 @@ class OpenLoop:
         lane: told of every arrival and end; None for an engine without rose.
         clock: where time comes from.
         vocabulary: token ids are drawn below this.
-        tpot_ms: target of the time from a token to the next; longer ones are late.
     """
 
     engine: Engine
     lane: Told | None
     clock: Clock
     vocabulary: int
-    tpot_ms: float
 
     def replay(self, trace: Trace, *, name: str, seed: int) -> list[Answered]:
         """Send every request of `trace` at its time and wait until all have finished.
@@ -141,8 +128,6 @@ class OpenLoop:
             ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
             tpot_ms=tpot_ms,
             output_tokens=flight.tokens,
-            longest_gap_ms=max(flight.gaps_ms, default=None),
-            late_gaps=sum(gap_ms > self.tpot_ms for gap_ms in flight.gaps_ms),
         )
 
 

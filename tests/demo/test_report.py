@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rose.demo.record import ARMS, Answered, Lending, Solo, Timeline
+from rose.demo.record import ARMS, Answered, Audit, Lending, Timeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO
-from tests.demo.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
+from tests.demo.records import EMPTY_CIRCLE, solo, tiny_broker, tiny_circle, tiny_record
 
 
 def table_of(report, width=100):
@@ -50,8 +50,8 @@ def test_harvest_is_tokens_over_the_same_rollouts_alone():
     assert arms["rose"]["harvested_tokens_share"] == 0.5
     assert arms["rose"]["harvested_share"] == 0.5
     assert arms["share_all"]["harvested_tokens_share"] == 1.0  # 60 of 60 tokens/s
-    solo = (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 1.0))
-    arms = summarise(tiny_record(solo=solo))["arms"]
+    solos = (solo("share_all", 2.0, 120), solo("rose", 4.0, 120, 1.0))
+    arms = summarise(tiny_record(solo=solos))["arms"]
     assert arms["rose"]["harvested_tokens_share"] == 0.25
     assert arms["rose"]["harvested_share"] == 0.5
 
@@ -205,12 +205,12 @@ def test_verdict_when_all_is_well():
     ("change", "name", "value"),
     [
         (
-            {"solo": (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 1.2))},
+            {"solo": (solo("share_all", 2.0, 120), solo("rose", 4.0, 120, 1.2))},
             "rose harvest / certifiable idle",
             0.5,
         ),
-        ({"certificate_violations": 1}, "certificates not verified", 1),
-        ({"certificates_verified": 38}, "certificates not verified", 2),
+        ({"audits": (Audit("rose", 40, 40, 1),)}, "certificates not verified", 1),
+        ({"audits": (Audit("rose", 40, 38, 0),)}, "certificates not verified", 2),
         ({"revocations": ()}, "revocations", 0),
         ({"settings": {}}, "requests of an arm", 6),
     ],
@@ -268,8 +268,7 @@ def empty_record():
     return tiny_record(
         slices=(),
         solo=(),
-        certificates_granted=0,
-        certificates_verified=0,
+        audits=(),
         revocations=(),
         timeline=Timeline((), (), ()),
         complete=False,
