@@ -54,5 +54,7 @@ def test_arms(report: Report, tmp_path: Path) -> None:
         harvest = arms[name]["harvested_tokens_share"]
         report.add(f"{name}_harvest", harvest, "share of the rollouts' rate alone")
         report.add(f"{name}_slo_attainment", arms[name]["slo_attainment"], "share of requests")
+        late = loads[0]["late_token_share"][name]
+        report.add(f"{name}_late_tokens", late, "share of tokens")
     for ratio in _RATIOS:
         report.add(f"{CONTROL}arms_{ratio}", control[ratio], "ratio", bar=CONTROL_BAR)

@@ -137,7 +137,7 @@ class Bench:
         self._clock = clock
         self._owned = owned
         self._tenants = alone.tenant, rollout_tenant(rollout_model, settings, clock)
-        self._replay = Replay(clock, alone.tenant.model.config.vocab_size)
+        self._replay = Replay(clock, alone.tenant.model.config.vocab_size, slo.tpot_ms)
         self._governed: tuple[GovernedPair, RolloutLoad] | None = None
         self._circle: CircleLoad | None = None
         self._loads: list[RolloutLoad] = []

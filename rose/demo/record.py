@@ -23,12 +23,14 @@ class Answered:
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         output_tokens: tokens generated.
+        late_gaps: times from a token to the next that were over the target.
     """
 
     arrival_s: float
     ttft_ms: float
     tpot_ms: float | None
     output_tokens: int
+    late_gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Replay pieces of a trace against engines, with or without rollouts beside them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,10 +54,12 @@ class Replay:
     Args:
         clock: where time comes from.
         vocabulary: token ids are drawn below this.
+        tpot_ms: serving's target; tokens that take longer are late.
     """
 
     clock: Clock
     vocabulary: int
+    tpot_ms: float = math.inf
 
     def slice(self, trace: Trace, arm: Arm, *, number: int, seed: int) -> Slice:
         """Replay `trace` until the last request is answered, with the rollouts of `arm` beside it.
@@ -70,7 +73,7 @@ class Replay:
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
-        loop = OpenLoop(arm.engine, arm.lane, self.clock, self.vocabulary)
+        loop = OpenLoop(arm.engine, arm.lane, self.clock, self.vocabulary, self.tpot_ms)
 
         def serve(began_ns: int) -> list[Answered]:
             # A slice that is taken again has the same number; the ids of its requests are others.

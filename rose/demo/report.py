@@ -69,6 +69,8 @@ def print_loads(report: Mapping[str, Any], console: Console) -> None:
         )
         console.print(Text(title, style="bold"))
         print_arms(at, console)
+        late = [f"{arm} {percent(share)}" for arm, share in at["late_token_share"].items()]
+        console.print(Text(f"Tokens late: {', '.join(late)}."))
         verified = [
             f"{arm} {found['verified']}/{found['granted']}"
             for arm, found in at["certificates"].items()

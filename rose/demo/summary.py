@@ -67,13 +67,16 @@ def summarise_loads(record: RunRecord) -> dict[str, Any]:
     slices = [one for one in record.slices if not one.is_void]
     loads = []
     for load in sorted({one.load for one in record.slices}):
-        at = compare_arms(record, [one for one in slices if one.load == load])
+        mine = [one for one in slices if one.load == load]
+        at = compare_arms(record, mine)
+        late = {arm: _late_share(record, mine, arm) for arm in at["arms"]}
         certificates = {
             one.name: _certificates(record.audits, one.name, load)
             for one in record.plan.schemes
             if one.mode is not None
         }
-        loads.append({"load": load, **at, "certificates": certificates})
+        at |= {"late_token_share": late, "certificates": certificates}
+        loads.append({"load": load, **at})
     report = {
         "version": 2,
         "mode": "modelled" if record.is_virtual else "measured",
@@ -214,6 +217,13 @@ def _ratios(
         key = f"{name}_ms_p99"
         ratios[f"{name}_p99"] = ratio(arms[arm][key], arms["alone"][key]) if has_p99 else None
     return ratios
+
+
+def _late_share(record: RunRecord, slices: Iterable[Slice], arm: str) -> float | None:
+    """Return the share of tokens over their target: that is what certificates promise."""
+    requests = [one for of_arm in slices if of_arm.arm == arm for one in of_arm.requests]
+    late = sum(one.late_gaps + (one.ttft_ms > record.slo.ttft_ms) for one in requests)
+    return ratio(late, sum(one.output_tokens for one in requests))
 
 
 def _by_round(slices: Iterable[Slice], arm: str) -> dict[int, list[Answered]]:

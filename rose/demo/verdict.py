@@ -12,6 +12,8 @@ AA_MIN: Final = 0.9
 AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
 SLO_BELOW_ALONE_MAX: Final = 0.02
+LATE_TOKENS_MAX: Final = 0.01
+"""Beyond alone's: the epsilon that certificates promise."""
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_MIN: Final = 0.6
@@ -77,6 +79,8 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
     checks = [*controls]
     for name, mode in ours.items():
         checks += _latency_checks(at, name, mode)
+        late = _late_beyond_alone(at, name)
+        checks.append(_at_most(f"{name} tokens late, beyond alone's", late, LATE_TOKENS_MAX))
         checks.append(_certificates_check(at["certificates"][name], f"{name} "))
     sentence, next_command = _noise(report, controls, "rose compare")
     if not sentence:
@@ -118,8 +122,18 @@ def _gain(at: Mapping[str, Any], names: list[str], kind: str) -> str:
 
 
 def _is_kept(at: Mapping[str, Any], name: str) -> bool:
-    below = _below_alone(at, name)
-    return below is not None and below <= SLO_BELOW_ALONE_MAX
+    below, late = _below_alone(at, name), _late_beyond_alone(at, name)
+    return (
+        below is not None
+        and late is not None
+        and below <= SLO_BELOW_ALONE_MAX
+        and late <= LATE_TOKENS_MAX
+    )
+
+
+def _late_beyond_alone(at: Mapping[str, Any], name: str) -> float | None:
+    late, of_alone = (at["late_token_share"][one] for one in (name, ALONE))
+    return None if late is None or of_alone is None else max(0.0, late - of_alone)
 
 
 def _controls(ratios: Mapping[str, float | None]) -> list[Check]:

@@ -1,13 +1,13 @@
 """Arms in virtual time: the real decisions, on a device that is a model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice
+from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice, SliceCounts
 from rose.demo.schemes import ABLATED, ALONE, SCHEMES, SHARE_ALL, Scheme
 from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
@@ -73,12 +73,15 @@ def run_virtual(
         is_complete = True
     except KeyboardInterrupt:
         on_progress("interrupted: reporting what there is")
+    device = {f"device {name}": value for name, value in asdict(experiment.device).items()}
+    plan = experiment.plan
     return RunRecord(
-        plan=experiment.plan,
+        plan=replace(plan, settings={**plan.settings, **device}),
         is_virtual=True,
         slices=tuple(slices),
         solo=(_solo(experiment.device),),
         audits=tuple(audits),
+        slice_counts=SliceCounts(judged=len(slices), void=0, repeated=0),
         slo=experiment.slo,
         slo_from="flags",
         complete=is_complete,
@@ -179,6 +182,7 @@ def _slice(outcome: ArmOutcome, device: DeviceModel, scheme: Scheme, load: float
                 ttft_ms=one.ttft_ms,
                 tpot_ms=one.mean_tpot_ms if one.output_tokens > 1 else None,
                 output_tokens=one.output_tokens,
+                late_gaps=one.late_gaps,
             )
             for one in outcome.requests
         ),

@@ -37,20 +37,23 @@ class Told(Protocol):
 class _Flight:
     """One serving request between its planned arrival and its last token."""
 
-    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "tokens")
+    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
 
     def __init__(self, arrived_ns: int) -> None:
         self.arrived_ns = arrived_ns
         self.first_ns = 0
         self.last_ns = 0
+        self.late_gaps = 0
         self.tokens = 0
         self.error: str | None = None
         self.finished = threading.Event()
 
-    def note_token(self, now_ns: int, tokens: int) -> None:
+    def note_token(self, now_ns: int, tokens: int, tpot_ms: float) -> None:
         """Note that there are `tokens` by now."""
         if not self.first_ns:
             self.first_ns = now_ns
+        elif now_ns - self.last_ns > tpot_ms * NS_PER_MS:
+            self.late_gaps += 1
         self.last_ns = now_ns
         self.tokens = tokens
 
@@ -64,12 +67,14 @@ class OpenLoop:
         lane: told of every arrival and end; None for an engine without rose.
         clock: where time comes from.
         vocabulary: token ids are drawn below this.
+        tpot_ms: target of the time from a token to the next; longer ones are late.
     """
 
     engine: Engine
     lane: Told | None
     clock: Clock
     vocabulary: int
+    tpot_ms: float
 
     def replay(self, trace: Trace, *, name: str, seed: int) -> list[Answered]:
         """Send every request of `trace` at its time and wait until all have finished.
@@ -106,7 +111,8 @@ class OpenLoop:
         lane = self.lane
 
         def on_output(output: Output) -> None:
-            flight.note_token(self.clock.now_ns(), len(output.generated_tokens))
+            now_ns = self.clock.now_ns()
+            flight.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
             if lane is not None:
                 lane.emitted(request_id)
             if output.is_finished():
@@ -128,6 +134,7 @@ class OpenLoop:
             ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
             tpot_ms=tpot_ms,
             output_tokens=flight.tokens,
+            late_gaps=flight.late_gaps,
         )
 
 

@@ -20,14 +20,17 @@ NAMES = ("alone", "alone_again", "share_all", "rose_idle", "rose_slack")
 AUDITS = (Audit("rose_idle", 7, 7, 0), Audit("rose_slack", 9, 8, 1))
 
 
-def comparison(*, slack_arm="rose", control_factor=1.0, **changes):
+def comparison(*, slack_arm="rose", control_factor=1.0, late_gaps=0, **changes):
     """The tiny record's slices at two loads: rose idle as `rose`, and rose slack as `slack_arm`."""
     slices = []
     for one in tiny_record().slices:
         names = {"rose": ["rose_idle"]}.get(one.arm, [one.arm])
         names += ["rose_slack"] * (one.arm == slack_arm)
         factor = control_factor if one.arm == "alone_again" else 1.0
-        requests = tuple(dataclasses.replace(r, ttft_ms=r.ttft_ms * factor) for r in one.requests)
+        late = late_gaps if one.arm == "rose" else 0
+        requests = tuple(
+            dataclasses.replace(r, ttft_ms=r.ttft_ms * factor, late_gaps=late) for r in one.requests
+        )
         slices += [
             dataclasses.replace(one, arm=name, load=load, requests=requests)
             for name in names
@@ -86,7 +89,7 @@ def test_the_verdict_names_the_best_that_keep_the_targets_and_their_price():
     assert report["verdict"]["sentence"] == (
         "At load 0.9: of rose's schemes that keep serving's targets, rose_idle gives rollouts "
         "most, 50 % of their rate alone at TTFT x 1.02, TPOT x 1.10; none of the other schemes "
-        "keeps serving's targets. 1 of 8 bars missed: rose_slack certificates not verified is 1, "
+        "keeps serving's targets. 1 of 10 bars missed: rose_slack certificates not verified is 1, "
         "bar 0."
     )
     by_name = {one["name"]: one for one in report["verdict"]["checks"]}
@@ -95,6 +98,18 @@ def test_the_verdict_names_the_best_that_keep_the_targets_and_their_price():
     assert not any("margin" in name for name in by_name)
     late = summarise_loads(comparison(slack_arm="share_all"))["verdict"]
     assert "rose_slack SLO met, below alone's by is 0.667, bar at most 0.02" in late["sentence"]
+
+
+def test_late_tokens_break_the_targets_that_mean_times_keep():
+    report = summarise_loads(comparison(late_gaps=1))
+    # Of 22 tokens a first one is late alone; here one more of each of the six requests.
+    shares = report["loads"][1]["late_token_share"]
+    assert shares["alone"] == pytest.approx(1 / 22)
+    assert shares["rose_idle"] == pytest.approx(7 / 22)
+    sentence = report["verdict"]["sentence"]
+    assert "none of rose's schemes keeps serving's targets" in sentence
+    assert "rose_idle tokens late, beyond alone's is 0.273, bar at most 0.01" in sentence
+    assert "Tokens late: alone 4.5 %, " in printed(report)
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
