@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rose.cli.compare_lane import GovernedLane
+from rose.demo.governed_lane import GovernedLane
 from rose.engines.transformers.processor import DeviceProcessor
 
 

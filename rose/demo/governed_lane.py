@@ -4,7 +4,6 @@ import threading
 from typing import Final
 
 from rose._core import CloseReason, HostGate, LatencyModel, Verdict
-from rose.cli.compare_felt import FeltWindow
 from rose.clock import Clock
 from rose.errors import check
 from rose.sim.device import StepWork
@@ -54,10 +53,6 @@ class GovernedLane:
         self._is_in_step = False
         self._lending: StepWork | None = None
         self._lent_until_ms = 0.0
-        self._closed_ms: float | None = None
-        self._blocked_ms: list[float] = []
-        self._pauses_ms: list[float] = []
-        self._segments = 0
         self._is_shut_down = False
 
     def profile_ms(self, work: StepWork) -> float:
@@ -75,23 +70,7 @@ class GovernedLane:
             check(not self._numbers, "a governor changes while requests are live")
             self._governor = governor
             self._committed = 0
-            self._drained()
             self._changed.notify_all()
-
-    def drain(self) -> FeltWindow:
-        """Return what serving felt since `govern`, or since the last call."""
-        with self._changed:
-            return self._drained()
-
-    def _drained(self) -> FeltWindow:
-        felt = FeltWindow(
-            blocked_ms=tuple(self._blocked_ms),
-            pauses=len(self._pauses_ms),
-            pauses_ms=tuple(self._pauses_ms),
-            segments=self._segments,
-        )
-        self._blocked_ms, self._pauses_ms, self._segments = [], [], 0
-        return felt
 
     def shut_down(self) -> None:
         """Let everybody through, so that engines can be stopped."""
@@ -107,15 +86,12 @@ class GovernedLane:
     def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
         """Say that a request is here."""
         with self._changed:
-            now_ms = self._now_ms()
             self._numbers[request_id] = self._next
             self._prompt_tokens[request_id] = prompt_tokens
             self._tokens[request_id] = 0
-            self._governor.arrived(now_ms, self._next, prompt_tokens=prompt_tokens)
+            self._governor.arrived(self._now_ms(), self._next, prompt_tokens=prompt_tokens)
             self._next += 1
             self._gate.close(CloseReason.ARRIVAL)
-            if self._is_running and self._closed_ms is None:
-                self._closed_ms = now_ms
 
     def emitted(self, request_id: str) -> None:
         """Say that a request got a token."""
@@ -141,12 +117,8 @@ class GovernedLane:
             lent_ms = self._now_ms()
             self._governor.step_begins(lent_ms, work)
             self._is_in_step = True
-            is_in_front = not self._is_parked()
             self._changed.wait_for(self._is_parked, timeout=_WAIT_MS_MAX / MS_PER_S)
-            began_ms = self._now_ms()
-            if is_in_front:
-                self._blocked_ms.append(began_ms - lent_ms)
-            self._step = (work, ready_ms, lent_ms, began_ms)
+            self._step = (work, ready_ms, lent_ms, self._now_ms())
 
     def _planned(self) -> StepWork:
         """Say what serving's next step does, by what the lane was told."""
@@ -269,7 +241,6 @@ class GovernedLane:
         verdict = self._gate.pass_(timeout_ms=_LOOK_UP_MS)
         check(verdict == Verdict.PASSED, "a piece with a credit did not pass its gate")
         self._is_running = True
-        self._segments += 1
 
     def _end_piece(self, *, is_last: bool) -> None:
         self._gate.leave()
@@ -280,7 +251,4 @@ class GovernedLane:
         self._governor.segment_ended(now_ms, is_last=is_last)
         if self._lending is not None:
             self._lent_until_ms = self._governor.lends_until(now_ms, self._lending)
-        if self._closed_ms is not None and not self._committed:
-            self._pauses_ms.append(now_ms - self._closed_ms)
-            self._closed_ms = None
         self._changed.notify_all()

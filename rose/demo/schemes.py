@@ -1,19 +1,9 @@
-"""The schemes `rose compare` puts side by side: how each is called, and the rule it follows."""
+"""The arms of an experiment by name: the rule each follows, and which of them a run can show."""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from rose.errors import InvalidArgument
-
-
-class Kind(Enum):
-    """What a scheme is there for."""
-
-    BOUND = "bound"
-    PUBLISHED = "published"
-    ROSE = "rose"
-    ABLATION = "ablation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,95 +11,68 @@ class Scheme:
     """One way to share the device.
 
     Args:
-        name: in options and in `compare.json`.
-        label: in tables and figures.
-        kind: what it is there for.
+        name: in options, records and reports.
         rule: when rollouts run, in one sentence.
-        ablates: names of the mechanisms that are switched off.
+        mode: rose's mode of lending; None for every other scheme.
+        without: mechanisms of rose that are switched off.
     """
 
     name: str
-    label: str
-    kind: Kind
     rule: str
-    ablates: frozenset[str] = frozenset()
+    mode: str | None = None
+    without: frozenset[str] = frozenset()
 
 
 ALONE: Final = "alone"
 CONTROL: Final = "alone_again"
-CLAIRVOYANT: Final = "clairvoyant"
+SHARE_ALL: Final = "share_all"
 ABLATED: Final = "rose_slack"
-"""What `--without` takes a mechanism out of."""
+"""The scheme that `--without` takes a mechanism out of."""
+UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
+"""Bounds: nobody would run them to share a device."""
 
 _ALL: Final = (
-    Scheme(ALONE, "alone", Kind.BOUND, "Serving has the device to itself."),
-    Scheme(
-        CONTROL,
-        "alone again",
-        Kind.BOUND,
-        "The same once more: how far it is from alone is the noise of the machine.",
-    ),
-    Scheme(
-        "share_all",
-        "share all",
-        Kind.PUBLISHED,
-        "Both engines run at any time, with nothing between them.",
-    ),
-    Scheme(
-        "priority",
-        "priority",
-        Kind.PUBLISHED,
-        "Rollouts run whenever serving has nothing ready; what runs is not pre-empted.",
-    ),
+    Scheme(ALONE, "Serving has the device to itself."),
+    Scheme(CONTROL, "The same again: its distance from alone is the noise of the machine."),
+    Scheme(SHARE_ALL, "Both engines run at any time, with nothing between them."),
+    Scheme("priority", "Rollouts run whenever serving has nothing ready, without pre-emption."),
     Scheme(
         "host_window",
-        "host window",
-        Kind.PUBLISHED,
         "The host stops launching at an arrival; two whole steps are in flight by then "
         "(XSched, level 1, a graph as one command).",
     ),
     Scheme(
         "rose_paper",
-        "ROSE (paper)",
-        Kind.PUBLISHED,
         "A whole rollout step runs when first-token and next-token slack of all live requests "
         "are positive (arXiv 2605.06534).",
     ),
     Scheme(
         "valve",
-        "Valve",
-        Kind.PUBLISHED,
         "Rollouts run in idle time only, after a cool-down of twice the longest decode gap "
         "(arXiv 2604.07874).",
     ),
+    Scheme("static_split", "Each engine has a fixed share of the device for itself."),
+    Scheme("rose_idle", "Certified quanta while no request is live.", "idle"),
     Scheme(
-        "static_split",
-        "static split",
-        Kind.PUBLISHED,
-        "Each engine has a fixed share of the device for itself.",
-    ),
-    Scheme("rose_idle", "rose idle", Kind.ROSE, "Certified quanta while no request is live."),
-    Scheme(
-        "rose_slack",
-        "rose slack",
-        Kind.ROSE,
+        ABLATED,
         "Certified quanta also between two steps, as far as every running request can wait.",
+        "slack",
     ),
     Scheme(
         "rose_spatial",
-        "rose spatial",
-        Kind.ROSE,
         "Certified quanta beside serving's steps, on a part of the device.",
+        "spatial",
     ),
     Scheme(
-        CLAIRVOYANT,
         "clairvoyant",
-        Kind.BOUND,
         "Knows all arrivals and step times in advance, and takes all there is to take.",
     ),
 )
 SCHEMES: Final = {scheme.name: scheme for scheme in _ALL}
 """In the order of the report."""
+
+ON_ENGINES: Final = frozenset(SCHEMES) - {"static_split", "rose_spatial", "clairvoyant"}
+"""What real engines can show on one core."""
 
 MECHANISMS: Final = {
     "gate": "a rollout step has no gates inside it",
@@ -119,6 +82,12 @@ MECHANISMS: Final = {
     "confinement": "rollouts beside a step may use the whole device",
     "margin": "certificates take predictions for upper bounds",
 }
+
+
+def demo_schemes(mode: str) -> tuple[Scheme, ...]:
+    """Return the arms of `rose demo`: without rollouts, with them, and under rose in `mode`."""
+    rose = Scheme("rose", SCHEMES[f"rose_{mode}"].rule, mode)
+    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], rose
 
 
 def ablation(mechanism: str) -> Scheme:
@@ -132,17 +101,16 @@ def ablation(mechanism: str) -> Scheme:
             f"--without {mechanism} is not a mechanism of rose: use {', '.join(MECHANISMS)}"
         )
     return Scheme(
-        name=f"{ABLATED}-{mechanism}",
-        label=f"slack, no {mechanism.replace('_', ' ')}",
-        kind=Kind.ABLATION,
-        rule=f"As {SCHEMES[ABLATED].label}, but {MECHANISMS[mechanism]}.",
-        ablates=frozenset({mechanism}),
+        f"{ABLATED}-{mechanism}",
+        f"As {ABLATED}, but {MECHANISMS[mechanism]}.",
+        "slack",
+        frozenset({mechanism}),
     )
 
 
-def chosen(
+def choose_schemes(
     names: str | None, without: tuple[str, ...], *, possible: frozenset[str]
-) -> list[Scheme]:
+) -> tuple[Scheme, ...]:
     """Return the schemes to run, in the order of the report; `alone` is always among them.
 
     Args:
@@ -166,4 +134,4 @@ def chosen(
             schemes.append(one)
         if one.name == ABLATED:
             schemes += [ablation(name) for name in dict.fromkeys(without)]
-    return schemes
+    return tuple(schemes)
