@@ -9,7 +9,7 @@ SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build demo test lint lint-style lint-types lint-layout format bench gpu clean
+.PHONY: install build demo test test-slow lint lint-style lint-types lint-layout format bench gpu clean
 
 install: $(STAMP)
 
@@ -38,6 +38,12 @@ demo: build
 
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What takes minutes more: ThreadSanitizer, wheel and sdist, every property with 300 examples.
+test-slow: build
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  -m '(slow or hypothesis) and not gpu and not peer' --hypothesis-profile=slow \
+	  --summary bench/results/test-slow.json $(ARGS)
 
 # Each of them takes one core: `make -j2 lint`.
 lint: lint-style lint-types lint-layout

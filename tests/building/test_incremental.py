@@ -9,7 +9,7 @@ import pytest
 
 from tests.building.project import NVCC, build, needs_nvcc, steps, would_do
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SOURCES = {".cpp": "C++", ".cu": "CUDA"}
 DEVICE_STEPS = {"asm fatbins.S"} if NVCC else set()

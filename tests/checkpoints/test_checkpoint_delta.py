@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.apply import Beside, apply_beside
@@ -158,7 +158,6 @@ def test_real_checkpoint_of_the_package_keeps_its_digests(tmp_path: Path) -> Non
     assert sums[0] == sums[1]
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_two_checkpoints_become_each_other(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -545,7 +544,6 @@ def nodes(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_lie_of_an_index_is_a_sentence_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.clock import BootClock
@@ -234,7 +234,6 @@ def test_a_rule_changes_only_between_windows() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 90)), max_size=30))
-@settings(max_examples=60, deadline=None)
 def test_the_rule_hears_of_every_request_and_of_what_the_next_step_does(
     calls: list[tuple[int, int]],
 ) -> None:

@@ -90,7 +90,7 @@ class Heaps(RuleBasedStateMachine):
 
 
 TestHeaps = Heaps.TestCase
-TestHeaps.settings = settings(max_examples=60, deadline=None)
+TestHeaps.settings = settings(deadline=None)
 
 
 @given(st.permutations([1, 2, 3, 5]))

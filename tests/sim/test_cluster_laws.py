@@ -71,7 +71,6 @@ def check_job(found: ClusterOutcome, trained: SimJob) -> None:
     assert np.all((learned > 0) & (learned <= trained.batch))
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds())
 def test_every_token_is_delivered_once_and_every_world_ends(drawn: ClusterWorld) -> None:
     found = simulate_cluster(drawn)

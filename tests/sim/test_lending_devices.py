@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -114,7 +114,6 @@ def test_what_does_not_fit_is_refused() -> None:
         )
 
 
-@settings(max_examples=50)
 @given(st.tuples(*[st.floats(0.001, 10)] * 5), st.integers(0, 10_000))
 def test_a_rollout_engine_and_a_device_are_the_same_sum(terms, context) -> None:
     cost = learned_cost(new_latency_model(Policy(), step_tokens=512, prior_ms=terms))

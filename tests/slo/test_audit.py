@@ -320,7 +320,6 @@ def write(events) -> LogBytes:
 @given(events=EVENTS, signal_ms=SOME_MS, ttft_ms=SOME_MS, tpot_ms=SOME_MS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=200,
 )
 def test_every_miss_of_any_log_has_one_cause_and_parts_that_sum_to_it(
     tmp_path, events, signal_ms, ttft_ms, tpot_ms
@@ -362,7 +361,6 @@ def plain_gaps(events) -> list[tuple[int, float]]:
 @given(events=EVENTS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=100,
 )
 def test_every_token_that_is_late_is_a_miss(tmp_path, events):
     log = write(events)

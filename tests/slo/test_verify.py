@@ -288,7 +288,7 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_appended_is_what_is_read(tmp_path: Path, events) -> None:
     path = tmp_path / "round_trip.log"
     log = CertificateLog(

@@ -502,7 +502,7 @@ def play(events, log: LogBytes) -> list[bool]:
 
 
 @given(events=EVENTS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_quantum_verifies_exactly_when_the_slow_truth_allows_it(tmp_path, events):
     log = LogBytes()
     may = play(events, log)
@@ -536,7 +536,7 @@ SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
     numbers=st.lists(st.floats() | st.floats(0, 1000), min_size=6, max_size=6),
     bits=st.tuples(*[st.integers(0, 2**32 - 1)] * 2),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_sealed_log_says_there_is_an_answer(tmp_path, records, numbers, bits):
     names = ("ttft_ms", "tpot_ms", "epsilon", "signal_ms", "blocking_ms", "revoke_ms")
     log = LogBytes(modes=bits[0], without=bits[1], **dict(zip(names, numbers, strict=True)))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -62,7 +62,6 @@ def happen(world: ReplicaWorld, event: str, where: int) -> None:
             world.failing.discard(rank)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     count=st.integers(1, 4),
     seed=st.integers(0, 1 << 20),

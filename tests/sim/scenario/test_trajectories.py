@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -225,7 +225,6 @@ def test_too_little_is_not_fitted(values: list[float]) -> None:
         fitted(np.array(values), parts=1, random=np.random.default_rng(0))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     groups=st.integers(1, 12),
     group=st.integers(1, 4),

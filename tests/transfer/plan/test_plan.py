@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -123,7 +123,6 @@ def random_members(draw):
     return source, replicas
 
 
-@settings(max_examples=50)
 @given(random_members(), st.integers(1, 30))
 def test_any_layout_arrives_in_any_other_and_crosses_once(members, tile_elements):
     shards, replicas = members

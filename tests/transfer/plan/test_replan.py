@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -181,7 +181,6 @@ def changes(draw):
     return source, replicas[:cut], replicas[cut:], leaving
 
 
-@settings(max_examples=30)
 @given(changes(), st.integers(1, 30))
 def test_replanning_is_planning_from_nothing_up_to_balance(change, tile_elements):
     source, present, joining, leaving = change
