@@ -9,7 +9,7 @@ SUITE ?= memory
 JSON ?= build/bench-$(SUITE).json
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build demo test test-slow lint lint-style lint-types lint-layout format bench gpu clean
+.PHONY: install build demo test test-slow lint lint-style lint-types lint-layout format mutants bench gpu clean
 
 install: $(STAMP)
 
@@ -62,6 +62,11 @@ format: install
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# Changes N statements at random, one at a time, and lists those that no default test notices.
+N ?= 30
+mutants: build
+	$(BIN)/python -m tests.mutants --count $(N)
 
 bench: build
 	@mkdir -p $(dir $(JSON))
