@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from bench.conftest import Report
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer
 from rose.errors import check
@@ -38,8 +40,8 @@ def test_arms(report: Report, tmp_path: Path) -> None:
     report.once(lambda: loads.append(compare(tmp_path / "compare", seconds=seconds)))
     arms, ratios = loads[0]["arms"], loads[0]["ratios"]
     requests = float(arms["alone"]["requests"])
-    is_judged = all(one[key] is not None for one in ratios.values() for key in _RATIOS)
-    check(is_judged, "all slices of an arm had foreign CPU time: nothing else may run here")
+    if any(one[key] is None for one in ratios.values() for key in _RATIOS):
+        pytest.skip("all slices of an arm had foreign CPU time: run on a quieter machine")
     control = ratios.pop("aa")
     for name, of_alone in ratios.items():
         for ratio in _RATIOS:

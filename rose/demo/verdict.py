@@ -57,7 +57,8 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
         controls, checks = [], [_unless_quick(report, check) for check in checks]
     if report["weights"] is not None:
         checks += _circle_checks(report)
-    sentence, next_command = _noise(report, controls, "rose demo")
+    is_blind = any(one.value is None for one in controls)
+    sentence, next_command = _noise(report, controls, "rose demo", is_blind=is_blind)
     if not sentence and outlook is not None and outlook.why is not None:
         next_command = f"rose demo {outlook.options}".rstrip()
         sentence = f"Void: nothing could be certified, because {outlook.why}. Try: {next_command}"
@@ -87,7 +88,8 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
         late = _late_beyond_alone(at, name)
         checks.append(_at_most(f"{name} tokens late, beyond alone's", late, LATE_TOKENS_MAX))
         checks.append(_certificates_check(at["certificates"][name], f"{name} "))
-    sentence, next_command = _noise(report, controls, "rose compare")
+    is_blind = not at["arms"][ALONE]["requests"] or any(one.value is None for one in controls)
+    sentence, next_command = _noise(report, controls, "rose compare", is_blind=is_blind)
     if not sentence:
         others = [
             name
@@ -149,12 +151,12 @@ def _controls(ratios: Mapping[str, float | None]) -> list[Check]:
 
 
 def _noise(
-    report: Mapping[str, Any], controls: list[Check], command: str
+    report: Mapping[str, Any], controls: list[Check], command: str, *, is_blind: bool
 ) -> tuple[str, str | None]:
     """Say why the control voids the run, and what to try; "" and None when it does not."""
     void = report["slices"]["void"]
     off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
-    if report["complete"] and any(c.value is None for c in controls):
+    if report["complete"] and is_blind:
         return (
             f"Void: no round of serving alone, and alone again, could be judged: "
             f"{void} slices had foreign CPU time on the device. Stop what else "

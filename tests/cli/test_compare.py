@@ -205,17 +205,21 @@ def test_real_engines_run_rivals_and_rose_on_the_same_requests(
 ) -> None:
     out = tmp_path / "report"
     names = "share_all,priority,rose_paper,valve,rose_slack"
-    line = ("compare", "--seconds", "2", "--schemes", names, "--tpot-ms", "100")
-    status, said, _ = run(capsys, *line, "--out", str(out))
-    assert status == 0
+    line = ("compare", "--seconds", "2", "--schemes", names, "--out", str(out))
+    status, said, error = run(capsys, *line)
+    assert status == 0, error
     report = written(out)
     assert report["mode"] == "measured"
     (at,) = report["loads"]  # type: ignore[misc]
     assert list(at["arms"]) == ["alone", *names.split(",")]
-    assert len({arm["requests"] for arm in at["arms"].values()} - {0}) == 1  # 0: its slice is void.
     certificates = at["certificates"]["rose_slack"]
-    assert certificates["granted"] == certificates["verified"] > 0
-    for name in ("share_all", "priority", "rose_paper", "rose_slack"):
-        arm = at["arms"][name]
-        assert arm["requests"] == 0 or arm["harvested_tokens_share"] > 0, name
+    assert certificates["granted"] == certificates["verified"]
+    # Slices in which somebody else used the core are void, and their requests do not count.
+    judged = {name: arm for name, arm in at["arms"].items() if arm["requests"]}
+    assert len({arm["requests"] for arm in judged.values()}) == (1 if judged else 0)
+    assert report["slices"]["judged"] == len(judged)  # type: ignore[index]
+    for name in judged.keys() & {"share_all", "priority", "rose_paper", "rose_slack"}:
+        assert judged[name]["harvested_tokens_share"] > 0, name
+    if "rose_slack" in judged:
+        assert certificates["granted"] > 0
     assert "static_split" in said

@@ -121,6 +121,14 @@ def test_a_control_that_left_its_range_voids_the_comparison(factor):
     assert summarise_loads(comparison())["verdict"]["void"] is False
 
 
+def test_a_comparison_of_void_slices_is_void_even_without_a_control():
+    void = tuple(dataclasses.replace(one, is_void=True) for one in comparison().slices)
+    for schemes in (comparison().plan.schemes, (SCHEMES["alone"], SCHEMES["share_all"])):
+        verdict = summarise_loads(comparison(slices=void, schemes=schemes))["verdict"]
+        assert verdict["void"] is True
+        assert "foreign CPU time" in verdict["sentence"]
+
+
 def test_an_interrupted_comparison_has_what_there_is():
     report = summarise_loads(comparison(slices=(), complete=False))
     assert report["loads"] == []
