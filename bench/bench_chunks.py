@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ import grpc
 import numpy as np
 
 from bench.conftest import Report
+from bench.grpc_chunks import OPTIONS, GrpcChunks, serving
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
 from rose.errors import check
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
-from rose.transfer.wire import grpc_chunks
 from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer
-from rose.transfer.wire.grpc_chunks import GrpcChunks
 
 KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB
@@ -36,16 +34,6 @@ def frames() -> list[bytes]:
     rng = np.random.default_rng(1)
     few = [rng.bytes(CHUNK_BYTES_MAX) for _ in range(4)]
     return [few[i % len(few)] for i in range(CHUNKS)]
-
-
-class Served:
-    """A log of one update."""
-
-    def __init__(self, kept: list[bytes]) -> None:
-        self._kept = kept
-
-    def chunk(self, _key: UpdateKey, tile: int) -> bytes:
-        return self._kept[tile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +91,18 @@ def both_planes() -> Iterator[tuple[Pull, Pull]]:
     """Yield how to pull all by TCP, and by gRPC: warm, in the clear."""
     kept = frames()
     wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
-    options = [
-        ("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
-        ("grpc.max_send_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
-    ]
-    with ThreadPoolExecutor(2) as pool, ChunkServer(TOKEN) as server:
+    with (
+        serving(kept) as address,
+        ChunkServer(TOKEN) as server,
+        grpc.insecure_channel(address, options=OPTIONS) as channel,
+        ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
+    ):
         put_all(server, kept)
-        peer = grpc.server(pool, options=options)
-        service, name = grpc_chunks.METHOD.strip("/").split("/")
-        methods = {name: grpc_chunks.chunks_handler(Served(kept))}
-        peer.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-        address = f"127.0.0.1:{peer.add_insecure_port('127.0.0.1:0')}"
-        peer.start()
-        with (
-            grpc.insecure_channel(address, options=options) as channel,
-            ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
-        ):
-            by_tcp = pull_all(client, wanted)
-            by_grpc = pull_all(GrpcChunks(channel, TOKEN, timeout_s=TIMEOUT_S), wanted)
-            by_tcp()
-            by_grpc()
-            yield by_tcp, by_grpc
-        peer.stop(None).wait()
+        by_tcp = pull_all(client, wanted)
+        by_grpc = pull_all(GrpcChunks(channel, timeout_s=TIMEOUT_S), wanted)
+        by_tcp()
+        by_grpc()
+        yield by_tcp, by_grpc
 
 
 def test_tcp_over_grpc(report: Report) -> None:

@@ -14,7 +14,6 @@ from rose.transfer.receiving.source import Frame
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.credentials import is_refusal, open_channel
-from rose.transfer.wire.grpc_chunks import GrpcChunks
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
@@ -60,7 +59,6 @@ class RemoteSource:
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
         self._chunk_port = 0
-        self._is_blocked = False  # of the thread that pulls: the port cannot be reached
         self._is_closed = False
         self.follow(address, token)
 
@@ -162,26 +160,9 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask on the chunk connections; over gRPC where their port cannot be reached."""
-        client = self._chunk_client()
-        has_come = False
-        try:
-            if not self._is_blocked:
-                with closing(client.chunks(key, wanted)) as coming:
-                    for one in coming:
-                        has_come = True
-                        yield one
-                return
-        except Unavailable:
-            if has_come or client.was_reached:
-                raise
-        with self._lock:
-            channel, token = self._channel, self._token
-        fallback = GrpcChunks(channel, token, timeout_s=self._timeout_s)
-        with closing(fallback.chunks(key, wanted)) as coming:
-            for one in coming:
-                self._is_blocked = True  # until the server says another port
-                yield one
+        """Ask on the chunk connections."""
+        with closing(self._chunk_client().chunks(key, wanted)) as coming:
+            yield from coming
 
     def _chunk_client(self) -> ChunkClient:
         with self._lock:
@@ -210,7 +191,6 @@ class RemoteSource:
         with self._lock:
             has_moved, self._chunk_port = self._chunk_port != reply.chunk_port, reply.chunk_port
         if has_moved:
-            self._is_blocked = False
             self._hang_up()
         return reply
 

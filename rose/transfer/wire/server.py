@@ -11,7 +11,7 @@ from rose.closing import Closing
 from rose.errors import RoseError
 from rose.transfer.manifest import UpdateKey
 from rose.transfer.relaying.upstream import Upstream
-from rose.transfer.wire import grpc_chunks, messages
+from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.pages import page
@@ -84,12 +84,10 @@ class WeightServer(Closing):
             "Subscribe": self._subscribe,
             "Report": self._report,
         }
-        methods = {
+        return {
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
-        methods[grpc_chunks.METHOD] = grpc_chunks.chunks_handler(self._log)
-        return methods
 
     def _hello(self, content: bytes) -> messages.HelloReply:
         messages.decode(messages.HelloRequest, content)
