@@ -13,7 +13,6 @@ void bind_tenants(pybind11::module_& module);
 void bind_slab_heap(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
-void bind_rank_group(pybind11::module_& module);
 void bind_latency(pybind11::module_& module);
 void bind_slo(pybind11::module_& module);
 void bind_watchdog(pybind11::module_& module);
@@ -45,7 +44,6 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);
   rose::bind::bind_stream_gate(module);
-  rose::bind::bind_rank_group(module);
   rose::bind::bind_watchdog(module);
   rose::bind::bind_creditor(module);
   rose::bind::bind_admission(module);
