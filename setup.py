@@ -11,20 +11,21 @@ time: neither libcuda nor libcudart is linked. `ROSE_CUDA` says whether:
     on              yes; without nvcc the build stops
     off             no
 
-The C++ is the same in all three; only the table of embedded fat binaries differs.
+The C++ is the same in all three; only the table of embedded fat binaries differs. `ROSE_CUDA_ARCH`
+("90" or "80,90") names other devices than ours.
 
-Each `rose/**/*.proto` becomes a module and its stub beside it, in the source tree of a build in
-place and in the wheel otherwise. The sources are kept, what is made of them is not.
+The sources of a room are compiled together, as a file of `#include` lines in the build folder:
+headers, which cost more than the sources, are then read once. `ROSE_FAST=1` compiles each source by
+itself, so an edit costs one source; `make build FAST=1` sets it. Both kinds of object live side by
+side, so a change of mode rebuilds nothing that is current. ccache is used where it is on the path.
 """
 
 import fcntl
-import importlib.util
 import logging
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -32,7 +33,6 @@ import ninja
 import pybind11
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / f"core-{sysconfig.get_config_var('SOABI')}"
@@ -41,24 +41,24 @@ WARNINGS = "-Wall -Wextra -Wconversion -Werror"
 COMPILE = f"-std=c++20 -DNDEBUG -fPIC -fvisibility=hidden -pthread {WARNINGS}"
 LINK = "-shared -pthread -Wl,-z,noexecstack -Wl,--strip-debug"
 TARGET = "_core.so"
+FAST_TARGET = "fast/_core.so"
 # What goes into a wheel: without the names of functions, which profilers and tests want.
 STRIPPED = "stripped/_core.so"
 # Loops over elements gain from -O3; elsewhere it makes the extension larger and no call faster.
 # Bindings, half of the time of a build, are called as fast at -O1 and take two thirds of it.
 LEVEL = "-O2"
 LEVEL_OF_ROOM = {"bind": "-O1", "scheduler": "-O3", "sim": "-O3", "transfer": "-O3"}
+# Translation units of a room, where one is not enough for two cores or 4 GiB of memory.
+UNITS_OF_ROOM = {"bind": 4, "transfer": 2}
 PROBE = "#include <bit>\n#include <concepts>\nstatic_assert(__cplusplus >= 202002L);\n"
 
 # Machine code for these; the driver compiles the PTX of the first for every other device.
 ARCHITECTURES = (80, 90, 100)
-CODES = [f"arch=compute_{arch},code=sm_{arch}" for arch in ARCHITECTURES]
-CODES.append(f"arch=compute_{ARCHITECTURES[0]},code=compute_{ARCHITECTURES[0]}")
 DEVICE = " ".join(
     [
         "-c -fatbin -std=c++20 -O3 -Werror all-warnings",
         "-Xptxas=-v",  # ptxas says what spills
         "-Xfatbin=-compress-all",
-        *(f"-gencode {code}" for code in CODES),
     ]
 )
 DEFAULT_CUDA = "/usr/local/cuda"
@@ -99,6 +99,25 @@ def compiler() -> list[str]:
     return command
 
 
+def cached(command: list[str]) -> list[str]:
+    """Return `command` behind ccache, where that is on the path and not part of it already."""
+    ccache = shutil.which("ccache")
+    return [ccache, *command] if ccache and Path(command[0]).name != "ccache" else command
+
+
+def device_codes() -> list[str]:
+    """Return what tells nvcc the devices to compile for, all of them in one call."""
+    named = os.environ.get("ROSE_CUDA_ARCH", "").replace(",", " ").split()
+    if not all(one.isdecimal() for one in named):
+        raise SystemExit(
+            f"rose: ROSE_CUDA_ARCH='{','.join(named)}' must list architectures, as '80,90' does"
+        )
+    found = named or [str(one) for one in ARCHITECTURES]
+    codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in found]
+    codes.append(f"arch=compute_{found[0]},code=compute_{found[0]}")
+    return [part for code in codes for part in ("-gencode", code)]
+
+
 def find_nvcc() -> str | None:
     """Return the first nvcc that is there. ROSE_NVCC is an order: where it is set, nothing else."""
     if named := os.environ.get("ROSE_NVCC"):
@@ -131,7 +150,8 @@ def device_compiler() -> list[str] | None:
             mend = "(install the CUDA toolkit >= 12.8, set ROSE_NVCC, or set ROSE_CUDA=off)"
             raise SystemExit(f"rose: ROSE_CUDA=on but nvcc was not found: {missing} {mend}")
         return None
-    probe = [nvcc, *DEVICE.split(), "--dryrun", "-x", "cu", os.devnull, "-o", "probe.fatbin"]
+    probe = [nvcc, *DEVICE.split(), *device_codes(), "--dryrun"]
+    probe += ["-x", "cu", os.devnull, "-o", "probe.fatbin"]
     done = subprocess.run(probe, text=True, capture_output=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["it says nothing"]
@@ -195,6 +215,40 @@ def escape(path: Path | str) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
+def units_of(sources: list[str]) -> dict[str, list[str]]:
+    """Return the sources of each translation unit, the units that take longest first.
+
+    Every n-th source of a room goes into the same unit, so a source that grows moves no other.
+    """
+    rooms: dict[str, list[str]] = {}
+    for source in sources:
+        rooms.setdefault(Path(source).parent.name, []).append(source)
+    units = {}
+    for room in sorted(rooms, key=lambda room: (-UNITS_OF_ROOM.get(room, 1), room)):
+        count = UNITS_OF_ROOM.get(room, 1)
+        for at in range(count):
+            units[f"unity/{room}_{at + 1}.cpp"] = rooms[room][at::count]
+    return units
+
+
+def unit_text(sources: list[str]) -> str:
+    """Return the C++ of a unit: its sources, each with the warnings that it asks for."""
+    lines = [
+        # This warning is about headers: it spares the file that the compiler was given, and takes
+        # the sources that the file includes for headers.
+        "#if defined(__GNUC__) && !defined(__clang__)",
+        '#pragma GCC diagnostic ignored "-Wsubobject-linkage"',
+        "#endif",
+    ]
+    for source in sources:
+        lines += [
+            "#pragma GCC diagnostic push",
+            f'#include "{Path(source).relative_to("csrc")}"',
+            "#pragma GCC diagnostic pop",
+        ]
+    return "\n".join([*lines, ""])
+
+
 def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
     """Return the text of a `build.ninja` that makes the extension from `sources` and `kernels`.
 
@@ -206,67 +260,38 @@ def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
     headers = [pybind11.get_include(), sysconfig.get_path("include")]
     include = [*project, *(part for path in headers for part in ("-isystem", path))]
     text = [
-        f"cxx = {shlex.join(compiler())}".replace("$", "$$"),
+        f"cxx = {shlex.join(cached(compiler()))}".replace("$", "$$"),
         # What the user sets comes last, so that it wins.
         f"compile = {COMPILE} {shlex.join(include)} {os.environ.get('CXXFLAGS', '')}",
         f"level = {LEVEL}",
         f"nvcc = {shlex.join(nvcc)}".replace("$", "$$"),
-        f"device = {DEVICE} {shlex.join(project)}",
+        f"device = {DEVICE} {shlex.join([*device_codes(), *project])}",
         f"link = {LINK} {os.environ.get('LDFLAGS', '')}",
         RULES,
     ]
-    made_from = {str(Path("obj", source).with_suffix(".o")): UP / source for source in sources}
-    made_from["obj/fatbin_table.o"] = Path("fatbin_table.cpp")
-    for object_, source in made_from.items():
-        text.append(f"build {escape(object_)}: cxx {escape(source)}")
-        if level := LEVEL_OF_ROOM.get(source.parent.name):
+    compiled = {unit: Path(unit) for unit in units_of(sources)}
+    compiled |= {source: UP / source for source in sources}
+    compiled["fatbin_table.cpp"] = Path("fatbin_table.cpp")
+    object_of = {name: str(Path("obj", name).with_suffix(".o")) for name in compiled}
+    for name, source in compiled.items():
+        text.append(f"build {escape(object_of[name])}: cxx {escape(source)}")
+        room = source.stem.rpartition("_")[0] if name.startswith("unity/") else source.parent.name
+        if level := LEVEL_OF_ROOM.get(room):
             text.append(f"  level = {level}")
-    objects = " ".join(map(escape, made_from))
+    embedded = object_of["fatbin_table.cpp"]
     if kernels:
         fatbins = [f"kernels/{name}.fatbin" for name in kernels]
         for name, fatbin in zip(kernels, fatbins, strict=True):
             text.append(f"build {fatbin} | {fatbin}.log: nvcc {escape(UP / f'kernels/{name}.cu')}")
         # No dependency file knows what .incbin reads.
         text.append(f"build obj/fatbins.o: asm fatbins.S | {' '.join(fatbins)}")
-        objects += " obj/fatbins.o"
-    text += [f"build {TARGET}: link {objects}", f"default {TARGET}"]
-    text += [f"build {STRIPPED}: link {objects}", "  strip = -Wl,--strip-all\n"]
+        embedded += " obj/fatbins.o"
+    unity = " ".join([*(escape(object_of[unit]) for unit in units_of(sources)), embedded])
+    single = " ".join([*(escape(object_of[source]) for source in sources), embedded])
+    text += [f"build {TARGET}: link {unity}", f"default {TARGET}"]
+    text += [f"build {FAST_TARGET}: link {single}"]
+    text += [f"build {STRIPPED}: link {unity}", "  strip = -Wl,--strip-all\n"]
     return "\n".join(text)
-
-
-def compile_messages(into: Path) -> None:
-    """Make a module and its stub of each `.proto`, where they are not there or older.
-
-    With ROSE_MESSAGES=off they may be missing where their compiler is. What gives weights to other
-    processes cannot be imported then; nothing else needs them.
-
-    Args:
-        into: the root of the packages: of the project, or of what becomes a wheel.
-    """
-    for proto in sorted(ROOT.glob("rose/**/*.proto")):
-        source = proto.relative_to(ROOT)
-        made = [into / source.with_name(f"{source.stem}_pb2{kind}") for kind in (".py", ".pyi")]
-        time = proto.stat().st_mtime_ns
-        if all(one.exists() and one.stat().st_mtime_ns >= time for one in made):
-            continue
-        if importlib.util.find_spec("grpc_tools") is None:
-            if os.environ.get("ROSE_MESSAGES") == "off":
-                return
-            raise SystemExit("rose: messages need a compiler (pip install 'grpcio-tools>=1.85')")
-        made[0].parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
-        command += [f"--python_out={into}", f"--pyi_out={into}", str(source)]
-        if subprocess.run(command, check=False, cwd=ROOT).returncode:
-            raise SystemExit(f"rose: {source} did not compile; see the messages above")
-
-
-class BuildWithMessages(build_py):
-    """Build the packages, and the modules that messages become."""
-
-    def run(self) -> None:
-        """Compile after the copy, which may bring older ones from the source tree."""
-        super().run()
-        compile_messages(ROOT if self.editable_mode else Path(self.build_lib).absolute())
 
 
 class BuildWithNinja(build_ext):
@@ -275,9 +300,9 @@ class BuildWithNinja(build_ext):
     def run(self) -> None:
         """Keep what setuptools forgets while it builds: whether the target is the source tree."""
         self.is_in_place = bool(self.inplace or self.editable_mode)
-        if self.is_in_place:
-            compile_messages(ROOT)
-        super().run()
+        # `requirements/install.py` builds in place at the same time and says so.
+        if not (self.editable_mode and os.environ.get("ROSE_CORE") == "elsewhere"):
+            super().run()
 
     def build_extension(self, ext: Extension) -> None:
         """Write `build.ninja`, run it, and copy what it made to where setuptools wants it."""
@@ -295,11 +320,15 @@ class BuildWithNinja(build_ext):
             write(BUILD / "fatbin_table.cpp", table(kernels))
             if kernels:
                 write(BUILD / "fatbins.S", assembly(kernels))
+            for unit, together in units_of(ext.sources).items():
+                (BUILD / unit).parent.mkdir(exist_ok=True)
+                write(BUILD / unit, unit_text(together))
             write(BUILD / "build.ninja", build_file(ext.sources, kernels, nvcc or []))
-            made = TARGET if self.is_in_place else STRIPPED
-            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD), made]
-            if self.parallel:
-                command += ["-j", str(self.parallel)]
+            is_fast = self.is_in_place and os.environ.get("ROSE_FAST") == "1"
+            made = FAST_TARGET if is_fast else TARGET if self.is_in_place else STRIPPED
+            # ninja would start two jobs more than there are cores, each with its memory.
+            jobs = self.parallel or len(os.sched_getaffinity(0))
+            command = [str(Path(ninja.BIN_DIR, "ninja")), "-C", str(BUILD), "-j", str(jobs), made]
             if subprocess.run(command, check=False).returncode:
                 raise SystemExit(
                     "rose: the C++ core did not build; see the compiler's messages above"
@@ -313,5 +342,5 @@ if __name__ == "__main__":  # the tests import this file
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))
     setup(
         ext_modules=[Extension("rose._core", sources)],
-        cmdclass={"build_ext": BuildWithNinja, "build_py": BuildWithMessages},
+        cmdclass={"build_ext": BuildWithNinja},
     )

@@ -66,7 +66,7 @@ def build(out: Path, deadline: Deadline) -> str | None:
         log=log,
         limit_s=deadline.at_most(BUILD_S),
         # Another compiler than those of our CI may warn of more.
-        more_environment={"ROSE_CUDA": "on", "ROSE_MESSAGES": "off", "CXXFLAGS": "-Wno-error"},
+        more_environment={"ROSE_CUDA": "on", "CXXFLAGS": "-Wno-error"},
     )
     return None if ending.is_good else f"the build failed: {ending.reason(last_line(log))}"
 
@@ -278,20 +278,18 @@ DEMO_NEEDS: Final = "5.23"
 DEMO_REPORT: Final = "demo.json"
 DEMO_VOID: Final = 3
 """The exit status of a demo whose verdict is void; its report says which rows are."""
-MESSAGES: Final = ROOT / "rose/transfer/wire/proto/weights_pb2.py"
 
 
 def why_no_demo() -> str | None:
     """Return why the demo cannot run with this interpreter, or None."""
-    for package in ("torch", "transformers", "msgspec", "psutil", "matplotlib", "jinja2"):
+    needed = "torch transformers msgspec protobuf psutil matplotlib jinja2"
+    for package in needed.split():
         try:
             found = version(package)
         except PackageNotFoundError:
             return f"the demo needs {package}, which is not installed"
         if package == "transformers" and not found.startswith(f"{DEMO_NEEDS}."):
             return f"the demo needs transformers {DEMO_NEEDS}, and {found} is here"
-    if not MESSAGES.exists():
-        return "the demo needs rose's messages, which a build without grpcio-tools leaves out"
     return None
 
 

@@ -8,6 +8,12 @@ namespace rose {
 
 using Nanoseconds = std::int64_t;
 
+inline constexpr double kNsPerS = 1e9;
+inline constexpr double kNsPerMs = 1e6;
+inline constexpr double kMsPerS = 1e3;
+// "For ever", without overflowing a clock.
+inline constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
+
 class Clock {
  public:
   virtual ~Clock() = default;
@@ -19,6 +25,9 @@ class BootClock final : public Clock {
  public:
   Nanoseconds now_ns() const noexcept override;
 };
+
+// For deadlines: they are real time, also where the measuring clock stands still.
+inline Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
 // Virtual time for tests and simulation: stands still until it is told.
 class ManualClock final : public Clock {

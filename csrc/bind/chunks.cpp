@@ -14,6 +14,7 @@
 #include "bind/clock.h"
 #include "bind/keep.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 #include "transfer/chunk_client.h"
 #include "transfer/chunk_server.h"
 #include "transfer/tls.h"
@@ -46,24 +47,17 @@ std::shared_ptr<const TlsContext> context_of(const std::optional<TlsFiles>& file
   return files ? take(TlsContext::create(*files, side)) : nullptr;
 }
 
-// Does `work` without the GIL and returns what it returned.
-template <typename Work>
-auto released(Work work) {
-  const py::gil_scoped_release release;
-  return work();
-}
-
 // ---- the server
 
 class BoundChunkServer {
  public:
   BoundChunkServer(const transfer::ChunkServerConfig& config, std::shared_ptr<const Clock> clock)
-      : server_{take(released([&] { return ChunkServer::create(config, std::move(clock)); }))} {
+      : server_{take(unlocked([&] { return ChunkServer::create(config, std::move(clock)); }))} {
     check(server_->start());
   }
   ~BoundChunkServer() {
     close();
-    released([&] { server_.reset(); });
+    unlocked([&] { server_.reset(); });
     aside_->drop();
   }
   BoundChunkServer(const BoundChunkServer&) = delete;
@@ -90,7 +84,7 @@ class BoundChunkServer {
   std::vector<std::tuple<std::uint64_t, std::int64_t, std::uint32_t>> take_misses(
       double timeout_ms, std::size_t most) {
     const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-    const auto keys = released([&] { return server_->shelf().take_misses(timeout_ns, most); });
+    const auto keys = unlocked([&] { return server_->shelf().take_misses(timeout_ns, most); });
     aside_->drop();
     std::vector<std::tuple<std::uint64_t, std::int64_t, std::uint32_t>> misses;
     for (const ChunkKey& key : keys) misses.emplace_back(key.n, key.base_n, key.tile);
@@ -98,7 +92,7 @@ class BoundChunkServer {
   }
 
   void close() {
-    released([&] { server_->close(); });
+    unlocked([&] { server_->close(); });
     aside_->drop();
   }
 
@@ -143,9 +137,9 @@ std::unique_ptr<BoundChunkServer> create_server(
 class BoundChunkClient {
  public:
   BoundChunkClient(const transfer::ChunkClientConfig& config, std::shared_ptr<const Clock> clock)
-      : client_{take(released([&] { return ChunkClient::create(config, std::move(clock)); }))} {}
+      : client_{take(unlocked([&] { return ChunkClient::create(config, std::move(clock)); }))} {}
   ~BoundChunkClient() {
-    released([&] { client_.reset(); });
+    unlocked([&] { client_.reset(); });
     aside_->drop();
   }
   BoundChunkClient(const BoundChunkClient&) = delete;
@@ -167,7 +161,7 @@ class BoundChunkClient {
 
   std::optional<std::pair<std::uint32_t, py::object>> next(double timeout_ms) {
     const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
-    auto result = released([&] { return client_->next(timeout_ns); });
+    auto result = unlocked([&] { return client_->next(timeout_ns); });
     aside_->drop();
     auto arrival = take(std::move(result));
     if (!arrival) return std::nullopt;
@@ -181,11 +175,11 @@ class BoundChunkClient {
   }
 
   void cancel() {
-    released([&] { client_->cancel(); });
+    unlocked([&] { client_->cancel(); });
     aside_->drop();
   }
   void close() {
-    released([&] { client_->close(); });
+    unlocked([&] { client_->close(); });
     aside_->drop();
   }
   transfer::ChunkClientStats stats() const { return client_->stats(); }

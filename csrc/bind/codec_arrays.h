@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "bind/arrays.h"
-#include "bind/status.h"
+#include "bind/unlocked.h"
 #include "transfer/delta.h"
 
 namespace rose::bind {
@@ -46,16 +46,6 @@ inline DeltaArrays arrays_of(const pybind11::handle& delta) {
           .width = delta.attr("width").cast<std::uint32_t>(),
           .entries = delta.attr("entries").cast<Array<std::uint64_t>>(),
           .payload = delta.attr("payload").cast<Array<std::uint32_t>>()};
-}
-
-// Does `work` without the GIL, and raises what came of it or returns it.
-template <typename Work>
-auto run_for(Work work) {
-  auto result = [&] {
-    const pybind11::gil_scoped_release release;
-    return work();
-  }();
-  return take(std::move(result));
 }
 
 }  // namespace rose::bind

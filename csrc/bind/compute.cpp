@@ -20,8 +20,6 @@ using compute::Verdict;
 
 namespace {
 
-double ms_of(Nanoseconds ns) noexcept { return static_cast<double>(ns) / 1e6; }
-
 std::shared_ptr<HostGate> create_gate(std::uint32_t first_segment, std::shared_ptr<Clock> clock) {
   return take(HostGate::create(clock_or_boot(std::move(clock)), first_segment));
 }

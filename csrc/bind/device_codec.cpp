@@ -8,7 +8,8 @@
 #include <memory>
 #include <optional>
 
-#include "bind/status.h"
+#include "bind/stream.h"
+#include "bind/unlocked.h"
 #include "transfer/device_box.h"
 #include "transfer/device_codec.h"
 
@@ -20,25 +21,14 @@ using transfer::DeviceCodec;
 
 namespace {
 
-// An address of the device. Not a pointer to anything for this process.
-using Address = std::uint64_t;
-
 template <typename T>
 T* at(Address address) {
   return std::bit_cast<T*>(address);
 }
-CUstream stream_of(std::uint64_t handle) { return std::bit_cast<CUstream>(handle); }
 
-// A launch may wait for a lock of the driver's that another thread holds, so never with the GIL.
-template <typename Call>
-auto unlocked(Call call) {
-  const py::gil_scoped_release release;
-  return call();
-}
-
-std::shared_ptr<DeviceCodec> create(std::shared_ptr<Device> device) {
-  auto codec = unlocked([&] { return DeviceCodec::create(std::move(device)); });
-  return std::const_pointer_cast<DeviceCodec>(take(std::move(codec)));  // it has const calls only
+std::shared_ptr<DeviceCodec> create_codec(std::shared_ptr<Device> device) {
+  auto codec = take_unlocked([&] { return DeviceCodec::create(std::move(device)); });
+  return std::const_pointer_cast<DeviceCodec>(std::move(codec));  // it has const calls only
 }
 
 // How the elements of an array lie: none for a row, else the sizes of the three inner dimensions
@@ -54,12 +44,12 @@ kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count, std::u
   return transfer::device_box(at<std::uint8_t>(address), shape, first);
 }
 
-void delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t width,
-                std::uint64_t count, std::uint64_t block_elements, Address arena,
-                std::uint64_t arena_words, Address cursor, Address entries, Address offsets,
-                std::uint64_t stream, const Lie& bits_box, const Lie& shadow_box, Address threshold,
-                Address ages, std::uint64_t age_limit, Address digest, std::uint64_t first_index,
-                std::uint64_t seed) {
+void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t width,
+                       std::uint64_t count, std::uint64_t block_elements, Address arena,
+                       std::uint64_t arena_words, Address cursor, Address entries, Address offsets,
+                       std::uint64_t stream, const Lie& bits_box, const Lie& shadow_box,
+                       Address threshold, Address ages, std::uint64_t age_limit, Address digest,
+                       std::uint64_t first_index, std::uint64_t seed) {
   const kernels::DeltaPackParams params{.bits = box_at(bits, bits_box, count),
                                         .shadow = box_at(shadow, shadow_box, count),
                                         .width = width,
@@ -76,13 +66,14 @@ void delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uin
                                         .digest = at<std::uint64_t>(digest),
                                         .first_index = first_index,
                                         .seed = seed};
-  check(unlocked([&] { return codec.delta_pack(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.delta_pack(params, stream_of(stream)); });
 }
 
-void delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                 std::uint64_t payload_words, Address weights, std::uint64_t width,
-                 std::uint64_t count, std::uint64_t block_elements, Address bad_block,
-                 std::uint64_t stream, const Lie& weights_box, std::uint64_t first, bool undo) {
+void device_delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
+                        std::uint64_t payload_words, Address weights, std::uint64_t width,
+                        std::uint64_t count, std::uint64_t block_elements, Address bad_block,
+                        std::uint64_t stream, const Lie& weights_box, std::uint64_t first,
+                        bool undo) {
   const kernels::DeltaApplyParams params{.entries = at<std::uint64_t>(entries),
                                          .offsets = at<std::uint64_t>(offsets),
                                          .payload = at<std::uint32_t>(payload),
@@ -93,14 +84,15 @@ void delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Add
                                          .block_elements = block_elements,
                                          .bad_block = at<std::uint64_t>(bad_block),
                                          .is_undo = undo ? 1U : 0U};
-  check(unlocked([&] { return codec.delta_apply(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.delta_apply(params, stream_of(stream)); });
 }
 
-void topk_unpack(const DeviceCodec& codec, Address entries, Address offsets, Address first_outputs,
-                 Address payload, std::uint64_t payload_words, Address base, std::uint64_t width,
-                 std::uint64_t count, std::uint64_t block_elements, Address positions,
-                 Address values, std::uint64_t output_count, Address bad_block,
-                 std::uint64_t stream, const Lie& base_box) {
+void device_topk_unpack(const DeviceCodec& codec, Address entries, Address offsets,
+                        Address first_outputs, Address payload, std::uint64_t payload_words,
+                        Address base, std::uint64_t width, std::uint64_t count,
+                        std::uint64_t block_elements, Address positions, Address values,
+                        std::uint64_t output_count, Address bad_block, std::uint64_t stream,
+                        const Lie& base_box) {
   const kernels::TopkUnpackParams params{.entries = at<std::uint64_t>(entries),
                                          .offsets = at<std::uint64_t>(offsets),
                                          .first_outputs = at<std::uint64_t>(first_outputs),
@@ -114,53 +106,54 @@ void topk_unpack(const DeviceCodec& codec, Address entries, Address offsets, Add
                                          .values = at<std::uint8_t>(values),
                                          .output_count = output_count,
                                          .bad_block = at<std::uint64_t>(bad_block)};
-  check(unlocked([&] { return codec.topk_unpack(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.topk_unpack(params, stream_of(stream)); });
 }
 
-void topk_histogram(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t count,
-                    Address histogram, std::uint64_t stream, const Lie& bits_box,
-                    const Lie& shadow_box, Address ages, std::uint64_t age_limit) {
+void device_topk_histogram(const DeviceCodec& codec, Address bits, Address shadow,
+                           std::uint64_t count, Address histogram, std::uint64_t stream,
+                           const Lie& bits_box, const Lie& shadow_box, Address ages,
+                           std::uint64_t age_limit) {
   const kernels::TopkHistogramParams params{.bits = box_at(bits, bits_box, count),
                                             .shadow = box_at(shadow, shadow_box, count),
                                             .count = count,
                                             .ages = at<std::uint8_t>(ages),
                                             .age_limit = age_limit,
                                             .histogram = at<std::uint64_t>(histogram)};
-  check(unlocked([&] { return codec.topk_histogram(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.topk_histogram(params, stream_of(stream)); });
 }
 
-void topk_threshold(const DeviceCodec& codec, Address histogram, std::uint64_t budget,
-                    Address threshold, std::uint64_t stream) {
+void device_topk_threshold(const DeviceCodec& codec, Address histogram, std::uint64_t budget,
+                           Address threshold, std::uint64_t stream) {
   const kernels::TopkThresholdParams params{.histogram = at<std::uint64_t>(histogram),
                                             .budget = budget,
                                             .threshold = at<std::uint32_t>(threshold)};
-  check(unlocked([&] { return codec.topk_threshold(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.topk_threshold(params, stream_of(stream)); });
 }
 
-void digest(const DeviceCodec& codec, Address bits, std::uint64_t width, std::uint64_t count,
-            Address sums, std::uint64_t stream, const Lie& bits_box, std::uint64_t first_index,
-            std::uint64_t seed) {
+void device_digest(const DeviceCodec& codec, Address bits, std::uint64_t width, std::uint64_t count,
+                   Address sums, std::uint64_t stream, const Lie& bits_box,
+                   std::uint64_t first_index, std::uint64_t seed) {
   const kernels::DigestParams params{.bits = box_at(bits, bits_box, count),
                                      .width = width,
                                      .count = count,
                                      .first_index = first_index,
                                      .seed = seed,
                                      .sums = at<std::uint64_t>(sums)};
-  check(unlocked([&] { return codec.digest(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.digest(params, stream_of(stream)); });
 }
 
 // shift, exponent_bits, origin, all_mask, and the magnitude bits of class c in bits 8 c to 8 c + 7.
-using Rule = std::array<std::uint64_t, 5>;
+using DeviceRule = std::array<std::uint64_t, 5>;
 
-kernels::StratRule rule_of(const Rule& rule) {
+kernels::StratRule device_rule_of(const DeviceRule& rule) {
   return {rule[0], rule[1], rule[2], rule[3], rule[4]};
 }
 
-void strat_pack(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                Address base, Address differences, std::uint64_t width, std::uint64_t count,
-                std::uint64_t block_elements, const Rule& rule, Address arena,
-                std::uint64_t arena_words, Address cursor, Address link_entries,
-                Address link_offsets, std::uint64_t stream, const Lie& base_box) {
+void device_strat_pack(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
+                       Address base, Address differences, std::uint64_t width, std::uint64_t count,
+                       std::uint64_t block_elements, const DeviceRule& rule, Address arena,
+                       std::uint64_t arena_words, Address cursor, Address link_entries,
+                       Address link_offsets, std::uint64_t stream, const Lie& base_box) {
   const kernels::StratPackParams params{.entries = at<std::uint64_t>(entries),
                                         .offsets = at<std::uint64_t>(offsets),
                                         .payload = at<std::uint32_t>(payload),
@@ -169,19 +162,20 @@ void strat_pack(const DeviceCodec& codec, Address entries, Address offsets, Addr
                                         .width = width,
                                         .count = count,
                                         .block_elements = block_elements,
-                                        .rule = rule_of(rule),
+                                        .rule = device_rule_of(rule),
                                         .arena = at<std::uint32_t>(arena),
                                         .arena_words = arena_words,
                                         .cursor = at<std::uint64_t>(cursor),
                                         .link_entries = at<std::uint64_t>(link_entries),
                                         .link_offsets = at<std::uint64_t>(link_offsets)};
-  check(unlocked([&] { return codec.strat_pack(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.strat_pack(params, stream_of(stream)); });
 }
 
-void strat_unpack(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                  std::uint64_t payload_words, Address base, Address differences,
-                  std::uint64_t width, std::uint64_t count, std::uint64_t block_elements,
-                  const Rule& rule, Address bad_block, std::uint64_t stream, const Lie& base_box) {
+void device_strat_unpack(const DeviceCodec& codec, Address entries, Address offsets,
+                         Address payload, std::uint64_t payload_words, Address base,
+                         Address differences, std::uint64_t width, std::uint64_t count,
+                         std::uint64_t block_elements, const DeviceRule& rule, Address bad_block,
+                         std::uint64_t stream, const Lie& base_box) {
   const kernels::StratUnpackParams params{.entries = at<std::uint64_t>(entries),
                                           .offsets = at<std::uint64_t>(offsets),
                                           .payload = at<std::uint32_t>(payload),
@@ -191,9 +185,9 @@ void strat_unpack(const DeviceCodec& codec, Address entries, Address offsets, Ad
                                           .width = width,
                                           .count = count,
                                           .block_elements = block_elements,
-                                          .rule = rule_of(rule),
+                                          .rule = device_rule_of(rule),
                                           .bad_block = at<std::uint64_t>(bad_block)};
-  check(unlocked([&] { return codec.strat_unpack(params, stream_of(stream)); }));
+  check_unlocked([&] { return codec.strat_unpack(params, stream_of(stream)); });
 }
 
 }  // namespace
@@ -201,40 +195,43 @@ void strat_unpack(const DeviceCodec& codec, Address entries, Address offsets, Ad
 void bind_device_codec(py::module_& module) {
   py::class_<DeviceCodec, std::shared_ptr<DeviceCodec>>(module, "DeviceCodec",
                                                         py::release_gil_before_calling_cpp_dtor())
-      .def_static("create", &create, py::arg("device").none(false))
-      .def("delta_pack", &delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
+      .def_static("create", &create_codec, py::arg("device").none(false))
+      .def("delta_pack", &device_delta_pack, py::kw_only(), py::arg("bits"), py::arg("shadow"),
            py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("arena"),
            py::arg("arena_words"), py::arg("cursor"), py::arg("entries"), py::arg("offsets"),
            py::arg("stream"), py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
            py::arg("threshold") = 0, py::arg("ages") = 0, py::arg("age_limit") = 255,
            py::arg("digest") = 0, py::arg("first_index") = 0, py::arg("seed") = 0)
-      .def("delta_apply", &delta_apply, py::kw_only(), py::arg("entries"), py::arg("offsets"),
-           py::arg("payload"), py::arg("payload_words"), py::arg("weights"), py::arg("width"),
-           py::arg("count"), py::arg("block_elements"), py::arg("bad_block"), py::arg("stream"),
-           py::arg("weights_box") = py::none(), py::arg("first") = 0, py::arg("undo") = false)
-      .def("topk_unpack", &topk_unpack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
-           py::arg("first_outputs"), py::arg("payload"), py::arg("payload_words"), py::arg("base"),
-           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("positions"),
-           py::arg("values"), py::arg("output_count"), py::arg("bad_block"), py::arg("stream"),
+      .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
+           py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("weights"),
+           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("bad_block"),
+           py::arg("stream"), py::arg("weights_box") = py::none(), py::arg("first") = 0,
+           py::arg("undo") = false)
+      .def("topk_unpack", &device_topk_unpack, py::kw_only(), py::arg("entries"),
+           py::arg("offsets"), py::arg("first_outputs"), py::arg("payload"),
+           py::arg("payload_words"), py::arg("base"), py::arg("width"), py::arg("count"),
+           py::arg("block_elements"), py::arg("positions"), py::arg("values"),
+           py::arg("output_count"), py::arg("bad_block"), py::arg("stream"),
            py::arg("base_box") = py::none())
-      .def("topk_histogram", &topk_histogram, py::kw_only(), py::arg("bits"), py::arg("shadow"),
-           py::arg("count"), py::arg("histogram"), py::arg("stream"),
+      .def("topk_histogram", &device_topk_histogram, py::kw_only(), py::arg("bits"),
+           py::arg("shadow"), py::arg("count"), py::arg("histogram"), py::arg("stream"),
            py::arg("bits_box") = py::none(), py::arg("shadow_box") = py::none(),
            py::arg("ages") = 0, py::arg("age_limit") = 255)
-      .def("topk_threshold", &topk_threshold, py::kw_only(), py::arg("histogram"),
+      .def("topk_threshold", &device_topk_threshold, py::kw_only(), py::arg("histogram"),
            py::arg("budget"), py::arg("threshold"), py::arg("stream"))
-      .def("digest", &digest, py::kw_only(), py::arg("bits"), py::arg("width"), py::arg("count"),
-           py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
+      .def("digest", &device_digest, py::kw_only(), py::arg("bits"), py::arg("width"),
+           py::arg("count"), py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
            py::arg("first_index") = 0, py::arg("seed") = 0)
-      .def("strat_pack", &strat_pack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
+      .def("strat_pack", &device_strat_pack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
            py::arg("payload"), py::arg("base"), py::arg("differences"), py::arg("width"),
            py::arg("count"), py::arg("block_elements"), py::arg("rule"), py::arg("arena"),
            py::arg("arena_words"), py::arg("cursor"), py::arg("link_entries"),
            py::arg("link_offsets"), py::arg("stream"), py::arg("base_box") = py::none())
-      .def("strat_unpack", &strat_unpack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
-           py::arg("payload"), py::arg("payload_words"), py::arg("base"), py::arg("differences"),
-           py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("rule"),
-           py::arg("bad_block"), py::arg("stream"), py::arg("base_box") = py::none());
+      .def("strat_unpack", &device_strat_unpack, py::kw_only(), py::arg("entries"),
+           py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("base"),
+           py::arg("differences"), py::arg("width"), py::arg("count"), py::arg("block_elements"),
+           py::arg("rule"), py::arg("bad_block"), py::arg("stream"),
+           py::arg("base_box") = py::none());
 }
 
 }  // namespace rose::bind

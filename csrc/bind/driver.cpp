@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "bind/clock.h"
-#include "bind/status.h"
+#include "bind/stream.h"
+#include "bind/unlocked.h"
 #include "driver/device.h"
 #include "driver/graph.h"
 #include "driver/green_context.h"
@@ -37,36 +38,17 @@ using driver::Stream;
 
 namespace {
 
-// The value of a call made without the GIL.
-template <typename Call>
-auto unlocked(Call call) {
-  const auto run = [&] {
-    const py::gil_scoped_release release;
-    return call();
-  };
-  return take(run());
-}
-template <typename Call>
-void check_unlocked(Call call) {
-  const auto run = [&] {
-    const py::gil_scoped_release release;
-    return call();
-  };
-  check(run());
-}
-
 // Both are immutable, and pybind11 holds no pointers to const.
 std::shared_ptr<Driver> open_driver() {
-  return std::const_pointer_cast<Driver>(unlocked([] { return Driver::open(); }));
+  return std::const_pointer_cast<Driver>(take_unlocked([] { return Driver::open(); }));
 }
 
 std::shared_ptr<Device> open_device(int ordinal, std::shared_ptr<Driver> driver) {
   if (driver == nullptr) driver = open_driver();
   return std::const_pointer_cast<Device>(
-      unlocked([&] { return Device::open(std::move(driver), ordinal); }));
+      take_unlocked([&] { return Device::open(std::move(driver), ordinal); }));
 }
 
-CUstream stream_of(std::uintptr_t handle) { return std::bit_cast<CUstream>(handle); }
 Priority priority_of(bool highest) { return highest ? Priority::kHighest : Priority::kLowest; }
 
 std::vector<std::string> embedded_kernels() {
@@ -93,11 +75,11 @@ void bind_devices(py::module_& m) {
       .def_static("open", &open_driver)
       .def_property_readonly("version", &Driver::version)
       .def("device_count",
-           [](const Driver& self) { return unlocked([&] { return self.device_count(); }); })
+           [](const Driver& self) { return take_unlocked([&] { return self.device_count(); }); })
       .def(
           "facts",
           [](const Driver& self, int ordinal) {
-            return unlocked([&] { return driver::device_facts(self, ordinal); });
+            return take_unlocked([&] { return driver::device_facts(self, ordinal); });
           },
           py::arg("ordinal"));
 
@@ -109,11 +91,12 @@ void bind_devices(py::module_& m) {
       .def_property_readonly("facts", &Device::facts)
       .def_property_readonly("priority_range",
                              [](const Device& self) {
-                               const auto range = unlocked([&] { return self.priority_range(); });
+                               const auto range =
+                                   take_unlocked([&] { return self.priority_range(); });
                                return std::pair{range.lowest, range.highest};
                              })
       .def("memory_info", [](const Device& self) {
-        const auto info = unlocked([&] { return self.memory_info(); });
+        const auto info = take_unlocked([&] { return self.memory_info(); });
         return std::pair{info.free_bytes, info.total_bytes};
       });
 }
@@ -123,14 +106,16 @@ void bind_streams(py::module_& m) {
       .def_static(
           "create",
           [](const std::shared_ptr<Device>& device, bool highest) {
-            return unlocked([&] { return Stream::create(device, priority_of(highest)); });
+            return take_unlocked([&] { return Stream::create(device, priority_of(highest)); });
           },
           py::arg("device").none(false), py::kw_only(), py::arg("highest"))
       .def_property_readonly(
           "handle", [](const Stream& self) { return std::bit_cast<std::uintptr_t>(self.get()); })
       .def_property_readonly(
-          "priority", [](const Stream& self) { return unlocked([&] { return self.priority(); }); })
-      .def("is_idle", [](const Stream& self) { return unlocked([&] { return self.is_idle(); }); })
+          "priority",
+          [](const Stream& self) { return take_unlocked([&] { return self.priority(); }); })
+      .def("is_idle",
+           [](const Stream& self) { return take_unlocked([&] { return self.is_idle(); }); })
       .def(
           "wait",
           [](const Stream& self, double timeout_ms) {
@@ -152,7 +137,7 @@ void bind_streams(py::module_& m) {
       .def_static(
           "create",
           [](const std::shared_ptr<Device>& device, bool has_timing) {
-            return unlocked([&] { return Event::create(device, has_timing); });
+            return take_unlocked([&] { return Event::create(device, has_timing); });
           },
           py::arg("device").none(false), py::kw_only(), py::arg("has_timing"))
       .def(
@@ -167,11 +152,12 @@ void bind_streams(py::module_& m) {
             check_unlocked([&] { return self.order_before(stream_of(stream)); });
           },
           py::arg("stream"))
-      .def("is_done", [](const Event& self) { return unlocked([&] { return self.is_done(); }); })
+      .def("is_done",
+           [](const Event& self) { return take_unlocked([&] { return self.is_done(); }); })
       .def(
           "since_ms",
           [](const Event& self, const Event& earlier) {
-            return static_cast<double>(unlocked([&] { return self.since(earlier); })) / 1e6;
+            return static_cast<double>(take_unlocked([&] { return self.since(earlier); })) / 1e6;
           },
           py::arg("earlier"));
 }
@@ -187,13 +173,13 @@ void bind_graphs(py::module_& m) {
       .def_static(
           "end_capture",
           [](const std::shared_ptr<Device>& device, std::uintptr_t stream) {
-            return unlocked([&] { return Graph::end_capture(device, stream_of(stream)); });
+            return take_unlocked([&] { return Graph::end_capture(device, stream_of(stream)); });
           },
           py::arg("device").none(false), py::arg("stream"))
       .def_static(
           "instantiate",
           [](const std::shared_ptr<Device>& device, std::uintptr_t captured) {
-            return unlocked(
+            return take_unlocked(
                 [&] { return Graph::instantiate(device, std::bit_cast<CUgraph>(captured)); });
           },
           py::arg("device").none(false), py::arg("captured"))
@@ -212,14 +198,14 @@ void bind_green_contexts(py::module_& m) {
       .def_static(
           "create",
           [](const std::shared_ptr<Device>& device, unsigned multiprocessors) {
-            return unlocked([&] { return GreenContext::create(device, multiprocessors); });
+            return take_unlocked([&] { return GreenContext::create(device, multiprocessors); });
           },
           py::arg("device").none(false), py::kw_only(), py::arg("multiprocessors"))
       .def_property_readonly("multiprocessors", &GreenContext::multiprocessors)
       .def(
           "create_stream",
           [](GreenContext& self, bool highest) {
-            return unlocked([&] { return self.create_stream(priority_of(highest)); });
+            return take_unlocked([&] { return self.create_stream(priority_of(highest)); });
           },
           py::kw_only(), py::arg("highest"));
 }

@@ -11,6 +11,7 @@
 
 #include "bind/pool.h"
 #include "bind/status.h"
+#include "bind/unlocked.h"
 
 namespace rose::bind {
 
@@ -20,16 +21,6 @@ using memory::PoolShape;
 using memory::SlabId;
 
 namespace {
-
-// Without the GIL: a driver takes its time to map memory.
-template <typename Call>
-void call(const Call& status) {
-  const auto unlocked_call = [&] {
-    const py::gil_scoped_release unlocked;
-    return status();
-  };
-  check(unlocked_call());
-}
 
 Result<MappedWindow> make(PoolShape shape, const std::shared_ptr<driver::Device>& device,
                           std::int64_t fail_backend_call) {
@@ -57,14 +48,14 @@ void bind_mapped_window(py::module_& m) {
           "open_header",
           [](Self& self, std::int32_t index, int fd) {
             FileDescriptor copy = copy_of(fd);
-            call([&] { return self.open_header(index, std::move(copy)); });
+            check_unlocked([&] { return self.open_header(index, std::move(copy)); });
           },
           py::arg("index"), py::kw_only(), py::arg("fd"))
       .def(
           "take",
           [](Self& self, SlabId slab, int fd) {
             FileDescriptor copy = copy_of(fd);
-            call([&] { return self.take(slab, std::move(copy)); });
+            check_unlocked([&] { return self.take(slab, std::move(copy)); });
           },
           py::arg("slab"), py::kw_only(), py::arg("fd"))
       .def(

@@ -74,8 +74,8 @@ std::unique_ptr<PoolExport> make_export(const std::vector<int>& fds,
   return made;
 }
 
-std::unique_ptr<Pool> attach(const PoolExport& from, const std::shared_ptr<Device>& device,
-                             std::int64_t fail_backend_call) {
+std::unique_ptr<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<Device>& device,
+                                  std::int64_t fail_backend_call) {
   const memory::PoolShape& shape = from.shape;
   std::unique_ptr<PoolExport> copy =
       make_export(fds_of(from), from.sizes, shape.slab_bytes, shape.slab_count, shape.header_slabs,
@@ -110,7 +110,7 @@ void bind_pool(py::module_& m) {
       .def_readonly("is_on_host", &PoolExport::is_on_host);
   // Taking a device's memory apart may wait for the driver.
   py::class_<Pool> pool(m, "Pool", py::release_gil_before_calling_cpp_dtor());
-  pool.def_static("attach", &attach, py::arg("source"), py::kw_only(),
+  pool.def_static("attach", &attach_pool, py::arg("source"), py::kw_only(),
                   py::arg("device") = py::none(), py::arg("fail_backend_call") = 0)
       .def("share", &share);
   bind_bytes_of<Pool>(pool);

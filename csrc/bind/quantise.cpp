@@ -13,7 +13,8 @@
 #include <string_view>
 
 #include "bind/arrays.h"
-#include "bind/status.h"
+#include "bind/stream.h"
+#include "bind/unlocked.h"
 #include "transfer/device_quantise.h"
 
 namespace rose::bind {
@@ -102,15 +103,9 @@ py::array_t<std::uint16_t> dequantise(const Codes& codes, const Scales& scales, 
   return to_array_of({codes.shape(0), codes.shape(1)}, take(std::move(made)));
 }
 
-// An address of the device. Not a pointer to anything for this process.
-using Address = std::uint64_t;
-
-std::shared_ptr<DeviceQuantiser> create(std::shared_ptr<driver::Device> device) {
-  auto quantiser = [&] {
-    const py::gil_scoped_release release;
-    return DeviceQuantiser::create(std::move(device));
-  }();
-  return std::const_pointer_cast<DeviceQuantiser>(take(std::move(quantiser)));  // only const calls
+std::shared_ptr<DeviceQuantiser> create_quantiser(std::shared_ptr<driver::Device> device) {
+  auto quantiser = take_unlocked([&] { return DeviceQuantiser::create(std::move(device)); });
+  return std::const_pointer_cast<DeviceQuantiser>(std::move(quantiser));  // only const calls
 }
 
 void quantise_on_device(const DeviceQuantiser& quantiser, Address bits, std::uint64_t rows,
@@ -126,13 +121,7 @@ void quantise_on_device(const DeviceQuantiser& quantiser, Address bits, std::uin
                                        .codes = std::bit_cast<std::uint8_t*>(codes),
                                        .scales = std::bit_cast<float*>(scales),
                                        .kind = kind_of(to)};
-  Status status;
-  {
-    // A launch may wait for a lock of the driver's that another thread holds.
-    const py::gil_scoped_release release;
-    status = quantiser.quantise(params, std::bit_cast<CUstream>(stream));
-  }
-  check(status);
+  check_unlocked([&] { return quantiser.quantise(params, stream_of(stream)); });
 }
 
 }  // namespace
@@ -144,7 +133,7 @@ void bind_quantise(py::module_& module) {
              py::kw_only(), py::arg("to"), py::arg("block_rows"), py::arg("block_cols"));
   py::class_<DeviceQuantiser, std::shared_ptr<DeviceQuantiser>>(
       module, "DeviceQuantiser", py::release_gil_before_calling_cpp_dtor())
-      .def_static("create", &create, py::arg("device").none(false))
+      .def_static("create", &create_quantiser, py::arg("device").none(false))
       .def("quantise", &quantise_on_device, py::kw_only(), py::arg("bits"), py::arg("rows"),
            py::arg("cols"), py::arg("row_stride"), py::arg("to"), py::arg("block_rows"),
            py::arg("block_cols"), py::arg("codes"), py::arg("scales"), py::arg("stream"));

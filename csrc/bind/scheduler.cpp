@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "bind/clock.h"
 #include "bind/rows.h"
 #include "bind/status.h"
 #include "scheduler/core.h"
@@ -32,9 +33,6 @@ using scheduler::Settings;
 using scheduler::Stats;
 
 namespace {
-
-constexpr double kNsPerMs = 1e6;
-constexpr double kMsPerS = 1e3;
 
 // The fields of one event, read in order.
 class Row {
@@ -177,10 +175,8 @@ std::unique_ptr<Core> restored(const py::bytes& image) {
   return core.take();
 }
 
-Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
-
 // rose/scheduler/settings.py has checked the numbers.
-std::unique_ptr<Core> create(
+std::unique_ptr<Core> create_core(
     int policy, std::int64_t max_staleness, std::int64_t batch_trajectories,
     std::int64_t worker_lag_max, double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
     double stall_ms, double wait_max_ms, double tail_seats, double urgent_time_weight,
@@ -242,7 +238,7 @@ std::unique_ptr<Core> create(
 
 void bind_scheduler(py::module_& module) {
   py::class_<Core>(module, "SchedulerCore")
-      .def(py::init(&create), py::kw_only(), py::arg("policy"), py::arg("max_staleness"),
+      .def(py::init(&create_core), py::kw_only(), py::arg("policy"), py::arg("max_staleness"),
            py::arg("batch_trajectories"), py::arg("worker_lag_max"), py::arg("recall_grace_ms"),
            py::arg("retry_ms"), py::arg("attempts_max"), py::arg("stall_ms"),
            py::arg("wait_max_ms"), py::arg("tail_seats"), py::arg("urgent_time_weight"),

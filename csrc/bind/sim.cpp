@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "bind/clock.h"
 #include "bind/rows.h"
 #include "bind/status.h"
 #include "sim/cluster.h"
@@ -28,15 +29,9 @@ using sim::World;
 
 namespace {
 
-constexpr double kNsPerMs = 1e6;
-
 using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 using OnProgress = std::optional<std::function<bool(double, std::int64_t)>>;
-
-Nanoseconds ns_of(double ms) { return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs)); }
-
-double ms_of(Nanoseconds ns) { return static_cast<double>(ns) / kNsPerMs; }
 
 // NaN for what never was.
 double moment_ms_of(Nanoseconds ns) {
@@ -102,10 +97,10 @@ void add_job(World& world, std::int64_t job, const Integers& first_turn,
                                .weight = weight});
 }
 
-std::unique_ptr<World> create(std::int64_t versions, double horizon_ms, double tick_ms,
-                              double gather_ms, double borrowed_report_ms,
-                              double dedicated_report_ms, std::int64_t chunk_tokens,
-                              bool is_stepwise, bool is_logged) {
+std::unique_ptr<World> create_world(std::int64_t versions, double horizon_ms, double tick_ms,
+                                    double gather_ms, double borrowed_report_ms,
+                                    double dedicated_report_ms, std::int64_t chunk_tokens,
+                                    bool is_stepwise, bool is_logged) {
   auto world = std::make_unique<World>();
   world->versions = versions;
   world->horizon_ns = ns_of(horizon_ms);
@@ -197,7 +192,7 @@ py::dict run(const World& world, scheduler::Core& core, const OnProgress& on_pro
 
 void bind_sim(py::module_& module) {
   py::class_<World>(module, "ClusterWorld")
-      .def(py::init(&create), py::kw_only(), py::arg("versions"), py::arg("horizon_ms"),
+      .def(py::init(&create_world), py::kw_only(), py::arg("versions"), py::arg("horizon_ms"),
            py::arg("tick_ms"), py::arg("gather_ms"), py::arg("borrowed_report_ms"),
            py::arg("dedicated_report_ms"), py::arg("chunk_tokens"), py::arg("is_stepwise"),
            py::arg("is_logged"))

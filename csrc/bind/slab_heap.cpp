@@ -33,7 +33,8 @@ struct Heap {
   std::unique_ptr<SlabHeap> slabs;
 };
 
-std::shared_ptr<Heap> create(std::shared_ptr<Arbiter> arbiter, const std::vector<SlabId>& slabs) {
+std::shared_ptr<Heap> create_heap(std::shared_ptr<Arbiter> arbiter,
+                                  const std::vector<SlabId>& slabs) {
   std::unique_ptr<SlabHeap> heap = take(SlabHeap::create(arbiter->pool(), slabs));
   return std::make_shared<Heap>(Heap{std::move(arbiter), std::move(heap)});
 }
@@ -97,7 +98,7 @@ Offers& offers() noexcept {
 
 void bind_slab_heap(py::module_& m) {
   py::class_<Heap, std::shared_ptr<Heap>>(m, "SlabHeap", py::release_gil_before_calling_cpp_dtor())
-      .def_static("create", &create, py::arg("arbiter").none(false), py::kw_only(),
+      .def_static("create", &create_heap, py::arg("arbiter").none(false), py::kw_only(),
                   py::arg("slabs"))
       .def(
           "alloc",

@@ -59,7 +59,7 @@ py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rul
   const StratOptions options = options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(weights);
   return to_tuple(
-      run_for([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
+      take_unlocked([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
 }
 
 py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
@@ -75,7 +75,7 @@ py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
     const auto from = box_of<T>("new", fresh);
     const auto to = writable_box_of<T>("shadow", shadow);
     transfer::PackedLink made =
-        run_for([&] { return transfer::link_pack(from, to, options, chosen.rule); });
+        take_unlocked([&] { return transfer::link_pack(from, to, options, chosen.rule); });
     const auto pair = [](const transfer::Digest& digest) {
       return py::make_tuple(digest.first, digest.second);
     };
@@ -92,7 +92,8 @@ py::tuple strat_unpack(const Array<T>& base, const py::handle& link, const Rule&
   const DeltaArrays received = arrays_of(link);
   const StratOptions options = options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(base);
-  return to_tuple(run_for([&] { return transfer::strat_unpack(received.view(), bits, options); }));
+  return to_tuple(
+      take_unlocked([&] { return transfer::strat_unpack(received.view(), bits, options); }));
 }
 
 template <typename T>

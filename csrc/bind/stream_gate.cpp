@@ -13,6 +13,8 @@
 
 #include "bind/clock.h"
 #include "bind/status.h"
+#include "bind/stream.h"
+#include "bind/unlocked.h"
 #include "compute/gate_probe.h"
 
 namespace rose::bind {
@@ -30,14 +32,11 @@ using driver::Graph;
 
 namespace {
 
-using unlocked = py::call_guard<py::gil_scoped_release>;
-
-CUstream stream_of(std::uintptr_t handle) noexcept { return std::bit_cast<CUstream>(handle); }
-
-std::unique_ptr<StreamGate> create_gate(const std::shared_ptr<Device>& device,
-                                        std::shared_ptr<HostGate> gate, std::uintptr_t stream,
-                                        GateKind kind, std::uint32_t window, std::uint32_t launches,
-                                        double drain_timeout_ms) {
+std::unique_ptr<StreamGate> create_stream_gate(const std::shared_ptr<Device>& device,
+                                               std::shared_ptr<HostGate> gate,
+                                               std::uintptr_t stream, GateKind kind,
+                                               std::uint32_t window, std::uint32_t launches,
+                                               double drain_timeout_ms) {
   const compute::StreamGateConfig config{
       .window = window,
       .launches = launches,
@@ -49,7 +48,7 @@ std::unique_ptr<StreamGate> create_gate(const std::shared_ptr<Device>& device,
   return take(create());
 }
 
-Verdict pass_gate(StreamGate& gate, double timeout_ms) {
+Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
   const auto pass = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
     const py::gil_scoped_release release;
     return gate.pass(timeout_ns);
@@ -144,15 +143,15 @@ void bind_stream_gate(py::module_& module) {
 
   // ~StreamGate waits for the device.
   py::class_<StreamGate>(module, "StreamGate", py::release_gil_before_calling_cpp_dtor())
-      .def_static("create", &create_gate, py::arg("device").none(false),
+      .def_static("create", &create_stream_gate, py::arg("device").none(false),
                   py::arg("gate").none(false), py::kw_only(), py::arg("stream"), py::arg("kind"),
                   py::arg("window") = 2, py::arg("launches") = 1,
                   py::arg("drain_timeout_ms") = 1000.0)
       .def("begin_step", &StreamGate::begin_step)
-      .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
+      .def("pass_", &pass_stream_gate, py::kw_only(), py::arg("timeout_ms"))
       .def("settle", &settle_gate, py::kw_only(), py::arg("timeout_ms"))
-      .def("leave", &StreamGate::leave, unlocked())
-      .def("end_step", &StreamGate::end_step, unlocked())
+      .def("leave", &StreamGate::leave, gil_released())
+      .def("end_step", &StreamGate::end_step, gil_released())
       .def("insert", &insert_gate, py::arg("stream"))
       .def("use_stream", &use_stream, py::arg("stream"))
       .def_property_readonly(
@@ -160,7 +159,7 @@ void bind_stream_gate(py::module_& module) {
           [](const StreamGate& gate) { return std::bit_cast<std::uintptr_t>(gate.stream()); })
       .def("make_abortable", &make_abortable, py::arg("segments"))
       .def("launch", &launch_graph, py::arg("graph"), py::kw_only(), py::arg("timeout_ms"))
-      .def("is_drained", &StreamGate::is_drained, unlocked())
+      .def("is_drained", &StreamGate::is_drained, gil_released())
       .def_property_readonly_static("LAUNCH_QUEUE",
                                     [](const py::object&) { return StreamGate::kLaunchQueue; })
       .def_property_readonly_static("GATE_LAUNCHES",

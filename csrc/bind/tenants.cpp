@@ -162,9 +162,9 @@ memory::AttachmentParts copies_of(const Fds& fds) {
   return parts;
 }
 
-std::unique_ptr<Attachment> attach(const PoolExport& pool, int ledger_fd, int mailbox_fd,
-                                   int to_arbiter_fd, int to_tenant_fd, int socket_fd,
-                                   const std::shared_ptr<Device>& device) {
+std::unique_ptr<Attachment> attach_tenant(const PoolExport& pool, int ledger_fd, int mailbox_fd,
+                                          int to_arbiter_fd, int to_tenant_fd, int socket_fd,
+                                          const std::shared_ptr<Device>& device) {
   memory::AttachmentParts parts =
       copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
   const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
@@ -207,7 +207,7 @@ void bind_attachment(py::module_& m) {
       .def_readonly("was_rung", &TenantNews::was_rung)
       .def_readonly("is_arbiter_gone", &TenantNews::is_arbiter_gone);
   py::class_<Self>(m, "Attachment", py::release_gil_before_calling_cpp_dtor())
-      .def_static("create", &attach, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
+      .def_static("create", &attach_tenant, py::kw_only(), py::arg("pool"), py::arg("ledger_fd"),
                   py::arg("mailbox_fd"), py::arg("to_arbiter_fd"), py::arg("to_tenant_fd"),
                   py::arg("socket_fd") = -1, py::arg("device") = py::none())
       .def_static("create_mapped", &attach_mapped, py::kw_only(), py::arg("slab_bytes"),

@@ -86,7 +86,8 @@ py::tuple delta_pack(const py::array& fresh, py::array& shadow, std::uint32_t bl
     using T = decltype(element);
     const auto from = box_of<T>("new", fresh);
     const auto to = writable_box_of<T>("shadow", shadow);
-    transfer::PackedDelta delta = run_for([&] { return transfer::delta_pack(from, to, options); });
+    transfer::PackedDelta delta =
+        take_unlocked([&] { return transfer::delta_pack(from, to, options); });
     return py::tuple{py::make_tuple(to_array(std::move(delta.entries)),
                                     to_array(std::move(delta.payload)), to_tuple(delta.base_digest),
                                     to_tuple(delta.digest))};
@@ -102,7 +103,7 @@ std::uint64_t delta_measure(const py::array& fresh, const py::array& shadow,
     using T = decltype(element);
     const auto from = box_of<T>("new", fresh);
     const auto to = box_of<T>("shadow", shadow);
-    return run_for([&] { return transfer::delta_measure(from, to, options); });
+    return take_unlocked([&] { return transfer::delta_measure(from, to, options); });
   });
 }
 
@@ -140,7 +141,7 @@ py::tuple delta_merge(const py::object& first, const py::object& second) {
   const DeltaArrays one = arrays_of(first);
   const DeltaArrays other = arrays_of(second);
   transfer::MergedDelta merged =
-      run_for([&] { return transfer::delta_merge(one.view(), other.view()); });
+      take_unlocked([&] { return transfer::delta_merge(one.view(), other.view()); });
   return py::make_tuple(to_array(std::move(merged.entries)), to_array(std::move(merged.payload)));
 }
 
@@ -151,14 +152,14 @@ std::uint32_t topk_threshold(const py::array& fresh, const py::array& shadow, st
       options_of(transfer::kBlockElementsMax, 0, ages, age_limit, false, isa, threads);
   const auto from = box_of<std::uint16_t>("new", fresh);
   const auto to = box_of<std::uint16_t>("shadow", shadow);
-  return run_for([&] { return transfer::topk_threshold(from, to, budget, options); });
+  return take_unlocked([&] { return transfer::topk_threshold(from, to, budget, options); });
 }
 
 py::tuple topk_unpack(const py::array& base, const py::object& delta) {
   const DeltaArrays arrays = arrays_of(delta);
   return with_elements_of("base", base, [&](auto element) {
     const auto box = box_of<decltype(element)>("base", base);
-    auto changed = run_for([&] { return transfer::topk_unpack(arrays.view(), box); });
+    auto changed = take_unlocked([&] { return transfer::topk_unpack(arrays.view(), box); });
     return py::tuple{py::make_tuple(to_array(std::move(changed.positions)),
                                     to_array(std::move(changed.values)))};
   });
@@ -170,7 +171,7 @@ py::tuple digest(const py::array& bits, std::uint64_t first_index, std::uint64_t
       .first_index = first_index, .seed = seed, .isa = isa_of(isa), .threads = threads};
   return with_elements_of("bits", bits, [&](auto element) {
     const auto box = box_of<decltype(element)>("bits", bits);
-    return to_tuple(run_for([&] { return transfer::digest(box, options); }));
+    return to_tuple(take_unlocked([&] { return transfer::digest(box, options); }));
   });
 }
 

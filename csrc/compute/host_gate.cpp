@@ -16,7 +16,6 @@ namespace {
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
 
 // Deadlines are real time, also where the measuring clock stands still.
-Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
 }  // namespace
 

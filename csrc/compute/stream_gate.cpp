@@ -25,7 +25,6 @@ constexpr std::uint64_t kKernelLimitNs = 600'000'000'000;
 constexpr auto kLetsGo = static_cast<std::uint32_t>(GateWord::kOpenBit | GateWord::kDrainBit);
 
 // Deadlines are real time, also where the measuring clock stands still.
-Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
 MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t value,
                           unsigned flags) noexcept {

@@ -20,8 +20,8 @@ namespace rose::memory {
 
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint64_t kLedgerMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
+constexpr std::uint32_t kLedgerVersion = 3;
 // A change takes microseconds; a reader that loses this often has met a writer that died.
 constexpr int kReadsMax = 10'000;
 // A writer that lost its core in a change gets time to have it back: in all, some 15 ms.
@@ -29,7 +29,7 @@ constexpr int kReadsPerNap = 64;
 constexpr long kNapNs = 50'000;
 
 // Without them whoever has the descriptor could write, or pull the bytes from under a reader.
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr int kLedgerSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr std::size_t kPartitionsAt = sizeof(LedgerHeaderWire);
 constexpr std::size_t kSlabsAt = kPartitionsAt + kPartitionsMax * sizeof(PartitionRecordWire);
 
@@ -162,13 +162,13 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   for (SlabId slab = 0; slab < shape.slab_count; ++slab) {
     (new (&ledger.record(slab)) SlabRecordWire{})->owner.store(kNobody);
   }
-  header->version = kVersion;
+  header->version = kLedgerVersion;
   header->slab_count = shape.slab_count;
   header->slab_bytes = shape.slab_bytes;
   header->header_slabs = shape.header_slabs;
   header->free.store(static_cast<std::uint32_t>(shape.slab_count), std::memory_order_release);
   header->pool = static_cast<std::uint64_t>(about.value().st_ino);
-  header->magic = kMagic;
+  header->magic = kLedgerMagic;
   return ledger;
 }
 
@@ -226,13 +226,14 @@ Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
   if (!mapping.ok()) return mapping.status();
   LedgerView view{mapping.take()};
   const LedgerHeaderWire& head = view.header();
-  if (head.magic != kMagic) return Status::corrupt("not a ledger");
-  if (head.version != kVersion) {
+  if (head.magic != kLedgerMagic) return Status::corrupt("not a ledger");
+  if (head.version != kLedgerVersion) {
     return Status::corrupt("a ledger of version " + std::to_string(head.version) + ", not " +
-                           std::to_string(kVersion));
+                           std::to_string(kLedgerVersion));
   }
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has any
-  if (seals < 0 || (seals & kSeals) != kSeals) return Status::corrupt("an unsealed ledger");
+  if (seals < 0 || (seals & kLedgerSeals) != kLedgerSeals)
+    return Status::corrupt("an unsealed ledger");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {
     return Status::corrupt("the size of the ledger does not go with its " +
                            std::to_string(head.slab_count) + " slabs");

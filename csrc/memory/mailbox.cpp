@@ -12,9 +12,9 @@ namespace rose::memory {
 
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3158424d45534f52;  // "ROSEMBX1", little endian
-constexpr std::uint32_t kVersion = 2;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr std::uint64_t kMailboxMagic = 0x3158424d45534f52;  // "ROSEMBX1", little endian
+constexpr std::uint32_t kMailboxVersion = 2;
+constexpr int kMailboxSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // A tenant that enters and leaves in between makes us look again; one that does so for ever is
 // looked at again by the next sweep.
 constexpr int kTriesMax = 64;
@@ -28,10 +28,10 @@ constexpr std::uint64_t packed(SlabWord word) noexcept {
 }
 
 Status check_header(const MailboxHeaderWire& head, PoolShape shape) noexcept {
-  if (head.magic != kMagic) return Status::corrupt("not a mailbox");
-  if (head.version != kVersion) {
+  if (head.magic != kMailboxMagic) return Status::corrupt("not a mailbox");
+  if (head.version != kMailboxVersion) {
     return Status::corrupt("a mailbox of version " + std::to_string(head.version) + ", not " +
-                           std::to_string(kVersion));
+                           std::to_string(kMailboxVersion));
   }
   if (head.slab_count != shape.slab_count || head.slab_bytes != shape.slab_bytes ||
       head.header_slabs != shape.header_slabs) {
@@ -63,13 +63,13 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
     auto* word = new (words + static_cast<std::size_t>(slab) * sizeof(SlabWordWire)) SlabWordWire{};
     word->rank.store(kNoRank, std::memory_order_relaxed);
   }
-  header->version = kVersion;
+  header->version = kMailboxVersion;
   header->slab_count = shape.slab_count;
   header->slab_bytes = shape.slab_bytes;
   header->header_slabs = shape.header_slabs;
   header->partition = partition;
   header->pool = pool;
-  header->magic = kMagic;
+  header->magic = kMailboxMagic;
   return Mailbox{fd.take(), mapping.take()};
 }
 
@@ -78,7 +78,8 @@ Result<Mailbox> Mailbox::open(const FileDescriptor& fd, PoolShape shape) noexcep
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
   // Only a memfd has seals; without them the size could shrink under the mapping.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) return Status::corrupt("an unsealed mailbox");
+  if (seals < 0 || (seals & kMailboxSeals) != kMailboxSeals)
+    return Status::corrupt("an unsealed mailbox");
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   if (static_cast<std::size_t>(about.st_size) != size_bytes) {
     return Status::corrupt("a mailbox of " + std::to_string(about.st_size) + " bytes, not " +

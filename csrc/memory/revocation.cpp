@@ -14,8 +14,6 @@ namespace {
 constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
 // A deadline on a clock that stands still must not turn wait() into a spin.
 constexpr Nanoseconds kNapMin = 20'000;
-// "For ever", without overflowing a clock.
-constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
 
 }  // namespace
 

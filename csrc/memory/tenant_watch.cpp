@@ -17,7 +17,6 @@ namespace {
 constexpr Nanoseconds kLookAgainNs = 1'000'000'000;
 // A tenant that rings without end must not keep the arbiter's mutex busy.
 constexpr Nanoseconds kBetweenSweepsNs = 20'000;
-constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
 
 }  // namespace
 

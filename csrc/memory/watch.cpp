@@ -11,7 +11,6 @@ namespace {
 
 // More blocks than any pool has; sums of such counts stay far from 2^63.
 constexpr std::int64_t kBlocksMax = std::int64_t{1} << 48;
-constexpr Nanoseconds kTimeoutMax = Nanoseconds{1} << 62;
 
 }  // namespace
 

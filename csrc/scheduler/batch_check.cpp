@@ -15,9 +15,8 @@ constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
 constexpr double kRateMin = 1e-6;
 constexpr auto kRateMax = static_cast<double>(kCountMax);
 // Tokens over a weight stay far from what a double holds exactly.
-constexpr double kWeightMin = 1e-6;
+constexpr double kJobWeightMin = 1e-6;
 
-bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
 bool is_rate(double value) noexcept { return value >= kRateMin && value <= kRateMax; }
 bool is_cost(double value) noexcept { return value >= 0 && value <= kRateMax; }
 
@@ -146,7 +145,7 @@ class Checker {
     if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
       return refuse_it("max_staleness batches must be fewer than 2^60 trajectories");
     }
-    if (!(event.weight >= kWeightMin && event.weight <= 1 / kWeightMin)) {
+    if (!(event.weight >= kJobWeightMin && event.weight <= 1 / kJobWeightMin)) {
       return refuse_it("weight must be within 1e-6 and 1e6");
     }
     return {};

@@ -10,7 +10,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kNsPerS = 1e9;
 // What one turn may say of its worker's pace: beyond it something else has happened.
 constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;

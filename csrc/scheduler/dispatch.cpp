@@ -15,7 +15,6 @@ namespace {
 constexpr TrajectoryId kPromise = -1;
 // Turns that found no worker, kept to pass over those that ask for more.
 constexpr std::size_t kFailuresMax = 8;
-constexpr double kNsPerS = 1e9;
 
 }  // namespace
 

@@ -5,12 +5,6 @@
 
 namespace rose::scheduler {
 
-namespace {
-
-bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
-
-}  // namespace
-
 void EventRules::apply(std::span<const Event> events) {
   place_ = 0;
   shrunk_.clear();

@@ -22,6 +22,7 @@ inline constexpr DeviceId kOwnDevice = -1;  // shared with no other worker
 // Counts beyond this are mistakes; sums of them and products with small numbers fit 64 bits, and
 // each is exact as a double.
 inline constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
+constexpr bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
 inline constexpr std::int64_t kTokensUnknown = -1;
 
 enum class WorkerKind : std::uint8_t { kDedicated = 0, kBorrowed };

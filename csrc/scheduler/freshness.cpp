@@ -8,12 +8,6 @@
 
 namespace rose::scheduler {
 
-namespace {
-
-constexpr double kNsPerS = 1e9;
-
-}  // namespace
-
 void TrainerClock::publish(std::int64_t versions, Nanoseconds now_ns) noexcept {
   if (has_published_) {
     count_ = std::min(count_ + 1, window_);

@@ -4,7 +4,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kNsPerS = 1e9;
 // Doubled so often, every hold is at its most.
 constexpr std::int64_t kDoublingsMax = 40;
 

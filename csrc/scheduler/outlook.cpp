@@ -9,7 +9,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kNsPerS = 1e9;
 // Nothing is ordered by more than this: the sum with any time fits 64 bits.
 constexpr double kOrderMaxS = 1e6;
 constexpr auto kTokensMax = static_cast<double>(2 * kCountMax);

@@ -7,7 +7,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kMsPerS = 1000;
 constexpr double kMedian = 0.5;
 constexpr double kHigh = 0.9;
 constexpr double kToolMaxMs = 1e9;

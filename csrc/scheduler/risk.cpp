@@ -10,7 +10,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kNsPerS = 1e9;
 // An estimate that moved by less changes no placement worth the work of showing it.
 constexpr double kMaterial = 1.0 / 16;
 

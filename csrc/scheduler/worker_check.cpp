@@ -9,9 +9,7 @@ namespace rose::scheduler {
 
 namespace {
 
-bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
-
-bool is_rate(double value) noexcept { return value > 0 && std::isfinite(value); }
+bool is_positive(double value) noexcept { return value > 0 && std::isfinite(value); }
 
 bool is_lease(const Lease& lease) noexcept {
   return is_count(lease.epoch) && is_count(lease.kv_tokens) &&
@@ -26,7 +24,7 @@ bool is_free(const Worker& worker) noexcept {
 
 }  // namespace
 
-bool Pace::is_sound() const noexcept { return is_amount(took_s) && is_rate(foreseen_s); }
+bool Pace::is_sound() const noexcept { return is_amount(took_s) && is_positive(foreseen_s); }
 
 bool WorkerTable::is_sound(std::size_t jobs, std::size_t domains) {
   return are_records_sound(jobs, domains) && are_slots_sound() && mean_pace_.is_sound() &&
@@ -86,8 +84,8 @@ bool WorkerTable::are_columns_sound() {
                          columns_.kind[slot] == worker.kind && columns_.job[slot] == worker.job &&
                          columns_.domain[slot] == worker.domain;
     const bool has_figures =
-        is_rate(columns_.prefill_s_per_token[slot]) && is_rate(columns_.step_s[slot]) &&
-        is_amount(columns_.step_s_per_sequence[slot]) && is_rate(columns_.slowness[slot]) &&
+        is_positive(columns_.prefill_s_per_token[slot]) && is_positive(columns_.step_s[slot]) &&
+        is_amount(columns_.step_s_per_sequence[slot]) && is_positive(columns_.slowness[slot]) &&
         is_amount(columns_.step_s_per_context_token[slot]) &&
         is_amount(columns_.hazard_per_s[slot]) && columns_.is_barred[slot] <= 1;
     if ((worker.number != kNobody && !is_same) || !has_figures) return false;

@@ -8,8 +8,6 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr double kMsPerS = 1000;
-constexpr double kNsPerMs = 1e6;
 // What all workers are wrong by is learned more slowly: more turns say it.
 constexpr double kMeanPaceRate = 0.25;
 constexpr double kSlownessMin = 0.25;

@@ -7,8 +7,6 @@ namespace rose::sim {
 
 namespace {
 
-constexpr double kNsPerMs = 1e6;
-constexpr double kNsPerS = 1e9;
 // Beyond this the end of a jump would leave 64 bits: it is as good as never.
 constexpr double kFarNs = 4e18;
 

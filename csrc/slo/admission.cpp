@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/ceil_div.h"
+
 namespace rose::slo {
 
 namespace {
@@ -17,10 +19,6 @@ constexpr std::uint32_t kSlabsMax = 1U << 24;
 
 bool is_within(double value, double max) noexcept {
   return std::isfinite(value) && value >= 0 && value <= max;
-}
-
-std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) noexcept {
-  return (value + by - 1) / by;
 }
 
 std::uint64_t tokens_within(double horizon_ms, double tokens_per_s) noexcept {

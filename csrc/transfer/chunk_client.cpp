@@ -14,13 +14,8 @@ namespace rose::transfer {
 
 namespace {
 
-constexpr Nanoseconds kNsPerS = 1'000'000'000;
-constexpr Nanoseconds kLongestSleepNs = 3600 * kNsPerS;
 // A connection that broke is tried again after so long, while others go on.
-constexpr Nanoseconds kRestNs = kNsPerS;
-// What one stream reads before the next has its turn.
-constexpr std::size_t kShareBytes = 1 << 20;
-constexpr std::size_t kPacedStepBytes = 16 << 10;
+constexpr Nanoseconds kRetryNs = 1'000'000'000;
 constexpr std::uint64_t kBurstBytes = 256 << 10;
 
 Status check(const Want& want) noexcept {
@@ -267,7 +262,7 @@ void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexce
   for (Want& want : streams_[index].take_back()) pending_.push_front(std::move(want));
   if (was_idle) return;  // the server hangs up on who asks nothing
   losses_.fetch_add(1);
-  rests_[index] = {now_ns + kRestNs, arrivals_count_, false};
+  rests_[index] = {now_ns + kRetryNs, arrivals_count_, false};
   last_loss_ = std::move(why);
 }
 

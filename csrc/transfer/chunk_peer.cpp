@@ -9,7 +9,7 @@ namespace rose::transfer {
 namespace {
 
 // Parts of one call to the socket: several small frames leave together.
-constexpr std::size_t kPartsMax = 32;
+constexpr std::size_t kSocketPartsMax = 32;
 
 }  // namespace
 
@@ -144,7 +144,7 @@ void ChunkPeer::answer(const ChunkKey& key, const ShelfAnswer& found) noexcept {
 }
 
 std::size_t ChunkPeer::write(Nanoseconds now_ns, std::size_t allowance) noexcept {
-  std::array<iovec, kPartsMax> parts;
+  std::array<iovec, kSocketPartsMax> parts;
   std::size_t count = 0;
   std::size_t left = allowance;
   std::size_t skip = output_at_;
@@ -152,11 +152,12 @@ std::size_t ChunkPeer::write(Nanoseconds now_ns, std::size_t allowance) noexcept
     const std::size_t skipped = std::min(skip, part.size());
     skip -= skipped;
     const std::size_t nbytes = std::min(part.size() - skipped, left);
-    if (nbytes == 0 || count == kPartsMax) return;
+    if (nbytes == 0 || count == kSocketPartsMax) return;
     parts[count++] = {const_cast<std::byte*>(part.data() + skipped), nbytes};
     left -= nbytes;
   };
-  for (auto one = output_.begin(); one != output_.end() && left > 0 && count < kPartsMax; ++one) {
+  for (auto one = output_.begin(); one != output_.end() && left > 0 && count < kSocketPartsMax;
+       ++one) {
     add(std::span{one->header}.first(one->header_bytes));
     add(one->frame.bytes);
   }

@@ -16,17 +16,13 @@ namespace rose::transfer {
 
 namespace {
 
-constexpr Nanoseconds kNsPerMs = 1'000'000;
-constexpr Nanoseconds kLongestSleepNs = 3'600'000 * kNsPerMs;
+constexpr Nanoseconds kMillisecondNs = 1'000'000;  // in which epoll takes its timeout
 constexpr std::size_t kEventsMax = 64;
 // When the process has no descriptor left, who waits to be accepted would make every turn return.
-constexpr Nanoseconds kRestNs = 100 * kNsPerMs;
+constexpr Nanoseconds kRestNs = 100'000'000;
 constexpr int kAcceptsMax = 16;  // in one turn: whoever is connected is not kept waiting
-// What one receiver gets before the next has its turn: enough to make the calls cheap.
-constexpr std::size_t kShareBytes = 1 << 20;
-// The same when they share a pace, and the least that is worth a call.
+// What one receiver gets before the next has its turn, when they share a pace.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
-constexpr std::size_t kPacedStepBytes = 16 << 10;
 
 Status check(const ChunkServerConfig& config) noexcept {
   const PeerLimits& limits = config.limits;
@@ -131,7 +127,7 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   std::array<epoll_event, kEventsMax> events;
   // Rounded up: a sleep that ends before the deadline would be a spin.
   const Nanoseconds most_ns = longest_wait(wait_ns);
-  const int timeout_ms = static_cast<int>((most_ns + kNsPerMs - 1) / kNsPerMs);
+  const int timeout_ms = static_cast<int>((most_ns + kMillisecondNs - 1) / kMillisecondNs);
   const int ready = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, timeout_ms);
   const Nanoseconds now_ns = clock_->now_ns();
   if (listens_at_ns_ && now_ns >= *listens_at_ns_ && watch(listener_.get(), EPOLLIN).ok()) {

@@ -1,16 +1,25 @@
-// Threads in somebody else's process: they take no signal of theirs.
+// The threads that move chunks, in somebody else's process: they take no signal of it.
 #pragma once
 
 #include <pthread.h>
 
 #include <csignal>
+#include <cstddef>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace rose::transfer {
+
+// With nothing to do a thread looks again after an hour.
+inline constexpr Nanoseconds kLongestSleepNs = 3'600'000'000'000;
+// What one stream moves before the next has its turn: enough to make the calls cheap.
+inline constexpr std::size_t kShareBytes = 1 << 20;
+// Under a pace, the least that is worth a call.
+inline constexpr std::size_t kPacedStepBytes = 16 << 10;
 
 // Starts `work` with every signal blocked: handlers stay with the threads of the process, and a
 // write of libssl to a connection that is gone raises no SIGPIPE.

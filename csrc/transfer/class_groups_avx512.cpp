@@ -73,6 +73,8 @@ ROSE_AVX512 ClassCounts group_by_class_avx512(const ClassGroups<std::uint32_t>& 
   return group_avx512(changes);
 }
 
+#undef ROSE_AVX512
+
 }  // namespace rose::transfer
 
 #endif

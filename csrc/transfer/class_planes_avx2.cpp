@@ -104,6 +104,8 @@ ROSE_AVX2 void find_planes_avx2(const std::uint32_t* bits, std::uint32_t groups,
   planes_loop(bits, groups, rule, planes);
 }
 
+#undef ROSE_AVX2
+
 }  // namespace rose::transfer
 
 #endif

@@ -248,4 +248,7 @@ void find_positions(Isa isa, const ClassPlanes* planes, std::uint32_t elements,
   positions_loop(asked, wanted);
 }
 
+#undef ROSE_INLINED
+#undef ROSE_POPCNT
+
 }  // namespace rose::transfer

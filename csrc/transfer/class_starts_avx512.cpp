@@ -43,6 +43,8 @@ ROSE_COUNTING void find_starts_avx512(const ClassPlanes* planes, std::uint32_t g
   }
 }
 
+#undef ROSE_COUNTING
+
 }  // namespace rose::transfer
 
 #endif

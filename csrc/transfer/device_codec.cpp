@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "base/ceil_div.h"
+
 namespace rose::transfer {
 
 using driver::KernelLibrary;
@@ -13,7 +15,6 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 
 namespace {
 
-constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // of a grid, along x
 constexpr std::uint64_t kElementsMax = std::uint64_t{1} << 62;
 constexpr std::uint64_t kElementsOfLoad = 8;
 // CTAs for each multiprocessor in a grid that goes round: enough to hide the latency of memory.
@@ -111,10 +112,6 @@ Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcep
                                   " elements");
 }
 
-std::uint64_t ceil_div(std::uint64_t count, std::uint64_t by) noexcept {
-  return count / by + (count % by != 0 ? 1 : 0);
-}
-
 }  // namespace
 
 Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
@@ -172,10 +169,10 @@ Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
                                     "; delta blocks have 16384 or 65536 elements");
   }
   const std::uint64_t blocks = ceil_div(params.count, block_elements);
-  if (blocks > kBlocksMax) {
+  if (blocks > driver::kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) + ", which is " +
                                     std::to_string(blocks) + " delta blocks; one launch takes " +
-                                    std::to_string(kBlocksMax));
+                                    std::to_string(driver::kBlocksMax));
   }
   const driver::Grid grid{
       .blocks = static_cast<unsigned>(blocks),
@@ -188,7 +185,8 @@ driver::Grid DeviceCodec::persistent_grid(std::uint64_t count, unsigned threads,
   const std::uint64_t needed = ceil_div(count, threads * kElementsOfLoad);
   const std::uint64_t busy = std::uint64_t{multiprocessors_} * kCtasOfMultiprocessor;
   const std::uint64_t blocks = std::max(std::min(needed, busy), least);
-  return {.blocks = static_cast<unsigned>(std::min(blocks, kBlocksMax)), .threads = threads};
+  return {.blocks = static_cast<unsigned>(std::min(blocks, driver::kBlocksMax)),
+          .threads = threads};
 }
 
 Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
@@ -243,7 +241,7 @@ Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
   ROSE_TRY(check_box("shadow", params.shadow, 16));
   ROSE_TRY(check({{"histogram", params.histogram}}));
   const std::uint64_t least = ceil_div(params.count, kernels::kHistogramElementsMax);
-  if (least > kBlocksMax) {
+  if (least > driver::kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) +
                                     "; one launch counts less than 2^62 elements");
   }

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "base/ceil_div.h"
+
 namespace rose::transfer {
 
 using driver::KernelLibrary;
@@ -14,15 +16,10 @@ using QuantiserPtr = std::shared_ptr<const DeviceQuantiser>;
 
 namespace {
 
-constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // of a grid, along x
 // CTAs for each multiprocessor in a grid that goes round: as many as its threads allow.
-constexpr std::uint64_t kCtasOfMultiprocessor = 8;
+constexpr std::uint64_t kQuantiseCtas = 8;
 // Products of two sizes below this, and addresses of elements of 16 bits, stay below 2^64.
 constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
-
-std::uint64_t ceil_div(std::uint64_t count, std::uint64_t by) noexcept {
-  return count / by + (count % by != 0 ? 1 : 0);
-}
 
 // An upper bound of a * b, `kSizeMax` where that is more.
 std::uint64_t bounded_product(std::uint64_t a, std::uint64_t b) noexcept {
@@ -98,8 +95,8 @@ Status DeviceQuantiser::quantise(const QuantiseParams& params, CUstream stream) 
                                                 std::min(params.cols, params.block_cols));
   const bool is_small = weights <= kernels::kWeightsOfWarpMax;
   const std::uint64_t of_cta = is_small ? kernels::kQuantiseThreads / kernels::kWarp : 1;
-  const std::uint64_t busy = std::uint64_t{multiprocessors_} * kCtasOfMultiprocessor;
-  const std::uint64_t blocks = std::min({ceil_div(scales, of_cta), busy, kBlocksMax});
+  const std::uint64_t busy = std::uint64_t{multiprocessors_} * kQuantiseCtas;
+  const std::uint64_t blocks = std::min({ceil_div(scales, of_cta), busy, driver::kBlocksMax});
   const driver::Grid grid{.blocks = static_cast<unsigned>(blocks),
                           .threads = kernels::kQuantiseThreads};
   return library_->launch(is_small ? by_warp_ : by_cta_, grid, stream, params);

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kTileBytes = 8192;
 // A thread is worth starting for so many bytes.
 constexpr std::uint64_t kPartBytes = 1 << 20;
-constexpr std::uint64_t kPartsMax = 64;
+constexpr std::uint64_t kDigestPartsMax = 64;
 
 // Elements `first` to `last`, of which the first is at a border of words.
 template <ElementBits T>
@@ -64,8 +64,8 @@ Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) no
   const std::uint64_t count = bits.count();
   const std::uint64_t words = count / kInWord;
   const auto parts = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      std::min<std::uint64_t>(options.threads, words / (kPartBytes / 8)), 1, kPartsMax));
-  std::array<Digest, kPartsMax> sums;
+      std::min<std::uint64_t>(options.threads, words / (kPartBytes / 8)), 1, kDigestPartsMax));
+  std::array<Digest, kDigestPartsMax> sums;
   for_each_part(parts, [&](std::uint32_t part) noexcept {
     const std::uint64_t first = kInWord * part_border(words, part, parts);
     const std::uint64_t last =

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/ceil_div.h"
 #include "transfer/quantise_simd.h"
 
 namespace rose::transfer {
@@ -29,10 +30,6 @@ class DefaultFloatModes {
  private:
   std::fenv_t kept_;
 };
-
-std::uint64_t ceil_div(std::uint64_t count, std::uint64_t by) noexcept {
-  return count / by + (count % by != 0 ? 1 : 0);
-}
 
 Status check_block(const ScaleBlock& block) noexcept {
   if (block.rows != 0 && block.cols != 0) return {};

@@ -10,7 +10,7 @@ namespace {
 
 #define ROSE_AVX2 __attribute__((target("avx2")))
 
-constexpr std::size_t kLanes = 8;
+constexpr std::size_t kLanesAvx2 = 8;
 
 // What code_of does, in 8 lanes; the formulas are explained there.
 ROSE_AVX2 inline __m256 quotients_avx2(__m256i magnitudes, __m256 scale) noexcept {
@@ -69,16 +69,16 @@ ROSE_AVX2 std::uint32_t largest_of_avx2(const std::uint16_t* bits, std::size_t c
   const __m256i infinity = _mm256_set1_epi16(0x7F80);
   __m256i largest = _mm256_setzero_si256();
   std::size_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+  for (; i + 2 * kLanesAvx2 <= count; i += 2 * kLanesAvx2) {
     const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + i));
     const __m256i magnitudes = _mm256_and_si256(loaded, magnitude);
     const __m256i is_finite = _mm256_cmpgt_epi16(infinity, magnitudes);
     largest = _mm256_max_epi16(largest, _mm256_and_si256(magnitudes, is_finite));
   }
-  alignas(32) std::uint16_t lanes[2 * kLanes];
+  alignas(32) std::uint16_t lanes[2 * kLanesAvx2];
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), largest);
   // Lanes are finite magnitudes or 0, so what finds the largest of the rest finds that of them too.
-  const std::uint32_t of_lanes = largest_of_portable(lanes, 2 * kLanes);
+  const std::uint32_t of_lanes = largest_of_portable(lanes, 2 * kLanesAvx2);
   const std::uint32_t of_rest = largest_of_portable(bits + i, count - i);
   return of_lanes > of_rest ? of_lanes : of_rest;
 }
@@ -87,7 +87,7 @@ ROSE_AVX2 void encode_fp8_avx2(const std::uint16_t* bits, std::size_t count, flo
                                std::uint8_t* codes) noexcept {
   const __m256 by = _mm256_set1_ps(scale);
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+  for (; i + kLanesAvx2 <= count; i += kLanesAvx2) {
     store_codes_avx2(fp8_codes_avx2(load_avx2(bits + i), by), codes + i);
   }
   encode_fp8_portable(bits + i, count - i, scale, codes + i);
@@ -97,11 +97,13 @@ ROSE_AVX2 void encode_int8_avx2(const std::uint16_t* bits, std::size_t count, fl
                                 std::uint8_t* codes) noexcept {
   const __m256 by = _mm256_set1_ps(scale);
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+  for (; i + kLanesAvx2 <= count; i += kLanesAvx2) {
     store_codes_avx2(int8_codes_avx2(load_avx2(bits + i), by), codes + i);
   }
   encode_int8_portable(bits + i, count - i, scale, codes + i);
 }
+
+#undef ROSE_AVX2
 
 }  // namespace rose::transfer
 

@@ -13,7 +13,7 @@ namespace {
 
 #define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 
-constexpr std::size_t kLanes = 16;
+constexpr std::size_t kLanesAvx512 = 16;
 
 // What code_of does, in 16 lanes; the formulas are explained there.
 ROSE_AVX512 inline __m512 quotients_avx512(__m512i magnitudes, __m512 scale) noexcept {
@@ -59,7 +59,7 @@ ROSE_AVX512 std::uint32_t largest_of_avx512(const std::uint16_t* bits, std::size
   const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
   const __m512i infinity = _mm512_set1_epi16(0x7F80);
   __m512i largest = _mm512_setzero_si512();
-  for (std::size_t i = 0; i < count; i += 2 * kLanes) {
+  for (std::size_t i = 0; i < count; i += 2 * kLanesAvx512) {
     const std::size_t left = count - i;
     const __mmask32 is_there = left >= 32 ? 0xFFFF'FFFFU : (1U << left) - 1;
     const __m512i loaded = _mm512_maskz_loadu_epi16(is_there, bits + i);
@@ -75,9 +75,9 @@ ROSE_AVX512 std::uint32_t largest_of_avx512(const std::uint16_t* bits, std::size
 ROSE_AVX512 void encode_fp8_avx512(const std::uint16_t* bits, std::size_t count, float scale,
                                    std::uint8_t* codes) noexcept {
   const __m512 by = _mm512_set1_ps(scale);
-  for (std::size_t i = 0; i < count; i += kLanes) {
+  for (std::size_t i = 0; i < count; i += kLanesAvx512) {
     const std::size_t left = count - i;
-    const auto is_there = static_cast<__mmask16>(left >= kLanes ? 0xFFFFU : (1U << left) - 1);
+    const auto is_there = static_cast<__mmask16>(left >= kLanesAvx512 ? 0xFFFFU : (1U << left) - 1);
     const __m512i loaded = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(is_there, bits + i));
     _mm_mask_storeu_epi8(codes + i, is_there, fp8_codes_avx512(loaded, by));
   }
@@ -86,13 +86,15 @@ ROSE_AVX512 void encode_fp8_avx512(const std::uint16_t* bits, std::size_t count,
 ROSE_AVX512 void encode_int8_avx512(const std::uint16_t* bits, std::size_t count, float scale,
                                     std::uint8_t* codes) noexcept {
   const __m512 by = _mm512_set1_ps(scale);
-  for (std::size_t i = 0; i < count; i += kLanes) {
+  for (std::size_t i = 0; i < count; i += kLanesAvx512) {
     const std::size_t left = count - i;
-    const auto is_there = static_cast<__mmask16>(left >= kLanes ? 0xFFFFU : (1U << left) - 1);
+    const auto is_there = static_cast<__mmask16>(left >= kLanesAvx512 ? 0xFFFFU : (1U << left) - 1);
     const __m512i loaded = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(is_there, bits + i));
     _mm_mask_storeu_epi8(codes + i, is_there, int8_codes_avx512(loaded, by));
   }
 }
+
+#undef ROSE_AVX512
 
 }  // namespace rose::transfer
 

@@ -167,6 +167,8 @@ __attribute__((target("avx2"))) void add_words_avx2(const void* bits, std::size_
   add_words_portable(bytes + 8 * i, words - i, first_word + i, seed, digest);
 }
 
+#undef ROSE_AVX2
+
 }  // namespace rose::transfer
 
 #endif

@@ -354,6 +354,8 @@ ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)
 #undef ROSE_FIND
 
+#undef ROSE_AVX512
+
 }  // namespace rose::transfer
 
 #endif

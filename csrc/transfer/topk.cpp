@@ -17,7 +17,7 @@ constexpr std::uint32_t kTileElements = 4096;
 
 // A thread is worth starting for so many tiles.
 constexpr std::uint64_t kPartTiles = 64;
-constexpr std::uint64_t kPartsMax = 256;
+constexpr std::uint64_t kTopkPartsMax = 256;
 
 // Counts changed elements by key, tile by tile. One thread's.
 class KeyCounter {
@@ -78,7 +78,7 @@ Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
   ROSE_TRY(check_versions(fresh, shadow, options));
   const std::uint64_t tiles = (fresh.count() + kTileElements - 1) / kTileElements;
   const auto parts = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      std::min<std::uint64_t>(options.threads, tiles / kPartTiles), 1, kPartsMax));
+      std::min<std::uint64_t>(options.threads, tiles / kPartTiles), 1, kTopkPartsMax));
   std::vector<KeyCounter> counters;
   for (std::uint32_t part = 0; part < parts; ++part) {
     auto counter = KeyCounter::create();

@@ -556,19 +556,8 @@ def test_the_demo_says_which_transformers_it_needs(
         return found or "1.0"
 
     monkeypatch.setattr(parts, "version", version)
-    monkeypatch.setattr(parts, "MESSAGES", Path(__file__))
     why = parts.why_no_demo()
     assert (why is None) if reason is None else (why is not None and reason in why)
-
-
-def test_the_demo_needs_what_a_build_without_messages_leaves_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "version", lambda _package: f"{parts.DEMO_NEEDS}.0")
-    monkeypatch.setattr(parts, "MESSAGES", tmp_path / "weights_pb2.py")
-    why = parts.why_no_demo()
-    assert why is not None
-    assert "grpcio-tools" in why
 
 
 def test_the_demo_is_started_as_its_users_start_it(

@@ -82,9 +82,16 @@ def steps(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {step.replace("../", "") for step in found}
 
 
-def would_do(project: Path) -> set[str]:
+def would_do(project: Path, target: str = SETUP.TARGET) -> set[str]:
     ninja_program = Path(ninja.BIN_DIR, "ninja")
-    return steps(run(ninja_program, "-n", "-C", project / BUILD, cwd=project))
+    return steps(run(ninja_program, "-n", "-C", project / BUILD, target, cwd=project))
+
+
+def unit_of(project: Path, source: str) -> str:
+    """Return the translation unit that includes `source`."""
+    sources = sorted(str(path.relative_to(project)) for path in project.glob("csrc/**/*.cpp"))
+    (unit,) = (unit for unit, held in SETUP.units_of(sources).items() if source in held)
+    return unit
 
 
 def kernels(project: Path) -> list[str]:

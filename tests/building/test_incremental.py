@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.building.project import NVCC, build, needs_nvcc, steps, would_do
+from tests.building.project import (
+    BUILD,
+    NVCC,
+    SETUP,
+    build,
+    needs_nvcc,
+    steps,
+    unit_of,
+    would_do,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SOURCES = {".cpp": "C++", ".cu": "CUDA"}
 DEVICE_STEPS = {"asm fatbins.S"} if NVCC else set()
 
 
 def read(project: Path) -> dict[str, str]:
     """Return the text of every file that is compiled or included, by its path."""
     paths = (path for room in ("csrc", "kernels") for path in project.glob(f"{room}/**/*"))
-    suffixes = {*SOURCES, ".h", ".cuh"}
+    suffixes = {".cpp", ".cu", ".h", ".cuh"}
     return {
         str(path.relative_to(project)): path.read_text()
         for path in paths
@@ -43,10 +51,8 @@ def users(project: Path, header: str) -> set[str]:
         found |= more
         waiting += more
     table = {"C++ fatbin_table.cpp"} if "csrc/driver/kernel_library.h" in found else set()
-    compiled = {
-        f"{SOURCES[Path(path).suffix]} {path}" for path in found if Path(path).suffix in SOURCES
-    }
-    return compiled | table
+    units = {f"C++ {unit_of(project, path)}" for path in found if path.endswith(".cpp")}
+    return units | {f"CUDA {path}" for path in found if path.endswith(".cu")} | table
 
 
 def test_nothing_is_done_twice(built: Path) -> None:
@@ -73,10 +79,26 @@ def test_a_header_rebuilds_what_includes_it(project: Path, header: str) -> None:
     assert would_do(project) == expected | {"link _core.so"}
 
 
+def test_each_source_is_in_one_unit(built: Path) -> None:
+    sources = sorted(str(path.relative_to(built)) for path in built.glob("csrc/**/*.cpp"))
+    units = SETUP.units_of(sources)
+    assert sorted(source for unit in units.values() for source in unit) == sources
+    assert {len({Path(source).parent for source in unit}) for unit in units.values()} == {1}
+    written = {str(path.relative_to(built / BUILD)) for path in built.glob(f"{BUILD}/unity/*.cpp")}
+    assert written == set(units)
+
+
+def test_fast_builds_compile_the_source_that_changed(project: Path) -> None:
+    one = "csrc/base/clock.cpp"
+    before = would_do(project, SETUP.FAST_TARGET)
+    assert f"C++ {one}" in before
+    assert not [step for step in before if "unity/" in step]
+
+
 @needs_nvcc
 def test_a_shared_header_is_known_to_both_compilers(built: Path) -> None:
     assert users(built, "kernels/planted_params.h") == {
-        "C++ csrc/driver/planted.cpp",
+        f"C++ {unit_of(built, 'csrc/driver/planted.cpp')}",
         "CUDA kernels/planted_scale.cu",
         "CUDA kernels/planted_shift.cu",
     }

@@ -1,36 +1,20 @@
-"""Modules of messages are made in a build, or are missing on purpose."""
+"""The modules of messages that are kept are what protoc makes of their sources."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.building.project import SETUP
+from tests.building.project import ROOT, run
 
-MADE = Path("rose/transfer/wire/proto/weights_pb2.py")
-
-
-def test_messages_become_modules_where_their_compiler_is(tmp_path: Path) -> None:
-    SETUP.compile_messages(tmp_path)
-    made = tmp_path / MADE
-    assert "DESCRIPTOR" in made.read_text()
-    before = made.stat().st_mtime_ns
-    SETUP.compile_messages(tmp_path)
-    assert made.stat().st_mtime_ns == before
+PROTOS = sorted(path.relative_to(ROOT) for path in ROOT.glob("rose/**/*.proto"))
 
 
-@pytest.mark.parametrize("mode", [None, "", "on"])
-def test_without_their_compiler_a_build_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None
-) -> None:
-    monkeypatch.setattr(SETUP.importlib.util, "find_spec", lambda _: None)
-    if mode is not None:
-        monkeypatch.setenv("ROSE_MESSAGES", mode)
-    with pytest.raises(SystemExit, match="pip install 'grpcio-tools"):
-        SETUP.compile_messages(tmp_path)
-
-
-def test_they_may_be_left_out_on_purpose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SETUP.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setenv("ROSE_MESSAGES", "off")
-    SETUP.compile_messages(tmp_path)
-    assert not (tmp_path / MADE).exists()
+@pytest.mark.parametrize("proto", PROTOS, ids=str)
+def test_kept_modules_are_current(proto: Path, tmp_path: Path) -> None:
+    into = [f"-I{ROOT}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    done = run(sys.executable, "-m", "grpc_tools.protoc", *into, proto, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for kind in (".py", ".pyi"):
+        made = proto.with_name(f"{proto.stem}_pb2{kind}")
+        assert (ROOT / made).read_text() == (tmp_path / made).read_text(), "run make messages"

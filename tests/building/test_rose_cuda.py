@@ -71,8 +71,9 @@ def test_without_nvcc_auto_is_off(project: Path) -> None:
     done = build(project, ROSE_CUDA="", ROSE_NVCC=NOWHERE)
     assert steps(done) == set()
     assert names(project)
-    sources = {f"../../{path.relative_to(project)}" for path in project.glob("csrc/**/*.cpp")}
-    assert set(compiled(project)) == sources | {"fatbin_table.cpp"}
+    sources = sorted(str(path.relative_to(project)) for path in project.glob("csrc/**/*.cpp"))
+    single = {f"../../{source}" for source in sources}
+    assert set(compiled(project)) == single | {*SETUP.units_of(sources), "fatbin_table.cpp"}
 
 
 def refusal(project: Path, **environment: str) -> str:
@@ -134,6 +135,22 @@ def test_the_probe_asks_what_the_build_asks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SETUP, "DEVICE", SETUP.DEVICE + " -gencode arch=compute_30,code=sm_30")
     with pytest.raises(SystemExit, match="Unsupported gpu architecture 'compute_30'"):
         SETUP.device_compiler()
+
+
+def test_rose_cuda_arch_narrows_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROSE_CUDA_ARCH", "90, 100")
+    codes = SETUP.device_codes()
+    assert codes[::2] == ["-gencode"] * 3
+    assert codes[1::2] == [
+        "arch=compute_90,code=sm_90",
+        "arch=compute_100,code=sm_100",
+        "arch=compute_90,code=compute_90",
+    ]
+
+
+def test_an_architecture_that_is_no_number_is_one_sentence(built: Path) -> None:
+    said = refusal(built, ROSE_CUDA="off", ROSE_CUDA_ARCH="hopper")
+    assert said == "rose: ROSE_CUDA_ARCH='hopper' must list architectures, as '80,90' does"
 
 
 @pytest.fixture

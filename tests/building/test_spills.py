@@ -81,7 +81,8 @@ extern "C" __global__ void keeps_a_stack_kernel(int* values, int at) {
 def test_planted_spill_is_seen(tmp_path: Path, kernel: str, text: str, spills: bool) -> None:
     assert NVCC
     (tmp_path / "planted.cu").write_text(text)
-    done = run(NVCC, *SETUP.DEVICE.split(), "planted.cu", "-o", "planted.fatbin", cwd=tmp_path)
+    flags = [*SETUP.DEVICE.split(), *SETUP.device_codes()]
+    done = run(NVCC, *flags, "planted.cu", "-o", "planted.fatbin", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     found = uses(done.stdout + done.stderr)
     assert {(use.kernel, use.device) for use in found} == {(kernel, device) for device in DEVICES}
