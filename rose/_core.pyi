@@ -1093,8 +1093,6 @@ def delta_apply(
     delta: Any,
     *,
     undo: bool = False,
-    first_block: int = 0,
-    last_block: int | None = None,
     is_checked: bool = False,
 ) -> None: ...
 def delta_verify(
