@@ -520,21 +520,6 @@ class Arbiter:
 
 # Clock, BootClock, ManualClock: memory's fragment.
 
-class SlabHeap:
-    @staticmethod
-    def create(arbiter: Arbiter, *, slabs: Sequence[int]) -> SlabHeap: ...
-    def alloc(self, size_bytes: int) -> int: ...
-    def free(self, address: int) -> None: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def largest_free_bytes(self) -> int: ...
-
-def offer_heap(device: int, heap: SlabHeap) -> None: ...
-def withdraw_heap(device: int) -> None: ...
-
 class Verdict(Enum):
     PASSED = 0
     ABORTED = 1
@@ -1093,8 +1078,6 @@ def delta_apply(
     delta: Any,
     *,
     undo: bool = False,
-    first_block: int = 0,
-    last_block: int | None = None,
     is_checked: bool = False,
 ) -> None: ...
 def delta_verify(

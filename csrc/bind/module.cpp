@@ -10,7 +10,6 @@ void bind_mapped_window(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_ledger(pybind11::module_& module);
 void bind_tenants(pybind11::module_& module);
-void bind_slab_heap(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_stream_gate(pybind11::module_& module);
 void bind_latency(pybind11::module_& module);
@@ -39,7 +38,6 @@ PYBIND11_MODULE(_core, module) {
   rose::bind::bind_memory(module);
   rose::bind::bind_ledger(module);
   rose::bind::bind_tenants(module);
-  rose::bind::bind_slab_heap(module);
   rose::bind::bind_latency(module);
   rose::bind::bind_slo(module);
   rose::bind::bind_compute(module);

@@ -4,7 +4,6 @@ What every side knows (versions, tiles, digests, manifests) is here; then a room
 crosses to other processes is in `rose.transfer.wire`, which needs the extra `wire`.
 """
 
-from rose.transfer.codec.application import Application
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.delta import ClassRule, Delta
 from rose.transfer.codec.operations import (
@@ -12,7 +11,6 @@ from rose.transfer.codec.operations import (
     delta_check,
     delta_merge,
     delta_pack,
-    delta_undo,
     digest,
     topk_pack,
     topk_unpack,
@@ -50,7 +48,6 @@ from rose.transfer.version import Version
 from rose.transfer.views import ShardViews, TileViews
 
 __all__ = [
-    "Application",
     "Chunk",
     "ClassRule",
     "Commit",
@@ -105,7 +102,6 @@ __all__ = [
     "delta_check",
     "delta_merge",
     "delta_pack",
-    "delta_undo",
     "dequantise",
     "digest",
     "distinct",

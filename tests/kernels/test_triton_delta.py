@@ -233,8 +233,6 @@ def test_blocks_may_lie_in_any_order(child: Child) -> None:
     )
     assert error == -1
     assert (after == new).all()
-    gathered = child.run(triton.gather, want.entries, offsets, arena)
-    assert gathered == (ends[:-1], want.payload)
 
 
 def test_one_program_applies_block_after_block(child: Child) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.scheduler.settings import PlacementPolicy
-from rose.sim.cluster.record import record_cluster
 from rose.sim.cluster.simulate import SimOptions, new_core, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld, Lending, SimJob, TrainerMode
+from tests.sim.record import record_cluster
 from tests.sim.worlds import ROOM, job, lending, random_trajectories, worker, world
 
 
