@@ -6,30 +6,30 @@ STAMP := $(VENV)/.rose-installed
 # How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
-JSON ?= build/bench-$(SUITE).json
+JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build demo test test-slow lint lint-style lint-types lint-layout format mutants bench gpu clean
+.PHONY: install build messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: mutants bench gpu clean
 
 install: $(STAMP)
 
-# The core comes first: a missing compiler is said before anything large is fetched.
-# No build isolation: a new pybind11 path each time would rebuild every object.
-$(STAMP): pyproject.toml setup.py $(wildcard requirements/*.txt)
+$(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1)' 2>/dev/null || \
 	  { echo "rose: Python >= 3.10 is needed, and '$(PYTHON)' is not that (set PYTHON=...)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "rose: '$(PYTHON)' has no venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c requirements/constraints.txt setuptools pybind11 ninja grpcio-tools
-	$(BIN)/python setup.py -q build_ext --inplace
-	@echo 'rose: installing what it needs into $(VENV), about a minute'
-	$(BIN)/python -m pip install -q -c requirements/constraints.txt --no-build-isolation -e '.[test,demo,bench]'
+	@$(PYTHON) requirements/install.py --venv $(VENV)
 	@touch $@
 
 # The editable install finds rose/ by itself; only the C++ core must follow its sources.
+# FAST=1 compiles each source by itself, which pays while one edits: the next build costs one source.
 build: install
-	@$(BIN)/python setup.py -q build_ext --inplace
+	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
+
+# What protoc makes is kept, so that building rose needs no protoc.
+messages: install
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find rose -name '*.proto')
 
 demo: build
 	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1)' || \
@@ -79,5 +79,4 @@ gpu:
 
 clean:
 	rm -rf build dist *.egg-info rose/_core*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	find rose -name '*_pb2.py*' -delete
 	find rose tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,7 +64,7 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
 def test_every_suite_can_be_collected(repo: Path) -> None:
     suites = (
         *("memory", "compute", "latency", "executor", "scheduler", "circle", "scrub"),
-        *("transfer", "codec", "crossing", "update"),
+        *("transfer", "codec", "crossing", "update", "setup"),
     )
     files = [f"bench/bench_{suite}.py" for suite in suites]
     command = [sys.executable, "-m", "pytest", *files, "--collect-only", "-q"]

@@ -1,0 +1,157 @@
+"""Set up rose in a virtual environment, as `make install` does.
+
+The compiler and pip work at the same time: ninja builds the C++ core in place while pip downloads
+and installs the packages. When one of them fails, the other is stopped. A failure is one sentence
+that names the log, with status 2.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+LOGS: Final = Path("build")  # from ROOT
+EXTRAS: Final = ".[test,demo,bench]"
+# With torch for the CPU the environment takes 2.1 GiB and the build 0.1; pip keeps downloads too.
+FREE_BYTES_MIN: Final = 3 << 30
+FULL_BYTES: Final = 1 << 20
+EXIT_USAGE: Final = 2
+PIP: Final = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_ROOT_USER_ACTION": "ignore",
+}
+
+
+class Phase:
+    """One command of the set-up, in a process group of its own, with its output in a log."""
+
+    def __init__(self, title: str, name: str, command: Sequence[str], **environment: str) -> None:
+        self.title = title
+        self.log = LOGS / f"install-{name}.log"
+        self._started = time.monotonic()
+        with (ROOT / self.log).open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **PIP, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def is_over(self) -> bool:
+        """Tell whether the command has ended."""
+        return self._process.poll() is not None
+
+    def settle(self) -> None:
+        """Print how long the command took, or raise Failure."""
+        if self._process.returncode:
+            raise Failure(self)
+        print(f"rose: {self.title}: {time.monotonic() - self._started:.0f} s", flush=True)
+
+    def stop(self) -> None:
+        """End the command and whatever it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def reason(self) -> str:
+        """Return what the log says about a failure, in one sentence."""
+        text = (ROOT / self.log).read_text(errors="replace")
+        # A log on the full disk may end before it says so.
+        if "No space left on device" in text or shutil.disk_usage(ROOT).free < FULL_BYTES:
+            return f"the disk is full: {self.title} stopped (free {FREE_BYTES_MIN >> 30} GiB)"
+        said = [line.strip() for line in text.splitlines()]
+        for start in ("rose: ", "ERROR: "):
+            if found := [line.removeprefix(start) for line in said if line.startswith(start)]:
+                return found[-1] if start == "rose: " else f"{self.title} failed: {found[-1]}"
+        return f"{self.title} failed with status {self._process.returncode}"
+
+
+class Failure(Exception):
+    """A phase failed."""
+
+    def __init__(self, phase: Phase) -> None:
+        super().__init__(f"{phase.reason()} (log: {phase.log})")
+
+
+def run(*phases: Phase) -> None:
+    """Wait for commands that run at the same time; when one fails or we are stopped, stop all."""
+    waiting = list(phases)
+    try:
+        while waiting:
+            for phase in [one for one in waiting if one.is_over()]:
+                waiting.remove(phase)
+                phase.settle()
+            time.sleep(0.05)
+    finally:
+        for phase in waiting:
+            phase.stop()
+
+
+def install(environment: Path) -> None:
+    """Create the environment, then build the core and install the packages."""
+    python = str(environment / "bin" / "python")
+    if not Path(python).exists():
+        free_bytes = shutil.disk_usage(environment.parent).free
+        if free_bytes < FREE_BYTES_MIN:
+            stop(
+                f"set-up needs {FREE_BYTES_MIN >> 30} GiB of disk, and "
+                f"{free_bytes / (1 << 30):.1f} GiB are free at {environment.parent}"
+            )
+        run(Phase("environment", "venv", [sys.executable, "-m", "venv", str(environment)]))
+    # Python compiles a module when it is first imported; most of torch and transformers never is.
+    pip = [python, "-m", "pip", "install", "--no-compile", "-c", "requirements/constraints.txt"]
+    run(Phase("build tools", "tools", [*pip, "setuptools", "pybind11", "ninja"]))
+    print("rose: compiling the core while pip installs packages, some minutes", flush=True)
+    core = Phase("C++ core", "core", [python, "setup.py", "-q", "build_ext", "--inplace"])
+    # No build isolation: a pybind11 at a new path would rebuild every object.
+    packages = [*pip, "--no-build-isolation", "-e", EXTRAS]
+    run(core, Phase("packages", "packages", packages, ROSE_CORE="elsewhere"))
+
+
+def stop(reason: str) -> NoReturn:
+    """End with one sentence."""
+    print(f"rose: {reason}", file=sys.stderr)
+    raise SystemExit(EXIT_USAGE)
+
+
+def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """Unwind, so that what was started is stopped."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main() -> None:
+    """Install as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=Path(".venv"), help="made when it is missing")
+    environment = (ROOT / parser.parse_args().venv).absolute()
+    signal.signal(signal.SIGTERM, terminate)
+    started = time.monotonic()
+    try:
+        (ROOT / LOGS).mkdir(exist_ok=True)
+        environment.parent.mkdir(parents=True, exist_ok=True)
+        install(environment)
+    except Failure as failure:
+        stop(str(failure))
+    except OSError as error:
+        stop(f"set-up stopped: {error}")
+    print(f"rose: ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
