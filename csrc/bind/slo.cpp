@@ -106,12 +106,6 @@ void bind_log(py::module_& module) {
       .def("append_step", &append_step, py::arg("forecast"), py::kw_only(), py::arg("actual_ms"),
            py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"),
            py::arg("blocked_ms") = 0.0, py::arg("lent_ms") = 0.0, py::arg("began_ns") = 0)
-      .def(
-          "append_forced",
-          [](CertificateLog& log, std::uint32_t passed, std::uint32_t close_epoch) {
-            return log.append(slo::Forced{.passed = passed, .close_epoch = close_epoch});
-          },
-          py::kw_only(), py::arg("passed"), py::arg("close_epoch"))
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
       .def("flush",
            [](CertificateLog& log) {

@@ -36,7 +36,7 @@ from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.receiver_state import ReceiverState
 from rose.transfer.receiving.source import InProcessSource, Source
 from rose.transfer.receiving.staging import ReceiverStatistics
-from rose.transfer.receiving.staleness import Crossing, Lag, Staleness
+from rose.transfer.receiving.staleness import Lag, Staleness
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay, RelayStatistics
@@ -53,7 +53,6 @@ __all__ = [
     "Commit",
     "CommitState",
     "Contributor",
-    "Crossing",
     "Delta",
     "Digest",
     "DiskStore",

@@ -157,9 +157,7 @@ def waits_for(module: str) -> str | None:
 def test_every_module_is_reached_or_waits_for_an_issue() -> None:
     sources = {module_name(one): one.read_text() for one in (ROOT / "rose").rglob("*.py")}
     programs = {
-        module_name(path): path.read_text()
-        for pattern in PROGRAMS
-        for path in ROOT.glob(pattern)
+        module_name(path): path.read_text() for pattern in PROGRAMS for path in ROOT.glob(pattern)
     }
     used = reached(sources, programs)
     unused = {one for one in set(sources) - used if waits_for(one) is None}
