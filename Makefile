@@ -9,7 +9,8 @@ SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build messages demo test lint lint-style lint-types lint-layout format bench gpu clean
+.PHONY: install build messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: mutants bench gpu clean
 
 install: $(STAMP)
 
@@ -38,6 +39,12 @@ demo: build
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# What takes minutes more: ThreadSanitizer, wheel and sdist, every property with 300 examples.
+test-slow: build
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  -m '(slow or hypothesis) and not gpu and not peer' --hypothesis-profile=slow \
+	  --summary bench/results/test-slow.json $(ARGS)
+
 # Each of them takes one core: `make -j2 lint`.
 lint: lint-style lint-types lint-layout
 
@@ -55,6 +62,11 @@ format: install
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# Changes N statements at random, one at a time, and lists those that no default test notices.
+N ?= 30
+mutants: build
+	$(BIN)/python -m tests.mutants --count $(N)
 
 bench: build
 	@mkdir -p $(dir $(JSON))

@@ -1,4 +1,4 @@
-"""Chunks between two ends of a loopback: the plane of the core, gRPC, TLS, Mooncake and NIXL."""
+"""Chunks between two ends of a loopback: the plane of the core, gRPC and TLS."""
 
 import secrets
 import shutil
@@ -6,26 +6,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import numpy as np
-import pytest
 
 from bench.conftest import Report
+from bench.grpc_chunks import OPTIONS, GrpcChunks, serving
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
-from rose.errors import InvalidArgument, Unavailable, check
+from rose.errors import check
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
-from rose.transfer.movers.kinds import MOVERS
-from rose.transfer.wire import grpc_chunks, offers
-from rose.transfer.wire.berths import Berths
 from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer
-from rose.transfer.wire.grpc_chunks import GrpcChunks
-from rose.transfer.wire.mover_chunks import MoverChunks
 
 KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB
@@ -40,16 +34,6 @@ def frames() -> list[bytes]:
     rng = np.random.default_rng(1)
     few = [rng.bytes(CHUNK_BYTES_MAX) for _ in range(4)]
     return [few[i % len(few)] for i in range(CHUNKS)]
-
-
-class Served:
-    """A log of one update."""
-
-    def __init__(self, kept: list[bytes]) -> None:
-        self._kept = kept
-
-    def chunk(self, _key: UpdateKey, tile: int) -> bytes:
-        return self._kept[tile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +62,7 @@ def rate(pull: Pull) -> Measure:
     return lambda: CHUNKS * CHUNK_BYTES_MAX / 2**30 / (took_ns() * 1e-9)
 
 
-def pull_all(source: ChunkClient | GrpcChunks | MoverChunks, wanted: list[Chunk]) -> Pull:
+def pull_all(source: ChunkClient | GrpcChunks, wanted: list[Chunk]) -> Pull:
     def pull() -> None:
         nbytes = sum(len(frame or b"") for _, frame in source.chunks(KEY, wanted))
         check(nbytes == CHUNKS * CHUNK_BYTES_MAX, "every frame came")
@@ -107,53 +91,18 @@ def both_planes() -> Iterator[tuple[Pull, Pull]]:
     """Yield how to pull all by TCP, and by gRPC: warm, in the clear."""
     kept = frames()
     wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
-    options = [
-        ("grpc.max_receive_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
-        ("grpc.max_send_message_length", grpc_chunks.MESSAGE_BYTES_MAX),
-    ]
-    with ThreadPoolExecutor(2) as pool, ChunkServer(TOKEN) as server:
+    with (
+        serving(kept) as address,
+        ChunkServer(TOKEN) as server,
+        grpc.insecure_channel(address, options=OPTIONS) as channel,
+        ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
+    ):
         put_all(server, kept)
-        peer = grpc.server(pool, options=options)
-        service, name = grpc_chunks.METHOD.strip("/").split("/")
-        methods = {name: grpc_chunks.chunks_handler(Served(kept))}
-        peer.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-        address = f"127.0.0.1:{peer.add_insecure_port('127.0.0.1:0')}"
-        peer.start()
-        with (
-            grpc.insecure_channel(address, options=options) as channel,
-            ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
-        ):
-            by_tcp = pull_all(client, wanted)
-            by_grpc = pull_all(GrpcChunks(channel, TOKEN, timeout_s=TIMEOUT_S), wanted)
-            by_tcp()
-            by_grpc()
-            yield by_tcp, by_grpc
-        peer.stop(None).wait()
-
-
-@contextmanager
-def beside_a_mover(mover: str) -> Iterator[tuple[Pull, Pull]]:
-    """Yield how to pull all by a mover, and by TCP: warm, in the clear."""
-    kept = frames()
-    wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
-    with ThreadPoolExecutor(2) as pool, ChunkServer(TOKEN) as server, Berths(mover) as berths:
-        put_all(server, kept)
-        control = grpc.server(pool)
-        service, name = offers.METHOD.strip("/").split("/")
-        methods = {name: offers.offers_handler(Served(kept), {mover: berths})}
-        control.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-        address = f"127.0.0.1:{control.add_insecure_port('127.0.0.1:0')}"
-        control.start()
-        with (
-            grpc.insecure_channel(address) as channel,
-            MoverChunks(channel, TOKEN, mover, timeout_s=TIMEOUT_S) as moved,
-            ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
-        ):
-            by_mover, by_tcp = pull_all(moved, wanted), pull_all(client, wanted)
-            by_mover()
-            by_tcp()
-            yield by_mover, by_tcp
-        control.stop(None).wait()
+        by_tcp = pull_all(client, wanted)
+        by_grpc = pull_all(GrpcChunks(channel, timeout_s=TIMEOUT_S), wanted)
+        by_tcp()
+        by_grpc()
+        yield by_tcp, by_grpc
 
 
 def test_tcp_over_grpc(report: Report) -> None:
@@ -206,17 +155,3 @@ def test_chunks_in_tls(report: Report) -> None:
         peer=Peer("the same in the clear", paired.peer, "GiB/s"),
     )
     report.add("chunks_in_tls_gib_s", paired.subject, "GiB/s")
-
-
-@pytest.mark.parametrize("mover", MOVERS)
-def test_mover_over_tcp(report: Report, mover: str) -> None:
-    """The libraries of others over their TCP transports, in their porters; the wheel may lack."""
-    row = f"chunks_{mover}_over_tcp"
-    with ExitStack() as stack:
-        try:
-            by_mover, by_tcp = stack.enter_context(beside_a_mover(mover))
-        except (InvalidArgument, Unavailable) as reason:
-            report.leave_out((row,), str(reason))
-            return
-        paired = report.pairs(rate(by_mover), rate(by_tcp), rounds=ROUNDS)
-    report.add_ratio(row, paired, peer=Peer("the chunk plane, clear", paired.peer, "GiB/s"))

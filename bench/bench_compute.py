@@ -181,7 +181,7 @@ def test_log_append_ns(report: Report, tmp_path: Path) -> None:
     def appends(count: int) -> None:
         append = log.append_revoke_begun
         for _ in range(count):
-            append(lease_id=1, deadline_ns=1, slabs=1)
+            append(deadline_ns=1, slabs=1)
 
     # Fewer than the ring holds: a full ring refuses, and that is not what is measured.
     append_ns = report.loop(appends, rounds=200, calls=2000, undo=log.flush)

@@ -1,11 +1,7 @@
 """The one room that reads the environment."""
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-_PORTER: Final = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TMPDIR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +50,3 @@ def quiet_grpc() -> None:
     not want a line for each handshake of each stranger.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def porter_environment(path: Sequence[str], more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a porter: what finds programs and libraries, and no secret.
-
-    Args:
-        path: where Python finds modules.
-        more: what its library wants to be told.
-    """
-    kept = {name: os.environ[name] for name in _PORTER if name in os.environ}
-    # NumPy makes no threads then: the kernel lets no process that has several enter a network.
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", **more}

@@ -1,6 +1,7 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, and locks on them."""
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -8,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 # What a file system says that has no such thing as a folder's sync; the first is of fsync(2).
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
@@ -67,6 +68,24 @@ def sweep(path: Path) -> None:
     for one in path.parent.iterdir():
         if begun.fullmatch(one.name):
             one.unlink(missing_ok=True)
+
+
+def lock(path: Path) -> BinaryIO:
+    """Lock `path` against other processes and callers until the file returned is closed.
+
+    The file stays: if its name were removed, two could hold locks of one name.
+
+    Raises:
+        BlockingIOError: somebody holds it.
+        OSError: the file cannot be opened.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def sync_file(path: Path) -> None:

@@ -4,6 +4,9 @@ In a run of several processes (`pytest -n 2 --dist loadfile`, which `make test` 
 one of them, and the files of `tests/alone.py` while the others wait.
 """
 
+import json
+import subprocess
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
@@ -14,16 +17,46 @@ import pytest
 from tests.alone import is_alone, place, turn
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+STARTED: Final = time.monotonic()
 
 # No deadline, and none for finding examples: the machine is shared, and time is judged by
 # benchmarks, as ratios.
-hypothesis.settings.register_profile(
-    "rose",
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("rose")
+for profile, examples in (("rose", 30), ("slow", 300)):
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("rose")  # `make test-slow` says --hypothesis-profile=slow.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--summary", metavar="FILE", help="write what came out, as JSON, to FILE")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    path = config.getoption("--summary")
+    if path is None:
+        return
+    stats = terminalreporter.stats
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    summary = {
+        "commit": commit.stdout.strip(),
+        "selected": config.getoption("markexpr"),
+        "exit_status": exitstatus,
+        "seconds": round(time.monotonic() - STARTED),
+        **{kind: len(stats.get(kind, ())) for kind in ("passed", "skipped")},
+        "failures": sorted(
+            one.nodeid for kind in ("failed", "error") for one in stats.get(kind, ())
+        ),
+    }
+    Path(path).write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def is_one_of_several(config: pytest.Config) -> bool:

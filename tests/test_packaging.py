@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.building.project import BUILD
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_COMPILER = "rose: no C++20 compiler: '{}' {} (install g++ >= 11 or set CXX)"
@@ -174,7 +174,6 @@ def test_command_line_needs_the_base_requirements_only(elsewhere: Path, tmp_path
     assert "Usage" in done.stdout
 
 
-@pytest.mark.slow
 def test_sdist_installs_with_an_isolated_build(sdist: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"

@@ -331,7 +331,6 @@ void bind_blocks(py::module_& m) {
       .def_property_readonly("cached_blocks", &Self::cached_blocks)
       .def_property_readonly("used_blocks", &Self::used_blocks)
       .def_property_readonly("capacity_blocks", &Self::capacity_blocks)
-      .def("reconcile", [](Self& self) { check(self.reconcile()); })
       .def("used", &Self::used, py::arg("slab"))
       .def(
           "generation", [](const Self& self, SlabId slab) { return take(self.generation(slab)); },

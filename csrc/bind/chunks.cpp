@@ -253,10 +253,6 @@ void bind_server(py::module_& module) {
           py::arg("n"), py::arg("base_n"))
       .def_property_readonly("sent_bytes_total",
                              [](const Server& server) { return server->shelf().sent_bytes(); })
-      .def_property_readonly("wire_bytes",
-                             [](const Server& server) { return server->stats().wire_bytes; })
-      .def_property_readonly("greeted",
-                             [](const Server& server) { return server->stats().greeted; })
       .def_property_readonly("turned_away",
                              [](const Server& server) { return server->stats().turned_away; })
       .def_property_readonly("connections",
@@ -283,7 +279,6 @@ void bind_client(py::module_& module) {
       .def("close", &Client::close)
       .def_property_readonly("received_bytes",
                              [](const Client& client) { return client.stats().received_bytes; })
-      .def_property_readonly("greeted", [](const Client& client) { return client.stats().greeted; })
       .def_property_readonly("losses", [](const Client& client) { return client.stats().losses; });
 }
 

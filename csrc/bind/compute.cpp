@@ -127,7 +127,6 @@ void bind_compute(py::module_& module) {
       .def("is_open", &HostGate::is_open)
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)
-      .def("is_mid_step", &HostGate::is_mid_step)
       .def("is_abort_asked", &HostGate::is_abort_asked)
       // Rises with every look that the borrower takes at a gate that stays closed.
       .def_property_readonly("demand", &HostGate::demand)

@@ -444,8 +444,6 @@ void bind_creditor(py::module_& module) {
                              [](CertifiedCreditor& self) { return self.creditor().grants(); })
       .def_property_readonly("refusals",
                              [](CertifiedCreditor& self) { return self.creditor().refusals(); })
-      .def_property_readonly("overtaken",
-                             [](CertifiedCreditor& self) { return self.creditor().overtaken(); })
       .def_property_readonly(
           "last_refusal",
           [](const CertifiedCreditor& self) { return self.certifier().last_refusal(); })

@@ -146,12 +146,6 @@ void bind_streams(py::module_& m) {
             check_unlocked([&] { return self.record(stream_of(stream)); });
           },
           py::arg("stream"))
-      .def(
-          "order_before",
-          [](const Event& self, std::uintptr_t stream) {
-            check_unlocked([&] { return self.order_before(stream_of(stream)); });
-          },
-          py::arg("stream"))
       .def("is_done",
            [](const Event& self) { return take_unlocked([&] { return self.is_done(); }); })
       .def(

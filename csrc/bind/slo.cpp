@@ -68,10 +68,8 @@ bool append_step(CertificateLog& log, const Forecast& forecast, double actual_ms
                               .began_ns = began_ns});
 }
 
-bool append_revoke_begun(CertificateLog& log, std::uint64_t lease_id, std::int64_t deadline_ns,
-                         std::uint32_t slabs) {
-  return log.append(slo::RevokeBegun{
-      .lease_id = lease_id, .deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
+bool append_revoke_begun(CertificateLog& log, std::int64_t deadline_ns, std::uint32_t slabs) {
+  return log.append(slo::RevokeBegun{.deadline_ns = deadline_ns, .slabs = slabs, .zero = 0});
 }
 
 void bind_log(py::module_& module) {
@@ -103,17 +101,11 @@ void bind_log(py::module_& module) {
       .def("append_move", &CertificateLog::append_move, py::kw_only(), py::arg("from_partition"),
            py::arg("to_partition"), py::arg("slabs"), py::arg("lease_id"), py::arg("epoch"),
            py::arg("move_kind"))
-      .def("append_revoke_begun", &append_revoke_begun, py::kw_only(), py::arg("lease_id"),
-           py::arg("deadline_ns"), py::arg("slabs"))
+      .def("append_revoke_begun", &append_revoke_begun, py::kw_only(), py::arg("deadline_ns"),
+           py::arg("slabs"))
       .def("append_step", &append_step, py::arg("forecast"), py::kw_only(), py::arg("actual_ms"),
            py::arg("decode_sequences"), py::arg("context_tokens"), py::arg("prefill_tokens"),
            py::arg("blocked_ms") = 0.0, py::arg("lent_ms") = 0.0, py::arg("began_ns") = 0)
-      .def(
-          "append_forced",
-          [](CertificateLog& log, std::uint32_t passed, std::uint32_t close_epoch) {
-            return log.append(slo::Forced{.passed = passed, .close_epoch = close_epoch});
-          },
-          py::kw_only(), py::arg("passed"), py::arg("close_epoch"))
       .def("append_gave_back", &CertificateLog::append_gave_back, py::arg("reason"))
       .def("flush",
            [](CertificateLog& log) {

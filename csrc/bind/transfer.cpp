@@ -112,13 +112,9 @@ void delta_check(const py::object& delta) {
   run([&] { return transfer::check_delta(arrays.view()); });
 }
 
-void delta_apply(py::array& weights, const py::object& delta, bool undo, std::uint64_t first_block,
-                 std::optional<std::uint64_t> last_block, bool is_checked) {
+void delta_apply(py::array& weights, const py::object& delta, bool undo, bool is_checked) {
   const DeltaArrays arrays = arrays_of(delta);
-  const transfer::ApplyOptions options{
-      .is_undone = undo,
-      .blocks = {.first = first_block, .last = last_block.value_or(~std::uint64_t{0})},
-      .is_checked = is_checked};
+  const transfer::ApplyOptions options{.is_undone = undo, .is_checked = is_checked};
   with_elements_of("weights", weights, [&](auto element) {
     const auto box = writable_box_of<decltype(element)>("weights", weights);
     run([&] { return transfer::delta_apply(box, arrays.view(), options); });
@@ -190,8 +186,7 @@ void bind_transfer(py::module_& module) {
              py::arg("age_limit") = 0, py::arg("isa") = py::none(), py::arg("threads") = 1);
   module.def("delta_check", &delta_check, py::arg("delta"));
   module.def("delta_apply", &delta_apply, py::arg("weights").noconvert(), py::arg("delta"),
-             py::kw_only(), py::arg("undo") = false, py::arg("first_block") = 0,
-             py::arg("last_block") = py::none(), py::arg("is_checked") = false);
+             py::kw_only(), py::arg("undo") = false, py::arg("is_checked") = false);
   module.def("delta_verify", &delta_verify, py::arg("weights").noconvert(), py::arg("delta"),
              py::kw_only(), py::arg("base_digest"), py::arg("digest"), py::arg("undo") = false);
   module.def("delta_merge", &delta_merge, py::arg("first"), py::arg("second"));

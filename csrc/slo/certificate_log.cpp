@@ -82,7 +82,7 @@ CertificateLog::~CertificateLog() { (void)close(); }
 void CertificateLog::put_header() noexcept {
   std::array<std::byte, kRecordBytes> record{};
   std::memcpy(record.data(), "ROSELOG1", 8);
-  put_at(record.data(), 8, std::uint32_t{3});
+  put_at(record.data(), 8, kVersion);
   put_at(record.data(), 12, static_cast<std::uint32_t>(kRecordBytes));
   put_at(record.data(), 16, header_.ttft_ms);
   put_at(record.data(), 24, header_.tpot_ms);
@@ -113,6 +113,13 @@ void CertificateLog::put_header() noexcept {
 Nanoseconds CertificateLog::tick_locked() noexcept {
   last_time_ns_ = std::max(last_time_ns_, clock_->now_ns());
   return last_time_ns_;
+}
+
+End CertificateLog::end() const noexcept {
+  End out{};
+  for (std::size_t kind = 1; kind < kKinds; ++kind) out.records[kind - 1] = counts_[kind].load();
+  ++out.records[static_cast<std::size_t>(Kind::kEnd) - 1];
+  return out;
 }
 
 bool CertificateLog::append_locked(Kind kind, const void* payload,
@@ -193,7 +200,7 @@ Status CertificateLog::flush() noexcept {
 Status CertificateLog::close() noexcept {
   {
     Section section{*this};
-    if (!closed_) section.append(End{.records = records_.load() + 1});
+    if (!closed_) section.append(end());
     closed_ = true;
   }
   if (thread_.joinable()) {

@@ -4,7 +4,7 @@
 //
 //   header   offset  type     field
 //                 0  char[8]  magic "ROSELOG1"
-//                 8  u32      version, 3
+//                 8  u32      version, kVersion
 //                12  u32      record_bytes, 128
 //                16  f64      ttft_ms, tpot_ms          the user's targets
 //                32  f64      epsilon                   error rate the latency model is asked for
@@ -14,7 +14,7 @@
 //                64  i64      started_ns                CLOCK_BOOTTIME, as all times below
 //                72  u32      max_segments, slabs, partitions, blocks_per_slab
 //                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
-//                             burst_requests, the fewest; 0 where it is not said, and below
+//                             burst_requests, the fewest
 //               104  f64      revoke_ms                the longest a revocation may take
 //               112  u32      modes, a bit for each HarvestMode that may be granted; without, a bit
 //                             for each Mechanism that is switched off; burst_tokens
@@ -42,11 +42,11 @@
 //                    max_request_tokens, max_batch_tokens, burst_requests, burst_request_tokens,
 //                    demand_blocks, to_partition; what they mean: docs/certificates.md
 //    6 MOVE          u64 lease_id, epoch; i32 from, to; u32 slabs, move_kind
-//    7 REVOKE_BEGUN  u64 lease_id; i64 deadline_ns; u32 slabs
+//    7 REVOKE_BEGUN  i64 deadline_ns; u32 slabs
 //    8 STEP          f64 predicted_ms, upper_ms, actual_ms, decode_sequences, context_tokens,
 //                    prefill_tokens, blocked_ms, lent_ms; i64 began_ns
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
-//   10 END           u64 records (this one included)
+//   10 END           u64[12] records of each kind, in this order, this one included
 //   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
 //                    first_slot + 8 j + i, which got one token
 //   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
@@ -111,7 +111,7 @@ struct LogHeader {
   std::uint32_t slabs{0};
   std::uint32_t partitions{0};
   std::uint32_t blocks_per_slab{0};
-  // What every admission of this log reckons with; 0 where it is not said.
+  // What every admission of this log reckons with.
   std::uint32_t block_tokens{0};
   std::uint32_t max_request_tokens{0};
   std::uint32_t max_batch_tokens{0};
@@ -209,7 +209,6 @@ struct Move {
 
 struct RevokeBegun {
   static constexpr Kind kKind = Kind::kRevokeBegun;
-  std::uint64_t lease_id;
   std::int64_t deadline_ns;
   std::uint32_t slabs;
   std::uint32_t zero;
@@ -235,7 +234,7 @@ struct GaveBack {
 
 struct End {
   static constexpr Kind kKind = Kind::kEnd;
-  std::uint64_t records;
+  std::array<std::uint64_t, kKinds - 1> records;  // of each kind, this one included
 };
 
 struct Forced {
@@ -254,6 +253,7 @@ struct Forced {
 // Any thread may append. close() or the destructor joins the thread.
 class CertificateLog {
  public:
+  static constexpr std::uint32_t kVersion = 4;
   static constexpr std::size_t kRecordBytes = 128;
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;
@@ -312,6 +312,7 @@ class CertificateLog {
 
   void put_header() noexcept;
   Nanoseconds tick_locked() noexcept;
+  End end() const noexcept;
   bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
   bool put_locked(const std::byte* record) noexcept;
   void run() noexcept;

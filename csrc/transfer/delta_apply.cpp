@@ -96,11 +96,11 @@ Status delta_apply(const Box<T>& weights, const DeltaView& delta,
   if (weights.shape.may_overlap_itself()) {
     return Status::invalid_argument("weights holds an element twice: pass a copy");
   }
-  if (!options.is_checked) ROSE_TRY(check_blocks(delta, options.blocks));
+  if (!options.is_checked) ROSE_TRY(check_delta(delta));
   auto room = ChangesRoom<T>::create(kBlockElementsMax);
   if (!room.ok()) return room.status();
   BoxCursor<T> cursor{weights};
-  for_each_block(delta, options.blocks, [&](const BlockView& block) noexcept {
+  for_each_block(delta, [&](const BlockView& block) noexcept {
     T* const first = weights.data + block.first;
     if (!weights.is_row()) {
       add_changes(

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "base/status.h"
-#include "transfer/block_reader.h"
 #include "transfer/box.h"
 #include "transfer/delta.h"
 #include "transfer/simd.h"
@@ -13,8 +12,6 @@ namespace rose::transfer {
 
 struct ApplyOptions {
   bool is_undone{false};
-  // All by default. Of a part only the part is checked: check_delta() was asked before.
-  BlockRange blocks{};
   // Whether check_delta() found this very delta sound, and nobody could change it since.
   bool is_checked{false};
 };

@@ -10,7 +10,7 @@ import numpy as np
 
 from rose.checkpoints.atomic_file import beside
 from rose.checkpoints.checkpoint import THREADS, Checkpoint, CheckpointTensor, cut
-from rose.checkpoints.contents import Advance, FileLayout, TensorDelta, key_of
+from rose.checkpoints.contents import Advance, FileLayout, Layout, TensorDelta, key_of
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.delta_index import units_of
 from rose.checkpoints.safetensors_file import Units, is_safetensors
@@ -55,6 +55,7 @@ def apply_beside(
     layout = delta.after(undo=undo)
     rebuilder = _Rebuilder(base, delta, undo=undo, advance=advance)
     with beside(path, is_folder=layout.is_folder) as partial:
+        rebuilder.check_leaving(layout)
         if not layout.is_folder:
             rebuilder.write_file(layout.files[0], partial)
             return Beside((), ())
@@ -108,6 +109,16 @@ class _Rebuilder:
             for stored in file.tensors:
                 for units in self._tiles(self._tensors[key_of(stored)]):
                     out.write(units.data)
+
+    def check_leaving(self, layout: Layout) -> None:
+        """Read what the delta says of tensors that the other version, `layout`, does not have.
+
+        Nothing of it is written, but a delta that is damaged anywhere is not applied.
+        """
+        staying = {key_of(stored) for stored in layout.stored()}
+        for key in self._tensors.keys() - staying:
+            for _ in self._tiles(self._tensors[key]):
+                pass
 
     def _tiles(self, tensor: TensorDelta) -> Iterator[Units]:
         base = base_of(self._base, tensor)

@@ -17,26 +17,28 @@ from rose.cli.machine import machine_card
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.compute import device_ordinal
-from rose.demo.bench import BenchSettings, choose_cores
 from rose.demo.circle_options import IN_FLIGHT, LR, check_policy, circle_settings, tool_wait_s
-from rose.demo.experiment import Experiment, run_experiment
+from rose.demo.experiment import (
+    SHARE_ALL_SOLO_S,
+    SLICE_S,
+    Experiment,
+    folder_of,
+    run_experiment,
+)
 from rose.demo.progress import phases
-from rose.demo.record import RunRecord
+from rose.demo.record import Plan, RunRecord
 from rose.demo.report import print_arms, print_table, summarise, write_report
+from rose.demo.schemes import demo_schemes
+from rose.demo.settings import BenchSettings, choose_cores
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
-from rose.units import MIB
 
-# What serving accepts: a request must fit into the pool beside others.
-_PROMPT_TOKENS_MAX: Final = 1024
-_OUTPUT_TOKENS_MAX: Final = 256
-_ROLLOUT_PROMPT_TOKENS: Final = 64
-_ROLLOUT_OUTPUT_TOKENS: Final = 128
-_ROLLOUTS: Final = 8
-_POOL_MIB: Final = 64
-_RESERVE_MIB: Final = 8
-_LAYERS_PER_SEGMENT: Final = 0.5
+# (rounds, seconds of a slice). Twelve rounds take five and a half minutes; setting up and repeating
+# fit into the other three.
+_ROUNDS: Final = (12, SLICE_S)
+_ROUNDS_QUICK: Final = (2, 4.0)
+_ROSE_SOLO_S: Final = 3.0
 # A run sees some hundred full chunks: a bound needs 1 / epsilon - 1 of them.
 _EPSILON: Final = 0.02
 _GENERATED_S: Final = 3600.0
@@ -111,20 +113,13 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     if ordinal is not None:
         CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
     on_cores = choose_cores(1) if ordinal is None else frozenset()
+    log_path = out / "certificates.log"
     bench = BenchSettings(
         device=device,
         cores=on_cores,
-        pool_bytes=_POOL_MIB * MIB,
-        reserve_bytes=_RESERVE_MIB * MIB,
         policy=Policy(mode=mode, epsilon=_EPSILON),
-        layers_per_segment=_LAYERS_PER_SEGMENT,
-        rollouts=_ROLLOUTS,
-        rollout_prompt_tokens=_ROLLOUT_PROMPT_TOKENS,
-        rollout_output_tokens=_ROLLOUT_OUTPUT_TOKENS,
-        request_tokens=_PROMPT_TOKENS_MAX,
-        log_path=out / "certificates.log",
+        log_path=lambda _: log_path,
         seed=seed,
-        circle=None,
         tool_wait_s=tool_wait_s(None, seed=seed),
         has_broker=has_broker,
     )
@@ -133,8 +128,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         profile,
         generated_s=_GENERATED_S,
         length_scale=length_scale,
-        prompt_max=_PROMPT_TOKENS_MAX,
-        output_max=_OUTPUT_TOKENS_MAX,
+        prompt_max=bench.request_tokens,
+        output_max=bench.output_tokens,
         seed=seed,
     )
     console.print(
@@ -152,18 +147,13 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 seed=seed,
                 folder=Path(tmp),
                 cores=frozenset(os.sched_getaffinity(0)) - on_cores,
-                seats=_ROLLOUTS,
+                seats=bench.rollouts,
             )
             bench = replace(bench, circle=circle)
-        experiment = Experiment(
-            serving_model=load_model(serving_model, seed=seed, device=device),
-            rollout_model=policy_model,
-            trace=trace,
-            load=load,
-            is_quick=quick,
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            bench=bench,
+        plan = Plan(
+            schemes=demo_schemes(mode),
+            loads=(load,),
+            seed=seed,
             settings={
                 "trace": trace.name,
                 "load": load,
@@ -171,28 +161,35 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 "quick": quick,
                 "serving_model": serving_model,
                 "rollout_model": rollout_model,
-                "rollouts": _ROLLOUTS,
                 "in_flight": IN_FLIGHT,
                 "lr": LR,
                 "synthetic": synthetic,
-                "pool_mib": _POOL_MIB,
-                "reserve_mib": _RESERVE_MIB,
                 "mode": mode,
-                "epsilon": _EPSILON,
-                "layers_per_segment": _LAYERS_PER_SEGMENT,
-                "device": device,
-                "cores": sorted(bench.cores),
                 "broker": has_broker,
+                **bench.described(),
             },
             command=shlex.join(["rose", *sys.argv[1:]]),
             machine=machine_card(),
+        )
+        rounds, slice_s = _ROUNDS_QUICK if quick else _ROUNDS
+        experiment = Experiment(
+            plan=plan,
+            serving_model=load_model(serving_model, seed=seed, device=device),
+            rollout_model=policy_model,
+            trace=trace,
+            rounds=rounds,
+            slice_s=slice_s,
+            solo_s=(("share_all", SHARE_ALL_SOLO_S), ("rose", _ROSE_SOLO_S)),
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            bench=bench,
         )
 
         def on_interim(record: RunRecord) -> None:
             console.print("Interim, after two rounds; nothing is judged yet:")
             print_arms(summarise(record), console)
 
-        with ends_interrupt():
+        with ends_interrupt(), folder_of(log_path):
             record = run_experiment(experiment, clock, shown, on_interim)
     report = summarise(record)
     write_report(record, out)

@@ -21,12 +21,10 @@ from rose.cli.weight_options import (
     Bell,
     WeightOptions,
     observed,
-    offer_option,
     until_told,
     weight_options,
 )
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.movers.kinds import check_offered
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
@@ -276,7 +274,6 @@ def read_plan(path: Path) -> Plan:
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
-@offer_option
 @weight_options
 def publish(
     *,
@@ -294,7 +291,6 @@ def publish(
     threads: int,
     keep: int,
     keep_gib: float,
-    movers: tuple[str, ...],
     options: WeightOptions,
 ) -> None:
     """Serve CHECKPOINT, a safetensors file or a folder of them, and what follows it in a folder.
@@ -308,11 +304,8 @@ def publish(
     """
     for address in (listen, *parts):
         options.security.place(address)  # before a large checkpoint is read for nothing
-    check_offered(movers, listen)
     plan = None if plan_path is None else read_plan(plan_path)
     check_plan(plan, rank, parts)
-    if rank and movers:
-        raise InvalidArgument("--offer is for rank 0: the other ranks serve no chunks")
     if rank and plan is not None:
         serve_part(CheckpointPart(plan, rank, checkpoint, watch), listen, threads, options)
         return
@@ -335,7 +328,7 @@ def publish(
         )
         with (
             closing(made),
-            _served(made, log, listen, options, movers),
+            _served(made, log, listen, options),
             observed(options, "publisher", partial(_figures, log, made), timeline),
         ):
             bell = Bell()
@@ -355,7 +348,6 @@ def _served(
     log: TimedLog,
     listen: str,
     options: WeightOptions,
-    movers: Sequence[str],
 ) -> Iterator[None]:
     """Serve what is published, and say where."""
     # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
@@ -369,7 +361,7 @@ def _served(
     ]
     peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
     tls, token = options.security.tls, options.security.token.hex()
-    with serve(log, listen, token=token, tls=tls, peers=peers, movers=movers) as server:
+    with serve(log, listen, token=token, tls=tls, peers=peers) as server:
         options.events.say(
             "serving",
             address=server.address,

@@ -20,7 +20,6 @@ from rose.cli.weight_options import (
     Bell,
     WeightOptions,
     observed,
-    plane_option,
     until_told,
     weight_options,
 )
@@ -239,7 +238,6 @@ def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
 @click.option("--replica", default="", help="Of the plan.")
 @click.option("--rank", type=click.IntRange(min=0), help="Of the replica: only its tiles.")
 @click.option("--once", is_flag=True, help="End at the version that is the newest now.")
-@plane_option
 @weight_options
 def receive(
     *,
@@ -251,7 +249,6 @@ def receive(
     replica: str,
     rank: int | None,
     once: bool,
-    plane: str,
     options: WeightOptions,
 ) -> None:
     """Keep the checkpoint in FOLDER at the newest version of the upstream, in place.
@@ -266,9 +263,7 @@ def receive(
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
         until_told(),
-        open_addresses(
-            upstreams, options.security, options.signing, options.events, plane=plane
-        ) as there,
+        open_addresses(upstreams, options.security, options.signing, options.events) as there,
     ):
         hello = there.wait_until_there()
         checkpoint = _open(folder, hello, options.events)

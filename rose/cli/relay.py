@@ -17,14 +17,11 @@ from rose.cli.weight_options import (
     Bell,
     WeightOptions,
     observed,
-    offer_option,
-    plane_option,
     until_told,
     weight_options,
 )
 from rose.cli.weight_sources import Addresses, open_addresses
 from rose.errors import CorruptData, InvalidArgument, RoseError
-from rose.transfer.movers.kinds import check_offered
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
@@ -140,8 +137,6 @@ def landing_of(
 @click.option("--tiles", "tiles_text", metavar="A-B,...", help="That land here; all if not given.")
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
-@offer_option
-@plane_option
 @weight_options
 def relay(
     *,
@@ -154,8 +149,6 @@ def relay(
     tiles_text: str | None,
     keep: int,
     keep_gib: float,
-    movers: tuple[str, ...],
-    plane: str,
     options: WeightOptions,
 ) -> None:
     """Follow upstream, and serve what it has to the receivers of a cluster.
@@ -164,7 +157,6 @@ def relay(
     chunk once. While upstream is away, what came is served on. It needs no key of manifests.
     """
     options.security.place(listen)
-    check_offered(movers, listen)
     plan = None if plan_path is None else read_plan(plan_path)
     if plan is not None and tiles_text is not None:
         raise InvalidArgument("--tiles and --plan both say what lands here: give one")
@@ -174,8 +166,8 @@ def relay(
     open_there = (upstreams, options.security, options.signing, options.events)
     with (
         until_told(),
-        open_addresses(*open_there, plane=plane) as there,
-        open_addresses(*open_there, plane=plane) as reading,
+        open_addresses(*open_there) as there,
+        open_addresses(*open_there) as reading,
         _opened(directory, limits.bytes_max) as store,
     ):
         subscription = _subscription(landing, plan, there, peers, directory)
@@ -188,7 +180,7 @@ def relay(
             limits=limits,
         )
         known_n = made.newest_n
-        with _served(made, listen, peers, options, movers) as server, Follower(made) as follower:
+        with _served(made, listen, peers, options) as server, Follower(made) as follower:
             introduction = Introduction(directory, landing, server.address, peers)
             read = _Figures(made, peers)
             with observed(options, "relay", read, timeline):
@@ -247,13 +239,13 @@ def _opened(directory: Path | None, bytes_max: int) -> Iterator[Store]:
 
 @contextmanager
 def _served(
-    made: Relay, listen: str, peers: Peers, options: WeightOptions, movers: Sequence[str]
+    made: Relay, listen: str, peers: Peers, options: WeightOptions
 ) -> "Iterator[WeightServer]":
     # Here, because gRPC is told before its import to be quiet.
     from rose.transfer.wire.server import serve  # noqa: PLC0415
 
     tls, token = options.security.tls, options.security.token.hex()
-    with serve(made, listen, token=token, tls=tls, peers=peers, movers=movers) as server:
+    with serve(made, listen, token=token, tls=tls, peers=peers) as server:
         options.events.say("serving", address=server.address, n=made.newest_n)
         yield server
 

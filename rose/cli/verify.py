@@ -25,7 +25,8 @@ EXIT_VIOLATED: Final = 1
 def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     """Check every certificate of LOG again, independently of the code that granted it.
 
-    The exit status is 0 when all hold, 1 when one does not, 2 when LOG cannot be read.
+    The exit status is 0 when all hold, 1 when one does not or a mechanism was switched off, 2 when
+    LOG cannot be read.
     """
     verification = verify_log(log)
     misses = audit(log) if is_audited else None
@@ -37,12 +38,11 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
         console.print(cause_sentence(misses), soft_wrap=True)
     for sentence in _remarks(verification):
         console.print(sentence, soft_wrap=True)
-    if not verification.violations:
-        console.print("Every certificate holds.")
-        return
     for violation in verification.violations:
         console.print(f"- {violation}", markup=False, soft_wrap=True)
-    ctx.exit(EXIT_VIOLATED)
+    if verification.violations or verification.without:
+        ctx.exit(EXIT_VIOLATED)
+    console.print("Every certificate holds.")
 
 
 def _kinds(verification: Verification, log: Path) -> Table:

@@ -15,7 +15,6 @@ from rose.cli.weight_events import Events
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import Signing
-from rose.transfer.movers.kinds import MOVERS, PLANES, TCP
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.whole_file import write_whole
@@ -99,23 +98,6 @@ _OPTIONS: Final = (
         "--timeline", type=PATH, metavar="FILE", help="Write a trace for Perfetto at the end."
     ),
     click.option("--json", "as_json", is_flag=True, help="Say each event as a line of JSON."),
-)
-
-
-# Of those that serve, and of those that receive.
-offer_option: Final = click.option(
-    "--offer",
-    "movers",
-    type=click.Choice(MOVERS),
-    multiple=True,
-    help="How receivers on this machine may get chunks besides TCP. May repeat.",
-)
-plane_option: Final = click.option(
-    "--plane",
-    type=click.Choice(PLANES),
-    default=TCP,
-    show_default=True,
-    help="How chunks come; other than TCP, from an upstream of this machine that offers it.",
 )
 
 

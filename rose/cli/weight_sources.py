@@ -9,7 +9,6 @@ from rose.cli.weight_events import Events
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
-from rose.transfer.movers.kinds import TCP
 from rose.transfer.receiving.source import NOTHING_KNOWN, Source
 from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.wire.messages import HelloReply
@@ -123,13 +122,11 @@ def open_addresses(
     security: Security,
     signing: Signing,
     events: Events,
-    *,
-    plane: str = TCP,
 ) -> Iterator[Addresses]:
-    """Give what is at some addresses, and hang up at the end; `plane` is how chunks come.
+    """Give what is at some addresses, and hang up at the end.
 
     Raises:
-        InvalidArgument: an address may not be, or the plane is not installed.
+        InvalidArgument: an address may not be.
     """
     # Here, because gRPC is told before its import to be quiet.
     from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
@@ -138,6 +135,6 @@ def open_addresses(
     with ExitStack() as stack:
         sources: list[RemoteSource] = []
         for address in addresses:
-            sources.append(RemoteSource(address, token, tls=security.tls, plane=plane))
+            sources.append(RemoteSource(address, token, tls=security.tls))
             stack.callback(sources[-1].close)
         yield Addresses(addresses, sources, signing, events)

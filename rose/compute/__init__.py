@@ -4,7 +4,6 @@ from rose.compute.confined_gate import ConfinedGate
 from rose.compute.confinement import SHARES, Confinement
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.compute.gpu import Gpu, device_ordinal, tested_gate
-from rose.compute.ranks import Voter, rank_gate
 
 __all__ = [
     "SHARES",
@@ -13,8 +12,6 @@ __all__ = [
     "Confinement",
     "Gpu",
     "SynchronousGate",
-    "Voter",
     "device_ordinal",
-    "rank_gate",
     "tested_gate",
 ]

@@ -1,9 +1,9 @@
-"""The experiment behind `rose demo`: targets of the machine, then arms in short slices."""
+"""An experiment on real engines: targets of the machine, then arms in short slices."""
 
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.bench import Alone, Bench, BenchSettings, bench, on_device_cores, serving_alone
+from rose.demo.bench import Alone, Bench
 from rose.demo.foreign import children, read_core_use, why_foreign
 from rose.demo.progress import Phases
-from rose.demo.record import ARMS, CircleRecord, RunRecord, Slice, SliceCounts, Solo
+from rose.demo.record import Audit, CircleRecord, Plan, RunRecord, Slice, SliceCounts
+from rose.demo.settings import BenchSettings, on_device_cores
 from rose.demo.slices import Slices, WhyVoid, in_turn
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
@@ -25,15 +26,11 @@ from rose.slo import SLO
 from rose.slo.verify import verify_log
 from rose.traces import Trace
 
-# Pausing and resuming the borrowed worker hands its turns back: much shorter slices measure that.
-_SLICE_S: Final = 6.0
-_SLICE_QUICK_S: Final = 4.0
-_SOLO_S: Final = (("share_all", 1.5), ("rose", 3.0))
+SLICE_S: Final = 6.0
+"""Pausing and resuming a borrowed worker hands its turns back: much shorter slices measure that."""
+SHARE_ALL_SOLO_S: Final = 1.5
 _WARM_UP_S: Final = 2.0
 _CALIBRATION_S: Final = 8.0
-# Twelve rounds take five and a half minutes; setting up and repeating fit into the other three.
-_ROUNDS: Final = 12
-_ROUNDS_QUICK: Final = 2
 _SPARE_SHARE: Final = 0.25
 _INTERIM_ROUNDS: Final = 2
 
@@ -43,30 +40,28 @@ class Experiment:
     """What is run.
 
     Args:
+        plan: its loads are shares of the device's measured capacity.
         serving_model: answers the trace.
         rollout_model: generates in the slack.
         trace: of lengths that serving accepts; its rate does not matter.
-        load: share of the device's measured capacity.
-        is_quick: a look, not a measurement.
+        rounds: slices of each arm at each load.
+        slice_s: length of a slice.
+        solo_s: (arm, seconds) that its rollouts have the device to themselves in every round.
         ttft_ms: serving's target; None for a multiple of what serving alone takes.
         tpot_ms: likewise.
         bench: how the engines are built.
-        settings: what the user asked for, for the report.
-        command: the command line that repeats it.
-        machine: what runs it.
     """
 
+    plan: Plan
     serving_model: Model
     rollout_model: Model
     trace: Trace
-    load: float
-    is_quick: bool
+    rounds: int
+    slice_s: float
+    solo_s: tuple[tuple[str, float], ...]
     ttft_ms: float | None
     tpot_ms: float | None
     bench: BenchSettings
-    settings: dict[str, object]
-    command: str
-    machine: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -74,7 +69,7 @@ class _Measured:
     """What a run has collected so far; an interrupt keeps it."""
 
     slices: list[Slice] = field(default_factory=list)
-    solo: list[Solo] = field(default_factory=list)
+    solo: list[Slice] = field(default_factory=list)
     counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
     setup_s: float = 0.0
 
@@ -107,47 +102,43 @@ def run_experiment(
         Unavailable: an engine died.
     """
     settings = experiment.bench
-    with (
-        _folder_of(settings.log_path),
-        on_device_cores(settings),
-        serving_alone(experiment.serving_model, settings, clock) as alone,
-    ):
-        trace, found, slo = _calibrated(experiment, alone, phases)
+    with on_device_cores(settings), ExitStack() as owned:
+        alone = Alone(experiment.serving_model, settings, clock, owned=owned)
+        capacity_rps, found, slo = _calibrated(experiment, alone, phases)
         measured, is_complete, circle = _Measured(), False, None
-        with bench(
-            experiment.serving_model, experiment.rollout_model, alone, slo, settings, clock
-        ) as built:
+        built = Bench(
+            experiment.rollout_model,
+            experiment.plan.schemes,
+            alone,
+            slo,
+            settings=settings,
+            clock=clock,
+            owned=owned,
+        )
 
-            def record(circle: CircleRecord | None) -> RunRecord:
-                return _record(experiment, built, measured, found, slo, circle)
+        def record(circle: CircleRecord | None) -> RunRecord:
+            return _record(experiment, built, measured, found, slo, circle)
 
-            try:
-                _run_arms(
-                    built,
-                    experiment,
-                    trace,
-                    measured,
-                    clock,
-                    phases,
-                    lambda: on_interim(record(None)),
-                )
-                is_complete = True
-            except KeyboardInterrupt:
-                phases.begin("interrupted: reporting what there is")
-            phases.begin("stopping the programs")
-            circle = built.circle()
-            ended = record(circle)
-    return _verified(replace(ended, complete=is_complete), settings.log_path)
+        try:
+            arms = _Rounds(built, experiment, capacity_rps, measured, clock, phases)
+            arms.run(lambda: on_interim(record(None)))
+            is_complete = True
+        except KeyboardInterrupt:
+            phases.begin("interrupted: reporting what there is")
+        phases.begin("stopping the programs")
+        circle = built.circle()
+        ended = record(circle)
+    return _verified(replace(ended, complete=is_complete), built)
 
 
 def _calibrated(
     experiment: Experiment, alone: Alone, phases: Phases
-) -> tuple[Trace, Calibration, SLO]:
-    """Measure serving alone, and choose its targets."""
+) -> tuple[float, Calibration, SLO]:
+    """Measure the capacity of serving alone, and choose targets that it meets at every load."""
     settings = experiment.bench
     phases.begin("measuring the capacity of serving alone")
     capacity_rps = alone.capacity_rps(experiment.trace)
-    rate_rps = experiment.load * capacity_rps
+    rate_rps = experiment.plan.loads[-1] * capacity_rps
     trace = experiment.trace.rescaled(rate_rps=rate_rps)
     phases.begin(
         f"capacity {capacity_rps:.1f} requests/s; timing serving's steps at {rate_rps:.1f}"
@@ -165,60 +156,86 @@ def _calibrated(
     phases.begin(f"targets: TTFT {slo.ttft_ms:g} ms, TPOT {slo.tpot_ms:g} ms")
     if outlook.why is not None:
         phases.begin(f"hardly a quantum can be certified: {outlook.why}")
-    return trace, found, slo
+    return capacity_rps, found, slo
 
 
-def _run_arms(  # noqa: PLR0917 (what an experiment has)
-    built: Bench,
-    experiment: Experiment,
-    trace: Trace,
-    measured: _Measured,
-    clock: Clock,
-    phases: Phases,
-    on_interim: Callable[[], None],
-) -> None:
-    """Run every arm in every round, in an order that changes from round to round."""
-    rounds = _ROUNDS_QUICK if experiment.is_quick else _ROUNDS
-    slice_s = _SLICE_QUICK_S if experiment.is_quick else _SLICE_S
-    pieces = pieces_of(trace, count=rounds, seconds=slice_s, seed=experiment.bench.seed)
-    phases.begin("gathering evidence for certificates, while the programs start")
-    # They are not on the device's cores, and nobody waits for the first while the second runs.
-    with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(built.start)
-        built.warm_up(
-            lambda done, wanted: phases.advance("gathering evidence", done=done, wanted=wanted)
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """Every arm in every round, in an order that changes from round to round."""
+
+    built: Bench
+    experiment: Experiment
+    capacity_rps: float
+    measured: _Measured
+    clock: Clock
+    phases: Phases
+
+    def run(self, on_interim: Callable[[], None]) -> None:
+        """Run all loads; `on_interim` is called after two rounds of the first."""
+        experiment, measured = self.experiment, self.measured
+        pieces = {load: self._pieces(load) for load in experiment.plan.loads}
+        first = experiment.plan.loads[0]
+        self._start(pieces[first][0].window(0.0, _WARM_UP_S))
+        measured.setup_s = self.phases.seconds
+        round_s = experiment.slice_s * len(experiment.plan.schemes)
+        round_s += sum(seconds for _, seconds in experiment.solo_s)
+        watch = _watch(experiment.bench.cores)
+        all_s = experiment.rounds * len(experiment.plan.loads) * round_s
+        slices = Slices(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
+        solos = Slices(watch, self.clock, spare_s=0.0)
+        measured.counts = slices.counts
+        for load in experiment.plan.loads:
+            for number, piece in enumerate(pieces[load]):
+                self._round(load, number, piece, slices, solos)
+                if load == first and number + 1 == _INTERIM_ROUNDS < experiment.rounds:
+                    on_interim()
+
+    def _pieces(self, load: float) -> list[Trace]:
+        experiment = self.experiment
+        trace = experiment.trace.rescaled(rate_rps=load * self.capacity_rps)
+        return pieces_of(
+            trace, count=experiment.rounds, seconds=experiment.slice_s, seed=experiment.bench.seed
         )
-        phases.begin("starting trainer, relay and dedicated worker")
-        started.result()
-    for arm in ARMS:
-        phases.begin(f"warming up: {arm.replace('_', ' ')}")
-        built.run(pieces[0].window(0.0, _WARM_UP_S), arm=arm, number=-1)
-    measured.setup_s = phases.seconds
-    round_s = slice_s * len(ARMS) + sum(seconds for _, seconds in _SOLO_S)
-    watch = _watch(experiment.bench.cores)
-    slices = Slices[Slice](watch, clock, spare_s=_SPARE_SHARE * rounds * round_s)
-    solos = Slices[Solo](watch, clock, spare_s=0.0)
-    measured.counts = slices.counts
-    for number, piece in enumerate(pieces):
-        phases.begin(f"round {number + 1} of {rounds}", done=number, wanted=rounds)
-        for arm, seconds in _SOLO_S:
-            solo, is_void = solos.take(partial(built.solo, arm, seconds))
-            if is_void:
-                phases.begin(f"void: {solos.last_why}")
-            else:
-                measured.solo.append(solo)
-        for arm in in_turn(ARMS, number):
-            phases.advance(
-                f"round {number + 1} of {rounds}: {arm.replace('_', ' ')}",
-                done=number,
-                wanted=rounds,
+
+    def _start(self, piece: Trace) -> None:
+        """Start what the arms need, and warm them up."""
+        phases = self.phases
+        phases.begin("gathering evidence for certificates, while the programs start")
+        # They are not on the device's cores, and nobody waits for the first while the second runs.
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(self.built.start)
+            self.built.warm_up(
+                lambda done, wanted: phases.advance("gathering evidence", done=done, wanted=wanted)
             )
-            taken, is_void = slices.take(partial(built.run, piece, arm=arm, number=number))
-            if is_void:
-                phases.begin(f"void: {slices.last_why}")
-            measured.slices.append(replace(taken, is_void=is_void))
-        if number + 1 == _INTERIM_ROUNDS < rounds:
-            on_interim()
+            phases.begin("starting trainer, relay and dedicated worker")
+            started.result()
+        for arm in self.built.arms:
+            phases.begin(f"warming up: {_said(arm)}")
+            self.built.run(piece, arm, number=-1)
+
+    def _round(self, load: float, number: int, piece: Trace, slices: Slices, solos: Slices) -> None:
+        experiment, phases = self.experiment, self.phases
+        named = f"round {number + 1} of {experiment.rounds}"
+        if len(experiment.plan.loads) > 1:
+            named = f"load {load:g}, {named}"
+        phases.begin(named, done=number, wanted=experiment.rounds)
+        for arm, seconds in experiment.solo_s:
+            solo = solos.take(partial(self.built.solo, arm, seconds))
+            if solo.is_void:
+                phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
+            else:
+                self.measured.solo.append(solo)
+        for arm in in_turn(list(self.built.arms), number):
+            name = f"{named}: {_said(arm)}"
+            phases.advance(name, done=number, wanted=experiment.rounds)
+            taken = slices.take(partial(self.built.run, piece, arm, number=number))
+            if taken.is_void:
+                phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
+            self.measured.slices.append(replace(taken, load=load))
+
+
+def _said(arm: str) -> str:
+    return arm.replace("_", " ")
 
 
 def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
@@ -235,7 +252,7 @@ def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
 
 
 @contextmanager
-def _folder_of(log_path: Path) -> Iterator[None]:
+def folder_of(log_path: Path) -> Iterator[None]:
     """Have a folder for the log; when the experiment fails, leave none that was not there."""
     folder = log_path.parent
     made = not folder.exists()
@@ -261,38 +278,38 @@ def _record(  # noqa: PLR0917 (what an experiment has)
 ) -> RunRecord:
     settings = experiment.bench
     is_chosen = experiment.ttft_ms is None or experiment.tpot_ms is None
-    return RunRecord(
+    record = RunRecord(
+        plan=experiment.plan,
         slices=tuple(measured.slices),
         solo=tuple(measured.solo),
         calibration=found.steps,
         slo=slo,
         slo_from="calibration" if is_chosen else "flags",
         signal_ms=settings.policy.signal_ms,
-        lending=built.lending(),
         slice_counts=measured.counts(),
-        certificates_granted=0,
-        certificates_verified=0,
-        certificate_violations=0,
-        revocations=built.revocations(),
-        timeline=read_timeline(settings.log_path, ()),
         setup_s=measured.setup_s,
-        machine=experiment.machine,
-        settings=experiment.settings,
-        seed=settings.seed,
-        command=experiment.command,
         complete=False,
         circle=circle,
-        broker=built.broker(),
     )
-
-
-def _verified(record: RunRecord, log_path: Path) -> RunRecord:
-    """Add what the log says, which is whole once the device is closed."""
-    verification = verify_log(log_path)
+    rose = built.devices.get("rose")
+    if rose is None:
+        return record
     return replace(
         record,
-        certificates_granted=verification.granted,
-        certificates_verified=verification.verified,
-        certificate_violations=len(verification.violations),
-        timeline=read_timeline(log_path, record.slices),
+        lending=rose.lending(),
+        revocations=rose.revocations(),
+        broker=None if rose.broker is None else rose.broker.record(),
     )
+
+
+def _verified(record: RunRecord, built: Bench) -> RunRecord:
+    """Add what the logs say, which are whole once the devices are closed."""
+    audits = []
+    for arm, device in built.devices.items():
+        found = verify_log(device.log_path)
+        audits.append(Audit(arm, found.granted, found.verified, len(found.violations)))
+    record = replace(record, audits=tuple(audits))
+    rose = built.devices.get("rose")
+    if rose is None:
+        return record
+    return replace(record, timeline=read_timeline(rose.log_path, record.slices))

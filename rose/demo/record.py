@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rose.demo.schemes import Scheme
 from rose.slo import SLO
 
 ARMS: Final = ("alone", "alone_again", "share_all", "rose")
-"""In the order of the report. `alone_again` repeats `alone`: the A/A control."""
+"""Of the demo, in the order of its report. `alone_again` repeats `alone`: the A/A control."""
 
 WORKERS: Final = ("borrowed", "dedicated")
 """Where a turn can run: in the gaps of serving, or on an engine of its own."""
@@ -22,15 +23,13 @@ class Answered:
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
         output_tokens: tokens generated.
-        longest_gap_ms: longest time from a token to the next; None when the output has one token.
-        late_gaps: how many of these times were over the target.
+        late_gaps: times from a token to the next that were over the target.
     """
 
     arrival_s: float
     ttft_ms: float
     tpot_ms: float | None
     output_tokens: int
-    longest_gap_ms: float | None = None
     late_gaps: int = 0
 
 
@@ -38,22 +37,20 @@ class Answered:
 class Slice:
     """One arm on one piece of the trace; request i of a round is the same one in every arm.
 
+    Rollouts with the device to themselves are a slice without requests.
+
     Args:
         arm: its name.
-        round: pairs the arms.
+        round: pairs the arms at one load.
         start_s: on the clock of the run.
         end_s: when the last request was answered.
         requests: in the order of their arrival.
         serving_busy_s: time in which a serving step ran.
         rollout_tokens: tokens that rollouts generated.
         load: of serving, as it was asked for.
-        harvest: rollout tokens over those of the same rollouts alone in that time, where that is
-            known slice by slice.
         segment_ms: length of each rollout segment (the work between two gates); None without gates.
         blocked_ms: for each serving step that found a segment running, how long it waited.
         pauses: how often a closed gate stopped rollouts.
-        pauses_ms: how long each pause took to take effect, where that is noted one by one.
-        segments: segments that ran.
         chunk_ms: serving steps with a full chunk of prefill, where steps are timed.
         decode_ms: serving steps without prefill, likewise.
         is_void: somebody else used the device meanwhile, so nothing is judged by this slice.
@@ -67,12 +64,9 @@ class Slice:
     serving_busy_s: float
     rollout_tokens: int
     load: float = 0.0
-    harvest: float | None = None
     segment_ms: tuple[float, ...] | None = None
     blocked_ms: tuple[float, ...] = ()
     pauses: int = 0
-    pauses_ms: tuple[float, ...] = ()
-    segments: int = 0
     chunk_ms: tuple[float, ...] = ()
     decode_ms: tuple[float, ...] = ()
     is_void: bool = False
@@ -81,23 +75,6 @@ class Slice:
     def seconds(self) -> float:
         """From the start to the last answer."""
         return self.end_s - self.start_s
-
-
-@dataclass(frozen=True, slots=True)
-class Solo:
-    """Rollouts of one arm with the device to themselves.
-
-    Args:
-        arm: `share_all` or `rose`.
-        seconds: that they had.
-        tokens: that they generated.
-        segments_s: time in which their segments ran; None where rollouts have no gates.
-    """
-
-    arm: str
-    seconds: float
-    tokens: int
-    segments_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +115,25 @@ class SliceCounts:
     judged: int
     void: int
     repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the second implementation says about the certificates of one arm.
+
+    Args:
+        arm: its name.
+        granted: certificates in the log, of memory and of compute.
+        verified: those that hold.
+        violations: those that do not.
+        load: of serving; None when one log covers all loads.
+    """
+
+    arm: str
+    granted: int
+    verified: int
+    violations: int
+    load: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,51 +327,64 @@ class BrokerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run was asked for.
+
+    Args:
+        schemes: the arms, in the order of the report.
+        loads: how busy serving is, ascending.
+        seed: of traffic, prompts, sampling and noise.
+        settings: all that the user asked for, for the report.
+        command: the command line that repeats it.
+        machine: what runs it.
+    """
+
+    schemes: tuple[Scheme, ...]
+    loads: tuple[float, ...]
+    seed: int
+    settings: Mapping[str, object]
+    command: str
+    machine: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A whole run, or as much of it as there was before it was interrupted.
 
     Args:
-        slices: every arm of every round, those that are void included.
+        plan: what was asked for.
+        slices: every arm of every round at every load, those that are void included.
         solo: rollouts with the device to themselves, in every round.
-        calibration: serving's steps before any arm ran.
         slo: serving's targets.
         slo_from: "flags" or "calibration".
+        complete: False when it was interrupted.
+        audits: of the arms that leave certificates.
+        is_virtual: modelled in virtual time, not measured on real engines.
+        calibration: serving's steps before any arm ran.
         signal_ms: from closing the gate to the borrower's seeing it, as certificates reckon.
-        lending: what the device refused in the arm `rose`.
         slice_counts: how many were judged.
-        certificates_granted: grants in the log, of memory and of compute.
-        certificates_verified: those that the second implementation accepts.
-        certificate_violations: those that it rejects.
+        setup_s: from the start of the command to the first slice.
+        lending: what the device refused in the arm `rose`; like all that follows, of the demo.
         revocations: in the order of time.
         timeline: of one slice of the arm `rose`.
-        setup_s: from the start of the command to the first slice.
-        machine: what ran it.
-        settings: what it was asked for.
-        seed: of traffic, prompts and sampling.
-        command: the command line that repeats it.
-        complete: False when it was interrupted.
         circle: of trajectories and weights; None when the run closed none.
         broker: of how much the device lent; None where nobody capped it.
     """
 
+    plan: Plan
     slices: tuple[Slice, ...]
-    solo: tuple[Solo, ...]
-    calibration: StepTimes
+    solo: tuple[Slice, ...]
     slo: SLO
     slo_from: str
-    signal_ms: float
-    lending: Lending
-    slice_counts: SliceCounts
-    certificates_granted: int
-    certificates_verified: int
-    certificate_violations: int
-    revocations: tuple[Revocation, ...]
-    timeline: Timeline
-    setup_s: float
-    machine: Mapping[str, object]
-    settings: Mapping[str, object]
-    seed: int
-    command: str
     complete: bool
+    audits: tuple[Audit, ...] = ()
+    is_virtual: bool = False
+    calibration: StepTimes = StepTimes((), ())
+    signal_ms: float = 0.0
+    slice_counts: SliceCounts = SliceCounts(0, 0, 0)
+    setup_s: float = 0.0
+    lending: Lending = Lending({}, {}, 0.0, None)
+    revocations: tuple[Revocation, ...] = ()
+    timeline: Timeline = Timeline((), (), ())
     circle: CircleRecord | None = None
     broker: BrokerRecord | None = None

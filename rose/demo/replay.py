@@ -1,23 +1,31 @@
 """Replay pieces of a trace against engines, with or without rollouts beside them."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.record import Slice, Solo
+from rose.demo.record import Answered, Slice
 from rose.demo.workload import OpenLoop, RolloutLoad, Told
 from rose.engines.transformers import Engine
+from rose.errors import Unavailable
 from rose.traces import Trace
 from rose.units import NS_PER_S
+
+CountIn = Callable[[Slice], Slice]
 
 # Requests of the calibration, drawn from the whole trace and sent all at once: the device's
 # capacity is what it makes of them.
 _CALIBRATION_REQUESTS: Final = 48
+
+
+def uncounted() -> CountIn:
+    """Add nothing to a slice."""
+    return lambda found: found
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +37,14 @@ class Arm:
         engine: answers the requests.
         lane: told of them; None for an engine that shares with nobody or everybody.
         load: rollouts beside it, if any.
+        watch: called when a slice begins; its result adds to the slice what was counted in it.
     """
 
     name: str
     engine: Engine
     lane: Told | None
     load: RolloutLoad | None
+    watch: Callable[[], CountIn] = uncounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Replay:
     tpot_ms: float = math.inf
 
     def slice(self, trace: Trace, arm: Arm, *, number: int, seed: int) -> Slice:
-        """Replay `trace` until the last request is answered; rollouts run on if they do.
+        """Replay `trace` until the last request is answered, with the rollouts of `arm` beside it.
 
         Args:
             trace: the piece.
@@ -63,30 +73,45 @@ class Replay:
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
+        loop = OpenLoop(arm.engine, arm.lane, self.clock, self.vocabulary, self.tpot_ms)
+
+        def serve(began_ns: int) -> list[Answered]:
+            # A slice that is taken again has the same number; the ids of its requests are others.
+            return loop.replay(trace, name=f"{arm.name}-{number}-{began_ns}", seed=seed)
+
+        return self._take(arm, number, serve)
+
+    def solo(self, arm: Arm, duration_s: float) -> Slice:
+        """Let the rollouts of `arm` have the device to themselves."""
+
+        def wait(_: int) -> list[Answered]:
+            self.clock.sleep(duration_s)
+            return []
+
+        return self._take(arm, -1, wait)
+
+    def _take(self, arm: Arm, number: int, serve: Callable[[int], Sequence[Answered]]) -> Slice:
         engine, load = arm.engine, arm.load
-        loop = OpenLoop(
-            engine=engine,
-            lane=arm.lane,
-            clock=self.clock,
-            vocabulary=self.vocabulary,
-            tpot_ms=self.tpot_ms,
-        )
-        tokens, busy_ns, began_ns = (
-            load.tokens if load else 0,
-            engine.busy_ns,
-            self.clock.now_ns(),
-        )
-        # A slice that is taken again has the same number; the ids of its requests are others.
-        answered = loop.replay(trace, name=f"{arm.name}-{number}-{began_ns}", seed=seed)
-        return Slice(
-            arm=arm.name,
-            round=number,
-            start_s=began_ns / NS_PER_S,
-            end_s=self.clock.now_ns() / NS_PER_S,
-            requests=tuple(answered),
-            serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
-            rollout_tokens=(load.tokens if load else 0) - tokens,
-        )
+        count_in = arm.watch()
+        with ExitStack() as stack:
+            stack.enter_context(probing(engine))
+            if load is not None:
+                stack.enter_context(running(load))
+            tokens, busy_ns = load.tokens if load else 0, engine.busy_ns
+            began_ns = self.clock.now_ns()
+            requests = serve(began_ns)
+            found = Slice(
+                arm=arm.name,
+                round=number,
+                start_s=began_ns / NS_PER_S,
+                end_s=self.clock.now_ns() / NS_PER_S,
+                requests=tuple(requests),
+                serving_busy_s=(engine.busy_ns - busy_ns) / NS_PER_S,
+                rollout_tokens=(load.tokens if load else 0) - tokens,
+            )
+        if load is not None and load.failures:
+            raise Unavailable(f"rollouts of arm {arm.name} failed: {'; '.join(load.failures)}")
+        return count_in(found)
 
     def capacity_rps(self, trace: Trace, arm: Arm, *, seed: int) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
@@ -98,14 +123,6 @@ class Replay:
             name=trace.name,
         )
         return len(burst) / self.slice(burst, arm, number=-1, seed=seed).seconds
-
-    def solo(self, arm: str, load: RolloutLoad, duration_s: float) -> Solo:
-        """Let rollouts have the device to themselves."""
-        with running(load):
-            before, began_ns = load.tokens, self.clock.now_ns()
-            self.clock.sleep(duration_s)
-            tokens, elapsed_ns = load.tokens - before, self.clock.now_ns() - began_ns
-        return Solo(arm, elapsed_ns / NS_PER_S, tokens, segments_s=None)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""From the record of a run to what the user sees: tables, `report.json`, `report.html`."""
+"""From the record of a run to what the user sees: tables, `*.json`, `report.html`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -14,19 +14,16 @@ from rose.demo.circle_summary import CIRCLE_HEADERS, VERSION_HEADERS, circle_row
 from rose.demo.numbers import fixed, number, percent
 from rose.demo.record import WORKERS, RunRecord
 from rose.demo.rows import print_rows
+from rose.demo.schemes import CONTROL
 from rose.demo.summary import summarise
 from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB
 from rose.whole_file import write_whole
 
-__all__ = ["print_arms", "print_table", "summarise", "write_report"]
+__all__ = [
+    "print_arms", "print_loads", "print_table", "summarise", "write_comparison", "write_report",
+]  # fmt: skip
 
-ARM_NAMES: Final = {
-    "alone": "alone",
-    "alone_again": "alone again",
-    "share_all": "share all",
-    "rose": "rose",
-}
 _HEADERS: Final = (
     "req.",
     "TTFT ms\np50/p99",
@@ -59,7 +56,31 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
         console.print(Text(last_word(report["broker"])))
     for sentence in lending_sentences(report):
         console.print(Text(sentence))
-    verdict = report["verdict"]
+    _print_verdict(report["verdict"], console)
+
+
+def print_loads(report: Mapping[str, Any], console: Console) -> None:
+    """Print the arms at each load as rows, their certificates, then the verdict."""
+    for at in report["loads"]:
+        alone = at["arms"]["alone"]
+        title = (
+            f"Load {at['load']:g}, {report['mode']}: {alone['requests']} requests, serving alone "
+            f"is busy {percent(alone['busy_share'])} of the time"
+        )
+        console.print(Text(title, style="bold"))
+        print_arms(at, console)
+        late = [f"{arm} {percent(share)}" for arm, share in at["late_token_share"].items()]
+        console.print(Text(f"Tokens late: {', '.join(late)}."))
+        verified = [
+            f"{arm} {found['verified']}/{found['granted']}"
+            for arm, found in at["certificates"].items()
+        ]
+        if verified:
+            console.print(Text(f"Certificates verified: {', '.join(verified)}."))
+    _print_verdict(report["verdict"], console)
+
+
+def _print_verdict(verdict: Mapping[str, Any], console: Console) -> None:
     missed = any(check["ok"] is False for check in verdict["checks"])
     style = "bold red" if verdict["void"] else "bold yellow" if missed else "bold"
     console.print(Text(verdict["sentence"], style=style))
@@ -104,13 +125,32 @@ def write_report(record: RunRecord, out_dir: str | Path) -> None:
         InvalidArgument: `out_dir` is not a directory, or cannot be written.
         Unavailable: matplotlib or jinja2 is not installed, so there is no HTML.
     """
-    out_dir = Path(out_dir)
     report = summarise(record)
+    _write(
+        out_dir,
+        {"report.json": lambda: _json(report), "report.html": lambda: render_html(record, report)},
+    )
+
+
+def write_comparison(report: Mapping[str, Any], out_dir: str | Path) -> None:
+    """Write `compare.json` into `out_dir`, which is made if it is not there.
+
+    Raises:
+        InvalidArgument: `out_dir` is not a directory, or cannot be written.
+    """
+    _write(out_dir, {"compare.json": lambda: _json(report)})
+
+
+def _json(report: Mapping[str, Any]) -> str:
+    return f"{json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)}\n"
+
+
+def _write(out_dir: str | Path, files: Mapping[str, Callable[[], str]]) -> None:
+    out_dir = Path(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
-        write_whole(out_dir / "report.json", f"{text}\n".encode())
-        write_whole(out_dir / "report.html", render_html(record, report).encode())
+        for name, made in files.items():
+            write_whole(out_dir / name, made().encode())
     except (FileExistsError, NotADirectoryError):
         raise InvalidArgument(
             f"cannot write the report to {out_dir}, because there is a file of that name; "
@@ -167,19 +207,12 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
 
 def arm_rows(report: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of each arm, under "arm" and `_HEADERS`."""
-    ratios = report["ratios"]
-    of_arm = {
-        "alone_again": ratios["aa"],
-        "share_all": ratios["share_all"],
-        "rose": ratios["rose"],
-    }
     rows = []
-    for arm, name in ARM_NAMES.items():
-        numbers = report["arms"][arm]
-        ratio = of_arm.get(arm)
+    for arm, numbers in report["arms"].items():
+        ratio = report["ratios"].get("aa" if arm == CONTROL else arm)
         rows.append(
             [
-                name,
+                arm.replace("_", " "),
                 str(numbers["requests"]),
                 *(
                     "/".join(number(numbers[f"{metric}_ms_p{p}"]) for p in (50, 99))

@@ -1,10 +1,11 @@
 """Arms in short slices: round by round, in an order that turns, and again where one was void."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from rose.clock import Clock
-from rose.demo.record import SliceCounts
+from rose.demo.record import Slice, SliceCounts
 from rose.units import NS_PER_S
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ def in_turn(arms: Sequence[T], number: int) -> list[T]:
     return [*arms[turn:], *arms[:turn]]
 
 
-class Slices(Generic[T]):
+class Slices:
     """Takes slices; a void one is taken again while there is time for it.
 
     Args:
@@ -33,20 +34,20 @@ class Slices(Generic[T]):
         self._judged = self._void = self._repeated = 0
         self.last_why: str | None = None
 
-    def take(self, run: Callable[[], T]) -> tuple[T, bool]:
-        """Run a slice until one is not void; return it, and whether it is void all the same."""
+    def take(self, run: Callable[[], Slice]) -> Slice:
+        """Run a slice until one is not void; return the last, void if there was no time left."""
         while True:
             began_ns, why_void = self._clock.now_ns(), self._watch()
             result = run()
             why = why_void()
             if why is None:
                 self._judged += 1
-                return result, False
+                return result
             self._void += 1
             self.last_why = why
             self._spare_s -= (self._clock.now_ns() - began_ns) / NS_PER_S
             if self._spare_s < 0:
-                return result, True
+                return replace(result, is_void=True)
             self._repeated += 1
 
     def counts(self) -> SliceCounts:

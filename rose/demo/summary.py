@@ -1,42 +1,38 @@
-"""From the record of a run to the numbers of `report.json`."""
+"""From the record of a run to the numbers of `report.json` and `compare.json`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
 from rose.demo.broker_summary import summarise_broker
 from rose.demo.circle_summary import summarise_circle
 from rose.demo.numbers import percentile, plain, ratio
-from rose.demo.record import ARMS, Answered, RunRecord, Slice, StepTimes
+from rose.demo.record import Answered, Audit, RunRecord, Slice, StepTimes
+from rose.demo.schemes import ALONE, CONTROL
 from rose.demo.targets import HINDSIGHT_RANK, Feasibility, feasibility
-from rose.demo.verdict import REQUESTS_MIN, judge
+from rose.demo.verdict import REQUESTS_MIN, judge, judge_loads
 from rose.slo import Policy
 from rose.units import MS_PER_S
 
 _PERCENTILES: Final = (50, 90, 99)
-_RATIO_ARMS: Final = {"aa": "alone_again", "share_all": "share_all", "rose": "rose"}
 _BINDING: Final = ("shape", "predicted_ms", "bound_ms", "target_ms", "sentence")
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """Return what `report.json` holds; a number that the record cannot give is None.
-
-    Void slices count in nothing. Percentiles are over all requests of an arm. Ratios are paired: a
-    slice's percentile over that of `alone` in the same round, then the median over rounds, so that
-    drift of the machine cancels. P99 is compared over whole arms, and only of enough requests.
-    """
+    """Return what `report.json` of `rose demo` holds; a number that is not there is None."""
     slices = [one for one in record.slices if not one.is_void]
     blocked_ms = [wait for one in slices for wait in one.blocked_ms]
     segment_ms = [took for one in slices for took in one.segment_ms or ()]
-    arms = {arm: _arm(record, slices, arm) for arm in ARMS}
+    compared = compare_arms(record, slices)
+    arms = compared["arms"]
     busy_share = arms["alone"]["busy_share"]
     outlook = _hindsight(record, slices, segment_ms)
     certifiable = None
     if busy_share is not None and outlook is not None:
         certifiable = 0.0 if outlook.why else 1.0 - busy_share
     report: dict[str, Any] = {
-        "arms": arms,
-        "ratios": {name: _ratios(slices, arms, arm) for name, arm in _RATIO_ARMS.items()},
+        **compared,
         "certifiable_idle_share": certifiable,
         "harvest_over_certifiable": ratio(arms["rose"]["harvested_tokens_share"], certifiable),
         "harvested_time_over_certifiable": ratio(arms["rose"]["harvested_share"], certifiable),
@@ -46,19 +42,10 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "binding": None
         if record.lending.binding is None
         else {name: plain(record.lending.binding[name]) for name in _BINDING},
-        "slices": {
-            "judged": record.slice_counts.judged,
-            "void": record.slice_counts.void,
-            "repeated": record.slice_counts.repeated,
-        },
         "setup_s": plain(record.setup_s),
         "blocked_by_rollout_ms_p99": percentile(blocked_ms, 99),
         "segment_ms_p99": percentile(segment_ms, 99),
-        "certificates": {
-            "granted": record.certificates_granted,
-            "verified": record.certificates_verified,
-            "violations": record.certificate_violations,
-        },
+        "certificates": _certificates(record.audits, "rose", None),
         "revocations": {
             "count": len(record.revocations),
             "latency_ms_p50": percentile([r.latency_ms for r in record.revocations], 50),
@@ -66,22 +53,86 @@ def summarise(record: RunRecord) -> dict[str, Any]:
             "aborted_steps": sum(r.aborted_steps for r in record.revocations),
         },
         "pauses": sum(one.pauses for one in slices),
-        "machine": plain(record.machine),
-        "settings": plain(record.settings),
-        "slo": {
-            "ttft_ms": plain(record.slo.ttft_ms),
-            "tpot_ms": plain(record.slo.tpot_ms),
-            "from": record.slo_from,
-        },
         "rollout_alone_tokens_per_s": _alone_rate(record, "share_all"),
-        "seed": record.seed,
-        "command": record.command,
-        "complete": record.complete,
+        **_common(record),
     }
     report["broker"] = summarise_broker(record.broker)
     report |= summarise_circle(record.circle)
     report["verdict"] = judge(report, outlook)
     return report
+
+
+def summarise_loads(record: RunRecord) -> dict[str, Any]:
+    """Return what `compare.json` holds: the arms at each load."""
+    slices = [one for one in record.slices if not one.is_void]
+    loads = []
+    for load in sorted({one.load for one in record.slices}):
+        mine = [one for one in slices if one.load == load]
+        at = compare_arms(record, mine)
+        late = {arm: _late_share(record, mine, arm) for arm in at["arms"]}
+        certificates = {
+            one.name: _certificates(record.audits, one.name, load)
+            for one in record.plan.schemes
+            if one.mode is not None
+        }
+        at |= {"late_token_share": late, "certificates": certificates}
+        loads.append({"load": load, **at})
+    report = {
+        "version": 2,
+        "mode": "modelled" if record.is_virtual else "measured",
+        "schemes": {
+            one.name: {"rule": one.rule, "mode": one.mode, "without": sorted(one.without)}
+            for one in record.plan.schemes
+        },
+        "loads": loads,
+        **_common(record),
+    }
+    report["verdict"] = judge_loads(report)
+    return report
+
+
+def _common(record: RunRecord) -> dict[str, Any]:
+    return {
+        "slices": asdict(record.slice_counts),
+        "machine": plain(record.plan.machine),
+        "settings": plain(record.plan.settings),
+        "slo": {
+            "ttft_ms": plain(record.slo.ttft_ms),
+            "tpot_ms": plain(record.slo.tpot_ms),
+            "from": record.slo_from,
+        },
+        "seed": record.plan.seed,
+        "command": record.plan.command,
+        "complete": record.complete,
+    }
+
+
+def compare_arms(record: RunRecord, slices: Sequence[Slice]) -> dict[str, Any]:
+    """Return the numbers of every arm, and their ratios to `alone`.
+
+    Percentiles are over all requests of an arm. Ratios are paired: a slice's percentile over that
+    of `alone` in the same round, then the median over rounds, so that drift of the machine cancels.
+    P99 is compared over whole arms, and only of enough requests. Harvest is rollout tokens over
+    those of the same rollouts alone.
+
+    Args:
+        record: of the run.
+        slices: of one load, none of them void.
+    """
+    arms = {one.name: _arm(record, slices, one.name) for one in record.plan.schemes}
+    ratios = {
+        "aa" if arm == CONTROL else arm: _ratios(slices, arms, arm) for arm in arms if arm != ALONE
+    }
+    return {"arms": arms, "ratios": ratios}
+
+
+def _certificates(audits: Iterable[Audit], arm: str, load: float | None) -> dict[str, int]:
+    found = [one for one in audits if one.arm == arm and one.load in {None, load}]
+    return {
+        "granted": sum(one.granted for one in found),
+        "verified": sum(one.verified for one in found),
+        "violations": sum(one.violations for one in found),
+    }
 
 
 def _hindsight(
@@ -107,12 +158,12 @@ def _hindsight(
     )
 
 
-def _arm(record: RunRecord, slices: list[Slice], arm: str) -> dict[str, Any]:
+def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]:
     mine = [one for one in slices if one.arm == arm]
     requests = [request for one in mine for request in one.requests]
     seconds = sum(one.seconds for one in mine)
     tokens_per_s = ratio(sum(one.rollout_tokens for one in mine), seconds)
-    segments_s = [sum(one.segment_ms) / MS_PER_S for one in mine if one.segment_ms is not None]
+    segments_s = [_segments_s(one) for one in mine if one.segment_ms is not None]
     by_tokens = ratio(tokens_per_s, _alone_rate(record, "rose" if arm == "rose" else "share_all"))
     numbers: dict[str, Any] = {}
     for name, values in (("ttft", _ttft_ms(requests)), ("tpot", _tpot_ms(requests))):
@@ -136,13 +187,17 @@ def _alone_rate(record: RunRecord, arm: str) -> float | None:
     """
     solo = [one for one in record.solo if one.arm == arm]
     return ratio(
-        sum(one.tokens for one in solo),
-        sum(one.seconds if one.segments_s is None else one.segments_s for one in solo),
+        sum(one.rollout_tokens for one in solo),
+        sum(one.seconds if one.segment_ms is None else _segments_s(one) for one in solo),
     )
 
 
+def _segments_s(one: Slice) -> float:
+    return sum(one.segment_ms or ()) / MS_PER_S
+
+
 def _ratios(
-    slices: list[Slice], arms: dict[str, dict[str, Any]], arm: str
+    slices: Sequence[Slice], arms: dict[str, dict[str, Any]], arm: str
 ) -> dict[str, float | None]:
     """Compare with `alone`, round by round; P99 over all rounds."""
     subject, peer = _by_round(slices, arm), _by_round(slices, "alone")
@@ -162,6 +217,13 @@ def _ratios(
         key = f"{name}_ms_p99"
         ratios[f"{name}_p99"] = ratio(arms[arm][key], arms["alone"][key]) if has_p99 else None
     return ratios
+
+
+def _late_share(record: RunRecord, slices: Iterable[Slice], arm: str) -> float | None:
+    """Return the share of tokens over their target: that is what certificates promise."""
+    requests = [one for of_arm in slices if of_arm.arm == arm for one in of_arm.requests]
+    late = sum(one.late_gaps + (one.ttft_ms > record.slo.ttft_ms) for one in requests)
+    return ratio(late, sum(one.output_tokens for one in requests))
 
 
 def _by_round(slices: Iterable[Slice], arm: str) -> dict[int, list[Answered]]:

@@ -4,12 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from rose.demo.numbers import fixed, percent
+from rose.demo.schemes import ALONE, UNRULED
 from rose.demo.targets import Feasibility
 
 AA_MIN: Final = 0.9
 AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
 SLO_BELOW_ALONE_MAX: Final = 0.02
+LATE_TOKENS_MAX: Final = 0.01
+"""Beyond alone's: the epsilon that certificates promise."""
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_MIN: Final = 0.6
@@ -46,36 +50,132 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
         report: all else that `report.json` holds.
         outlook: of certificates, in hindsight; None where serving alone was not measured.
     """
-    controls = [
-        _check(f"A/A {metric} P50", report["ratios"]["aa"][key], f"{AA_MIN} to {AA_MAX}", _is_equal)
-        for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
-    ]
+    controls = _controls(report["ratios"]["aa"])
     checks = controls + _serving_checks(report) + _lending_checks(report)
+    if report["settings"].get("quick"):
+        # Two rounds are too few for ratios of times: even equal arms differ by more than a bar.
+        controls, checks = [], [_unless_quick(report, check) for check in checks]
     if report["weights"] is not None:
         checks += _circle_checks(report)
-    off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
-    lead = "" if report["complete"] else "The run was stopped early. "
-    next_command = None
-    is_blind = report["complete"] and any(c.value is None for c in controls)
-    if is_blind:
-        next_command = "rose demo"
-        sentence = (
-            f"Void: no round of serving alone, and alone again, could be judged: "
-            f"{report['slices']['void']} slices had foreign CPU time on the device. Stop what else "
-            f"runs on this machine, and run again: {next_command}"
-        )
-    elif off:
-        next_command = "rose demo --load 0.1"
-        sentence = (
-            f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "
-            f"{report['slices']['void']} slices had foreign CPU time), so the machine was too "
-            f"noisy to judge. Run again on a quieter one, or try: {next_command}"
-        )
-    elif outlook is not None and outlook.why is not None:
+    is_blind = any(one.value is None for one in controls)
+    sentence, next_command = _noise(report, controls, "rose demo", is_blind=is_blind)
+    if not sentence and outlook is not None and outlook.why is not None:
         next_command = f"rose demo {outlook.options}".rstrip()
         sentence = f"Void: nothing could be certified, because {outlook.why}. Try: {next_command}"
-    else:
-        sentence = _sentence(checks, has_circle=report["weights"] is not None)
+    if not sentence and report["settings"].get("quick"):
+        sentence = f"A look, too short to judge latency and harvest. {_sentence(checks)}"
+    sentence = sentence or _sentence(checks, _kept(report))
+    return _verdict(report, sentence, next_command, checks)
+
+
+def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same as `judge` for a comparison, about its highest load.
+
+    Every scheme of rose is held against the bars, but for those that lack a mechanism on purpose.
+    """
+    if not report["loads"]:
+        return _verdict(report, "Nothing was measured.", None, [])
+    at = report["loads"][-1]
+    controls = _controls(at["ratios"]["aa"]) if "aa" in at["ratios"] else []
+    ours = {
+        name: scheme["mode"]
+        for name, scheme in report["schemes"].items()
+        if scheme["mode"] and not scheme["without"]
+    }
+    checks = [*controls]
+    for name, mode in ours.items():
+        checks += _latency_checks(at, name, mode)
+        late = _late_beyond_alone(at, name)
+        checks.append(_at_most(f"{name} tokens late, beyond alone's", late, LATE_TOKENS_MAX))
+        checks.append(_certificates_check(at["certificates"][name], f"{name} "))
+    is_blind = not at["arms"][ALONE]["requests"] or any(one.value is None for one in controls)
+    sentence, next_command = _noise(report, controls, "rose compare", is_blind=is_blind)
+    if not sentence:
+        others = [
+            name
+            for name, scheme in report["schemes"].items()
+            if scheme["mode"] is None and name not in UNRULED
+        ]
+        gains = [
+            _gain(at, list(ours), "rose's schemes"),
+            _gain(at, others, "the other schemes"),
+        ]
+        said = "; ".join(one for one in gains if one) or "no scheme with rollouts was run"
+        sentence = f"At load {at['load']:g}: {said}. {_sentence(checks)}"
+    return _verdict(report, sentence, next_command, checks)
+
+
+def _gain(at: Mapping[str, Any], names: list[str], kind: str) -> str:
+    """Say which of these schemes gives rollouts most while serving meets its targets."""
+    harvests = {
+        name: at["arms"][name]["harvested_tokens_share"] or 0.0
+        for name in names
+        if at["arms"][name]["requests"]
+    }
+    if not harvests:
+        return ""
+    kept = {one: got for one, got in harvests.items() if _is_kept(at, one)}
+    if not kept:
+        return f"none of {kind} keeps serving's targets"
+    best = max(kept, key=kept.__getitem__)
+    price = ", ".join(
+        f"{metric} x {fixed(at['ratios'][best][key])}"
+        for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
+    )
+    return (
+        f"of {kind} that keep serving's targets, {best} gives rollouts most, "
+        f"{percent(kept[best])} of their rate alone at {price}"
+    )
+
+
+def _is_kept(at: Mapping[str, Any], name: str) -> bool:
+    below, late = _below_alone(at, name), _late_beyond_alone(at, name)
+    return (
+        below is not None
+        and late is not None
+        and below <= SLO_BELOW_ALONE_MAX
+        and late <= LATE_TOKENS_MAX
+    )
+
+
+def _late_beyond_alone(at: Mapping[str, Any], name: str) -> float | None:
+    late, of_alone = (at["late_token_share"][one] for one in (name, ALONE))
+    return None if late is None or of_alone is None else max(0.0, late - of_alone)
+
+
+def _controls(ratios: Mapping[str, float | None]) -> list[Check]:
+    return [
+        _check(f"A/A {metric} P50", ratios[key], f"{AA_MIN} to {AA_MAX}", _is_equal)
+        for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
+    ]
+
+
+def _noise(
+    report: Mapping[str, Any], controls: list[Check], command: str, *, is_blind: bool
+) -> tuple[str, str | None]:
+    """Say why the control voids the run, and what to try; "" and None when it does not."""
+    void = report["slices"]["void"]
+    off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
+    if report["complete"] and is_blind:
+        return (
+            f"Void: no round of serving alone, and alone again, could be judged: "
+            f"{void} slices had foreign CPU time on the device. Stop what else "
+            f"runs on this machine, and run again: {command}"
+        ), command
+    if off:
+        command = f"{command} --load 0.1"
+        return (
+            f"Void: the A/A control left {AA_MIN} to {AA_MAX} ({off}; "
+            f"{void} slices had foreign CPU time), so the machine was too "
+            f"noisy to judge. Run again on a quieter one, or try: {command}"
+        ), command
+    return "", None
+
+
+def _verdict(
+    report: Mapping[str, Any], sentence: str, next_command: str | None, checks: list[Check]
+) -> dict[str, Any]:
+    lead = "" if report["complete"] else "The run was stopped early. "
     return {
         "void": next_command is not None,
         "sentence": lead + sentence,
@@ -90,48 +190,52 @@ def _serving_checks(report: Mapping[str, Any]) -> list[Check]:
     unprotected = ratios["share_all"]["tpot_p50"]
     blocked_segments = _quotient(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
     return [
-        *_latency_checks(report),
+        *_latency_checks(report, "rose", report["settings"].get("mode", "idle")),
         _at_most("blocked by rollouts P99 / segment P99", blocked_segments, BLOCKED_SEGMENTS_MAX),
         _at_least("share_all TPOT P50 / alone", unprotected, SHARE_ALL_TPOT_MIN),
     ]
 
 
-def _latency_checks(report: Mapping[str, Any]) -> list[Check]:
-    """In idle mode nothing gets slower; slack mode spends what the targets leave, on purpose."""
-    names = {"rose TTFT P50 / alone": "ttft_p50", "rose TPOT P50 / alone": "tpot_p50"}
-    values = {name: report["ratios"]["rose"][key] for name, key in names.items()}
-    arms = report["arms"]
-    met, of_alone = (arms[arm]["slo_attainment"] for arm in ("rose", "alone"))
-    below = None if met is None or of_alone is None else max(0.0, of_alone - met)
-    attainment = _at_most("rose SLO met, below alone's by", below, SLO_BELOW_ALONE_MAX)
-    if report["settings"].get("mode") == "slack":
-        judged = [
-            Check(one, value, "not judged in slack mode", None) for one, value in values.items()
-        ]
-    else:
-        judged = [_at_most(one, value, ROSE_P50_MAX) for one, value in values.items()]
-    return [*judged, attainment]
+def _latency_checks(at: Mapping[str, Any], arm: str, mode: str) -> list[Check]:
+    """In idle mode nothing gets slower; other modes spend what the targets leave, on purpose."""
+    checks = []
+    for metric in ("TTFT", "TPOT"):
+        name, value = f"{arm} {metric} P50 / alone", at["ratios"][arm][f"{metric.lower()}_p50"]
+        if mode == "idle":
+            checks.append(_at_most(name, value, ROSE_P50_MAX))
+        else:
+            checks.append(Check(name, value, f"not judged in {mode} mode", None))
+    below = _at_most(f"{arm} SLO met, below alone's by", _below_alone(at, arm), SLO_BELOW_ALONE_MAX)
+    return [*checks, below]
+
+
+def _below_alone(at: Mapping[str, Any], arm: str) -> float | None:
+    met, of_alone = (at["arms"][one]["slo_attainment"] for one in (arm, ALONE))
+    return None if met is None or of_alone is None else max(0.0, of_alone - met)
+
+
+def _certificates_check(found: Mapping[str, int], arm: str = "") -> Check:
+    granted = found["granted"]
+    unproven = max(found["violations"], granted - found["verified"]) if granted else None
+    return _check(f"{arm}certificates not verified", unproven, "0", _is_zero)
 
 
 def _lending_checks(report: Mapping[str, Any]) -> list[Check]:
     """Idle time was used, every loan was justified, and pressure took one back."""
-    certificates = report["certificates"]
-    granted = certificates["granted"]
-    unproven = max(certificates["violations"], granted - certificates["verified"])
     revocations = report["revocations"]["count"] if report["arms"]["rose"]["requests"] else None
     fewest = min(arm["requests"] for arm in report["arms"].values())
     return [
         _at_least(
             "rose harvest / certifiable idle", report["harvest_over_certifiable"], HARVEST_MIN
         ),
-        _check("certificates not verified", unproven if granted else None, "0", _is_zero),
+        _certificates_check(report["certificates"]),
         _at_least("revocations", revocations, 1),
-        _unless_quick(report, _at_least("requests of an arm", fewest, REQUESTS_MIN)),
+        _at_least("requests of an arm", fewest or None, REQUESTS_MIN),
     ]
 
 
 def _unless_quick(report: Mapping[str, Any], check: Check) -> Check:
-    if not report["settings"].get("quick"):
+    if not report["settings"].get("quick") or check.bar == "0":
         return check
     return Check(check.name, check.value, "not judged when quick", None)
 
@@ -155,7 +259,12 @@ def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _sentence(checks: list[Check], *, has_circle: bool) -> str:
+def _kept(report: Mapping[str, Any]) -> str:
+    learnt = ", and what was learnt from them came back whole" if report["weights"] else ""
+    return f": serving kept its latency while rollouts ran{learnt}"
+
+
+def _sentence(checks: list[Check], kept: str = "") -> str:
     judged = [check for check in checks if check.ok is not None]
     missed = [check for check in judged if not check.ok]
     without = [c for c in checks if c.ok is None and c.value is None]
@@ -166,9 +275,7 @@ def _sentence(checks: list[Check], *, has_circle: bool) -> str:
         return "Nothing could be judged: no round was measured in every arm."
     if rest:
         return f"All {len(judged)} bars that could be judged are met.{rest}"
-    learnt = ", and what was learnt from them came back whole" if has_circle else ""
-    kept = "serving kept its latency while rollouts ran"
-    return f"All {len(judged)} bars are met: {kept}{learnt}."
+    return f"All {len(judged)} bars are met{kept}."
 
 
 def _named(checks: list[Check]) -> str:

@@ -37,31 +37,23 @@ class Told(Protocol):
 class _Flight:
     """One serving request between its planned arrival and its last token."""
 
-    __slots__ = (
-        "arrived_ns",
-        "error",
-        "finished",
-        "first_ns",
-        "gaps_ms",
-        "last_ns",
-        "tokens",
-    )
+    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
 
     def __init__(self, arrived_ns: int) -> None:
         self.arrived_ns = arrived_ns
         self.first_ns = 0
         self.last_ns = 0
-        self.gaps_ms: list[float] = []
+        self.late_gaps = 0
         self.tokens = 0
         self.error: str | None = None
         self.finished = threading.Event()
 
-    def note_token(self, now_ns: int, tokens: int) -> None:
+    def note_token(self, now_ns: int, tokens: int, tpot_ms: float) -> None:
         """Note that there are `tokens` by now."""
-        if self.first_ns:
-            self.gaps_ms.append((now_ns - self.last_ns) / NS_PER_MS)
-        else:
+        if not self.first_ns:
             self.first_ns = now_ns
+        elif now_ns - self.last_ns > tpot_ms * NS_PER_MS:
+            self.late_gaps += 1
         self.last_ns = now_ns
         self.tokens = tokens
 
@@ -119,7 +111,8 @@ class OpenLoop:
         lane = self.lane
 
         def on_output(output: Output) -> None:
-            flight.note_token(self.clock.now_ns(), len(output.generated_tokens))
+            now_ns = self.clock.now_ns()
+            flight.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
             if lane is not None:
                 lane.emitted(request_id)
             if output.is_finished():
@@ -141,8 +134,7 @@ class OpenLoop:
             ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
             tpot_ms=tpot_ms,
             output_tokens=flight.tokens,
-            longest_gap_ms=max(flight.gaps_ms, default=None),
-            late_gaps=sum(gap_ms > self.tpot_ms for gap_ms in flight.gaps_ms),
+            late_gaps=flight.late_gaps,
         )
 
 

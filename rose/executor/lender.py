@@ -287,7 +287,7 @@ class Lender:
             # Slabs that come and go abort step after step: after a revocation growth waits.
             regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
             self._no_growth_before_ns = revocation.asked_ns + regrow_ns
-        self._log.append_revoke_begun(lease_id=0, deadline_ns=revocation.deadline_ns, slabs=slabs)
+        self._log.append_revoke_begun(deadline_ns=revocation.deadline_ns, slabs=slabs)
         try:
             borrower.on_revoke(revocation)
         finally:

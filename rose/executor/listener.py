@@ -5,11 +5,12 @@ import os
 import select
 import selectors
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rose._core import Process
 from rose.errors import DeadlineExceeded, RoseError, Unavailable
@@ -25,6 +26,7 @@ from rose.executor.messages import (
     Rejected,
 )
 from rose.executor.tenancy import Tenancy
+from rose.whole_file import lock
 
 # Whoever connects has its question ready.
 _PATIENCE_S: Final = 2.0
@@ -35,29 +37,39 @@ _BREATH_S: Final = 0.1
 Admit = Callable[[Hello, Process], Tenancy]
 
 
-def _listen(path: Path) -> socket.socket:
-    """Listen at `path`; a socket that a dead process left there is replaced."""
+def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
+    """Listen at `path`, and hold the lock beside it. A socket of a dead process is replaced."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    locked = None
     try:
-        try:
-            server.bind(str(path))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _is_abandoned(path):
-                raise
+        locked = lock(path.with_name(path.name + ".lock"))
+        if _is_abandoned(path):
             path.unlink()
-            server.bind(str(path))
+        server.bind(str(path))
         # Until `listen` nobody can connect, so nobody is early.
         path.chmod(0o600)
         server.listen()
     except OSError as error:
         server.close()
-        raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
-    return server
+        if locked is not None:
+            locked.close()
+        why = "already in use" if isinstance(error, BlockingIOError) else error.strerror
+        raise Unavailable(f"cannot listen at {path}: {why}") from error
+    return server, locked
 
 
 def _is_abandoned(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        return caller.connect_ex(str(path)) == errno.ECONNREFUSED
+        # Connections to a regular file are refused too.
+        return _is_own_socket(path) and caller.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
+def _is_own_socket(path: Path) -> bool:
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISSOCK(there.st_mode) and there.st_uid == os.geteuid()
 
 
 class Listener:
@@ -87,7 +99,8 @@ class Listener:
 
         Raises:
             InvalidArgument: the path is too long.
-            Unavailable: somebody listens at that path, or no socket can be made there.
+            Unavailable: somebody listens at that path, it is no socket of this user, or no socket
+                can be made there.
         """
         self.path = check_path(path)
         self._admit = admit
@@ -97,7 +110,7 @@ class Listener:
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # has hung up, and may still have slabs
-        self._server = _listen(Path(self.path))
+        self._server, self._lock = _listen(Path(self.path))
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, self._meet)
@@ -236,4 +249,6 @@ class Listener:
         self._selector.close()
         self._server.close()
         os.close(self._wake)
-        Path(self.path).unlink(missing_ok=True)
+        if _is_own_socket(Path(self.path)):
+            Path(self.path).unlink()
+        self._lock.close()  # Last: from now on others may listen here.

@@ -8,10 +8,8 @@ import triton.language as tl
 
 from rose.errors import InvalidArgument
 from rose.kernels import operands
-from rose.kernels.blocks import PackedBlocks
 from rose.kernels.box import boxes_of
 from rose.kernels.change_key import KEYS, change_key
-from rose.kernels.delta_pack import delta_pack
 from rose.kernels.tile import LAUNCH, TILE, load_bits, place
 
 LARGEST = tl.constexpr(KEYS - 1)
@@ -90,33 +88,3 @@ def topk_threshold(
     # keys that too many reach are those below the threshold.
     reach = bins.flip(0)[:-1].cumsum(0)
     return 1 + (reach > budget).sum(dtype=torch.int32)
-
-
-def topk_pack(
-    new: Any,
-    shadow: Any,
-    *,
-    budget: int,
-    ages: Any = None,
-    age_limit: int = operands.AGE_MAX,
-    block_elements: int = 65_536,
-    first_index: int = 0,
-    seed: int = 0,
-    arena_words: int | None = None,
-) -> PackedBlocks:
-    """Pack at most `budget` changes, the largest ones, and move `shadow` by those only.
-
-    What is not sent stays a difference between `new` and `shadow`, and is weighed again next time.
-    Arguments and errors are those of `topk_threshold` and `delta_pack`.
-    """
-    return delta_pack(
-        new,
-        shadow,
-        block_elements=block_elements,
-        threshold=topk_threshold(new, shadow, budget=budget, ages=ages, age_limit=age_limit),
-        ages=ages,
-        age_limit=age_limit,
-        first_index=first_index,
-        seed=seed,
-        arena_words=arena_words,
-    )

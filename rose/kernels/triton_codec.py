@@ -1,11 +1,8 @@
 """The Triton twins as one codec."""
 
 from rose.kernels.delta_apply import delta_apply
-from rose.kernels.delta_merge import delta_merge
 from rose.kernels.delta_pack import delta_pack
 from rose.kernels.digest import digest
-from rose.kernels.strat_pack import strat_pack
-from rose.kernels.strat_unpack import strat_unpack
 from rose.kernels.topk_pack import topk_threshold
 from rose.kernels.topk_unpack import topk_unpack
 
@@ -18,6 +15,3 @@ class TritonCodec:
     topk_threshold = staticmethod(topk_threshold)
     topk_unpack = staticmethod(topk_unpack)
     digest = staticmethod(digest)
-    delta_merge = staticmethod(delta_merge)
-    strat_pack = staticmethod(strat_pack)
-    strat_unpack = staticmethod(strat_unpack)

@@ -5,7 +5,6 @@ from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.groups import KVGroups, groups_of
-from rose.memory.heap import TensorHeap
 from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans, SlabWindow
 from rose.memory.space import KVArray, KVSpace
 
@@ -25,7 +24,6 @@ __all__ = [
     "Place",
     "Reach",
     "SlabWindow",
-    "TensorHeap",
     "choose_slab_bytes",
     "find_runs",
     "groups_of",

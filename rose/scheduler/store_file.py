@@ -15,7 +15,6 @@ else that is not as it was written, or is gone, is refused.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -35,7 +34,7 @@ from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.store import Checkpoint
 from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
-from rose.whole_file import sweep, sync_file, sync_folder, write_whole
+from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
 FORMAT: Final = 2
@@ -103,9 +102,8 @@ class FileStore:
         self._saved = 0  # number of the newest checkpoint
         self._is_closed = False
         try:
-            self._lock = path.with_name(path.name + ".lock").open("ab")
+            self._lock = lock(path.with_name(path.name + ".lock"))
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 sweep(path)
             except OSError:
                 self._lock.close()

@@ -11,19 +11,17 @@ from typing import Any, Final
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo.log_layout import (
     CRC_AT,
-    HEADERS,
+    HEADER,
     KINDS,
-    NEWEST,
     PAYLOAD_AT,
     PREFIX,
     RECORD,
     RECORD_BYTES,
-    Layout,
+    VERSION,
 )
 
 _MAGIC: Final = b"ROSELOG1"
 _NOTHING: Final = bytes(RECORD_BYTES)
-_IDLE_ONLY: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +40,14 @@ class LogRecord:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
-    """Return the header's fields and all records, whatever the version, as the newest has them.
+    """Return the header's fields and all records.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not a log.
+        InvalidArgument: there is no such file, or it is not a log of this version.
         CorruptData: the bytes are not those that were written; the sentence names the record.
     """
     content, header = _read(path)
-    records = _records(path, content, KINDS[header["version"]])
-    if header["version"] < NEWEST:
-        header |= {"modes": _IDLE_ONLY, "without": 0, "burst_tokens": 0}
-        _renew(records)
-    return header, records
-
-
-def _renew(records: list[LogRecord]) -> None:
-    """Say what version 2 said in the words of version 3.
-
-    It did not say which of the live requests finished. In its only mode that is all the same: none
-    may be live when a quantum is granted. So the youngest finishes first.
-    """
-    live = 0
-    for record in records:
-        match record.kind:
-            case "ARRIVED":
-                record.fields.update(slot=live, prefilled=0)
-                live += 1
-            case "FINISHED":
-                live = max(live - 1, 0)
-                record.fields.update(slot=live)
-            case "QUANTUM":
-                record.fields.update(burst_ms=0.0, slowdown=1.0, deadline_ns=0, mode=0, committed=0)
-            case "STEP":
-                record.fields.update(blocked_ms=0.0, lent_ms=0.0, began_ns=0)
+    return header, _records(path, content)
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
@@ -91,16 +64,15 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
         raise CorruptData(f"{path}: the checksum of the header, at byte {CRC_AT}, differs")
     prefix = PREFIX.read(content, 0)
     version, record_bytes = prefix["version"], prefix["record_bytes"]
-    if version not in HEADERS or record_bytes != RECORD_BYTES:
-        known = " and ".join(str(one) for one in HEADERS)
+    if (version, record_bytes) != (VERSION, RECORD_BYTES):
         raise InvalidArgument(
             f"{path} has version {version} with records of {record_bytes} bytes; "
-            f"this rose reads versions {known} with {RECORD_BYTES}"
+            f"this rose reads version {VERSION} with {RECORD_BYTES}"
         )
-    return content, prefix | HEADERS[version].read(content, PREFIX.form.size)
+    return content, prefix | HEADER.read(content, PREFIX.form.size)
 
 
-def _records(path: Path, content: bytes, kinds: tuple[tuple[str, Layout], ...]) -> list[LogRecord]:
+def _records(path: Path, content: bytes) -> list[LogRecord]:
     """Return every record, after the checks that find damage."""
     out = []
     chain = int.from_bytes(content[CRC_AT:RECORD_BYTES], "little")
@@ -113,14 +85,14 @@ def _records(path: Path, content: bytes, kinds: tuple[tuple[str, Layout], ...]) 
         if chain != int.from_bytes(row[CRC_AT:], "little"):
             raise _damage(path, start, f"has another checksum, at byte {start + CRC_AT}")
         kind, zero, sequence, stamp = RECORD.form.unpack_from(row)
-        if not 1 <= kind <= len(kinds):
+        if not 1 <= kind <= len(KINDS):
             raise _damage(path, start, f"has the unknown kind {kind}")
         if sequence != start // RECORD_BYTES:
             raise _damage(path, start, f"has the sequence number {sequence}")
         if stamp < time_ns:
             raise _damage(path, start, "is earlier than the record before it")
         time_ns = stamp
-        name, layout = kinds[kind - 1]
+        name, layout = KINDS[kind - 1]
         used = PAYLOAD_AT + layout.form.size
         if zero or row[used:CRC_AT] != _NOTHING[used:CRC_AT]:
             raise _damage(path, start, "has bytes other than 0 where nothing is stored")

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-NEWEST: Final = 3
+VERSION: Final = 4
 RECORD_BYTES: Final = 128
 PAYLOAD_AT: Final = 24
 CRC_AT: Final = 124
@@ -43,62 +43,60 @@ def _layout(*runs: str) -> Layout:
 
 PREFIX: Final = _layout("8s magic", "I version record_bytes")
 
-_HEADER_2: Final = (
+# What follows the prefix.
+HEADER: Final = _layout(
     "d ttft_ms tpot_ms epsilon signal_ms blocking_ms",
     "q heartbeat_ttl_ns started_ns",
     "I max_segments slabs partitions blocks_per_slab",
     "I block_tokens max_request_tokens max_batch_tokens burst_requests",
     "d revoke_ms",
+    "I modes without burst_tokens",
 )
-# What follows the prefix, by version.
-HEADERS: Final = {
-    2: _layout(*_HEADER_2),
-    3: _layout(*_HEADER_2, "I modes without burst_tokens"),
-}
 
 RECORD: Final = _layout("I kind zero", "Q sequence", "q time_ns")
 
-_KINDS_2: Final = {
-    "START": _layout("q wall_time_ns"),
-    "ARRIVED": _layout("Q tokens"),
-    "FINISHED": _layout(),
-    "QUANTUM": _layout(
-        "d segment_upper_ms quantum_ms signal_ms step_upper_ms chunk_upper_ms ttft_ms blocking_ms",
-        "q heartbeat_age_ns",
-        "I segments outstanding passed close_epoch pending",
+# The payloads, as (name, layout): kind k is the one at k - 1.
+KINDS: Final = (
+    ("START", _layout("q wall_time_ns")),
+    ("ARRIVED", _layout("Q tokens", "I slot prefilled")),
+    ("FINISHED", _layout("I slot")),
+    (
+        "QUANTUM",
+        _layout(
+            "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms burst_ms slowdown",
+            "q deadline_ns heartbeat_age_ns",
+            "I segments outstanding passed close_epoch pending mode committed",
+        ),
     ),
-    "ADMISSION": _layout(
-        "Q epoch",
-        "d horizon_ms decode_tokens_per_s prefill_tokens_per_s",
-        "q slack_blocks",
-        "I slabs block_tokens free_serving_blocks unowned_slabs revocable_blocks running_requests",
-        "I max_request_tokens max_batch_tokens burst_requests burst_request_tokens",
-        "I demand_blocks to_partition",
+    (
+        "ADMISSION",
+        _layout(
+            "Q epoch",
+            "d horizon_ms decode_tokens_per_s prefill_tokens_per_s",
+            "q slack_blocks",
+            "I slabs block_tokens free_serving_blocks unowned_slabs revocable_blocks",
+            "I running_requests max_request_tokens max_batch_tokens burst_requests",
+            "I burst_request_tokens demand_blocks to_partition",
+        ),
     ),
-    "MOVE": _layout("Q lease_id epoch", "i from to", "I slabs move_kind"),
-    "REVOKE_BEGUN": _layout("Q lease_id", "q deadline_ns", "I slabs"),
-    "STEP": _layout(
-        "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens"
+    ("MOVE", _layout("Q lease_id epoch", "i from to", "I slabs move_kind")),
+    ("REVOKE_BEGUN", _layout("q deadline_ns", "I slabs")),
+    (
+        "STEP",
+        _layout(
+            "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens",
+            "d blocked_ms lent_ms",
+            "q began_ns",
+        ),
     ),
-    "GAVE_BACK": _layout("96s reason"),
-    "END": _layout("Q records"),
-}
-_KINDS_3: Final = {
-    **_KINDS_2,
-    "ARRIVED": _layout("Q tokens", "I slot prefilled"),
-    "FINISHED": _layout("I slot"),
-    "QUANTUM": _layout(
-        "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms burst_ms slowdown",
-        "q deadline_ns heartbeat_age_ns",
-        "I segments outstanding passed close_epoch pending mode committed",
+    ("GAVE_BACK", _layout("96s reason")),
+    (
+        "END",
+        _layout(
+            "Q START ARRIVED FINISHED QUANTUM ADMISSION MOVE",
+            "Q REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED",
+        ),
     ),
-    "STEP": _layout(
-        "d predicted_ms upper_ms actual_ms decode_sequences context_tokens prefill_tokens",
-        "d blocked_ms lent_ms",
-        "q began_ns",
-    ),
-    "TOKENS": _layout("I first_slot count", "88s bitmap"),
-    "FORCED": _layout("I passed close_epoch"),
-}
-# The payloads by version, as (name, layout): kind k is the one at k - 1.
-KINDS: Final = {2: tuple(_KINDS_2.items()), 3: tuple(_KINDS_3.items())}
+    ("TOKENS", _layout("I first_slot count", "88s bitmap")),
+    ("FORCED", _layout("I passed close_epoch")),
+)

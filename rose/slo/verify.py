@@ -4,19 +4,23 @@ Nothing here is shared with the code that writes logs: the sums are done again f
 what the state was is replayed from the records alone. Each check is one of `docs/certificates.md`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rose.errors import CorruptData
 from rose.slo.log_file import LogRecord, read_log
+from rose.slo.verify_claims import broken
 from rose.slo.verify_compute import ComputeReplay, switched_off
 from rose.slo.verify_memory import MemoryReplay
 from rose.slo.verify_requests import Requests
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
+# Of the header; what tpot_ms may be is a rule of its own.
+_TIMES: Final = ("ttft_ms", "signal_ms", "blocking_ms", "heartbeat_ttl_ns", "revoke_ms")
 _Rules: TypeAlias = dict[str, Callable[[LogRecord], list[str]]]
 
 
@@ -62,6 +66,25 @@ def _rules(memory: MemoryReplay, compute: ComputeReplay) -> _Rules:
     }
 
 
+def _header(header: dict[str, Any], records: list[LogRecord]) -> list[str]:
+    """Refuse times and a share that no user can have asked for."""
+    began_ns = records[0].time_ns if records else header["started_ns"]
+    return [
+        *(
+            f"{name} is {header[name]}"
+            for name in _TIMES
+            if not (math.isfinite(header[name]) and header[name] >= 0)
+        ),
+        *broken(
+            (0 < header["epsilon"] < 1, lambda: f"epsilon is {header['epsilon']}"),
+            (
+                0 <= header["started_ns"] <= began_ns,
+                lambda: f"started_ns is {header['started_ns']}, the first record is at {began_ns}",
+            ),
+        ),
+    ]
+
+
 def _frame(names: list[str]) -> list[str]:
     """Return what is wrong with where START and END are."""
     wrong = []
@@ -75,6 +98,15 @@ def _frame(names: list[str]) -> list[str]:
     return wrong
 
 
+def _counts(end: LogRecord, kinds: Counter[str], number: int) -> list[str]:
+    """Compare what END counts with what there is: a record that is missing shows here."""
+    return [
+        f"record {number}: END: counts {count} {kind}, the log has {kinds[kind]}"
+        for kind, count in end.fields.items()
+        if count != kinds[kind]
+    ]
+
+
 def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
     """Check every certificate of a log again.
 
@@ -83,13 +115,13 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         allow_open: accept a log without END, as a process that was killed leaves it.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not a log.
+        InvalidArgument: there is no such file, or it is not a log of this version.
         CorruptData: the bytes are not those that were written; the sentence names the record.
     """
     path = Path(path)
     header, records = read_log(path)
     names = [record.kind for record in records]
-    is_complete = names[-1:] == ["END"] and records[-1].fields["records"] == len(records)
+    is_complete = names[-1:] == ["END"]
     if not is_complete and not allow_open:
         raise CorruptData(
             f"{path} stops after record {len(records)} without END: "
@@ -98,7 +130,8 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
     requests = Requests()
     compute = ComputeReplay(header, requests)
     rules = _rules(MemoryReplay(header, requests), compute)
-    violations = [f"header: {one}" for one in compute.header()] + _frame(names)
+    violations = [f"header: {one}" for one in (*_header(header, records), *compute.header())]
+    violations += _frame(names)
     granted = verified = 0
     for number, record in enumerate(records, start=1):
         rule = rules.get(record.kind)
@@ -107,12 +140,15 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         if record.kind in _CERTIFICATES:
             granted += 1
             verified += not wrong
+    kinds = Counter(names)
+    if is_complete:
+        violations += _counts(records[-1], kinds, len(records))
     return Verification(
         records=len(records),
         granted=granted,
         verified=verified,
         violations=violations,
-        kinds=dict(Counter(names)),
+        kinds=dict(kinds),
         coverage=compute.steps_within / compute.steps if compute.steps else None,
         epsilon=header["epsilon"],
         is_complete=is_complete,

@@ -16,13 +16,26 @@ _ADMISSION_RANGES: Final = (
     ("decode_tokens_per_s", 1e8),
     ("prefill_tokens_per_s", 1e8),
 )
-# Fields of an ADMISSION and of the header that say the same; a 0 in the header says nothing.
+# Fields of an ADMISSION and of the header that say the same.
 _SAID_TWICE: Final = (
     ("block_tokens", "block_tokens"),
     ("max_request_tokens", "max_request_tokens"),
     ("max_batch_tokens", "max_batch_tokens"),
     ("horizon_ms", "revoke_ms"),
 )
+# The moves there are, by move_kind: from whom, to whom, and whether a lease is concerned.
+_MOVES: Final = {
+    (0, "nobody", "serving"): False,
+    (1, "serving", "nobody"): False,
+    (2, "nobody", "a borrower"): True,
+    (3, "a borrower", "nobody"): True,
+    (3, "a borrower", "serving"): True,
+    (4, "serving", "quarantine"): False,
+    (4, "a borrower", "quarantine"): True,
+    (5, "quarantine", "nobody"): False,
+}
+_GRANT: Final = 2
+_BEFORE_ALL_MOVES: Final = 1  # the arbiter's epoch
 
 
 class MemoryReplay:
@@ -33,7 +46,10 @@ class MemoryReplay:
         self._header = header
         self._requests = requests
         self._held = Counter({_NOBODY: header["slabs"]})
-        self._move_epoch = 0
+        self._move_epoch = _BEFORE_ALL_MOVES
+        self._leases = 0  # granted so far; the number of the last one
+        self._lent: Counter[tuple[int, int]] = Counter()  # by lease and borrower
+        self._asked = 0  # slabs that serving wants back and has not got
         self._admissions: list[dict[str, Any]] = []  # since the last move
 
     def admission(self, record: LogRecord) -> list[str]:
@@ -50,7 +66,7 @@ class MemoryReplay:
             *(
                 f"{here} differs from the header's {header[there]}"
                 for here, there in _SAID_TWICE
-                if header[there] not in (0, terms[here])
+                if header[there] != terms[here]
             ),
             *broken(
                 (
@@ -101,19 +117,42 @@ class MemoryReplay:
         wrong = broken(
             (source in tenants, lambda: f"partition {source} does not exist"),
             (target in tenants, lambda: f"partition {target} does not exist"),
-            (
-                slabs > 0 and source != target,
-                lambda: f"moves {slabs} slabs from {source} to {target}",
-            ),
-            (move["epoch"] > before, lambda: f"epoch {move['epoch']} after {before}"),
+            (slabs > 0, lambda: f"moves {slabs} slabs from {source} to {target}"),
+            (move["epoch"] == before + 1, lambda: f"epoch {move['epoch']} after {before}"),
             (held[source] >= slabs, lambda: f"{source} gives {slabs} slabs, has {held[source]}"),
         )
-        if source == _NOBODY and target >= 0 and move["lease_id"] != 0:
-            wrong += self._loan(move)
-        self._move_epoch = max(before, move["epoch"])
+        wrong += self._kind(move)
+        self._move_epoch = move["epoch"]
         self._admissions.clear()  # they were for the epoch that is over
         held[source] -= slabs
         held[target] += slabs
+        return wrong
+
+    def _kind(self, move: dict[str, Any]) -> list[str]:
+        """Check that there is such a move, and follow its lease."""
+        kind, lease_id, slabs = move["move_kind"], move["lease_id"], move["slabs"]
+        source, target = _party(move["from"]), _party(move["to"])
+        has_lease = _MOVES.get((kind, source, target))
+        if has_lease is None:
+            return [f"no move of kind {kind} goes from {source} to {target}"]
+        if has_lease != (lease_id != 0):
+            return [f"a move of kind {kind} from {source} to {target} with lease {lease_id}"]
+        if kind == _GRANT:
+            self._leases, before = lease_id, self._leases
+            self._lent[lease_id, move["to"]] += slabs
+            return self._loan(move) + broken(
+                (lease_id == before + 1, lambda: f"lease {lease_id} is granted after {before}")
+            )
+        wrong = []
+        if has_lease:
+            left = self._lent[lease_id, move["from"]]
+            if left < slabs:
+                wrong.append(f"lease {lease_id} gives {slabs} slabs, has {left}")
+            self._lent[lease_id, move["from"]] -= slabs
+        if (source, target) == ("a borrower", "serving"):
+            self._asked -= slabs
+            if self._asked < 0:
+                wrong.append(f"serving gets {slabs} slabs, it asked for {self._asked + slabs}")
         return wrong
 
     def _loan(self, move: dict[str, Any]) -> list[str]:
@@ -138,14 +177,24 @@ class MemoryReplay:
 
     def revoke_begun(self, record: LogRecord) -> list[str]:
         """A certificate reckons with slabs that are back, or given up, within T."""
+        slabs = record.fields["slabs"]
         left_ms = (record.fields["deadline_ns"] - record.time_ns) / NS_PER_MS
         allowed_ms = self._header["revoke_ms"]
+        self._asked += slabs
         return broken(
+            (slabs > 0, "asks for no slab"),
             (
-                allowed_ms == 0 or left_ms <= allowed_ms,
+                left_ms <= allowed_ms,
                 lambda: f"the deadline is in {left_ms} ms, {allowed_ms} are allowed",
-            )
+            ),
         )
+
+
+def _party(partition: int) -> str:
+    """Return what a partition is to a move."""
+    return {_QUARANTINE: "quarantine", _NOBODY: "nobody", _SERVING: "serving"}.get(
+        partition, "a borrower"
+    )
 
 
 def _demand_blocks(terms: dict[str, Any]) -> int:

@@ -4,7 +4,6 @@ What every side knows (versions, tiles, digests, manifests) is here; then a room
 crosses to other processes is in `rose.transfer.wire`, which needs the extra `wire`.
 """
 
-from rose.transfer.codec.application import Application
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.delta import ClassRule, Delta
 from rose.transfer.codec.operations import (
@@ -12,7 +11,6 @@ from rose.transfer.codec.operations import (
     delta_check,
     delta_merge,
     delta_pack,
-    delta_undo,
     digest,
     topk_pack,
     topk_unpack,
@@ -38,7 +36,7 @@ from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.receiver_state import ReceiverState
 from rose.transfer.receiving.source import InProcessSource, Source
 from rose.transfer.receiving.staging import ReceiverStatistics
-from rose.transfer.receiving.staleness import Crossing, Lag, Staleness
+from rose.transfer.receiving.staleness import Lag, Staleness
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay, RelayStatistics
@@ -50,13 +48,11 @@ from rose.transfer.version import Version
 from rose.transfer.views import ShardViews, TileViews
 
 __all__ = [
-    "Application",
     "Chunk",
     "ClassRule",
     "Commit",
     "CommitState",
     "Contributor",
-    "Crossing",
     "Delta",
     "Digest",
     "DiskStore",
@@ -105,7 +101,6 @@ __all__ = [
     "delta_check",
     "delta_merge",
     "delta_pack",
-    "delta_undo",
     "dequantise",
     "digest",
     "distinct",

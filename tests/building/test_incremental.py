@@ -18,7 +18,7 @@ from tests.building.project import (
     would_do,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DEVICE_STEPS = {"asm fatbins.S"} if NVCC else set()
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.building.project import ROOT
 
-FULL = [sys.executable, "-c", "open('/dev/full', 'w').write('much')"]
+FULL = [sys.executable, "-c", "with open('/dev/full', 'w') as file: file.write('much')"]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.apply import Beside, apply_beside
@@ -158,7 +158,6 @@ def test_real_checkpoint_of_the_package_keeps_its_digests(tmp_path: Path) -> Non
     assert sums[0] == sums[1]
 
 
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_two_checkpoints_become_each_other(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -421,6 +420,26 @@ def test_every_damaged_byte_is_found(pair: tuple[Path, Path, Path]) -> None:
         DeltaFile(file)
 
 
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_damaged_frame_of_a_tensor_that_goes_is_refused(tmp_path: Path, *, undo: bool) -> None:
+    """What only the version before has is not written, but its delta is read all the same."""
+    generator = np.random.default_rng(7)
+    stays, goes, comes = (("BF16", bits(generator, 16, 3 * TILE)) for _ in range(3))
+    old = write_safetensors(tmp_path / "old.safetensors", {"stays": stays, "goes": goes})
+    new = write_safetensors(tmp_path / "new.safetensors", {"stays": stays, "comes": comes})
+    tensors = made(old, new, tmp_path / "x.delta")
+    content = (tmp_path / "x.delta").read_bytes()
+    frames = [tile.frame for one in tensors for tile in one.tiles if tile.frame is not None]
+    assert len(frames) == 6
+    for frame in frames:
+        damaged = bytearray(content)
+        damaged[BODY_AT + frame.offset + frame.nbytes // 2] ^= 1
+        (tmp_path / "y.delta").write_bytes(damaged)
+        with pytest.raises(CorruptData, match="SHA-256"):
+            applied(new if undo else old, tmp_path / "y.delta", tmp_path / "out", undo=undo)
+        assert not (tmp_path / "out").exists()
+
+
 def test_header_of_a_file_is_as_it_was_written(pair: tuple[Path, Path, Path]) -> None:
     *_, file = pair
     sound = file.read_bytes()
@@ -545,7 +564,6 @@ def nodes(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_lie_of_an_index_is_a_sentence_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.safetensors_file import SafetensorsFile
@@ -152,13 +152,11 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), ENTRY, max_size=2), st.integers(0, 24))
 def test_whatever_is_accepted_the_package_accepts_too(entries: Any, data: int) -> None:
     _agree(file_bytes(json.dumps(entries).encode(), bytes(data)))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_refused_or_is_one_of_the_package(data: st.DataObject) -> None:
     generator = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose._core import AdmissionTerms, Arbiter, largest_grant
 from rose.cli.main import main
@@ -188,7 +188,6 @@ def test_after_the_largest_loan_the_worst_that_can_come_fits(setting: Setting) -
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(setting=SETTINGS, running=st.integers(0, 3))
 def test_a_pool_of_that_shape_lends_what_the_plan_says(setting: Setting, running: int) -> None:
     """Build the pool, let serving hold its requests, and ask the certificate's own formula."""

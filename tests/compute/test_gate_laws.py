@@ -144,7 +144,7 @@ class GateMachine(RuleBasedStateMachine):
         assert self.gate.is_shut_down() == self.is_shut_down
 
 
-GateMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=50)
+GateMachine.TestCase.settings = settings(stateful_step_count=50)
 TestGate = GateMachine.TestCase
 
 

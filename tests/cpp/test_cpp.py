@@ -217,7 +217,12 @@ def test_there_are_programs() -> None:
 @pytest.mark.parametrize(
     ("program", "sanitizer"),
     [
-        pytest.param(path, sanitizer, id=f"{path.parts[-2]}/{path.stem}-{sanitizer}")
+        pytest.param(
+            path,
+            sanitizer,
+            id=f"{path.parts[-2]}/{path.stem}-{sanitizer}",
+            marks=[pytest.mark.slow] if sanitizer == "tsan" else [],
+        )
         for sanitizer, programs in PROGRAMS_OF.items()
         for path in programs
     ],

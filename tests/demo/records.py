@@ -3,22 +3,24 @@
 from rose.demo.record import (
     ARMS,
     Answered,
+    Audit,
     BrokerRecord,
     CircleRecord,
     CommitRecord,
     DecisionRecord,
     Lending,
+    Plan,
     Revocation,
     RunRecord,
     Slice,
     SliceCounts,
-    Solo,
     StepTimes,
     Timeline,
     TrajectoryCounts,
     TurnRecord,
     VersionRecord,
 )
+from rose.demo.schemes import demo_schemes
 from rose.slo import SLO
 
 # Latencies of the two windows; three requests each. TPOT of the second request is None.
@@ -62,11 +64,27 @@ def window_of(arm, window):
     )
 
 
+def solo(arm, seconds, tokens, segments_s=None):
+    """Rollouts with the device to themselves."""
+    segment_ms = None if segments_s is None else (1000.0 * segments_s,)
+    return Slice(arm, -1, 0.0, seconds, (), 0.0, tokens, segment_ms=segment_ms)
+
+
 def tiny_record(**changes):
+    plan = {
+        "schemes": demo_schemes("idle"),
+        "loads": (0.5,),
+        "machine": {"cpu": "<Acme & Sons>", "cores": 2},
+        "settings": {"load": 0.5},
+        "seed": 7,
+        "command": "rose demo",
+    }
+    plan |= {name: changes.pop(name) for name in tuple(changes) if name in plan}
     values = {
+        "plan": Plan(**plan),
         "slices": tuple(window_of(arm, window) for window in (0, 1) for arm in ARMS),
         # 60 tokens/s alone: of turns, in the time of their segments.
-        "solo": (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 2.0)),
+        "solo": (solo("share_all", 2.0, 120), solo("rose", 4.0, 120, 2.0)),
         "calibration": StepTimes((40.0,) * 60, (8.0,) * 60),
         "slo": SLO(ttft_ms=250.0, tpot_ms=15.0),
         "slo_from": "calibration",
@@ -74,19 +92,13 @@ def tiny_record(**changes):
         "lending": Lending({"slo_at_risk": 4, "serving_busy": 90}, {}, 3.0, None),
         "slice_counts": SliceCounts(8, 1, 1),
         "setup_s": 60.0,
-        "certificates_granted": 40,
-        "certificates_verified": 40,
-        "certificate_violations": 0,
+        "audits": (Audit("rose", granted=40, verified=40, violations=0),),
         "revocations": (Revocation(3.0, 2, 1.0, 1), Revocation(5.0, 1, 3.0, 2)),
         "timeline": Timeline(
             gate_open=((100.0, 101.5), (103.0, 104.0)),
             arrivals_s=(101.5, 102.0),
             slabs=((100.0, 2, 6, 2), (101.6, 5, 5, 0)),
         ),
-        "machine": {"cpu": "<Acme & Sons>", "cores": 2},
-        "settings": {"quick": True, "load": 0.5},
-        "seed": 7,
-        "command": "rose demo --quick",
         "complete": True,
     }
     return RunRecord(**(values | changes))

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rose.demo.record import ARMS, Answered, Lending, Solo, Timeline
+from rose.demo import verdict as verdicts
+from rose.demo.record import ARMS, Answered, Audit, Lending, Timeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument, Unavailable
 from rose.slo import SLO
-from tests.demo.records import EMPTY_CIRCLE, tiny_broker, tiny_circle, tiny_record
+from tests.demo.records import EMPTY_CIRCLE, solo, tiny_broker, tiny_circle, tiny_record
+
+
+@pytest.fixture(autouse=True)
+def few_requests_are_enough(monkeypatch):
+    monkeypatch.setattr(verdicts, "REQUESTS_MIN", 6)
 
 
 def table_of(report, width=100):
@@ -50,8 +56,8 @@ def test_harvest_is_tokens_over_the_same_rollouts_alone():
     assert arms["rose"]["harvested_tokens_share"] == 0.5
     assert arms["rose"]["harvested_share"] == 0.5
     assert arms["share_all"]["harvested_tokens_share"] == 1.0  # 60 of 60 tokens/s
-    solo = (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 1.0))
-    arms = summarise(tiny_record(solo=solo))["arms"]
+    solos = (solo("share_all", 2.0, 120), solo("rose", 4.0, 120, 1.0))
+    arms = summarise(tiny_record(solo=solos))["arms"]
     assert arms["rose"]["harvested_tokens_share"] == 0.25
     assert arms["rose"]["harvested_share"] == 0.5
 
@@ -145,9 +151,9 @@ def test_keys_are_those_that_were_promised():
     }
     assert report["blocked_by_rollout_ms_p99"] == 1.0
     assert report["segment_ms_p99"] == 2.0
-    assert (report["pauses"], report["seed"], report["command"]) == (6, 7, "rose demo --quick")
+    assert (report["pauses"], report["seed"], report["command"]) == (6, 7, "rose demo")
     assert report["machine"] == {"cpu": "<Acme & Sons>", "cores": 2}
-    assert report["settings"] == {"quick": True, "load": 0.5}
+    assert report["settings"] == {"load": 0.5}
     assert report["complete"] is True
     assert set(report["verdict"]) == {"void", "sentence", "next_command", "checks"}
     assert report["slices"] == {"judged": 8, "void": 1, "repeated": 1}
@@ -193,26 +199,24 @@ def test_verdict_when_all_is_well():
     report = summarise(tiny_record())
     verdict = report["verdict"]
     assert verdict["void"] is False
-    assert verdict["sentence"].startswith("All 10 bars are met")
-    assert len(verdict["checks"]) == 11  # Quick: the number of requests is not judged.
+    assert verdict["sentence"].startswith("All 11 bars are met")
+    assert len(verdict["checks"]) == 11
     # Harvest 0.5 of an idle share of 0.6.
     harvest = check_of(report, "rose harvest / certifiable idle")
     assert harvest["value"] == pytest.approx(0.5 / 0.6)
-    assert check_of(report, "requests of an arm")["ok"] is None
 
 
 @pytest.mark.parametrize(
     ("change", "name", "value"),
     [
         (
-            {"solo": (Solo("share_all", 2.0, 120, None), Solo("rose", 4.0, 120, 1.2))},
+            {"solo": (solo("share_all", 2.0, 120), solo("rose", 4.0, 120, 1.2))},
             "rose harvest / certifiable idle",
             0.5,
         ),
-        ({"certificate_violations": 1}, "certificates not verified", 1),
-        ({"certificates_verified": 38}, "certificates not verified", 2),
+        ({"audits": (Audit("rose", 40, 40, 1),)}, "certificates not verified", 1),
+        ({"audits": (Audit("rose", 40, 38, 0),)}, "certificates not verified", 2),
         ({"revocations": ()}, "revocations", 0),
-        ({"settings": {}}, "requests of an arm", 6),
     ],
 )
 def test_missed_bar_is_named(change, name, value):
@@ -223,6 +227,23 @@ def test_missed_bar_is_named(change, name, value):
     assert [c["name"] for c in report["verdict"]["checks"] if c["ok"] is False] == [name]
     assert f"{name} is" in report["verdict"]["sentence"]
     assert not report["verdict"]["void"]
+
+
+def test_few_requests_miss_their_bar(monkeypatch):
+    monkeypatch.setattr(verdicts, "REQUESTS_MIN", 7)
+    found = check_of(summarise(tiny_record()), "requests of an arm")
+    assert (found["ok"], found["value"]) == (False, 6)
+
+
+def test_a_quick_run_is_judged_by_what_needs_no_long_run():
+    quick = {"settings": {"quick": True}}
+    report = summarise(slowed(tiny_record(**quick), "alone_again", 1.2))
+    judged = [c["name"] for c in report["verdict"]["checks"] if c["ok"] is not None]
+    assert judged == ["certificates not verified"]
+    assert report["verdict"]["void"] is False
+    assert "too short to judge latency and harvest. All 1 bars" in report["verdict"]["sentence"]
+    unverified = summarise(tiny_record(audits=(Audit("rose", 40, 38, 0),), **quick))
+    assert "1 of 1 bars missed: certificates not verified" in unverified["verdict"]["sentence"]
 
 
 def slowed(record, arm, factor):
@@ -255,7 +276,7 @@ def test_slow_serving_and_harmless_sharing_miss_their_bars():
 
 
 def test_slack_mode_is_judged_by_the_targets_it_may_spend():
-    slack = tiny_record(settings={"quick": True, "mode": "slack"})
+    slack = tiny_record(settings={"mode": "slack"})
     report = summarise(slowed(slack, "rose", 2.0))
     assert check_of(report, "rose TPOT P50 / alone")["ok"] is None
     below = check_of(report, "rose SLO met, below alone's by")
@@ -268,8 +289,7 @@ def empty_record():
     return tiny_record(
         slices=(),
         solo=(),
-        certificates_granted=0,
-        certificates_verified=0,
+        audits=(),
         revocations=(),
         timeline=Timeline((), (), ()),
         complete=False,
@@ -336,7 +356,7 @@ def test_table_fits_and_nothing_is_cut(width):
     assert max(len(row) for row in rows) <= max(width, 104)
     for cell in ("share all", "3.00/3.50", "83 %", "40 %", "50 %", "rate alone", "tokens/s"):
         assert cell in text
-    assert "All 10 bars are met" in text
+    assert "All 11 bars are met" in text
 
 
 class Links(HTMLParser):

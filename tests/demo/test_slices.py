@@ -1,7 +1,7 @@
 """Slices that somebody else disturbed are void, and taken again while there is time."""
 
 from rose.demo.foreign import CoreUse, why_foreign
-from rose.demo.record import SliceCounts
+from rose.demo.record import Slice, SliceCounts
 from rose.demo.slices import Slices, in_turn
 
 
@@ -24,12 +24,12 @@ def test_every_arm_is_first_once() -> None:
     assert in_turn("abc", 4) == ["b", "c", "a"]
 
 
-def taken(answers: list[str | None], *, spare_s: float) -> tuple[Slices[int], list[bool]]:
+def taken(answers: list[str | None], *, spare_s: float) -> tuple[Slices, list[bool]]:
     clock = Ticking()
-    slices = Slices[int](lambda: lambda: answers.pop(0), clock, spare_s=spare_s)
+    slices = Slices(lambda: lambda: answers.pop(0), clock, spare_s=spare_s)
     are_void = []
     while answers:
-        are_void.append(slices.take(lambda: 0)[1])
+        are_void.append(slices.take(lambda: Slice("alone", 0, 0.0, 1.0, (), 0.0, 0)).is_void)
     return slices, are_void
 
 

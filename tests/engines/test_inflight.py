@@ -59,7 +59,7 @@ class Live:
         fresh = later(self.weights.row, seed=1)
         self.engine.commit(
             TileCommit(self.weights, fresh, end=end),
-            version=lambda: 1,
+            version=1,
             on_done=lambda _committed: done.set(),
         )
         assert done.wait(WAIT_S)

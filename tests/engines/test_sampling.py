@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.engines.transformers import Sampling
@@ -20,7 +20,6 @@ def keys_of(rows: list[tuple[int, int]]) -> torch.Tensor:
 
 
 @given(seed=SEEDS, position=st.integers(0, 2**40), size=st.sampled_from([1, 2, 31, 128, 257]))
-@settings(max_examples=60, deadline=None)
 def test_noise_is_that_of_the_plain_twin(seed: int, position: int, size: int) -> None:
     noise = gumbel_noise(keys_of([(seed, position)]), size)[0].tolist()
     expected = [reference.noise(seed, position, token) for token in range(size)]
@@ -30,7 +29,6 @@ def test_noise_is_that_of_the_plain_twin(seed: int, position: int, size: int) ->
 
 
 @given(data=st.data(), rows=st.integers(1, 9), size=st.sampled_from([1, 2, 17, 128]))
-@settings(max_examples=60, deadline=None)
 def test_tokens_and_logprobs_are_those_of_the_plain_twin(data, rows: int, size: int) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     logits = 4 * torch.randn(rows, size, generator=generator)
@@ -46,7 +44,6 @@ def test_tokens_and_logprobs_are_those_of_the_plain_twin(data, rows: int, size: 
 
 
 @given(rows=st.lists(st.tuples(SEEDS, st.integers(0, 2**20)), min_size=2, max_size=20))
-@settings(max_examples=40, deadline=None)
 def test_a_row_is_the_same_alone_and_in_any_batch(rows: list[tuple[int, int]]) -> None:
     together = gumbel_noise(keys_of(rows), 128)
     for row, place in enumerate(rows):

@@ -23,6 +23,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
 from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, encode
+from rose.whole_file import lock
 from tests.executor.conftest import (
     LONG_S,
     ROLLOUT_KV,
@@ -411,14 +412,57 @@ def test_when_serving_closes_the_device_the_borrower_hears_it(rig: RemoteRig) ->
     wait_for(lambda: child.do("state")["is_closed"])
 
 
+def abandon(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(str(path))
+
+
 def test_a_socket_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "device.sock"
-    left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    left.bind(str(path))
-    left.close()
+    abandon(path)
     made = RemoteRig(tmp_path)
     made.close()
     assert not path.exists()
+
+
+def test_only_an_abandoned_socket_of_this_user_is_replaced(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    abandon(tmp_path / "abandoned")
+    (tmp_path / "link").symlink_to("abandoned")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    abandon(tmp_path / "foreign")
+    made = Rig(tmp_path / "log", lends=False)
+    for name in ("file", "folder", "fifo", "link", "dangling", "foreign"):
+        path = tmp_path / name
+        before = path.lstat()
+        if name == "foreign":
+            monkeypatch.setattr("rose.executor.listener.os.geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(Unavailable, match="in use"):
+            made.device.listen(path)
+        assert path.lstat() == before
+    assert (tmp_path / "file").read_bytes() == b"precious"
+    made.close()
+
+
+def test_a_socket_whose_device_is_about_to_listen_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "device.sock"
+    abandon(path)  # As between `bind` and `listen`, when connections are refused too.
+    made = Rig(tmp_path / "log", lends=False)
+    with lock(tmp_path / "device.sock.lock"), pytest.raises(Unavailable, match="in use"):
+        made.device.listen(path)
+    assert path.is_socket()
+    made.close()
+
+
+def test_what_took_the_place_of_the_socket_stays(tmp_path: Path) -> None:
+    made = RemoteRig(tmp_path)
+    path = Path(made.path)
+    path.unlink()
+    path.write_bytes(b"precious")
+    made.close()
+    assert path.read_bytes() == b"precious"
 
 
 def test_nobody_listens_twice_at_one_place(rig: RemoteRig, tmp_path: Path) -> None:

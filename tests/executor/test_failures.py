@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rose.compute.gpu as compute_gpu
@@ -196,7 +196,6 @@ JUMPS_MS = (-3_600_000, -1000, -1, 0, 1, 50, 5000, 3_600_000)
 @given(
     jumps=st.lists(st.tuples(st.sampled_from(JUMPS_MS), st.integers(0, 4)), min_size=1, max_size=25)
 )
-@settings(max_examples=25, deadline=None)
 def test_whatever_the_clock_does_serving_has_its_memory_and_the_books_are_right(jumps) -> None:
     clock = ManualClock()
     with TemporaryDirectory() as folder:

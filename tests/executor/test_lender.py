@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose._core import ManualClock
@@ -242,7 +242,6 @@ def test_reserve_that_nobody_named_is_what_the_priors_say_serving_could_need(ope
     running=st.integers(0, 3),
     wanted=st.integers(1, 200),
 )
-@settings(max_examples=40)
 def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_grant(
     steps, arrivals, running, wanted
 ) -> None:

@@ -258,4 +258,4 @@ class ExecutorMachine(RuleBasedStateMachine):
 
 
 TestExecutorMachine = ExecutorMachine.TestCase
-TestExecutorMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestExecutorMachine.settings = settings(stateful_step_count=40)

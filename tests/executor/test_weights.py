@@ -385,7 +385,6 @@ def test_bytes_that_change_while_nobody_pins_them_leave_the_device(weights: Weig
     bound=st.sampled_from([0, SLAB, 3 * SLAB]),
 )
 @settings(
-    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -427,7 +426,6 @@ ORDERS = ("begin", "advance", "pin", "unpin", "evict", "revoke", "borrow", "retu
     )
 )
 @settings(
-    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -18,8 +18,6 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.source import Frame
 from rose.transfer.receiving.staging import Staging
-from rose.transfer.replicas import link as replica_link
-from rose.transfer.replicas.messages import Order, Word
 from rose.transfer.wire import messages
 from tests.transfer.faults.disks import VirtualDisk
 
@@ -90,15 +88,6 @@ def try_manifest(content: bytes) -> object | None:
     return manifest
 
 
-def try_replica(kind: type, content: bytes) -> object | None:
-    try:
-        value = replica_link.decode(kind, content)
-    except REFUSED:
-        return None
-    assert replica_link.decode(kind, replica_link.encode(value)[4:]) == value
-    return value
-
-
 def try_file(content: bytes) -> object | None:
     """Open a folder with a file that has these bytes; it is served as far as it is sound."""
     disk = VirtualDisk(lambda: None)
@@ -113,8 +102,6 @@ def try_file(content: bytes) -> object | None:
 PARSERS: Final[list[Callable[[bytes], object | None]]] = [
     try_manifest,
     try_file,
-    lambda content: try_replica(Order, content),
-    lambda content: try_replica(Word, content),
     *(lambda content, kind=kind: try_message(kind, content) for kind in KINDS),
 ]
 
@@ -127,7 +114,7 @@ def one_input(content: bytes) -> None:
 def main() -> None:
     import atheris
 
-    for function in (try_manifest, try_file, try_message, try_replica, follow):
+    for function in (try_manifest, try_file, try_message, follow):
         atheris.instrument_func(function)
     atheris.Setup(sys.argv, one_input)
     atheris.Fuzz()

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from rose.transfer import RowPublisher, Signing, Version, VersionLog, manifest_bytes
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.replicas import link as replica_link
-from rose.transfer.replicas.messages import Order, OrderKind, RankPhase, Word
 from rose.transfer.wire import messages
 from tests.fuzz import fuzz_parsers
 from tests.fuzz.fuzz_parsers import KINDS, PARSERS
@@ -34,8 +32,6 @@ def written() -> dict[int, bytes]:
     frames = {one.tile: log.chunk(manifest.key, one.tile) or b"" for one in manifest.chunks}
     disk = VirtualDisk(lambda: None)
     DiskStore(disk, bytes_max=1 << 20).put(manifest, frames)
-    order = Order(3, 7, OrderKind.BEGIN, version(5))
-    word = Word(1, 2, 3, 7, 9, RankPhase.MATCHED, version(4), staged=version(5))
     said = {
         "HelloReply": messages.HelloReply("a", "relay", 5, layout=manifest.layout),
         "HelloRequest": messages.HelloRequest(),
@@ -50,10 +46,7 @@ def written() -> dict[int, bytes]:
         "WaitRequest": messages.WaitRequest(5, 100),
     }
     files = [manifest_bytes.to_bytes(manifest), disk.read(disk.names()[0])]
-    links = [replica_link.encode(one)[4:] for one in (order, word)]
-    return dict(
-        enumerate([*files, *links, *(messages.encode(said[kind.__name__]) for kind in KINDS)])
-    )
+    return dict(enumerate([*files, *(messages.encode(said[kind.__name__]) for kind in KINDS)]))
 
 
 WRITTEN = written()

@@ -55,16 +55,6 @@ def quantised_by_cuda(
     return codes.read(np.uint8).reshape(rows, cols), scales.read(np.float32).reshape(shape)
 
 
-def quantised_by_triton(weights: Bits, *, to: str, block: Block) -> tuple[Codes, Scales]:
-    import torch
-
-    from rose.kernels.quantise import quantise
-
-    tensor = torch.from_numpy(weights.view(np.int16)).cuda()
-    codes, scales = quantise(tensor, to=to, block=block)
-    return codes.cpu().numpy(), scales.cpu().numpy()
-
-
 def some_weights(rng: np.random.Generator, shape: tuple[int, int]) -> Bits:
     """Any bits, with rows of ordinary weights of any size between them."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-140, 120, (shape[0], 1)))
@@ -90,24 +80,12 @@ def test_the_kernel_is_the_reference(
 
 
 @each_kind
-@pytest.mark.parametrize(("shape", "block"), SHAPES)
-def test_the_triton_twin_is_the_reference(
-    gpu: None, rng: np.random.Generator, shape: tuple[int, int], block: Block, to: str
-) -> None:
-    pytest.importorskip("triton")
-    weights = some_weights(rng, shape)
-    want = reference.quantise(weights, to=to, block=block)
-    check_same(quantised_by_triton(weights, to=to, block=block), want)
-
-
-@each_kind
 def test_every_bf16_over_every_kind_of_scale(device: Any, gpu: None, to: str) -> None:
     """Quotients of all weights by subnormal, ordinary and the largest scales, on the device."""
     weights = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
     for block in ((1, 1024), (64, 1024)):
         want = reference.quantise(weights, to=to, block=block)
         check_same(quantised_by_cuda(device, weights, to=to, block=block), want)
-        check_same(quantised_by_triton(weights, to=to, block=block), want)
 
 
 def test_millions_are_quantised_as_the_core_does(device: Any, rng: np.random.Generator) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import (
-    Application,
     Delta,
     delta_apply,
     delta_pack,
@@ -231,28 +230,3 @@ def test_what_is_no_stream_is_named(rng: np.random.Generator, wrong: Any) -> Non
     new, old = two_versions(rng, 16)
     with pytest.raises(InvalidArgument, match="stream is a"):
         delta_pack(on_gpu(new), on_gpu(old), stream=wrong)
-
-
-# ---- slices
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_an_application_stops_and_goes_back_wherever_it_is(
-    torch: Any, rng: np.random.Generator, width: int
-) -> None:
-    new, old = two_versions(rng, width)
-    delta = delta_pack(new, old.copy(), block_elements=DENSE)
-    stream = torch.cuda.Stream(priority=0)  # the lowest there is
-    held = on_gpu(old)
-    torch.cuda.synchronize()
-    application = Application(held, delta, verify=True, stream=stream)
-    for blocks in range(1, 5):
-        assert application.step(0) == (blocks == 4)
-        expected = np.concatenate([new[: blocks * DENSE], old[blocks * DENSE :]])
-        stream.synchronize()
-        assert (on_host(held) == expected).all()
-    application.undo()
-    stream.synchronize()
-    assert (on_host(held) == old).all()
-    assert application.run(10_000)
-    assert digest(held, stream=stream) == delta.digest

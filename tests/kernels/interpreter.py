@@ -160,25 +160,24 @@ def delta_pack(
     ages: Bits | None = None,
     **options: Any,
 ) -> Packed:
-    """Pack, by threshold or with `topk_pack` by budget, and put the blocks into their order."""
-    from rose.kernels.delta_pack import delta_pack, gather
-    from rose.kernels.topk_pack import topk_pack
+    """Pack, by threshold or by budget, and put the blocks into their order."""
+    from rose.kernels.delta_pack import delta_pack
+    from rose.kernels.topk_pack import topk_threshold
 
     fresh = Guarded(new, skip[0], dtype, shape=shapes[0])
     held = Guarded(shadow, skip[1], dtype, shape=shapes[1])
     counts = ages_of(ages)
-    if budget is None:
-        least = scalar(threshold)
-        packed = delta_pack(fresh.tensor, held.tensor, threshold=least, ages=counts, **options)
-    else:
-        packed = topk_pack(fresh.tensor, held.tensor, budget=budget, ages=counts, **options)
-    gathered = gather(packed)
+    least = scalar(threshold)
+    if budget is not None:
+        due = {"ages": counts, "age_limit": options.get("age_limit", 255)}
+        least = topk_threshold(fresh.tensor, held.tensor, budget=budget, **due)
+    packed = delta_pack(fresh.tensor, held.tensor, threshold=least, ages=counts, **options)
+    offsets, payload = ordered(packed)
     assert (fresh.bits() == new).all()
-    assert gathered.digest is packed.digest
     return Packed(
-        unsigned(gathered.entries, 64),
-        gathered.offsets.tolist(),
-        unsigned(gathered.arena, 32)[: int(gathered.words)],
+        unsigned(packed.entries, 64),
+        offsets,
+        payload,
         int(packed.words),
         tuple(unsigned(packed.digest, 64)),
         held.bits(),
@@ -186,16 +185,13 @@ def delta_pack(
     )
 
 
-def gather(entries: list[int], offsets: list[int], arena: list[int]) -> tuple[list[int], list[int]]:
-    """Return offsets and payload of blocks that lie in any order."""
-    import torch
-
-    from rose.kernels.blocks import PackedBlocks
-    from rose.kernels.delta_pack import gather
-
-    words, digest = torch.zeros((), dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    gathered = gather(PackedBlocks(*table(entries, offsets, arena), words, digest))
-    return gathered.offsets.tolist(), unsigned(gathered.arena, 32)[: int(gathered.words)]
+def ordered(packed: Any) -> tuple[list[int], list[int]]:
+    """Return offsets and payload in the order of the table."""
+    sizes = [entry >> 44 for entry in unsigned(packed.entries, 64)]
+    arena = unsigned(packed.arena, 32)
+    places = zip(packed.offsets.tolist(), sizes, strict=True)
+    payload = [word for at, size in places for word in arena[at : at + size]]
+    return [sum(sizes[:block]) for block in range(len(sizes))], payload
 
 
 def delta_apply(
@@ -222,43 +218,6 @@ def delta_apply(
 
 
 Table = tuple[list[int], list[int], list[int]]
-
-
-def gathered_table(packed: Any) -> tuple[list[int], list[int]]:
-    """Return entries and payload in the order of the table."""
-    from rose.kernels.delta_pack import gather
-
-    found = gather(packed)
-    words = int(found.words)
-    return unsigned(found.entries, 64), unsigned(found.arena, 32)[:words]
-
-
-def delta_merge(
-    first: Table, second: Table, *, count: int, width: int, **options: Any
-) -> tuple[list[int], list[int], int]:
-    import torch
-
-    from rose.kernels.delta_merge import delta_merge
-
-    like = torch.empty(count, dtype=getattr(torch, f"int{width}"))
-    packed, errors = delta_merge(table(*first), table(*second), like=like, **options)
-    return *gathered_table(packed), int(errors)
-
-
-def strat(
-    which: str, base: Bits, delta: Table, *, programs: int = 1024, shape: Any = None, **options: Any
-) -> tuple[list[int], list[int], int]:
-    """Recode a delta for a link by `strat_pack`, or back by `strat_unpack`."""
-    from rose.kernels import strat_pack, strat_unpack
-
-    strat_unpack.PROGRAMS = programs
-    function = getattr({"pack": strat_pack, "unpack": strat_unpack}[which], f"strat_{which}")
-    held = Guarded(base, shape=shape)
-    packed, errors = function(held.tensor, *table(*delta), **options)
-    assert (held.bits() == base).all()
-    if int(errors) != -1:
-        return [], [], int(errors)
-    return *gathered_table(packed), -1
 
 
 def topk_threshold(

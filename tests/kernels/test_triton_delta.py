@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -142,7 +142,6 @@ def test_large_blocks_have_the_bits_of_the_reference(child: Child) -> None:
     check_twins(child, changed_from(old, 0.004), old, block=65_536)
 
 
-@settings(max_examples=30)
 @given(
     pairs=st.lists(
         st.tuples(st.integers(0, 0xFFFFFFFF), st.sampled_from([0, 0, 0, 1, -1, 2, 9, -(1 << 31)])),
@@ -234,8 +233,6 @@ def test_blocks_may_lie_in_any_order(child: Child) -> None:
     )
     assert error == -1
     assert (after == new).all()
-    gathered = child.run(triton.gather, want.entries, offsets, arena)
-    assert gathered == (ends[:-1], want.payload)
 
 
 def test_one_program_applies_block_after_block(child: Child) -> None:

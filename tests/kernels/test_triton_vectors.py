@@ -10,7 +10,6 @@ import pytest
 
 from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import Child
-from tests.reference.strat import ClassRule
 
 pytestmark = pytest.mark.timeout(600)  # each test is a file of cases, and interpreted
 
@@ -106,29 +105,3 @@ def test_digests_are_those_of_the_vectors(child: Child, repo: Path) -> None:
             seed=case["seed"],
         )
         assert got == tuple(numbers(case["digest"], "<u8").tolist()), case["name"]
-
-
-def test_merged_deltas_are_those_of_the_vectors(child: Child, repo: Path) -> None:
-    for case in cases("merges", repo):
-        entries, payload, error = child.run(
-            triton.delta_merge,
-            table(case["first"]),
-            table(case["second"]),
-            count=case["count"],
-            width=case["width"],
-            block_elements=case["block_elements"],
-        )
-        assert error == -1, case["name"]
-        assert (entries, payload) == (table(case["merged"])[0], table(case["merged"])[2])
-
-
-def test_links_are_those_of_the_vectors(child: Child, repo: Path) -> None:
-    for case in cases("strats", repo):
-        shift, exponent_bits, origin, all_mask, *magnitude_bits = case["rule"]
-        rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(magnitude_bits))
-        how = {"block_elements": case["block_elements"], "rule": rule}
-        old, delta, link = bits(case, "old"), table(case["delta"]), table(case["link"])
-        packed = child.run(triton.strat, "pack", old, delta, **how)
-        assert packed == (link[0], link[2], -1), case["name"]
-        unpacked = child.run(triton.strat, "unpack", old, link, **how)
-        assert unpacked == (delta[0], delta[2], -1), case["name"]

@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose._core import Arbiter
 from rose.errors import InvalidArgument
@@ -168,7 +168,6 @@ def few_layers(model: str, layers: int) -> ModelShape:
     return replace(shape, layers=layers, windows=shape.windows[-layers:])
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     pair=st.tuples(st.sampled_from(preset_names()), st.sampled_from(preset_names())),
     layers=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -328,7 +328,7 @@ class Windows(RuleBasedStateMachine):
 
 
 TestWindows = Windows.TestCase
-TestWindows.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestWindows.settings = settings(stateful_step_count=20, deadline=None)
 
 
 # ---- a device

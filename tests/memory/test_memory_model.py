@@ -369,7 +369,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(max_examples=400, stateful_step_count=40)
+TestMemoryMachine.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ KINDS = (
     "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED"
 ).split()
 HEADER = {
-    "version": 3,
+    "version": 4,
     "record_bytes": 128,
     "ttft_ms": 500.0,
     "tpot_ms": 50.0,
@@ -113,7 +113,8 @@ class LogBytes:
 
     def save(self, path: Path) -> Path:
         """End the log and write it."""
-        self.add("END", struct.pack("<Q", len(self.records)))
+        kinds = [int.from_bytes(one[:4], "little") for one in self.records[1:]] + [10]
+        self.add("END", struct.pack("<12Q", *(kinds.count(kind) for kind in range(1, 13))))
         path.write_bytes(reseal(self.records))
         return path
 

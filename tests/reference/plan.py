@@ -164,14 +164,12 @@ def least_crossing(
     }
 
 
-def least_load(
-    candidates: Sequence[tuple[int, ...]], weights: Sequence[int], loads: Mapping[int, int]
-) -> int:
+def least_load(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> int:
     """Return the least possible largest load, by trying every choice."""
-    ranks = {*loads, *(rank for one in candidates for rank in one)}
-    best = sum(weights) + max([0, *loads.values()])
+    ranks = {rank for one in candidates for rank in one}
+    best = sum(weights)
     for choice in product(*candidates):
-        total = {rank: loads.get(rank, 0) for rank in ranks}
+        total = dict.fromkeys(ranks, 0)
         for rank, weight in zip(choice, weights, strict=True):
             total[rank] += weight
         best = min(best, max(total.values(), default=0))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -91,7 +91,6 @@ ANSWERS = st.one_of(
 )
 
 
-@settings(max_examples=40)
 @given(st.lists(ANSWERS, max_size=8), st.integers(0, 150))
 def test_all_arrive_once_and_in_order_whatever_the_trainer_answers(answers, count: int) -> None:
     trainer = Trainer(answers)
@@ -134,7 +133,6 @@ def test_what_the_next_trainer_gets_again_comes_before_what_no_trainer_had() -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.lists(ANSWERS, max_size=3)), max_size=4))
-@settings(max_examples=40)
 def test_every_incarnation_gets_all_that_was_ever_put_in_order(lives) -> None:
     count = 0
     with handing() as handoff:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
@@ -152,7 +152,6 @@ def lives(draw) -> list[list[TrainerStatus]]:
     return drawn
 
 
-@settings(max_examples=30)
 @given(lives())
 def test_consumption_and_staleness_add_up_over_incarnations_that_fall_back(drawn) -> None:
     with watching() as on:

@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose.scheduler.events import Action, JobJoined, Start, TrajectoryCreated, TurnReady
 from rose.scheduler.worker import LeaseChanged, TurnEnd
@@ -58,7 +58,6 @@ class Sharers:
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3),
     lead=st.sampled_from([0, 50, 400]),
 )
-@settings(max_examples=40, deadline=None)
 def test_weighted_service_of_backlogged_jobs_differs_by_the_bound_at_most(
     seed: int, weights: list[float], lead: int
 ) -> None:

@@ -1,7 +1,7 @@
 """Who was served least goes first, a tool's return lifts by a level, and nobody starves."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import Start
@@ -85,7 +85,6 @@ def _waiting(draw: st.DrawFn) -> list[int]:
 
 
 @given(served=_waiting())
-@settings(max_examples=60, deadline=None)
 def test_order_is_by_level_and_then_by_arrival(served: list[int]) -> None:
     rig = OneSeat()
     # Numbers against the order of arrival: it is not they that decide.

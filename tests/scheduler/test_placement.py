@@ -6,7 +6,7 @@ from functools import partial
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
 from rose.scheduler.events import (
@@ -353,7 +353,6 @@ class Twins:
 
 @pytest.mark.parametrize("policy", PlacementPolicy)
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
 def test_choice_is_the_plain_argmin(policy: PlacementPolicy, seed: int) -> None:
     twins = Twins(seed, policy)
     for _ in range(60):

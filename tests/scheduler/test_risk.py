@@ -5,7 +5,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rose.scheduler.events import Action, Start, VersionPublished, WorkerJoined
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
@@ -33,7 +33,6 @@ def test_hazard_of_a_borrowed_worker_is_the_prior_and_a_dedicated_one_has_none()
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
 def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
     rng = random.Random(seed)
     prior_s = rng.choice([5.0, 60.0, 1000.0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
@@ -177,7 +177,6 @@ def test_zeros_before_the_end_are_damage(tmp_path) -> None:
         loaded(path)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_found_or_changes_nothing_but_the_last_step(
     tmp_path_factory, data

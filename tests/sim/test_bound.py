@@ -1,6 +1,6 @@
 """The core's inequality finds what trying every schedule finds: no more, and no less."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose._core import (
@@ -86,7 +86,6 @@ def situations(draw: st.DrawFn) -> Situation:
     )
 
 
-@settings(max_examples=200)
 @given(now=situations(), since_token=st.integers(0, 50))
 def test_the_certificate_grants_what_no_schedule_can_break(now, since_token) -> None:
     assert granted(now, since_token=since_token) == most_segments(now)

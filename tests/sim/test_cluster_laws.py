@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.scheduler.settings import PlacementPolicy
-from rose.sim.cluster.record import record_cluster
 from rose.sim.cluster.simulate import SimOptions, new_core, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld, Lending, SimJob, TrainerMode
+from tests.sim.record import record_cluster
 from tests.sim.worlds import ROOM, job, lending, random_trajectories, worker, world
 
 
@@ -71,7 +71,6 @@ def check_job(found: ClusterOutcome, trained: SimJob) -> None:
     assert np.all((learned > 0) & (learned <= trained.batch))
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds())
 def test_every_token_is_delivered_once_and_every_world_ends(drawn: ClusterWorld) -> None:
     found = simulate_cluster(drawn)

@@ -8,9 +8,9 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import LeaseChanged
-from rose.sim.cluster.record import record_cluster
 from rose.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose.sim.cluster.world import ClusterWorld, TrainerMode
+from tests.sim.record import record_cluster
 from tests.sim.worlds import (
     AT_ONCE,
     ROOM,

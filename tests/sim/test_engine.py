@@ -1,6 +1,6 @@
 """The serving engine against a plain account of what each request has had."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.sim import DeviceModel, Request
@@ -10,7 +10,6 @@ DEVICE = DeviceModel(chunk_tokens=32, batch_max=4)
 LENGTHS = st.tuples(st.integers(1, 90), st.integers(1, 6))
 
 
-@settings(max_examples=100)
 @given(lengths=st.lists(LENGTHS, min_size=1, max_size=9), admit_at=st.lists(st.integers(0, 12)))
 def test_the_engine_agrees_with_a_plain_account(lengths, admit_at) -> None:
     requests = [Request(0.0, prompt, output) for prompt, output in lengths]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -113,7 +113,6 @@ def test_serving_alone_is_as_fast_as_a_fluid() -> None:
     assert fluid.mean_tpot_ms.mean() == pytest.approx(tpot, rel=0.03)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=5),
     scheme=st.sampled_from(FLUID_SCHEMES),

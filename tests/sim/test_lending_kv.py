@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -59,7 +59,6 @@ def test_a_reserved_part_stays_what_it_is(used, share) -> None:
     assert (loan == int(100 * share)).all()
 
 
-@settings(max_examples=30)
 @given(st.sampled_from([RoseKv(), PublishedKv(50.0), ReservedKv(0.3)]), uses)
 def test_a_device_of_many_is_lent_as_if_it_were_alone(rule, used) -> None:
     used, loan = lent(rule, used)

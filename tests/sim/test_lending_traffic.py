@@ -13,7 +13,6 @@ from rose.sim.cluster.lending_traffic import (
     Lengths,
     Routing,
     bursty,
-    diurnal,
     least_outstanding,
     route,
 )
@@ -115,16 +114,6 @@ def test_a_services_busiest_second_has_about_four_times_the_mean() -> None:
     assert 3.2 < service.max() / service.mean() < 5.2
 
 
-@given(st.floats(0.1, 10), st.floats(1, 2), st.integers(1, 200))
-def test_a_day_has_its_mean_and_peaks_at_noon(mean, peak, windows) -> None:
-    day = diurnal(mean_rps=mean, peak_over_mean=peak, windows=2 * windows)
-    assert day.rates_rps.mean() == pytest.approx(mean)
-    assert (day.rates_rps >= -1e-12).all()
-    assert day.rates_rps.max() <= mean * peak + 1e-9
-    assert day.rates_rps[windows] == pytest.approx(day.rates_rps.max())
-    assert day.window_ms * 2 * windows == pytest.approx(24 * 3600e3)
-
-
 def test_the_envelope_goes_round() -> None:
     envelope = Envelope(np.array([1.0, 2.0, 3.0]), 10.0)
     times = np.array([0.0, 9.9, 10.0, 29.9, 30.0, 45.0])
@@ -149,9 +138,6 @@ def test_what_cannot_be_is_refused() -> None:
     for make in (
         lambda: Envelope(np.array([]), 1.0),
         lambda: Envelope(np.array([-1.0]), 1.0),
-        lambda: diurnal(mean_rps=0.0, peak_over_mean=1.5),
-        lambda: diurnal(mean_rps=1.0, peak_over_mean=2.5),
-        lambda: diurnal(mean_rps=1.0, peak_over_mean=1.5, windows=1),
         lambda: Lengths(np.array([], dtype=np.int64), np.array([], dtype=np.int64)),
         lambda: Lengths(np.array([0]), np.array([1])),
         lambda: route([Request(0.0, 1, 1)], devices=0, routing=Routing.ROUND_ROBIN),

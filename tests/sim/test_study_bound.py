@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.sim.cluster.simulate import simulate_cluster
@@ -43,7 +43,6 @@ def worlds(draw: st.DrawFn) -> ClusterWorld:
     return world(workers, [made], versions=4)
 
 
-@settings(max_examples=80, deadline=None)
 @given(worlds())
 def test_no_batch_is_rolled_out_faster_than_its_bound(drawn: ClusterWorld) -> None:
     (found,) = simulate_cluster(drawn).jobs
@@ -54,7 +53,6 @@ def test_no_batch_is_rolled_out_faster_than_its_bound(drawn: ClusterWorld) -> No
     assert np.all(found.rollout_ms >= bounds_ms - 1e-3)
 
 
-@settings(max_examples=30, deadline=None)
 @given(worlds())
 def test_no_trajectory_is_faster_than_alone_on_the_best(drawn: ClusterWorld) -> None:
     (found,) = simulate_cluster(drawn).jobs

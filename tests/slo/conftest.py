@@ -73,7 +73,10 @@ def write_log(path: Path) -> None:
         gate.end_step()
         slot = state.arrived(tokens=64)
         clock.advance(1_000_000)
-        log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP)
+        began_ns = clock.now_ns()
+        clock.advance(6_000_000)
+        waits = {"blocked_ms": 0.5, "lent_ms": 0.25, "began_ns": began_ns}
+        log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP, **waits)
         state.finished(slot)
         state.beat()
     slot = state.arrived(tokens=64)
@@ -109,12 +112,41 @@ def write_log(path: Path) -> None:
     state.finished(slot)
     log.append_move(from_partition=-1, to_partition=1, slabs=3, lease_id=1, epoch=3, move_kind=2)
     deadline_ns = clock.now_ns() + 50_000_000
-    log.append_revoke_begun(lease_id=1, deadline_ns=deadline_ns, slabs=2)
+    log.append_revoke_begun(deadline_ns=deadline_ns, slabs=2)
     log.append_move(from_partition=1, to_partition=0, slabs=2, lease_id=1, epoch=4, move_kind=3)
     log.append_move(from_partition=1, to_partition=-2, slabs=1, lease_id=1, epoch=5, move_kind=4)
-    log.append_move(from_partition=-2, to_partition=-1, slabs=1, lease_id=1, epoch=6, move_kind=5)
+    log.append_move(from_partition=-2, to_partition=-1, slabs=1, lease_id=0, epoch=6, move_kind=5)
+    lend_again(log, state)
     log.append_gave_back("the test is over")
     log.close()
+
+
+def lend_again(log: CertificateLog, state: ServingState) -> None:
+    """Lend the four slabs that nobody has to the borrower, and take them back in two ways."""
+    terms = AdmissionTerms(
+        epoch=6,
+        to_partition=1,
+        slabs=4,
+        blocks_per_slab=8,
+        block_tokens=16,
+        free_serving_blocks=48,
+        unowned_slabs=4,
+        revocable_blocks=0,
+        horizon_ms=50,
+        running_requests=0,
+        decode_tokens_per_s=100,
+        prefill_tokens_per_s=4160,
+        max_request_tokens=256,
+        max_batch_tokens=128,
+        burst_requests=1,
+        burst_request_tokens=40,
+    )
+    for slabs in (2, 4):  # another one would be admitted as well, and is overtaken
+        terms.slabs = slabs
+        assert admission_certificate(terms, log=log, serving=state) is not None
+    log.append_move(from_partition=-1, to_partition=1, slabs=4, lease_id=2, epoch=7, move_kind=2)
+    log.append_move(from_partition=1, to_partition=-1, slabs=3, lease_id=2, epoch=8, move_kind=3)
+    log.append_move(from_partition=0, to_partition=-1, slabs=6, lease_id=0, epoch=9, move_kind=1)
 
 
 @pytest.fixture

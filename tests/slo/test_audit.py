@@ -270,9 +270,9 @@ def test_tokens_of_nobody_and_requests_without_a_slot_miss_nothing(tmp_path):
     assert misses_of(log, tmp_path) == []
 
 
-def test_a_log_without_tokens_is_refused_by_its_version(tmp_path):
-    with pytest.raises(InvalidArgument, match="version 2, which tells of no tokens"):
-        misses_of(LogBytes(version=2, modes=0), tmp_path)
+def test_a_log_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(InvalidArgument, match="has version 2"):
+        misses_of(LogBytes(version=2), tmp_path)
     path = decoding().save(tmp_path / "log")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptData):
@@ -320,7 +320,6 @@ def write(events) -> LogBytes:
 @given(events=EVENTS, signal_ms=SOME_MS, ttft_ms=SOME_MS, tpot_ms=SOME_MS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=200,
 )
 def test_every_miss_of_any_log_has_one_cause_and_parts_that_sum_to_it(
     tmp_path, events, signal_ms, ttft_ms, tpot_ms
@@ -362,7 +361,6 @@ def plain_gaps(events) -> list[tuple[int, float]]:
 @given(events=EVENTS)
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    max_examples=100,
 )
 def test_every_token_that_is_late_is_a_miss(tmp_path, events):
     log = write(events)

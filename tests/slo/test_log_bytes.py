@@ -61,13 +61,13 @@ def test_the_core_writes_what_the_protocol_says(tmp_path, core, clock):
     )
     began_ns = clock.now_ns()
     slots = [state.arrived(tokens=100 + n, prefilled=n == 2) for n in range(710)]
-    clock.advance(3 * MS)
+    clock.advance(10 * MS)
     state.emitted([slots[0], slots[9], slots[703]])
     state.emitted(slots[-3:])
     state.finished(slots[9])
     features = {"decode_sequences": 2.0, "context_tokens": 64.0, "prefill_tokens": 7.0}
     forecast = model.observe(6.0, **features)
-    waits = {"blocked_ms": 1.5, "lent_ms": 2.5, "began_ns": 12}
+    waits = {"blocked_ms": 1.5, "lent_ms": 2.5, "began_ns": began_ns + 4 * MS}
     core.append_step(forecast, actual_ms=6.0, **features, **waits)
     core.close()
 
@@ -75,7 +75,7 @@ def test_the_core_writes_what_the_protocol_says(tmp_path, core, clock):
     ours.now_ns = began_ns
     for slot in range(710):
         ours.arrived(slot, tokens=100 + slot, prefilled=int(slot == 2))
-    ours.wait(3)
+    ours.wait(10)
     ours.tokens(0, 9, 703)
     ours.tokens(707, 708, 709, first_slot=704)
     ours.finished(9)
@@ -100,14 +100,13 @@ def test_a_request_that_found_no_slot_is_one_in_the_log_too(tmp_path, core):
     assert [one.fields["slot"] for one in records if one.kind == "ARRIVED"][-1] == NO_SLOT
 
 
-@pytest.mark.parametrize(("version", "records", "granted"), [(2, 20, 3), (3, 24, 4)])
-def test_logs_that_were_written_once_stay_verifiable(tmp_path, version, records, granted):
-    rows = json.loads(VECTORS.read_text(encoding="utf-8"))[f"version {version}"]
+def test_a_log_that_was_written_once_stays_verifiable(tmp_path):
+    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["version 4"]
     path = tmp_path / "log"
     path.write_bytes(b"".join(bytes.fromhex(row) for row in rows))
     answer = verify_log(path)
     assert (answer.violations, answer.is_complete) == ([], True)
-    assert (answer.records, answer.granted) == (records, granted)
+    assert (answer.records, answer.granted) == (len(rows) - 1, 6)
     header, _ = read_log(path)
-    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (version, 500.0, 50.0)
-    assert header["modes"] == (0b01 if version == 2 else 0b11)
+    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (4, 500.0, 50.0)
+    assert header["modes"] == 0b11

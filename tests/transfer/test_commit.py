@@ -281,36 +281,3 @@ def test_outcome_is_there_when_it_is_over() -> None:
 def test_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="row"):
         Row(OLD[: COUNT - 1], TILES)
-
-
-@given(steps=st.integers(0, len(TILES) + 1), is_kept=st.booleans())
-def test_held_commit_goes_back_from_anywhere_until_it_is_kept(steps: int, is_kept: bool) -> None:
-    bits = OLD.copy()
-    commit = Commit(
-        DELTA, Row(bits, TILES), row_digest(OLD), digests=Row(OLD, TILES).digests(), is_held=True
-    )
-    for _ in range(steps):
-        assert commit.step()
-    if commit.state is CommitState.MATCHED and is_kept:
-        assert not commit.is_over
-        commit.keep()
-        assert not commit.step()
-    is_done = commit.state is CommitState.COMMITTED
-    commit.abandon()
-    assert np.array_equal(bits, NEW if is_done else OLD)
-    assert commit.outcome.digest == row_digest(NEW if is_done else OLD)
-    assert commit.digests is not None
-    assert commit.digests.total == commit.outcome.digest
-
-
-def test_held_commit_waits_as_long_as_it_takes() -> None:
-    commit = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD), is_held=True)
-    for _ in range(4 * len(TILES)):
-        assert commit.step()
-    assert commit.state is CommitState.MATCHED
-
-
-def test_commit_that_has_not_matched_cannot_be_kept() -> None:
-    commit = Commit(DELTA, Row(OLD.copy(), TILES), row_digest(OLD), is_held=True)
-    with pytest.raises(InternalError):
-        commit.keep()

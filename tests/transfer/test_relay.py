@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, RoseError, Unavailable
@@ -784,7 +784,6 @@ class Script:
         self.world.start()
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 1 << 32))
 def test_in_any_order_of_events_receivers_hold_true_versions_and_arrive(seed: int) -> None:
     Script(seed).run(40)

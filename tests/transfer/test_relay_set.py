@@ -19,7 +19,6 @@ from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
-from rose.transfer.version import Version
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import TILES, weights
 
@@ -468,21 +467,3 @@ def test_a_receiver_of_one_relay_in_other_hands_holds_a_true_version_or_its_own(
     cluster.near[0] = Near(cluster.relays[0])  # in good hands again
     one.source = one.staging._source = one.staging._puller._source = cluster.near[0]
     brought(cluster, one, 5)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("aim", [2, 3])
-def test_a_version_is_reached_by_an_update_that_only_one_relay_keeps(aim: int, first: int) -> None:
-    cluster = Cluster(2)
-    source = cluster.set()
-    one = Behind(source, cluster.chain.bits)
-    one.follow(1)
-    cluster.publish(4)
-    cluster.round()
-    # Relays trim by what they know: one has spans, and the other what they were made of.
-    cluster.relays[0]._shelf.forget([UpdateKey(2, 1)])
-    cluster.relays[1]._shelf.forget([UpdateKey(3, 1)])
-    source._first = first
-    one.staging.aim(Version("run", 1, aim), is_direct=True)
-    one.round(0.001)  # it waits, on one of them
-    assert one.taken[-1] == UpdateKey(aim, 1)

@@ -221,4 +221,4 @@ class TransferMachine(RuleBasedStateMachine):
 
 
 TestTransferMachine = TransferMachine.TestCase
-TestTransferMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTransferMachine.settings = settings(stateful_step_count=40, deadline=None)

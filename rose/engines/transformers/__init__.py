@@ -16,7 +16,7 @@ from rose.engines.transformers.engine import (
 )
 from rose.engines.transformers.guard import check_version
 from rose.engines.transformers.leased_weights import LeasedWeights
-from rose.engines.transformers.live_weights import LiveWeights, flat_bits, round_to_bf16
+from rose.engines.transformers.live_weights import LiveWeights, flat_bits
 from rose.engines.transformers.models import PRESETS, load_model
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.sampling import Sampling
@@ -41,7 +41,6 @@ __all__ = [
     "kv_groups",
     "load_model",
     "rollout_engine",
-    "round_to_bf16",
     "serving_engine",
     "stock_engine",
     "warm_up",

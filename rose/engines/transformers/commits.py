@@ -53,7 +53,6 @@ class Committed:
 
 
 OnCommitted = Callable[[Committed], None]
-NewVersion: TypeAlias = int | Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,13 @@ class PendingCommit:
 
     Args:
         slices: the transaction.
-        version: what the engine runs when it has gone well; a function where only the transaction
-            will know.
+        version: what the engine runs when it has gone well.
         on_done: told how it ended, in the loop thread.
         called_ns: when it was asked for.
     """
 
     slices: Slices
-    version: NewVersion
+    version: int
     on_done: OnCommitted
     called_ns: int
 
@@ -98,7 +96,7 @@ class CommitQueue:
         """Whether the first commit is over and its weights are in use."""
         return self._pending[0].slices.state is CommitState.COMMITTED
 
-    def add(self, slices: Slices, *, version: NewVersion, on_done: OnCommitted) -> None:
+    def add(self, slices: Slices, *, version: int, on_done: OnCommitted) -> None:
         """Queue a commit."""
         with self._lock:
             self._pending.append(PendingCommit(slices, version, on_done, self._clock.now_ns()))
@@ -126,9 +124,8 @@ class CommitQueue:
         now_ns = self._clock.now_ns()
         began_ns = max(pending.called_ns, self._pause_began_ns)
         self._pause_began_ns = now_ns
-        fresh = pending.version() if callable(pending.version) else pending.version
         return pending, Committed(
-            version=fresh if is_match else version,
+            version=pending.version if is_match else version,
             is_match=is_match,
             is_quarantined=self.is_quarantined,
             pause_ms=(now_ns - began_ns) / NS_PER_MS,

@@ -27,7 +27,6 @@ from rose.engines.transformers.cache import (
 from rose.engines.transformers.commits import (
     IN_FLIGHT,
     InFlight,
-    NewVersion,
     OnCommitted,
     Slices,
 )
@@ -171,7 +170,7 @@ class Engine:
         """Let the engine run on with the requests it has."""
         self.manager.background_thread_status.release_pause()
 
-    def commit(self, commit: Slices, *, version: NewVersion, on_done: OnCommitted) -> None:
+    def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
         """Change the weights at the next step boundary; any thread may ask, none waits.
 
         The loop thread runs the slices, and no step until they are over. A borrower runs them in
@@ -180,8 +179,7 @@ class Engine:
 
         Args:
             commit: the transaction over the live weights of this engine's model.
-            version: what the engine runs when it has gone well; a function where only the
-                transaction will know.
+            version: what the engine runs when it has gone well.
             on_done: told how it ended, once, in the loop thread; in `stop`, in that thread.
 
         Raises:

@@ -28,13 +28,6 @@ class Mirror(Protocol):
         ...
 
 
-def round_to_bf16(model: nn.Module) -> None:
-    """Round every parameter, in place, to the nearest bf16, ties to even; dtypes stay."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))
-
-
 def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
     """Return the weights as one row of bf16 bits, rounded to nearest, ties to even.
 

@@ -9,7 +9,7 @@ from typing import Final
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers.capacity import CacheCapacity, Capacity, LaneCapacity
-from rose.engines.transformers.commits import Committed, NewVersion, OnCommitted, Slices
+from rose.engines.transformers.commits import Committed, OnCommitted, Slices
 from rose.engines.transformers.engine import Engine
 from rose.engines.transformers.lease import WorkerLease
 from rose.engines.transformers.outputs import Output
@@ -135,9 +135,7 @@ class EngineWorker:
         """Give every turn back and end the lease; the loop thread does so and reports it."""
         self._tell(self._end)
 
-    def commit(
-        self, commit: Slices, version: NewVersion, on_done: OnCommitted | None = None
-    ) -> None:
+    def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
 
         A worker whose weights end up as those of no version revokes its lease, and takes turns

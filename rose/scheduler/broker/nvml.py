@@ -2,7 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 _PERCENT: Final = 100
 
@@ -19,18 +19,6 @@ class GpuUse:
 
     sm_busy: float
     memory_used: float
-
-
-class GpuMeter(Protocol):
-    """Measures the GPUs of this machine."""
-
-    def use(self, gpu: int) -> GpuUse | None:
-        """Return how GPU number `gpu` is used; None when that cannot be measured."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        ...
 
 
 class NvmlMeter:

@@ -6,22 +6,17 @@ each with its source; the shapes are those of `rose/memory/presets.json`.
 
 import math
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rose._core import LatencyModel
 from rose.errors import InvalidArgument
 from rose.executor.model_cost import model_cost
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import weight_bytes
 from rose.sim.cluster.world import StepTimes
 from rose.sim.device import DeviceModel
-from rose.slo import Policy
-from rose.slo.latency_file import new_latency_model
-from rose.slo.log_file import read_log
 from rose.slo.prior import Roofline, find_roofline
 from rose.units import GIB, MS_PER_S
 
@@ -33,8 +28,7 @@ _SEQUENCE_MS: Final = 0.004
 # Assumed: an all-reduce of a decode step's activations over NVLink is latency; two in each layer.
 _ALL_REDUCE_MS: Final = 0.01
 _ALL_REDUCES_OF_LAYER: Final = 2
-_MATRICES_OF_AN_EXPERT: Final = 3  # gate, up and down
-_MANY: Final = 1000.0
+_MATRICES_OF_AN_EXPERT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,54 +136,6 @@ def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1, batch: int = 64) 
         context_ms=context_ms,
         prefill_ms=prefill_ms,
         pair_ms=pair_ms,
-    )
-
-
-def measured_cost(log: Path, *, policy: Policy | None = None) -> StepCost:
-    """Return what steps cost by a certificate log, learned as rose's latency model learns it.
-
-    Args:
-        log: of a run on the device.
-        policy: the knobs of the model, and its prior.
-
-    Raises:
-        InvalidArgument: there is no such log, or it has no steps.
-        CorruptData: the log is damaged.
-    """
-    header, records = read_log(log)
-    model = new_latency_model(policy or Policy(), step_tokens=header["max_batch_tokens"])
-    for record in records:
-        if record.kind == "STEP":
-            names = ("decode_sequences", "context_tokens", "prefill_tokens")
-            features = {name: record.fields[name] for name in names}
-            model.observe(record.fields["actual_ms"], **features)
-    if not model.observations:
-        raise InvalidArgument(f"{log} has no steps to learn from")
-    return learned_cost(model)
-
-
-def learned_cost(model: LatencyModel) -> StepCost:
-    """Return what a latency model has learned, or starts from.
-
-    Raises:
-        InvalidArgument: it says that prompt tokens cost nothing.
-    """
-
-    def term(sequences: float, context: float, prefill: float) -> float:
-        return model.forecast(
-            decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill
-        ).predicted_ms
-
-    # A forecast is a sum, so each coefficient is a difference; whatever the model's own scales are.
-    base_ms = term(0, 0, 0)
-    context_ms, prefill_ms = term(0, _MANY, 0) - base_ms, term(0, 0, _MANY) - base_ms
-    pair_ms = term(0, _MANY, _MANY) - base_ms - context_ms - prefill_ms
-    return StepCost(
-        base_ms=base_ms,
-        sequence_ms=max(0.0, term(_MANY, 0, 0) - base_ms) / _MANY,
-        context_ms=max(0.0, context_ms) / _MANY,
-        prefill_ms=max(0.0, prefill_ms) / _MANY,
-        pair_ms=max(0.0, pair_ms) / _MANY**2,
     )
 
 

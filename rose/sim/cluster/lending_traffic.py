@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,6 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 from rose.sim.request import Request, check_requests
 from rose.units import MS_PER_S
-
-_DAY_MS: Final = 24 * 3600 * MS_PER_S
 
 Column = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
@@ -200,28 +197,6 @@ class Envelope:
         """Return the rate at each time."""
         window = (times_ms // self.window_ms).astype(np.int64) % len(self.rates_rps)
         return self.rates_rps[window]
-
-
-def diurnal(*, mean_rps: float, peak_over_mean: float, windows: int = 144) -> Envelope:
-    """Return a day without a trace: one slow wave, lowest at midnight and highest at noon.
-
-    Args:
-        mean_rps: of a device over the day, > 0.
-        peak_over_mean: in [1, 2]; services have 1.8 and more, of which the windows of ServeGen's
-            smaller ones reach 3 with what falls into single windows.
-        windows: of the day, > 1.
-
-    Raises:
-        InvalidArgument: a value is out of its range.
-    """
-    if not (0 < mean_rps < math.inf and 1 <= peak_over_mean <= 2 and windows > 1):
-        raise InvalidArgument(
-            f"a day of {windows} windows at {mean_rps} requests/s cannot peak at {peak_over_mean} "
-            f"times that; give a rate above 0 and a peak of 1 to 2"
-        )
-    of_day = (np.arange(windows) + 0.5) / windows
-    rates = mean_rps * (1 - (peak_over_mean - 1) * np.cos(2 * math.pi * of_day))
-    return Envelope(rates, _DAY_MS / windows)
 
 
 @dataclass(frozen=True, slots=True)

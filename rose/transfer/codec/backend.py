@@ -59,14 +59,9 @@ class Backend(Protocol):
         delta: Delta,
         *,
         undo: bool,
-        blocks: range | None = None,
         verify: bool = False,
     ) -> None:
-        """Change the weights, or change them back: all of them, or what some blocks cover.
-
-        Whoever goes by blocks begins with an empty range, with which all of the delta is checked
-        and, if that is asked, proven to be for the weights, and nothing is changed.
-        """
+        """Change the weights, or change them back; nothing unless all of the delta is sound."""
         ...
 
     def topk_threshold(
@@ -161,7 +156,6 @@ class HostBackend:
         delta: Delta,
         *,
         undo: bool,
-        blocks: range | None = None,
         verify: bool = False,
     ) -> None:
         """Check all of the delta, then work on what changes only."""
@@ -169,14 +163,7 @@ class HostBackend:
             _core.delta_verify(
                 weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
             )
-        if blocks is None:
-            _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
-            return
-        if not blocks:
-            _core.delta_check(delta)
-        _core.delta_apply(
-            weights, delta, undo=undo, first_block=blocks.start, last_block=blocks.stop
-        )
+        _core.delta_apply(weights, delta, undo=undo, is_checked=delta.is_checked)
 
     def topk_threshold(
         self,

@@ -23,8 +23,8 @@ class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
     Everything is queued on one stream, and nothing waits for the device. What returns a value of
-    the host waits for the stream; so does a slice of an apply, lest slices pile up. An arena of the
-    size of the weights is taken while a delta is packed.
+    the host waits for the stream. An arena of the size of the weights is taken while a delta is
+    packed.
     """
 
     def __init__(self, codec: BlockCodec, stream: Any = None) -> None:
@@ -93,35 +93,18 @@ class GpuBackend:
             )
             return int(packed.words)
 
-    def delta_apply(
-        self,
-        weights: Any,
-        delta: Delta,
-        *,
-        undo: bool,
-        blocks: range | None = None,
-        verify: bool = False,
-    ) -> None:
+    def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Check all of the delta on the host, then queue the change of the weights.
 
-        A whole delta is queued and not waited for, unless the weights are to be verified first.
-        Blocks are waited for; whoever goes by them has begun with none, which checks all.
+        It is not waited for, unless the weights are to be verified first.
         """
-        _check(delta, weights, is_whole=not blocks)
+        _check(delta, weights)
         if verify:
             self._verify(weights, delta, undo=undo)
-        if blocks is not None and not blocks:
-            return
         with on_stream(self._stream, weights.device):
-            bad_block = self._codec.delta_apply(
-                weights,
-                *_sent(delta, weights, blocks),
-                block_elements=delta.block_elements,
-                undo=undo,
-                blocks=blocks,
+            self._codec.delta_apply(
+                weights, *_sent(delta, weights), block_elements=delta.block_elements, undo=undo
             )
-            if blocks is not None:
-                _check_accepted(bad_block)
 
     def topk_threshold(
         self,
@@ -189,15 +172,14 @@ def _check_apart(new: Any, shadow: Any) -> None:
         raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
 
 
-def _check(delta: Delta, tensor: Any, *, is_whole: bool = True) -> None:
-    """Refuse a delta that is not for such elements, or, as a whole, not sound."""
+def _check(delta: Delta, tensor: Any) -> None:
+    """Refuse a delta that is not for such elements, or not sound."""
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
             f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
-    if is_whole:
-        _core.delta_check(delta)
+    _core.delta_check(delta)
 
 
 def _check_accepted(bad_block: Any) -> None:
@@ -241,16 +223,11 @@ def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[
     return entries, payload
 
 
-def _sent(delta: Delta, like: Any, blocks: range | None = None) -> tuple[Any, Any, Any]:
-    """Return table, offsets and payload on the device of `like`; of blocks only their payload."""
+def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
+    """Return table, offsets and payload on the device of `like`."""
     sizes = _sizes(delta)
-    ends = np.cumsum(sizes)
-    offsets, payload = ends - sizes, delta.payload
-    if blocks:
-        payload = payload[offsets[blocks.start] : ends[blocks.stop - 1]]
-        offsets = offsets - offsets[blocks.start]  # of the others they are never looked at
     return (
         on_gpu_of(delta.entries, like, np.int64),
-        on_gpu_of(offsets, like, np.int64),
-        on_gpu_of(payload, like, np.int32),
+        on_gpu_of(np.cumsum(sizes) - sizes, like, np.int64),
+        on_gpu_of(delta.payload, like, np.int32),
     )

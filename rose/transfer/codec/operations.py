@@ -96,11 +96,6 @@ def delta_apply(
     backend_of(tensor, stream).delta_apply(tensor.bits, delta, undo=undo, verify=verify)
 
 
-def delta_undo(weights: Any, delta: Delta, *, verify: bool = False, stream: Any = None) -> None:
-    """Take back what `delta_apply` did; see there."""
-    delta_apply(weights, delta, undo=True, verify=verify, stream=stream)
-
-
 def delta_check(delta: Delta) -> None:
     """Look whether a delta can be applied to weights of its size.
 

@@ -89,7 +89,7 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
     Raises:
         InvalidArgument: the weights are something else, or `to` or `block` is.
         OutOfMemory: there is no room for the codes.
-        Unavailable: the weights' GPU has no driver that rose can use.
+        Unavailable: the weights' GPU has no driver that rose can use, or this build no kernels.
     """
     _check_kind(to)
     bits, give_back = _matrix_of(weights)
@@ -102,7 +102,7 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
         made = _core.quantise(bits, to=to, block_rows=rows, block_cols=cols, isa=isa)
         codes, scales = map(give_back, made)
     elif device.startswith("cuda"):
-        # Here, because it imports torch, and Triton or the driver.
+        # Here, because it imports torch and the driver.
         quantiser = import_module("rose.kernels.quantiser").quantiser_of(bits.device.index)
         codes, scales = quantiser.quantise(bits, to=to, block=block)
     else:

@@ -1,8 +1,6 @@
 """The parts of an update that a timeline shows, each around the part that does the work."""
 
-import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
@@ -12,8 +10,6 @@ from rose.transfer.publishing.log import Chunks, VersionLog
 from rose.transfer.receiving.source import NOTHING_KNOWN, Frame, Source, SourceAround
 from rose.transfer.receiving.staleness import Staleness
 from rose.transfer.views import TileViews
-
-_N_MAX: Final = 1 << 63
 
 
 class TimedContributor(Contributor):
@@ -49,10 +45,7 @@ class TimedSource(SourceAround):
     def __init__(self, source: Source, timeline: Timeline) -> None:
         super().__init__(source)
         self._timeline = timeline
-        # Without a limit: here it only tells how far behind.
-        self.staleness = Staleness(
-            max_lag_versions=_N_MAX, max_lag_seconds=math.inf, clock=timeline.clock
-        )
+        self.staleness = Staleness(timeline.clock)
         self._stage_ns: int | None = None
         self._stage_n = 0
         self.staged_ns = 0

@@ -1,16 +1,14 @@
 """Which of the ranks that hold a tile sends it: so that none has much more to send than others."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 _Candidates: TypeAlias = tuple[int, ...]
 
 
-def contributors(
-    candidates: Sequence[_Candidates], weights: Sequence[int], *, loads: Mapping[int, int]
-) -> list[int]:
+def contributors(candidates: Sequence[_Candidates], weights: Sequence[int]) -> list[int]:
     """Choose a rank for every tile; the same input has the same answer.
 
     Tiles with few candidates choose first, heavy ones before light ones, and take whoever has the
@@ -24,13 +22,11 @@ def contributors(
     Args:
         candidates: the ranks that hold a tile, ascending, at least one for each tile.
         weights: what sending a tile costs, > 0.
-        loads: what ranks have to send already, and must.
 
     Returns:
         (n,) ranks, in the order of the tiles.
     """
     board = _Board(weights, {rank: 0 for ranks in set(candidates) for rank in ranks})
-    board.loads.update((rank, load) for rank, load in loads.items() if rank in board.loads)
     order = range(len(candidates))
     for tile in sorted(order, key=lambda one: (len(candidates[one]), -weights[one], one)):
         ranks = candidates[tile]

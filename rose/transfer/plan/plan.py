@@ -1,10 +1,8 @@
 """The plan: which tiles there are, the way of each, and where each is in whose memory."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import TypeAlias
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.drafts import refine
@@ -15,10 +13,6 @@ from rose.transfer.plan.regions import RegionIndex, moved
 from rose.transfer.plan.routes import routed
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
-
-# Bytes of an update of a tile, by its tensor and region: what `observed` of traffic.py returns.
-Expected: TypeAlias = Mapping[tuple[str, Region], float]
-NOTHING_EXPECTED: Expected = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,6 @@ def make_plan(
     replicas: Iterable[Replica],
     relays: Iterable[Relay] = (),
     *,
-    expected: Expected = NOTHING_EXPECTED,
     tile_elements: int = TILE_ELEMENTS,
 ) -> Plan:
     """Plan from nothing; the same members have the same plan.
@@ -124,7 +117,7 @@ def make_plan(
     members, nodes = tuple(replicas), tuple(relays)
     check_names(members, nodes)
     refinement = refine(source, members, tile_elements=tile_elements)
-    tiles = routed(refinement.drafts, nodes, expected=expected, settled={})
+    tiles = routed(refinement.drafts, nodes)
     return Plan(tiles, refinement.source, refinement.replicas, nodes, tile_elements)
 
 

@@ -3,17 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.members import Holder
-from rose.transfer.plan.plan import Expected, Plan
-from rose.transfer.plan.spec import Region
+from rose.transfer.plan.plan import Plan
 
 Link: TypeAlias = tuple[str, str]  # from a cluster, to another
-
-# Half of what is expected is older than two updates: density changes within tens of steps.
-_NEWEST_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +65,3 @@ def traffic(plan: Plan, bytes_of_tile: Sequence[int]) -> Traffic:
             crossing[home, holder.cluster] += nbytes
     fan_out[home] += crossing.pop((home, home), 0)
     return Traffic(crossing, +fan_out, sent, relayed, landed, received)
-
-
-def crossing_bytes(plan: Plan, bytes_of_tile: Sequence[int]) -> Mapping[Link, int]:
-    """Return the bytes of one update over each link between clusters.
-
-    Where clusters have relays this is the least: each tile once to each cluster that needs it.
-    """
-    return traffic(plan, bytes_of_tile).crossing
-
-
-def fan_out_bytes(plan: Plan, bytes_of_tile: Sequence[int]) -> Mapping[str, int]:
-    """Return the bytes of one update inside each cluster."""
-    return traffic(plan, bytes_of_tile).fan_out
-
-
-def observed(
-    before: Expected, plan: Plan, packed: Mapping[int, int]
-) -> dict[tuple[str, Region], float]:
-    """Return what to expect of tiles after another update: a moving average, newer ones heavier.
-
-    Args:
-        before: what was expected; tiles of other layouts stay in it only if the plan has them.
-        plan: of the update.
-        packed: bytes of its tiles, by index; not of all, perhaps.
-    """
-    expected: dict[tuple[str, Region], float] = {}
-    for tile in plan.tiles:
-        key = (tile.tensor, tile.region)
-        old, new = before.get(key), packed.get(tile.index)
-        if old is not None and new is not None:
-            expected[key] = old + _NEWEST_SHARE * (new - old)
-        elif (one := old if new is None else new) is not None:
-            expected[key] = float(one)
-    return expected

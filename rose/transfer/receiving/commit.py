@@ -1,11 +1,10 @@
 """The commit: a staged version becomes the weights tile by tile, or they stay what they were.
 
-CHECKING -> APPLYING -> MATCHED, with the digest of the trainer, -> COMMITTED, from where nothing
-goes back. A commit that is held stays MATCHED until it is told to keep what there is or to go back:
-so the ranks of one replica commit together. A base that is another one goes CHECKING ->
-ROLLED_BACK, and nothing was touched. Any fault after that goes APPLYING -> UNDOING -> ROLLED_BACK,
-where what was there is there again, bit for bit, and is called by its digests, also where it was
-not what it was held to be; or, when even that fails, to QUARANTINED: nobody may use such bits.
+CHECKING -> APPLYING -> COMMITTED, with the digest of the trainer, from where nothing goes back. A
+base that is another one goes CHECKING -> ROLLED_BACK, and nothing was touched. Any fault after that
+goes APPLYING -> UNDOING -> ROLLED_BACK, where what was there is there again, bit for bit, and is
+called by its digests, also where it was not what it was held to be; or, when even that fails, to
+QUARANTINED: nobody may use such bits.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ class CommitState(Enum):
 
     CHECKING = "the base is compared; nothing was changed"
     APPLYING = "some tiles are changed"
-    MATCHED = "the digest is the version's, and all may still go back"
     UNDOING = "tiles go back"
     COMMITTED = "the weights are the new version"
     ROLLED_BACK = "the weights are the base"
@@ -57,10 +55,8 @@ _MOVES: Final = frozenset(
     {
         (CommitState.CHECKING, CommitState.APPLYING),
         (CommitState.CHECKING, CommitState.ROLLED_BACK),
-        (CommitState.APPLYING, CommitState.MATCHED),
+        (CommitState.APPLYING, CommitState.COMMITTED),
         (CommitState.APPLYING, CommitState.UNDOING),
-        (CommitState.MATCHED, CommitState.COMMITTED),
-        (CommitState.MATCHED, CommitState.UNDOING),
         (CommitState.UNDOING, CommitState.ROLLED_BACK),
         (CommitState.UNDOING, CommitState.QUARANTINED),
     }
@@ -104,7 +100,6 @@ class Commit:
         digests: of the target's tiles, from an earlier commit, so that only tiles that change are
             read. Updated when this one is committed. Without them all tiles are read first.
         subscribed: the target's tiles, ascending; None for all.
-        is_held: stay MATCHED until `keep` or `abandon`; `step` says True there and does nothing.
     """
 
     def __init__(
@@ -115,13 +110,11 @@ class Commit:
         *,
         digests: TileDigests | None = None,
         subscribed: Sequence[int] | None = None,
-        is_held: bool = False,
     ) -> None:
         manifest = staged.manifest
         self._staged = staged
         self._target = target
         self._base_digest = base_digest
-        self._is_held = is_held
         self._is_seed = manifest.is_seed
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
@@ -184,18 +177,13 @@ class Commit:
                 self._undo_slice()
         return not self.is_over
 
-    def keep(self) -> None:
-        """Let what was MATCHED be the version for good: nothing goes back after this."""
-        self._move(CommitState.COMMITTED)
-        self._book().update(self._fresh)
-
     def abandon(self) -> CommitState:
         """Go back to the base at once, unless it is over, and return what came of it."""
         if self._state is CommitState.CHECKING:
             self._is_abandoned = True
             self._reason = "it was abandoned"
             self._move(CommitState.ROLLED_BACK)
-        elif self._state in {CommitState.APPLYING, CommitState.MATCHED}:
+        elif self._state is CommitState.APPLYING:
             self._is_abandoned = True
             self._turn_back("it was abandoned")
         while self.step():
@@ -278,9 +266,8 @@ class Commit:
         if not self._is_target():
             self._turn_back(f"the digest of {self._staged.manifest.version} is not the trainer's")
             return
-        self._move(CommitState.MATCHED)
-        if not self._is_held:
-            self.keep()
+        self._move(CommitState.COMMITTED)
+        self._book().update(self._fresh)
 
     def _is_target(self) -> bool:
         """Whether the weights are the version: each tile that changed, and, where it is known, all.

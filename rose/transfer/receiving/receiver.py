@@ -128,16 +128,6 @@ class Receiver(Rounds):
         """Return what lies ready; None when nothing does."""
         return self._staging.staged_version
 
-    @property
-    def unreachable(self) -> Version | None:
-        """Return the version that it is to stop at, if the publisher can make it no more."""
-        return self._staging.unreachable
-
-    def aim(self, version: Version | None, *, is_direct: bool = False) -> None:
-        """Stage nothing beyond a version; None for the newest. See `Staging.aim`."""
-        self._staging.aim(version, is_direct=is_direct)
-        self._bell.set()
-
     def drifted(self, digests: TileDigests) -> None:
         """Repair weights that are not what they are held to be; their tiles have these digests."""
         self._staging.drifted(digests)

@@ -111,10 +111,6 @@ class Staging:
         self._seed_from: int | None = None
         # What the weights were held to be when a link did not fit them: there they may be repaired.
         self._repair_at: Version | None = None
-        # Where to go and no further; None: to the newest.
-        self._aim: Version | None = None
-        self._is_aim_direct = False
-        self._unreachable: Version | None = None
 
     # ---- the engine's side
 
@@ -132,13 +128,9 @@ class Staging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `round` has nothing to do until the engine comes by, or the aim is another."""
+        """Whether `round` has nothing to do until the engine comes by."""
         with self._lock:
-            is_there = self._aim is not None and self._aim in {
-                self._held.version,
-                self._unreachable,
-            }
-            is_at_rest = self._state is not ReceiverState.SYNCED or is_there
+            is_at_rest = self._state is not ReceiverState.SYNCED
             return is_at_rest and self._repair_at is None and not self._reports
 
     @property
@@ -147,35 +139,6 @@ class Staging:
         with self._lock:
             is_ready = self._state is ReceiverState.STAGED and self._staged is not None
             return self._staged.manifest.version if is_ready and self._staged else None
-
-    @property
-    def unreachable(self) -> Version | None:
-        """Return the aim if the publisher cannot make it any more."""
-        with self._lock:
-            return self._unreachable
-
-    def aim(self, version: Version | None, *, is_direct: bool = False) -> None:
-        """Stage nothing beyond a version, which others need this receiver to be at.
-
-        What lies ready and leads elsewhere is dropped. `on_staged` is also called when the version
-        turns out to be unreachable.
-
-        Args:
-            version: None for the newest.
-            is_direct: stage just that one, whole if no delta leads there from what is held.
-        """
-        with self._lock:
-            if (version, is_direct) == (self._aim, self._is_aim_direct):
-                return
-            self._aim, self._is_aim_direct, self._unreachable = version, is_direct, None
-            if self._staged is not None and not self._is_aimed_at(self._staged.manifest.version):
-                self._drop_staged()
-
-    def _is_aimed_at(self, version: Version) -> bool:
-        aim = self._aim
-        if aim is None or version.n == aim.n:
-            return True
-        return version.n < aim.n and (not self._is_aim_direct or version.n <= self._held.version.n)
 
     def _drop_staged(self) -> None:
         if self._state is ReceiverState.STAGED:
@@ -287,11 +250,6 @@ class Staging:
             self._repair_at = None  # tried once
             if self._stage_seed(at.n, named=at, is_repair=True):
                 return
-        with self._lock:
-            aim, is_direct = self._aim, self._is_aim_direct
-        if aim is not None:
-            self._approach(aim, timeout_s, is_direct=is_direct)
-            return
         if self._seed_from is not None:
             self._join(self._seed_from, timeout_s)
             return
@@ -345,39 +303,6 @@ class Staging:
         """Ask for all that is kept, unless what is held is known to be of a publisher's chain."""
         is_known = self._versions > 0 and held.version.run != ""
         return held.version.n if is_known else NOTHING_KNOWN
-
-    def _approach(self, aim: Version, timeout_s: float, *, is_direct: bool) -> None:
-        """Stage what leads to a version: links, the longest first, or the version itself whole."""
-        held = self.held
-        if aim in {held.version, self.unreachable}:
-            return
-        offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
-        if not offered:
-            return
-        newest_n = max(one.version.n for one in offered)
-        chosen = self._toward(aim, held, offered, is_direct=is_direct)
-        if chosen is None and newest_n >= aim.n:
-            # Relays keep different updates: what the one that told has not, another may have.
-            offered = self._offered(self._source.wait_manifests(self._after_n(held), 0))
-            chosen = self._toward(aim, held, offered, is_direct=is_direct)
-        if chosen is not None:
-            self._stage(chosen, held)
-        elif newest_n < aim.n:
-            self._source.wait_manifests(newest_n, timeout_s)  # it has not come here yet
-        elif not self._stage_seed(aim.n, named=aim):
-            with self._lock:
-                self._unreachable = aim
-            self._on_staged()
-
-    def _toward(
-        self, aim: Version, held: Held, offered: Sequence[Manifest], *, is_direct: bool
-    ) -> Manifest | None:
-        """Return the longest update of what is offered that leads to a version and not past it."""
-        links = [one for one in offered if one.version.n <= aim.n]
-        if is_direct:
-            links = [one for one in links if one.version == aim]
-        chosen = self._next(held, links) if self._seed_from is None else None
-        return chosen if isinstance(chosen, Manifest) else None
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
         """Stage the newest version whole, as far as it differs; wait until it is new enough.
@@ -499,8 +424,8 @@ class Staging:
             self._seed_from = manifest.version.n
         finally:
             with self._lock:
-                if self._held is not held or not self._is_aimed_at(manifest.version):
-                    staged = None  # it was made for what the weights are not, or is not wanted
+                if self._held is not held:
+                    staged = None  # it was made for what the weights are not
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:

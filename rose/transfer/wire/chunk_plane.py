@@ -308,11 +308,6 @@ class ChunkClient(Closing):
         return self._client.received_bytes
 
     @property
-    def was_reached(self) -> bool:
-        """Whether a chunk server ever answered: if not, something is between it and us."""
-        return self._client.greeted > 0
-
-    @property
     def losses(self) -> int:
         """Return how many connections broke while something was asked for."""
         return self._client.losses

@@ -10,13 +10,10 @@ import grpc
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.movers.kinds import TCP, check_place, module_of
 from rose.transfer.receiving.source import Frame
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.credentials import is_refusal, open_channel
-from rose.transfer.wire.grpc_chunks import GrpcChunks
-from rose.transfer.wire.mover_chunks import MoverChunks
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
@@ -43,10 +40,9 @@ class RemoteSource:
         token: of the server.
         tls: certificates that both sides show; without them the server is on this machine.
         timeout_s: for an answer; a wait for versions takes its own time besides.
-        plane: how chunks come, one of `PLANES`; by a mover from this machine only.
 
     Raises:
-        InvalidArgument: as of `follow`; or there is no such plane, or it is not installed.
+        InvalidArgument: as of `follow`.
     """
 
     def __init__(
@@ -56,19 +52,13 @@ class RemoteSource:
         *,
         tls: TlsFiles | None = None,
         timeout_s: float = CALL_S,
-        plane: str = TCP,
     ) -> None:
-        if plane != TCP:
-            module_of(plane)
-        self._plane = plane
         self._tls = tls
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards what follows; held over no call that waits
         self._channel: Any = None
         self._chunks: ChunkClient | None = None
-        self._mover: MoverChunks | None = None
         self._chunk_port = 0
-        self._is_blocked = False  # of the thread that pulls: the port cannot be reached
         self._is_closed = False
         self.follow(address, token)
 
@@ -76,15 +66,13 @@ class RemoteSource:
         """Go to another server from the next call on; one that is under way breaks off.
 
         Raises:
-            InvalidArgument: the address is not on loopback and there are no certificates, or chunks
-                come by a mover; or the token is none.
+            InvalidArgument: the address is not on loopback and there are no certificates, or the
+                token is none.
         """
         if not token:
             raise InvalidArgument(f"{address} has no token: it is that of the weight server")
         security = Security(token_bytes(token), self._tls)
         host, port = security.place(address)
-        if self._plane != TCP:
-            check_place(self._plane, address)
         if port == 0:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
         channel = open_channel(host, port, security, _OPTIONS)
@@ -108,11 +96,9 @@ class RemoteSource:
     def break_off(self) -> None:
         """End a pull of chunks that is under way; later ones go on. Any thread may call."""
         with self._lock:
-            chunks, mover = self._chunks, self._mover
+            chunks = self._chunks
         if chunks is not None:
             chunks.cancel()
-        if mover is not None:
-            mover.break_off()
 
     def hello(self) -> messages.HelloReply:
         """Ask who serves.
@@ -174,33 +160,9 @@ class RemoteSource:
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]
     ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask on the chunk connections; over gRPC where their port cannot be reached.
-
-        A mover that was chosen is the only way: who chose it wants to hear that it fails.
-        """
-        if self._plane != TCP:
-            with closing(self._mover_chunks().chunks(key, wanted)) as coming:
-                yield from coming
-            return
-        client = self._chunk_client()
-        has_come = False
-        try:
-            if not self._is_blocked:
-                with closing(client.chunks(key, wanted)) as coming:
-                    for one in coming:
-                        has_come = True
-                        yield one
-                return
-        except Unavailable:
-            if has_come or client.was_reached:
-                raise
-        with self._lock:
-            channel, token = self._channel, self._token
-        fallback = GrpcChunks(channel, token, timeout_s=self._timeout_s)
-        with closing(fallback.chunks(key, wanted)) as coming:
-            for one in coming:
-                self._is_blocked = True  # until the server says another port
-                yield one
+        """Ask on the chunk connections."""
+        with closing(self._chunk_client().chunks(key, wanted)) as coming:
+            yield from coming
 
     def _chunk_client(self) -> ChunkClient:
         with self._lock:
@@ -217,31 +179,18 @@ class RemoteSource:
             )
             return self._chunks
 
-    def _mover_chunks(self) -> MoverChunks:
-        with self._lock:
-            if self._is_closed:
-                raise Unavailable("this source is closed")
-            if self._mover is None:
-                self._mover = MoverChunks(
-                    self._channel, self._token, self._plane, timeout_s=self._timeout_s
-                )
-            return self._mover
-
     def _hang_up(self) -> None:
-        """Close the chunk connections and the porter; who pulls by them breaks off."""
+        """Close the chunk connections; who pulls by them breaks off."""
         with self._lock:
             chunks, self._chunks = self._chunks, None
-            mover, self._mover = self._mover, None
-        for one in (chunks, mover):
-            if one is not None:
-                one.close()
+        if chunks is not None:
+            chunks.close()
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> messages.ManifestsReply:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
         with self._lock:
             has_moved, self._chunk_port = self._chunk_port != reply.chunk_port, reply.chunk_port
         if has_moved:
-            self._is_blocked = False
             self._hang_up()
         return reply
 

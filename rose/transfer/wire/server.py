@@ -1,7 +1,7 @@
 """The weight server: versions for receivers in other processes, and on other machines with TLS."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -10,10 +10,8 @@ import grpc
 from rose.closing import Closing
 from rose.errors import RoseError
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.movers.kinds import check_offered
 from rose.transfer.relaying.upstream import Upstream
-from rose.transfer.wire import grpc_chunks, messages, offers
-from rose.transfer.wire.berths import Berths
+from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.pages import page
@@ -27,7 +25,7 @@ RECEIVERS_MAX: Final = 32
 
 
 class WeightServer(Closing):
-    """Serves one log until it is closed: control by gRPC, chunks by TCP, or by a mover.
+    """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
     Made by `serve`. Who does not present the token learns nothing on either.
     """
@@ -39,13 +37,10 @@ class WeightServer(Closing):
         port: int,
         security: Security,
         peers: Peers,
-        *,
-        movers: Mapping[str, Berths],
     ) -> None:
         self._log = log
         self._security = security
         self._peers = peers
-        self._movers = movers
         self._is_closing = threading.Event()
         self._server = TokenServer(
             "rose-weights",
@@ -78,8 +73,6 @@ class WeightServer(Closing):
         """Break off all calls and join all threads; the log stays as it is."""
         self._is_closing.set()
         self._log.wake()
-        for berths in self._movers.values():  # before the calls that wait for a porter of theirs
-            berths.close()
         self._server.close()
         self._chunks.close()
 
@@ -91,13 +84,10 @@ class WeightServer(Closing):
             "Subscribe": self._subscribe,
             "Report": self._report,
         }
-        methods = {
+        return {
             f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
             for name, method in each.items()
         }
-        methods[grpc_chunks.METHOD] = grpc_chunks.chunks_handler(self._log)
-        methods[offers.METHOD] = offers.offers_handler(self._log, self._movers)
-        return methods
 
     def _hello(self, content: bytes) -> messages.HelloReply:
         messages.decode(messages.HelloRequest, content)
@@ -152,7 +142,6 @@ def serve(
     token: str | None = None,
     tls: TlsFiles | None = None,
     peers: Peers | None = None,
-    movers: Sequence[str] = (),
 ) -> WeightServer:
     """Serve a log.
 
@@ -163,20 +152,12 @@ def serve(
             passes the old port and token, so that receivers find it.
         tls: certificates that both sides show.
         peers: who serves, for those who ask.
-        movers: that chunks are offered by besides, each one of `MOVERS`; on loopback only.
 
     Raises:
-        InvalidArgument: the address is not on loopback and there is no `tls`, or there is a mover;
-            the token is none, a certificate is no use, or a mover is not installed.
-        Unavailable: the port is taken, or a mover cannot be started.
-        DeadlineExceeded: a mover is not ready in time.
+        InvalidArgument: the address is not on loopback and there is no `tls`, the token is none, or
+            a certificate is no use.
+        Unavailable: the port is taken.
     """
     security = Security.of(token, tls)
     host, port = security.place(address)
-    check_offered(movers, address)
-    who = Peers() if peers is None else peers
-    with ExitStack() as stack:
-        berths = {mover: stack.enter_context(Berths(mover)) for mover in dict.fromkeys(movers)}
-        server = WeightServer(log, host, port, security, who, movers=berths)
-        stack.pop_all()  # the server closes them
-    return server
+    return WeightServer(log, host, port, security, Peers() if peers is None else peers)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.engines.shards.dtensors import shard_map_of_dtensors
@@ -66,7 +66,6 @@ def spreads(draw):
 
 
 @given(spreads())
-@settings(max_examples=300, deadline=None)
 def test_pieces_are_what_chunks_of_chunks_are(spread) -> None:
     shape, mesh, placements = spread
     whole = torch.arange(math.prod(shape)).view(shape)

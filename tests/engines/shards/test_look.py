@@ -3,7 +3,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.engines.shards.look import BOXES_MAX, Look, boxes_of, row_major
@@ -68,7 +68,6 @@ def views(draw: st.DrawFn) -> tuple[tuple[int, ...], torch.Tensor]:
 
 
 @given(views(), st.data())
-@settings(max_examples=400, deadline=None)
 def test_boxes_put_every_element_where_the_copy_puts_it(case, data) -> None:
     shape, seen = case
     order = data.draw(st.permutations(range(seen.dim())))

@@ -183,9 +183,7 @@ def machine(vllm) -> type[RuleBasedStateMachine]:
 def test_the_pool_answers_as_vllms_own(machine) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=30, deadline=None))
 
 
 def cached_chain(pool: Any, request: Any, blocks: int) -> list[Any]:

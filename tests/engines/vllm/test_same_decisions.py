@@ -97,7 +97,6 @@ class Twins:
 
 
 @settings(
-    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(stream=actions)

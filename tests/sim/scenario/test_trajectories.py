@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -18,7 +18,7 @@ from rose.sim.scenario.distributions import (
     Uniform,
 )
 from rose.sim.scenario.environments import ENVIRONMENTS, Drawn
-from rose.sim.scenario.sessions import Sessions, fit_sessions, fitted, ks_distance
+from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.trajectories import (
     context_tokens_of,
     drawn_trajectories,
@@ -194,38 +194,6 @@ def sessions(count: int, seed: int = 0) -> Sessions:
     return Sessions(first, heard, said, wait_s)
 
 
-def test_a_fit_finds_what_the_values_were_drawn_from() -> None:
-    fit = fit_sessions(sessions(2000), parts=1)
-    (heard,), (said,) = fit.heard.of.parts, fit.said.of.parts
-    assert (heard.of.median, heard.of.sigma) == pytest.approx((600, 1.0), rel=0.03)
-    assert (said.of.median, said.of.sigma) == pytest.approx((200, 0.8), rel=0.03)
-    assert max(fit.heard.ks, fit.said.ks) < 0.01
-
-
-def test_a_heavy_tail_takes_a_part_of_its_own() -> None:
-    values = sessions(2000)
-    waits = values.wait_s[values.wait_s > 0]
-    one, two = (fitted(waits, parts=parts, random=np.random.default_rng(0)) for parts in (1, 2))
-    assert two.ks < 0.01 < one.ks
-    near, far = two.of.parts
-    assert (near.weight, near.of.median) == pytest.approx((0.7, 5), rel=0.05)
-    assert (far.of.median, far.of.sigma) == pytest.approx((80, 1.5), rel=0.1)
-    assert sum(part.weight for part in two.of.parts) == pytest.approx(1)
-
-
-def test_the_distance_is_that_of_cumulative_shares() -> None:
-    assert ks_distance(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 3, 4])) == 0
-    assert ks_distance(np.array([1.0, 2]), np.array([3.0, 4])) == 1
-    assert ks_distance(np.array([1.0, 2, 3, 4]), np.array([3.0, 4, 5, 6])) == 0.5
-
-
-@pytest.mark.parametrize("values", [[], [1.0] * 9, [0.0] + [1.0] * 20, [np.nan] + [1.0] * 20])
-def test_too_little_is_not_fitted(values: list[float]) -> None:
-    with pytest.raises(InvalidArgument, match="at least ten values"):
-        fitted(np.array(values), parts=1, random=np.random.default_rng(0))
-
-
-@settings(max_examples=40, deadline=None)
 @given(
     groups=st.integers(1, 12),
     group=st.integers(1, 4),

@@ -107,7 +107,7 @@ class Receiver:
             Held(held, digests.total),
             Subscription(TILES, self.tiles),
             puller=Puller(self._wire, Stop(self.clock), retries=1, backoff_s=0.05),
-            on_staged=self.staged_now,
+            on_staged=lambda: None,
             base=self.memory.bits if rng.random() < 0.5 else None,
             signing=self._signing,
             digests=None if self.digests is None else digests.copy(),
@@ -147,9 +147,6 @@ class Receiver:
             if self.commit is None or not self._slice():
                 return
 
-    def staged_now(self) -> None:
-        """Hear that a version lies ready; the engine looks by itself."""
-
     def _take(self) -> bool:
         staged = self.take()
         if staged is not None:
@@ -163,7 +160,7 @@ class Receiver:
             self._history.check_staged(self.name, staged, self.tiles)
         return staged
 
-    def commit_of(self, staged: StagedVersion, *, is_held: bool = False) -> Commit:
+    def commit_of(self, staged: StagedVersion) -> Commit:
         self._reads_all = self.digests is None or staged.manifest.is_seed
         self._touched = {tile for tile, _ in staged.deltas}
         return Commit(
@@ -172,7 +169,6 @@ class Receiver:
             self.staging.held.digest,
             digests=self.digests,
             subscribed=self.tiles,
-            is_held=is_held,
         )
 
     def _slice(self) -> bool:
@@ -254,10 +250,6 @@ class Receiver:
 
     # ---- what must be true
 
-    def order_of(self, version: Version) -> int:
-        """Return what never falls within an incarnation."""
-        return version.n
-
     def check(self) -> None:
         """See that weights an engine would use are what they are called."""
         held = self.staging.held.version
@@ -265,9 +257,9 @@ class Receiver:
             return
         if held.run == "" or not self._is_proven:
             return  # it knows that it does not know, or has the word of its caller for it
-        now = (held.incarnation, self.order_of(held))
+        now = (held.incarnation, held.n)
         demand(
-            now >= (self.last.incarnation, self.order_of(self.last)),
+            now >= (self.last.incarnation, self.last.n),
             f"{self.name} went from {self.last} back to {held}",
         )
         self.last = held

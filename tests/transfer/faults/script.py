@@ -21,7 +21,6 @@ _WORK: Final = {
     "commit": 30,
     "run": 12,
     "sweep": 3,
-    "replica": 20,
 }
 _FAULTS: Final = {
     "refuse": 2,  # the log has no room
@@ -45,8 +44,6 @@ _FAULTS: Final = {
     "abandon": 2,
     "kill receiver": 4,
     "kill relay": 3,
-    "lose words": 6,
-    "kill coordinator": 1,
     "fail disk": 4,
     "rot disk": 2,
 }

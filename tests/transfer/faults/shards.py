@@ -17,8 +17,8 @@ COUNTS: Final = (40, 7, 64, 33, 128, 5, 16, 3)
 WIDTHS: Final = (16, 8, 32, 16, 16, 8, 32, 16)
 TILES: Final = Tiles(COUNTS, WIDTHS, "5e" * 32)
 EVERY: Final = tuple(range(len(COUNTS)))
-# The trainer's two contributors, and the receivers: one has all, two ranks share one replica, one
-# overlaps both.
+# The trainer's two contributors, and the receivers: one has all, two have a part each, and one
+# overlaps both parts.
 OWNED: Final = ((0, 2, 5, 7), (1, 3, 4, 6))
 SHARES: Final[dict[str, tuple[int, ...]]] = {
     "all": EVERY,
@@ -26,7 +26,6 @@ SHARES: Final[dict[str, tuple[int, ...]]] = {
     "right": (1, 3, 4, 5, 7),
     "both": (2, 3, 4, 7),
 }
-REPLICA: Final = ("left", "right")
 
 
 class Killed(BaseException):

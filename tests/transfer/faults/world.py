@@ -11,11 +11,10 @@ from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.relaying.standing import BACKOFF_MAX_S
 from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand
-from tests.transfer.faults.ranks import Rank, Replica
 from tests.transfer.faults.receiver import NAMELESS, Receiver
 from tests.transfer.faults.relays import RelayEnd, RelayKilled, RelayProcess
 from tests.transfer.faults.script import Event
-from tests.transfer.faults.shards import EVERY, REPLICA, SHARES, Killed
+from tests.transfer.faults.shards import EVERY, SHARES, Killed
 from tests.transfer.faults.trainer import SIGNING, Trainer
 from tests.transfer.faults.wire import FAULTS, Wire
 
@@ -29,7 +28,7 @@ class World:
 
     Args:
         seed: draws what is there to begin with.
-        is_plain: without relays and replicas, which are further guards.
+        is_plain: without relays, which are a further guard.
     """
 
     def __init__(self, seed: int, *, is_plain: bool = False) -> None:
@@ -38,7 +37,6 @@ class World:
         self.now_s = 0.0
         self._pending: deque[Event] = deque()
         self._depth = 0
-        self._unswept: list[Receiver] = []
         # What happened, for whoever compares two runs.
         self.log: list[object] = []
         self.history = History()
@@ -53,14 +51,9 @@ class World:
         self.wires: dict[str, list[Wire]] = {}
         self.receivers: dict[str, Receiver] = {}
         for name in SHARES:
-            self._connect(name, Receiver, rng)
-        self.replica: Replica | None = None
-        if not is_plain and rng.random() < 0.6:
-            for name in REPLICA:
-                self._connect(name, Rank, rng)
-            self.replica = Replica([self.receivers[name] for name in REPLICA])
+            self._connect(name, rng)
 
-    def _connect(self, name: str, kind: type[Receiver], rng: Random) -> None:
+    def _connect(self, name: str, rng: Random) -> None:
         """Make a receiver, with a link to each relay, or to the publisher where there is none."""
 
         def life() -> int:
@@ -79,7 +72,7 @@ class World:
                 clock=self,
                 on_liar=lambda relay, what: self.log.append((name, relay, what)),
             )
-        self.receivers[name] = kind(
+        self.receivers[name] = Receiver(
             name, source, self.history, signing=SIGNING, clock=self, rng=rng
         )
 
@@ -118,9 +111,6 @@ class World:
         self.trainer.check()
         for one in self.receivers.values():
             one.check()
-        if self.replica is not None:
-            self.replica.connect()
-            self.replica.check()
         self.log.append((event, self.trainer.version, *map(_place, self.receivers.values())))
 
     def _publish(self, _: Receiver, rng: Random) -> None:
@@ -177,18 +167,6 @@ class World:
     def _sweep(self, receiver: Receiver, _: Random) -> None:
         receiver.sweep()
 
-    def _flow(self, _: Receiver, __: Random) -> None:
-        if self.replica is not None:
-            self.replica.flow(None)
-
-    def _lose_words(self, _: Receiver, rng: Random) -> None:
-        if self.replica is not None:
-            self.replica.flow(rng)
-
-    def _kill_coordinator(self, _: Receiver, __: Random) -> None:
-        if self.replica is not None:
-            self.replica.restart()
-
     def _fail(self, receiver: Receiver, rng: Random) -> None:
         receiver.fail(rng)
 
@@ -235,8 +213,8 @@ class World:
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
-        # A rank that waits for the others in a commit is swept once it runs again.
-        self._unswept = [one for one in self.receivers.values() if not one.sweep()]
+        for receiver in self.receivers.values():
+            receiver.sweep()
         for relay in self.relays:
             if relay.relay is None:
                 relay.start()
@@ -253,11 +231,9 @@ class World:
             demand(receiver.version == newest, f"{receiver.name} stays at {receiver.version}")
             demand(not receiver.drifted, f"{receiver.name} keeps what drifted")
             receiver.check()
-        demand(self.replica is None or self.replica.is_in_use, "the replica is not in use")
 
     def _is_quiet(self) -> bool:
-        is_used = self.replica is None or self.replica.is_in_use
-        return is_used and all(
+        return all(
             one.version == self.trainer.version and not one.drifted
             for one in self.receivers.values()
         )
@@ -278,12 +254,9 @@ class World:
                 f"{receiver.name} is in trouble when all is well: {trouble}",
             )
         for _ in range(3):
-            if self.replica is not None:
-                self.replica.flow(None)
             for receiver in self.receivers.values():
                 receiver.step(1 << 10)
                 receiver.check()
-        self._unswept = [one for one in self._unswept if not one.sweep()]
         # A relay that failed or lied before is left out for a while.
         self.sleep(BACKOFF_MAX_S if is_left_out else 1.0)
 
@@ -303,9 +276,6 @@ _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
     "fail disk": World._fail_disk,
     "rot disk": World._rot_disk,
     "sweep": World._sweep,
-    "replica": World._flow,
-    "lose words": World._lose_words,
-    "kill coordinator": World._kill_coordinator,
     "round": World._round,
     "commit": World._commit,
     "run": World._stage_and_commit,

@@ -18,12 +18,11 @@ CANDIDATES = st.sets(st.integers(0, 3), min_size=1, max_size=3).map(lambda one: 
 @st.composite
 def boards(draw):
     tiles = draw(st.lists(st.tuples(CANDIDATES, st.integers(1, 20)), max_size=7))
-    loads = draw(st.dictionaries(st.integers(0, 5), st.integers(0, 40)))
-    return [one for one, _ in tiles], [weight for _, weight in tiles], loads
+    return [one for one, _ in tiles], [weight for _, weight in tiles]
 
 
-def totals(chosen, weights, loads):
-    found = Counter(loads)
+def totals(chosen, weights):
+    found = Counter()
     for rank, weight in zip(chosen, weights, strict=True):
         found[rank] += weight
     return found
@@ -43,7 +42,7 @@ def knockout(ranks):
 
 def test_a_winner_passes_tiles_on_to_losers():
     candidates = knockout(range(32))
-    found = totals(contributors(candidates, [1] * 31, loads={}), [1] * 31, {})
+    found = totals(contributors(candidates, [1] * 31), [1] * 31)
     assert max(found.values()) <= 2
 
 
@@ -52,25 +51,25 @@ def test_tiles_are_passed_on_over_others():
     candidates = [pair for first in (1, 5, 9) for pair in knockout(range(first, first + 4))]
     candidates += [(0, 1), (0, 5), (0, 9)]
     weights = [1] * len(candidates)
-    assert least_load(candidates, weights, {}) == 1
-    assert max(totals(contributors(candidates, weights, loads={}), weights, {}).values()) <= 2
+    assert least_load(candidates, weights) == 1
+    assert max(totals(contributors(candidates, weights), weights).values()) <= 2
 
 
 def test_heavy_tiles_and_those_with_few_candidates_choose_first():
     weights = [1, 1, 1, 1, 4]
-    chosen = contributors([(0, 1)] * 5, weights, loads={})
-    assert totals(chosen, weights, {}) == {0: 4, 1: 4}
-    assert contributors([(0, 1), (0,)], [1, 1], loads={}) == [1, 0]
+    chosen = contributors([(0, 1)] * 5, weights)
+    assert totals(chosen, weights) == {0: 4, 1: 4}
+    assert contributors([(0, 1), (0,)], [1, 1]) == [1, 0]
 
 
 @given(boards())
 def test_the_largest_load_is_at_most_the_least_possible_and_one_tile(board):
-    candidates, weights, loads = board
-    chosen = contributors(candidates, weights, loads=loads)
+    candidates, weights = board
+    chosen = contributors(candidates, weights)
     assert all(rank in ranks for rank, ranks in zip(chosen, candidates, strict=True))
-    most = max(totals(chosen, weights, loads).values(), default=0)
-    assert most <= least_load(candidates, weights, loads) + max(weights, default=0)
-    assert chosen == contributors(candidates, weights, loads=loads)
+    most = max(totals(chosen, weights).values(), default=0)
+    assert most <= least_load(candidates, weights) + max(weights, default=0)
+    assert chosen == contributors(candidates, weights)
 
 
 @given(st.integers(1, 12), st.data())
@@ -79,30 +78,28 @@ def test_a_ladder_of_choices_is_levelled(rungs, data):
     weights = [1] * (3 * rungs)
     candidates = [(at // 3, at // 3 + 1) for at in range(3 * rungs)]
     order = data.draw(st.permutations(range(3 * rungs)))
-    loads = {rank: data.draw(st.integers(0, 6)) for rank in range(rungs + 1)}
-    chosen = contributors([candidates[at] for at in order], weights, loads=loads)
-    most = max(totals(chosen, weights, loads).values())
-    assert most <= matched(candidates, loads, rungs + 1) + 1
+    chosen = contributors([candidates[at] for at in order], weights)
+    most = max(totals(chosen, weights).values())
+    assert most <= matched(candidates, rungs + 1) + 1
 
 
-def matched(candidates, loads, ranks):
+def matched(candidates, ranks):
     """Return the least largest load of unit tiles: the most crowded run of ranks decides it."""
-    best = max(loads.values())
+    best = 0
     for low in range(ranks):
         for high in range(low, ranks):
             inside = sum(low <= min(one) and max(one) <= high for one in candidates)
-            total = inside + sum(loads[rank] for rank in range(low, high + 1))
-            best = max(best, -(-total // (high - low + 1)))
+            best = max(best, -(-inside // (high - low + 1)))
     return best
 
 
 def test_equal_tiles_that_all_hold_are_spread_evenly():
-    chosen = contributors([(0, 1, 2)] * 10, [5] * 10, loads={})
+    chosen = contributors([(0, 1, 2)] * 10, [5] * 10)
     assert sorted(Counter(chosen).values()) == [3, 3, 4]
 
 
 def test_no_tiles_have_no_contributors():
-    assert contributors([], [], loads={3: 5}) == []
+    assert contributors([], []) == []
 
 
 TILES = [b"tile %d" % at for at in range(4000)]

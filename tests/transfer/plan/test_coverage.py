@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
@@ -45,7 +45,6 @@ def test_layouts_of_real_engines_cover_checkpoint_and_memory(made):
     assert coverage.storage == sum(made.storages.values())
 
 
-@settings(max_examples=50)
 @given(specs().flatmap(lambda tensors: shard_maps(tensors, is_source=False)), st.data())
 def test_what_is_held_and_what_is_not_is_counted_as_sets_count_it(shards, data):
     held = {name: set() for name in shards.tensors}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
@@ -37,7 +37,6 @@ def test_a_shard_map_comes_back_as_it_was():
     assert shards_to_json(back) == content
 
 
-@settings(max_examples=30)
 @given(specs().flatmap(shard_maps))
 def test_any_shard_map_comes_back_as_it_was(shards):
     assert shards_from_json(shards_to_json(ShardFile(shards)), what="x").shards == shards

@@ -1,0 +1,254 @@
+"""A lane that follows somebody else's rule: a governor of the simulator drives a real gate."""
+
+import threading
+from typing import Final
+
+from rose._core import CloseReason, HostGate, LatencyModel, Verdict
+from rose.clock import Clock
+from rose.errors import check
+from rose.sim.device import StepWork
+from rose.sim.governor import Governor, Grain
+from rose.units import MS_PER_S, NS_PER_MS
+
+# Serving never waits longer than this, whatever a rule says: a borrower may have died.
+_WAIT_MS_MAX: Final = 1000.0
+# How often a borrower that may not start looks for a stop or a pause.
+_LOOK_UP_MS: Final = 50.0
+
+
+class GovernedLane:
+    """Both lanes of a device without rose, between engines of their own memory.
+
+    Serving's engine and whoever sends it requests call what is under *serving*, from any thread;
+    one borrower calls what is under *borrower*, from its loop. A governor hears of all of it in the
+    order of time, under `_changed`, and each piece of rollout work that it allows passes the gate
+    on a credit of one.
+
+    Times are milliseconds of `clock`.
+    """
+
+    def __init__(self, *, clock: Clock, model: LatencyModel, batch_tokens: int) -> None:
+        """Start without a rule: until `govern` no rollout runs.
+
+        Args:
+            clock: where time comes from.
+            model: learns how long serving's steps take; rules ask it for profiles.
+            batch_tokens: most tokens of one step of serving.
+        """
+        self._gate = HostGate()
+        self.step_thread = 0
+        self._clock = clock
+        self._model = model
+        self._batch_tokens = batch_tokens
+        self._changed = threading.Condition()  # Guards all below, and the governor.
+        self._governor = Governor()
+        self._numbers: dict[str, int] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._next = 0
+        self._step: tuple[StepWork, float, float, float] | None = None
+        self._is_running = False
+        self._is_wanted = False
+        self._committed = 0
+        self._is_in_step = False
+        self._lending: StepWork | None = None
+        self._lent_until_ms = 0.0
+        self._is_shut_down = False
+
+    def profile_ms(self, work: StepWork) -> float:
+        """Say how long such a step takes, by what was measured so far."""
+        forecast = self._model.forecast(
+            decode_sequences=work.decode_sequences,
+            context_tokens=work.context_tokens,
+            prefill_tokens=work.prefill_tokens,
+        )
+        return forecast.predicted_ms
+
+    def govern(self, governor: Governor) -> None:
+        """Follow `governor` from now on; between two windows, while no request is live."""
+        with self._changed:
+            check(not self._numbers, "a governor changes while requests are live")
+            self._governor = governor
+            self._committed = 0
+            self._changed.notify_all()
+
+    def shut_down(self) -> None:
+        """Let everybody through, so that engines can be stopped."""
+        with self._changed:
+            self._is_shut_down = True
+            self._changed.notify_all()
+
+    def _now_ms(self) -> float:
+        return self._clock.now_ns() / NS_PER_MS
+
+    # ---- serving --------------------------------------------------------------------------------
+
+    def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
+        """Say that a request is here."""
+        with self._changed:
+            self._numbers[request_id] = self._next
+            self._prompt_tokens[request_id] = prompt_tokens
+            self._tokens[request_id] = 0
+            self._governor.arrived(self._now_ms(), self._next, prompt_tokens=prompt_tokens)
+            self._next += 1
+            self._gate.close(CloseReason.ARRIVAL)
+
+    def emitted(self, request_id: str) -> None:
+        """Say that a request got a token."""
+        with self._changed:
+            self._tokens[request_id] += 1
+            self._governor.tokens(self._now_ms(), [self._numbers[request_id]])
+
+    def finished(self, request_id: str) -> None:
+        """Say that a request is over."""
+        with self._changed:
+            self._governor.finished(self._now_ms(), self._numbers.pop(request_id))
+            del self._prompt_tokens[request_id], self._tokens[request_id]
+            self._changed.notify_all()
+
+    def begin_step(self) -> None:
+        """Let rollouts go first as long as the rule says, then wait until none runs.
+
+        From then until `end_step` the device is serving's, and the rule is not asked.
+        """
+        with self._changed:
+            work, ready_ms = self._planned(), self._now_ms()
+            self._lend(work, ready_ms)
+            lent_ms = self._now_ms()
+            self._governor.step_begins(lent_ms, work)
+            self._is_in_step = True
+            self._changed.wait_for(self._is_parked, timeout=_WAIT_MS_MAX / MS_PER_S)
+            self._step = (work, ready_ms, lent_ms, self._now_ms())
+
+    def _planned(self) -> StepWork:
+        """Say what serving's next step does, by what the lane was told."""
+        running = [one for one, tokens in self._tokens.items() if tokens]
+        waiting = sum(
+            self._prompt_tokens[one] for one, tokens in self._tokens.items() if not tokens
+        )
+        return StepWork(
+            decode_sequences=len(running),
+            context_tokens=sum(self._prompt_tokens[one] + self._tokens[one] for one in running),
+            prefill_tokens=min(waiting, max(self._batch_tokens - len(running), 0)),
+        )
+
+    def _lend(self, work: StepWork, ready_ms: float) -> None:
+        """Let rollouts go first; `_end_piece` asks the rule again, before the next could start."""
+        now_ms, self._lending = ready_ms, work
+        self._lent_until_ms = (
+            self._governor.lends_until(now_ms, work) if self._is_wanted else now_ms
+        )
+        while self._is_wanted and not self._is_shut_down:
+            until_ms = min(self._lent_until_ms, ready_ms + _WAIT_MS_MAX)
+            if until_ms <= now_ms:
+                break
+            self._changed.notify_all()
+            self._changed.wait((until_ms - now_ms) / MS_PER_S)
+            now_ms = self._now_ms()
+        self._lending = None
+
+    def _is_parked(self) -> bool:
+        return self._is_shut_down or not (self._is_running or self._committed)
+
+    def end_step(self) -> None:
+        """Say that the step is over, before its tokens are told."""
+        with self._changed:
+            self._is_in_step = False
+            self._changed.notify_all()
+            if self._step is None:
+                return
+            (work, ready_ms, lent_ms, began_ms), self._step = self._step, None
+            now_ms = self._now_ms()
+            self._model.observe(
+                now_ms - began_ms,
+                decode_sequences=work.decode_sequences,
+                context_tokens=work.context_tokens,
+                prefill_tokens=work.prefill_tokens,
+            )
+            self._governor.step_ended(
+                now_ms,
+                work,
+                took_ms=now_ms - began_ms,
+                blocked_ms=began_ms - lent_ms,
+                lent_ms=lent_ms - ready_ms,
+            )
+
+    def give_step_up(self) -> None:
+        """Say that the step that began found nothing to do."""
+        with self._changed:
+            self._is_in_step, self._step = False, None
+            self._changed.notify_all()
+
+    # ---- borrower -------------------------------------------------------------------------------
+
+    def try_step(self) -> bool:
+        """Ask to run a step; a no comes after a while, so that the caller can look around."""
+        with self._changed:
+            self._is_wanted = True
+            self._gate.begin_step()
+            if self._pass(self._now_ms() + _LOOK_UP_MS):
+                self.step_thread = threading.get_ident()
+                return True
+            self._gate.end_step()
+            self._is_wanted = False
+            self._changed.notify_all()
+            return False
+
+    def gate(self) -> None:
+        """End a segment and wait until the next may start, where the rule stops inside a step."""
+        with self._changed:
+            if self._governor.grain is Grain.SEGMENT and not self._is_shut_down:
+                self._end_piece(is_last=False)
+                while not self._pass(self._now_ms() + _LOOK_UP_MS):
+                    pass
+
+    @property
+    def stream(self) -> None:
+        """None: rules over real engines run on a CPU."""
+
+    def rejoin(self) -> None:
+        """Nothing: no segment was moved."""
+
+    def end_rollout_step(self) -> None:
+        """Say that the step is over."""
+        with self._changed:
+            self.step_thread = 0
+            self._end_piece(is_last=True)
+            self._gate.end_step()
+            # The next step is wanted at once, so a rule that lends goes on lending.
+
+    def _pass(self, deadline_ms: float) -> bool:
+        """Start a piece as soon as the rule says so; False at the deadline."""
+        while not self._is_shut_down:
+            now_ms = self._now_ms()
+            is_free = not self._is_in_step
+            if self._committed or (is_free and self._governor.may_start(now_ms)):
+                self._start_piece(now_ms)
+                return True
+            if now_ms >= deadline_ms:
+                return False
+            until_ms = min(self._governor.look_again(now_ms), deadline_ms)
+            self._changed.wait(max(until_ms - now_ms, 0.01) / MS_PER_S)
+        return True
+
+    def _start_piece(self, now_ms: float) -> None:
+        """Let one piece through the gate, and commit to those in the rule's window behind it."""
+        self._committed = max(self._committed - 1, 0)
+        while self._committed < self._governor.window - 1 and self._governor.may_start(now_ms):
+            self._committed += 1
+        self._gate.open(self._gate.close_epoch)
+        self._gate.grant(1)
+        verdict = self._gate.pass_(timeout_ms=_LOOK_UP_MS)
+        check(verdict == Verdict.PASSED, "a piece with a credit did not pass its gate")
+        self._is_running = True
+
+    def _end_piece(self, *, is_last: bool) -> None:
+        self._gate.leave()
+        if not self._is_running:
+            return
+        now_ms = self._now_ms()
+        self._is_running = False
+        self._governor.segment_ended(now_ms, is_last=is_last)
+        if self._lending is not None:
+            self._lent_until_ms = self._governor.lends_until(now_ms, self._lending)
+        self._changed.notify_all()

@@ -1,0 +1,138 @@
+"""A device under rose with both engines on it, and what it counts in each slice."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from typing import Final, TypeVar
+
+from rose.clock import Clock
+from rose.demo.brokered import Brokered
+from rose.demo.record import Lending, Revocation, Slice
+from rose.demo.replay import CountIn
+from rose.demo.schemes import Scheme
+from rose.demo.settings import BenchSettings, Tenant
+from rose.engines.transformers import rollout_engine, serving_engine
+from rose.errors import DeadlineExceeded
+from rose.executor import Cause, CoServing
+from rose.memory import choose_slab_bytes
+from rose.slo import SLO
+from rose.units import NS_PER_S
+
+T = TypeVar("T", int, float)
+
+# Four times what a start-up takes on two slow cores.
+_EVIDENCE_MS: Final = 60_000.0
+
+
+class RoseDevice:
+    """Lends as its scheme says, which is settled when the device is opened.
+
+    Its life: made → `warm_up` → slices → everything ends with the stack that it was given.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        tenants: tuple[Tenant, Tenant],
+        slo: SLO,
+        settings: BenchSettings,
+        clock: Clock,
+        *,
+        owned: ExitStack,
+    ) -> None:
+        """Open the device and build both engines; neither runs."""
+        serving, borrower = tenants
+        self.log_path = settings.log_path(scheme.name)
+        self.device = owned.enter_context(
+            CoServing.open(
+                settings.device,
+                pool_bytes=settings.pool_bytes,
+                slab_bytes=choose_slab_bytes(serving.kv, borrower.kv),
+                log_path=self.log_path,
+                policy=replace(
+                    settings.policy,
+                    mode=scheme.mode or settings.policy.mode,
+                    without=scheme.without,
+                ),
+            )
+        )
+        self.lane = self.device.serving(
+            serving.kv,
+            slo=slo,
+            reserve_bytes=settings.reserve_bytes,
+            step_tokens=serving.config.max_batch_tokens,
+            request_tokens=settings.request_tokens,
+        )
+        self.broker = Brokered(self.device, clock) if settings.has_broker else None
+        self.serving = serving_engine(serving.model, self.lane, serving.config)
+        owned.callback(self.serving.stop)
+        self.rollouts = rollout_engine(
+            borrower.model,
+            self.device.rollout(borrower.kv, limit_bytes=settings.pool_bytes),
+            borrower.config,
+            layers_per_segment=settings.layers_per_segment,
+        )
+        owned.callback(self.rollouts.stop)
+        if self.broker is not None:
+            owned.callback(self.broker.close)
+        self._refusals: Counter[str] = Counter()
+        self._refused_s: Counter[str] = Counter()
+        self._granted_s = 0.0
+
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Start serving, and gather the evidence that certificates rest on."""
+        self.serving.start()
+        if self.serving.prober is not None:
+            # Without enough evidence the probes of later slices go on, and refusals are counted.
+            with suppress(DeadlineExceeded):
+                self.serving.prober.warm_up(timeout_ms=_EVIDENCE_MS, on_progress=on_progress)
+            self.serving.prober.stop()
+
+    def watch(self) -> CountIn:
+        """Begin a slice: what happened in other arms does not count."""
+        self.device.gate.drain_segments_ms()
+        self.lane.blocked_ms.clear()
+        was, pauses = self.device.reading(), self.device.gate.stats().pauses
+
+        def count_in(found: Slice) -> Slice:
+            now = self.device.reading()
+            if found.round >= 0:
+                self._refusals.update(_since(now.refusals, was.refusals))
+                self._refused_s.update(_since(now.refused_s, was.refused_s))
+                self._granted_s += now.granted_s - was.granted_s
+            return replace(
+                found,
+                segment_ms=tuple(self.device.gate.drain_segments_ms()),
+                blocked_ms=tuple(self.lane.blocked_ms),
+                pauses=self.device.gate.stats().pauses - pauses,
+            )
+
+        return count_in
+
+    def lending(self) -> Lending:
+        """Say what the device refused in its slices, and why it did last."""
+        binding = self.device.reading().binding
+        return Lending(
+            refusals=dict(self._refusals),
+            refused_s=dict(self._refused_s),
+            granted_s=self._granted_s,
+            binding=None if binding is None else {**asdict(binding), "sentence": binding.sentence},
+        )
+
+    def revocations(self) -> tuple[Revocation, ...]:
+        """Say what was taken back under pressure."""
+        return tuple(
+            Revocation(
+                at_s=one.asked_ns / NS_PER_S,
+                slabs=one.slabs_returned,
+                latency_ms=one.latency_ms,
+                aborted_steps=one.aborted_steps,
+            )
+            for one in self.device.lender.history
+            if one.cause is Cause.PRESSURE
+        )
+
+
+def _since(now: Mapping[str, T], was: Mapping[str, T]) -> dict[str, T]:
+    return {name: value - was.get(name, 0) for name, value in now.items()}

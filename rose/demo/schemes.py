@@ -1,0 +1,137 @@
+"""The arms of an experiment by name: the rule each follows, and which of them a run can show."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rose.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to share the device.
+
+    Args:
+        name: in options, records and reports.
+        rule: when rollouts run, in one sentence.
+        mode: rose's mode of lending; None for every other scheme.
+        without: mechanisms of rose that are switched off.
+    """
+
+    name: str
+    rule: str
+    mode: str | None = None
+    without: frozenset[str] = frozenset()
+
+
+ALONE: Final = "alone"
+CONTROL: Final = "alone_again"
+SHARE_ALL: Final = "share_all"
+ABLATED: Final = "rose_slack"
+"""The scheme that `--without` takes a mechanism out of."""
+UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
+"""Bounds: nobody would run them to share a device."""
+
+_ALL: Final = (
+    Scheme(ALONE, "Serving has the device to itself."),
+    Scheme(CONTROL, "The same again: its distance from alone is the noise of the machine."),
+    Scheme(SHARE_ALL, "Both engines run at any time, with nothing between them."),
+    Scheme("priority", "Rollouts run whenever serving has nothing ready, without pre-emption."),
+    Scheme(
+        "host_window",
+        "The host stops launching at an arrival; two whole steps are in flight by then "
+        "(XSched, level 1, a graph as one command).",
+    ),
+    Scheme(
+        "rose_paper",
+        "A whole rollout step runs when first-token and next-token slack of all live requests "
+        "are positive (arXiv 2605.06534).",
+    ),
+    Scheme(
+        "valve",
+        "Rollouts run in idle time only, after a cool-down of twice the longest decode gap "
+        "(arXiv 2604.07874).",
+    ),
+    Scheme("static_split", "Each engine has a fixed share of the device for itself."),
+    Scheme("rose_idle", "Certified quanta while no request is live.", "idle"),
+    Scheme(
+        ABLATED,
+        "Certified quanta also between two steps, as far as every running request can wait.",
+        "slack",
+    ),
+    Scheme(
+        "rose_spatial",
+        "Certified quanta beside serving's steps, on a part of the device.",
+        "spatial",
+    ),
+    Scheme(
+        "clairvoyant",
+        "Knows all arrivals and step times in advance, and takes all there is to take.",
+    ),
+)
+SCHEMES: Final = {scheme.name: scheme for scheme in _ALL}
+"""In the order of the report."""
+
+ON_ENGINES: Final = frozenset(SCHEMES) - {"static_split", "rose_spatial", "clairvoyant"}
+"""What real engines can show on one core."""
+
+MECHANISMS: Final = {
+    "gate": "a rollout step has no gates inside it",
+    "credit": "an open gate lets any number of segments through",
+    "early_close": "the gate closes at serving's next step, not at the arrival",
+    "hypothetical": "certificates ignore the request that may come next",
+    "confinement": "rollouts beside a step may use the whole device",
+    "margin": "certificates take predictions for upper bounds",
+}
+
+
+def demo_schemes(mode: str) -> tuple[Scheme, ...]:
+    """Return the arms of `rose demo`: without rollouts, with them, and under rose in `mode`."""
+    rose = Scheme("rose", SCHEMES[f"rose_{mode}"].rule, mode)
+    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], rose
+
+
+def ablation(mechanism: str) -> Scheme:
+    """Return rose's slack mode with one mechanism switched off.
+
+    Raises:
+        InvalidArgument: rose has no such mechanism.
+    """
+    if mechanism not in MECHANISMS:
+        raise InvalidArgument(
+            f"--without {mechanism} is not a mechanism of rose: use {', '.join(MECHANISMS)}"
+        )
+    return Scheme(
+        f"{ABLATED}-{mechanism}",
+        f"As {ABLATED}, but {MECHANISMS[mechanism]}.",
+        "slack",
+        frozenset({mechanism}),
+    )
+
+
+def choose_schemes(
+    names: str | None, without: tuple[str, ...], *, possible: frozenset[str]
+) -> tuple[Scheme, ...]:
+    """Return the schemes to run, in the order of the report; `alone` is always among them.
+
+    Args:
+        names: separated by commas; None for all that are possible.
+        without: mechanisms, each of which is taken out once.
+        possible: what this way of running can show.
+
+    Raises:
+        InvalidArgument: a name is not known or not possible here.
+    """
+    wanted = possible if names is None else frozenset(one.strip() for one in names.split(","))
+    for name in sorted(wanted - possible):
+        if name in SCHEMES:
+            raise InvalidArgument(f"--schemes {name} needs another kind of run: see the help")
+        raise InvalidArgument(
+            f"--schemes {name} is not known: use {', '.join(n for n in SCHEMES if n in possible)}"
+        )
+    schemes = []
+    for one in _ALL:
+        if one.name in wanted | {ALONE}:
+            schemes.append(one)
+        if one.name == ABLATED:
+            schemes += [ablation(name) for name in dict.fromkeys(without)]
+    return tuple(schemes)

@@ -1,0 +1,137 @@
+"""What the engines of an experiment are built with, and the cores that are its device."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.clock import Clock
+from rose.engines.torch import run_on_cores
+from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
+from rose.engines.transformers.processor import DeviceProcessor
+from rose.errors import InvalidArgument
+from rose.memory import KVGeometry
+from rose.rl.circle_settings import CircleSettings
+from rose.slo import Policy
+from rose.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What the engines of all arms are built with; sizes in bytes and tokens.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:<n>".
+        cores: the cores that are the device; empty on a GPU.
+        policy: the knobs of rose, but for what an arm says.
+        log_path: name of an arm to the file of its certificates.
+        seed: of prompts.
+        tool_wait_s: `(trajectory, turn)` to how long its tool takes.
+        circle: of what the arm `rose` rolls out; None for what the other arms do.
+        has_turns: rollouts of all arms are turns of trajectories that use tools, not generations of
+            a fixed length.
+        has_broker: whether a broker decides how much the device lends.
+        rollout_prompt_tokens: length of each rollout.
+        rollout_output_tokens: length of each rollout.
+        rollouts: generations in flight.
+        pool_bytes: KV memory: of both engines under rose, of each of them otherwise.
+        reserve_bytes: what serving always has under rose.
+        layers_per_segment: decoder layers of a rollout between two gates; 0.5 is possible.
+        request_tokens: longest prompt serving accepts; it must fit into the pool beside others.
+        output_tokens: longest output, likewise.
+    """
+
+    device: str
+    cores: frozenset[int]
+    policy: Policy
+    log_path: Callable[[str], Path]
+    seed: int
+    tool_wait_s: Callable[[int, int], float]
+    circle: CircleSettings | None = None
+    has_turns: bool = False
+    has_broker: bool = False
+    rollout_prompt_tokens: int = 64
+    rollout_output_tokens: int = 128
+    rollouts: int = 8
+    pool_bytes: int = 64 * MIB
+    reserve_bytes: int = 8 * MIB
+    layers_per_segment: float = 0.5
+    request_tokens: int = 1024
+    output_tokens: int = 256
+
+    def described(self) -> dict[str, object]:
+        """Return what shapes the numbers of every arm, for the report."""
+        return {
+            "rollouts": self.rollouts,
+            "pool_mib": self.pool_bytes // MIB,
+            "reserve_mib": self.reserve_bytes // MIB,
+            "epsilon": self.policy.epsilon,
+            "layers_per_segment": self.layers_per_segment,
+            "device": self.device,
+            "cores": sorted(self.cores),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One of the two models, and how its engines are built in every arm."""
+
+    model: Model
+    config: EngineConfig
+    kv: KVGeometry
+
+    def stock(
+        self, pool_bytes: int, processor: Callable[..., DeviceProcessor] = DeviceProcessor
+    ) -> Engine:
+        """Build an engine with KV memory of its own."""
+        blocks = pool_bytes // self.kv.block_bytes
+        return stock_engine(self.model, self.config, cache_blocks=blocks, processor=processor)
+
+
+def serving_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenant:
+    """Say how serving is built."""
+    config = EngineConfig(cores=settings.cores or None, clock=clock)
+    return Tenant(model, config, kv_geometry(model, config))
+
+
+def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenant:
+    """Say how the borrower is built; small prefill chunks keep segments alike."""
+    config = EngineConfig(
+        cores=settings.cores or None,
+        clock=clock,
+        prefix_cache=True,
+        # A segment of the circle's smaller policy is as long with twice the tokens.
+        max_batch_tokens=32 if settings.circle is None else 64,
+        spare_share=0.1,
+        sampling=settings.has_turns or settings.circle is not None,
+    )
+    return Tenant(model, config, kv_geometry(model, config))
+
+
+def choose_cores(count: int) -> frozenset[int]:
+    """Choose the cores that are the device: the last ones this process may use.
+
+    Raises:
+        InvalidArgument: there is none left for the load generator.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if not 0 < count < len(usable):
+        raise InvalidArgument(
+            f"--cores {count} is not possible with {len(usable)} usable cores: "
+            "the device takes at least one, and one must be left for the load generator"
+        )
+    return frozenset(usable[-count:])
+
+
+@contextmanager
+def on_device_cores(settings: BenchSettings) -> Iterator[None]:
+    """Keep this process off the device's cores; only the engines' threads move there."""
+    if settings.cores:
+        run_on_cores(len(settings.cores))
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, usable - settings.cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)

@@ -1,0 +1,197 @@
+"""Arms in virtual time: the real decisions, on a device that is a model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice, SliceCounts
+from rose.demo.schemes import ABLATED, ALONE, SCHEMES, SHARE_ALL, Scheme
+from rose.errors import InvalidArgument
+from rose.sim.device import DeviceModel
+from rose.sim.outcome import ArmOutcome
+from rose.sim.request import Request
+from rose.sim.simulation import default_policy, simulate
+from rose.slo import SLO
+from rose.traces import Trace
+from rose.units import MS_PER_S
+
+# A busy share that is as close as this to the requested one is taken.
+_LOAD_TOLERANCE: Final = 0.004
+_TRIES: Final = 16
+_SOLO_STEPS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualExperiment:
+    """What is simulated.
+
+    Args:
+        plan: its loads are busy shares of serving alone, and `alone` is its first scheme.
+        trace: of the lengths that requests have; its rate does not matter.
+        seconds: of traffic, for each scheme at each load.
+        slo: serving's targets.
+        device: what things cost.
+    """
+
+    plan: Plan
+    trace: Trace
+    seconds: float
+    slo: SLO
+    device: DeviceModel
+
+
+def run_virtual(
+    experiment: VirtualExperiment, logs: Path, on_progress: Callable[[str], None]
+) -> RunRecord:
+    """Simulate every scheme at every load; an interrupt ends it early and is not an error.
+
+    Args:
+        experiment: what is simulated.
+        logs: folder for certificates.
+        on_progress: gets the name of each part of the run when it begins.
+
+    Raises:
+        InvalidArgument: the trace is too short for a load.
+    """
+    slices: list[Slice] = []
+    audits: list[Audit] = []
+    is_complete = False
+    try:
+        for load in experiment.plan.loads:
+            on_progress(f"load {load:g}: looking for the rate")
+            requests, alone = at_load(experiment, load)
+            for scheme in experiment.plan.schemes:
+                on_progress(f"load {load:g}: {scheme.name}")
+                log = logs / f"{scheme.name}-{load:g}.log"
+                is_alone = scheme.name == ALONE
+                outcome = alone if is_alone else _simulate(experiment, requests, scheme, log)
+                slices.append(_slice(outcome, experiment.device, scheme, load))
+                audits += _audits(outcome, scheme, load)
+        is_complete = True
+    except KeyboardInterrupt:
+        on_progress("interrupted: reporting what there is")
+    device = {f"device {name}": value for name, value in asdict(experiment.device).items()}
+    plan = experiment.plan
+    return RunRecord(
+        plan=replace(plan, settings={**plan.settings, **device}),
+        is_virtual=True,
+        slices=tuple(slices),
+        solo=(_solo(experiment.device),),
+        audits=tuple(audits),
+        slice_counts=SliceCounts(judged=len(slices), void=0, repeated=0),
+        slo=experiment.slo,
+        slo_from="flags",
+        complete=is_complete,
+    )
+
+
+def _simulate(
+    experiment: VirtualExperiment, requests: Sequence[Request], scheme: Scheme, log: Path
+) -> ArmOutcome:
+    return simulate(
+        requests,
+        experiment.device,
+        ABLATED if scheme.without else scheme.name,
+        slo=experiment.slo,
+        policy=replace(default_policy(experiment.device), without=scheme.without),
+        seed=experiment.plan.seed,
+        log_path="" if scheme.mode is None else str(log),
+    )
+
+
+def at_load(experiment: VirtualExperiment, load: float) -> tuple[list[Request], ArmOutcome]:
+    """Find the rate at which serving alone is busy for `load` of the time, by bisection.
+
+    Busy time is not proportional to the rate: requests that come together share steps.
+    """
+    slower_rps, faster_rps = 0.0, None
+    rate_rps = experiment.trace.mean_rate_rps
+    tried: list[tuple[list[Request], ArmOutcome]] = []
+    for _ in range(_TRIES):
+        requests = requests_at(experiment, rate_rps)
+        alone = _simulate(experiment, requests, SCHEMES[ALONE], Path())
+        tried.append((requests, alone))
+        if abs(alone.busy - load) <= _LOAD_TOLERANCE:
+            break
+        if alone.busy < load:
+            slower_rps = rate_rps
+            rate_rps = 2 * rate_rps if faster_rps is None else (rate_rps + faster_rps) / 2
+        else:
+            faster_rps = rate_rps
+            rate_rps = (slower_rps + rate_rps) / 2
+    return min(tried, key=lambda one: abs(one[1].busy - load))
+
+
+def requests_at(experiment: VirtualExperiment, rate_rps: float) -> list[Request]:
+    """Return a piece of the trace at this rate, from a seeded start that leaves room for it.
+
+    Raises:
+        InvalidArgument: the trace is too short.
+    """
+    seconds = experiment.seconds
+    trace = experiment.trace.rescaled(rate_rps=rate_rps)
+    if trace.duration_s < seconds:
+        raise InvalidArgument(
+            f"trace {trace.name} covers {trace.duration_s:.0f} s at {rate_rps:.2f} requests/s, "
+            f"less than {seconds:g} s: lower --seconds or --load"
+        )
+    random = np.random.default_rng(experiment.plan.seed)
+    start_s = random.uniform(0.0, trace.duration_s - seconds)
+    piece = trace.window(start_s, seconds)
+    return [
+        Request(arrival_ms=float(at) * MS_PER_S, prompt_tokens=int(prompt), output_tokens=int(out))
+        for at, prompt, out in zip(
+            piece.arrival_s, piece.prompt_tokens, piece.output_tokens, strict=True
+        )
+    ]
+
+
+def _tokens(device: DeviceModel, harvest_ms: float) -> int:
+    """Return what rollouts generate in that much work: a full batch gets a token each step."""
+    return round(harvest_ms / (device.layers * device.layer_ms) * device.batch_max)
+
+
+def _solo(device: DeviceModel) -> Slice:
+    alone_ms = _SOLO_STEPS * device.layers * device.layer_ms
+    return Slice(
+        arm=SHARE_ALL,
+        round=-1,
+        start_s=0.0,
+        end_s=alone_ms / MS_PER_S,
+        requests=(),
+        serving_busy_s=0.0,
+        rollout_tokens=_tokens(device, alone_ms),
+    )
+
+
+def _slice(outcome: ArmOutcome, device: DeviceModel, scheme: Scheme, load: float) -> Slice:
+    return Slice(
+        arm=scheme.name,
+        load=load,
+        round=0,
+        start_s=0.0,
+        end_s=outcome.wall_ms / MS_PER_S,
+        rollout_tokens=_tokens(device, outcome.harvest_ms),
+        serving_busy_s=outcome.serving_busy_ms / MS_PER_S,
+        requests=tuple(
+            Answered(
+                arrival_s=0.0,  # In virtual time requests are told apart by their order alone.
+                ttft_ms=one.ttft_ms,
+                tpot_ms=one.mean_tpot_ms if one.output_tokens > 1 else None,
+                output_tokens=one.output_tokens,
+                late_gaps=one.late_gaps,
+            )
+            for one in outcome.requests
+        ),
+    )
+
+
+def _audits(outcome: ArmOutcome, scheme: Scheme, load: float) -> list[Audit]:
+    verified, violations = outcome.certificates_verified, outcome.violations
+    if verified is None or violations is None:
+        return []
+    granted = verified + len(violations)
+    return [Audit(scheme.name, granted, verified, len(violations), load)]
