@@ -218,12 +218,17 @@ def escape(path: Path | str) -> str:
 def units_of(sources: list[str]) -> dict[str, list[str]]:
     """Return the sources of each translation unit, the units that take longest first.
 
-    Every n-th source of a room goes into the same unit, so a source that grows moves no other.
+    Every n-th source of a room goes into the same unit, so a source that grows moves no other. A
+    source for one set of instructions is alone: what it includes is compiled for these.
     """
     rooms: dict[str, list[str]] = {}
-    for source in sources:
-        rooms.setdefault(Path(source).parent.name, []).append(source)
     units = {}
+    for source in sources:
+        path = Path(source)
+        if path.stem.endswith(("_avx2", "_avx512")):
+            units[f"unity/{path.parent.name}_{path.name}"] = [source]
+        else:
+            rooms.setdefault(path.parent.name, []).append(source)
     for room in sorted(rooms, key=lambda room: (-UNITS_OF_ROOM.get(room, 1), room)):
         count = UNITS_OF_ROOM.get(room, 1)
         for at in range(count):
@@ -275,7 +280,7 @@ def build_file(sources: list[str], kernels: list[str], nvcc: list[str]) -> str:
     object_of = {name: str(Path("obj", name).with_suffix(".o")) for name in compiled}
     for name, source in compiled.items():
         text.append(f"build {escape(object_of[name])}: cxx {escape(source)}")
-        room = source.stem.rpartition("_")[0] if name.startswith("unity/") else source.parent.name
+        room = source.stem.partition("_")[0] if name.startswith("unity/") else source.parent.name
         if level := LEVEL_OF_ROOM.get(room):
             text.append(f"  level = {level}")
     embedded = object_of["fatbin_table.cpp"]
