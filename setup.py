@@ -219,7 +219,8 @@ def units_of(sources: list[str]) -> dict[str, list[str]]:
     """Return the sources of each translation unit, the units that take longest first.
 
     Every n-th source of a room goes into the same unit, so a source that grows moves no other. A
-    source for one set of instructions is alone: what it includes is compiled for these.
+    source for one set of instructions is alone, so that the pragmas it needs for its intrinsics
+    reach no other.
     """
     rooms: dict[str, list[str]] = {}
     units = {}

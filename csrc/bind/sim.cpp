@@ -170,7 +170,7 @@ py::dict dict_of(const Outcome& outcome) {
   return out;
 }
 
-py::dict run(const World& world, scheduler::Core& core, const OnProgress& on_progress) {
+py::dict run_world(const World& world, scheduler::Core& core, const OnProgress& on_progress) {
   Cluster cluster{world, core};
   bool is_interrupted = false;
   const auto go_on = [&](Nanoseconds now_ns, std::int64_t events) {
@@ -206,7 +206,7 @@ void bind_sim(py::module_& module) {
            py::arg("heard_tokens"), py::arg("said_tokens"), py::arg("tool_ms"), py::arg("group"),
            py::arg("mode"), py::arg("batch"), py::arg("train_ms"), py::arg("max_staleness"),
            py::arg("weight"))
-      .def("run", &run, py::arg("core"), py::arg("on_progress") = py::none());
+      .def("run", &run_world, py::arg("core"), py::arg("on_progress") = py::none());
 }
 
 }  // namespace rose::bind

@@ -36,8 +36,8 @@ std::span<const T> span_of(const Array<T>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-StratOptions options_of(const Rule& rule, std::uint32_t threads,
-                        const std::optional<std::string>& isa) {
+StratOptions strat_options_of(const Rule& rule, std::uint32_t threads,
+                              const std::optional<std::string>& isa) {
   const auto& [shift, exponent_bits, origin, all_mask, magnitude_bits] = rule;
   return {.rule = {.shift = shift,
                    .exponent_bits = exponent_bits,
@@ -48,7 +48,7 @@ StratOptions options_of(const Rule& rule, std::uint32_t threads,
           .isa = isa_of(isa)};
 }
 
-py::tuple to_tuple(RecodedDelta made) {
+py::tuple recoded_tuple(RecodedDelta made) {
   return py::make_tuple(to_array(std::move(made.entries)), to_array(std::move(made.payload)));
 }
 
@@ -56,9 +56,9 @@ template <typename T>
 py::tuple strat_pack(const Array<T>& weights, const py::handle& delta, const Rule& rule,
                      bool is_after, std::uint32_t threads, const std::optional<std::string>& isa) {
   const DeltaArrays packed = arrays_of(delta);
-  const StratOptions options = options_of(rule, threads, isa);
+  const StratOptions options = strat_options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(weights);
-  return to_tuple(
+  return recoded_tuple(
       take_unlocked([&] { return transfer::strat_pack(packed.view(), bits, is_after, options); }));
 }
 
@@ -66,7 +66,7 @@ py::tuple link_pack(const py::array& fresh, py::array& shadow, const Rule& rule,
                     std::uint32_t block_elements,
                     const std::optional<std::pair<std::uint64_t, std::uint64_t>>& base_digest,
                     std::uint32_t threads, const std::optional<std::string>& isa) {
-  const StratOptions chosen = options_of(rule, threads, isa);
+  const StratOptions chosen = strat_options_of(rule, threads, isa);
   transfer::PackOptions options{
       .block_elements = block_elements, .isa = chosen.isa, .threads = threads};
   if (base_digest) options.base_digest = {base_digest->first, base_digest->second};
@@ -90,9 +90,9 @@ template <typename T>
 py::tuple strat_unpack(const Array<T>& base, const py::handle& link, const Rule& rule,
                        std::uint32_t threads, const std::optional<std::string>& isa) {
   const DeltaArrays received = arrays_of(link);
-  const StratOptions options = options_of(rule, threads, isa);
+  const StratOptions options = strat_options_of(rule, threads, isa);
   const std::span<const T> bits = span_of(base);
-  return to_tuple(
+  return recoded_tuple(
       take_unlocked([&] { return transfer::strat_unpack(received.view(), bits, options); }));
 }
 

@@ -33,7 +33,7 @@ using memory::TenantWatch;
 namespace {
 
 // The pool of another process, mapped here; the export stays as it is.
-Result<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<Device>& device) {
+Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& device) {
   PoolExport copy{from.shape, {}, from.sizes, from.is_on_host};
   for (const FileDescriptor& object : from.objects) {
     Result<FileDescriptor> fd = object.duplicate();
@@ -168,7 +168,7 @@ std::unique_ptr<Attachment> attach_tenant(const PoolExport& pool, int ledger_fd,
       copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
   const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
     const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
-    Result<Pool> mapped = attach_pool(pool, device);
+    Result<Pool> mapped = map_pool(pool, device);
     if (!mapped.ok()) return mapped.status();
     return Attachment::create(mapped.take(), std::move(parts));
   };

@@ -46,17 +46,6 @@ using Pair = std::pair<std::uint64_t, std::uint64_t>;
 
 Digest digest_of(const Pair& pair) { return {pair.first, pair.second}; }
 
-// Does `work` without the GIL and raises what came of it.
-template <typename Work>
-void run(Work work) {
-  Status status;
-  {
-    const py::gil_scoped_release release;
-    status = work();
-  }
-  check(status);
-}
-
 transfer::PackOptions options_of(std::uint32_t block_elements, std::uint32_t threshold,
                                  std::optional<py::array>& ages, std::uint32_t age_limit,
                                  bool moves_ages, const std::optional<std::string>& isa,
@@ -109,7 +98,7 @@ std::uint64_t delta_measure(const py::array& fresh, const py::array& shadow,
 
 void delta_check(const py::object& delta) {
   const DeltaArrays arrays = arrays_of(delta);
-  run([&] { return transfer::check_delta(arrays.view()); });
+  check_unlocked([&] { return transfer::check_delta(arrays.view()); });
 }
 
 void delta_apply(py::array& weights, const py::object& delta, bool undo, bool is_checked) {
@@ -117,7 +106,7 @@ void delta_apply(py::array& weights, const py::object& delta, bool undo, bool is
   const transfer::ApplyOptions options{.is_undone = undo, .is_checked = is_checked};
   with_elements_of("weights", weights, [&](auto element) {
     const auto box = writable_box_of<decltype(element)>("weights", weights);
-    run([&] { return transfer::delta_apply(box, arrays.view(), options); });
+    check_unlocked([&] { return transfer::delta_apply(box, arrays.view(), options); });
   });
 }
 
@@ -126,7 +115,7 @@ void delta_verify(const py::array& weights, const py::object& delta, const Pair&
   const DeltaArrays arrays = arrays_of(delta);
   with_elements_of("weights", weights, [&](auto element) {
     const auto box = box_of<decltype(element)>("weights", weights);
-    run([&] {
+    check_unlocked([&] {
       return transfer::delta_verify(box, arrays.view(), digest_of(base_digest), digest_of(digest),
                                     undo);
     });

@@ -26,7 +26,9 @@ struct Header {
 };
 constexpr std::size_t kHeaderBytes = 24;
 
-Status refuse(const std::string& why) { return Status::corrupt("a scheduler's image: " + why); }
+Status corrupt_image(const std::string& why) {
+  return Status::corrupt("a scheduler's image: " + why);
+}
 
 }  // namespace
 
@@ -47,18 +49,18 @@ std::vector<std::byte> Core::snapshot() {
 }
 
 Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
-  if (bytes.size() < kHeaderBytes) return refuse("it is shorter than its header");
+  if (bytes.size() < kHeaderBytes) return corrupt_image("it is shorter than its header");
   Header header;
   ImageReader{bytes.first(kHeaderBytes)}(header);
-  if (header.magic != Header{}.magic) return refuse("it does not begin like one");
+  if (header.magic != Header{}.magic) return corrupt_image("it does not begin like one");
   if (header.version != kImageVersion) {
-    return refuse("it has version " + std::to_string(header.version) + ", this rose reads " +
-                  std::to_string(kImageVersion));
+    return corrupt_image("it has version " + std::to_string(header.version) + ", this rose reads " +
+                         std::to_string(kImageVersion));
   }
   const std::span<const std::byte> body = bytes.subspan(kHeaderBytes);
-  if (body.size() != header.size_bytes) return refuse("it is cut short, or too long");
+  if (body.size() != header.size_bytes) return corrupt_image("it is cut short, or too long");
   if (crc32(body.data(), body.size(), 0) != header.checksum) {
-    return refuse("its checksum is wrong");
+    return corrupt_image("its checksum is wrong");
   }
   ImageReader read{body};
   Policy policy{};
@@ -66,7 +68,7 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
   read(policy, settings);
   auto core = std::make_unique<Core>(settings, policy);
   read(core->book_, core->dispatch_);
-  if (!read.is_whole() || !core->book_.is_sound()) return refuse("it contradicts itself");
+  if (!read.is_whole() || !core->book_.is_sound()) return corrupt_image("it contradicts itself");
   return core;
 }
 

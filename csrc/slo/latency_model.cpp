@@ -35,7 +35,7 @@ bool is_feature(double value) noexcept {
   return std::isfinite(value) && value >= 0 && value <= kFeatureMax;
 }
 
-Status check(const Features& features) noexcept {
+Status check_features(const Features& features) noexcept {
   if (is_feature(features.decode_sequences) && is_feature(features.context_tokens) &&
       is_feature(features.prefill_tokens)) {
     return {};
@@ -152,13 +152,13 @@ void LatencyModel::reset_covariance_locked() noexcept {
 }
 
 Result<Forecast> LatencyModel::forecast(const Features& features) const noexcept {
-  ROSE_TRY(check(features));
+  ROSE_TRY(check_features(features));
   const std::scoped_lock lock{mutex_};
   return forecast_locked(features, terms_of(features));
 }
 
 Result<Evidence> LatencyModel::evidence(const Features& features) const noexcept {
-  ROSE_TRY(check(features));
+  ROSE_TRY(check_features(features));
   const std::scoped_lock lock{mutex_};
   const auto kind = static_cast<std::size_t>(kind_of(features));
   Evidence out = bounds_[kind].evidence();
@@ -167,7 +167,7 @@ Result<Evidence> LatencyModel::evidence(const Features& features) const noexcept
 }
 
 Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms) noexcept {
-  ROSE_TRY(check(features));
+  ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
     return Status::invalid_argument("a step's milliseconds must lie in 0..1e9");
   }

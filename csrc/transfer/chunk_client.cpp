@@ -18,7 +18,7 @@ namespace {
 constexpr Nanoseconds kRetryNs = 1'000'000'000;
 constexpr std::uint64_t kBurstBytes = 256 << 10;
 
-Status check(const Want& want) noexcept {
+Status check_want(const Want& want) noexcept {
   const std::size_t size = want.room.bytes.size();
   if (!is_update(want.key.n, want.key.base_n)) {
     return Status::invalid_argument("no update leads from version " +
@@ -73,7 +73,7 @@ ChunkClient::~ChunkClient() { close(); }
 // ---- any thread
 
 Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
-  for (const Want& want : wants) ROSE_TRY(check(want));
+  for (const Want& want : wants) ROSE_TRY(check_want(want));
   {
     const std::scoped_lock lock{mutex_};
     if (is_closed_) return Status::unavailable("this chunk client is closed");

@@ -24,7 +24,7 @@ constexpr int kAcceptsMax = 16;  // in one turn: whoever is connected is not kep
 // What one receiver gets before the next has its turn, when they share a pace.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
 
-Status check(const ChunkServerConfig& config) noexcept {
+Status check_config(const ChunkServerConfig& config) noexcept {
   const PeerLimits& limits = config.limits;
   if (config.connections_max == 0 || limits.greeting_ns <= 0 || limits.idle_ns <= 0 ||
       limits.send_ns <= 0 || limits.park_ns < 0) {
@@ -46,7 +46,7 @@ Status check_burst(std::uint64_t burst_bytes) noexcept {
 
 Result<std::unique_ptr<ChunkServer>> ChunkServer::create(
     const ChunkServerConfig& config, std::shared_ptr<const Clock> clock) noexcept {
-  ROSE_TRY(check(config));
+  ROSE_TRY(check_config(config));
   ROSE_TRY(check_burst(config.burst_bytes));
   auto addresses = resolve(config.host, config.port);
   if (!addresses.ok()) return addresses.status();

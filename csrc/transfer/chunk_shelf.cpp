@@ -8,7 +8,7 @@ namespace rose::transfer {
 
 namespace {
 
-Status check(const ChunkKey& key, const Frame& frame) noexcept {
+Status check_frame(const ChunkKey& key, const Frame& frame) noexcept {
   if (!is_update(key.n, key.base_n)) {
     return Status::invalid_argument("no update leads from version " + std::to_string(key.base_n) +
                                     " to " + std::to_string(key.n));
@@ -23,7 +23,7 @@ Status check(const ChunkKey& key, const Frame& frame) noexcept {
 }  // namespace
 
 Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
-  ROSE_TRY(check(key, frame));
+  ROSE_TRY(check_frame(key, frame));
   bool is_awaited = false;
   {
     const std::scoped_lock lock{mutex_};
@@ -49,7 +49,7 @@ std::uint64_t ChunkShelf::forget(std::uint64_t n, std::int64_t base_n) noexcept 
 }
 
 Result<std::uint32_t> ChunkShelf::give(const ChunkKey& key, Frame frame) noexcept {
-  ROSE_TRY(check(key, frame));
+  ROSE_TRY(check_frame(key, frame));
   std::uint32_t waiting = 0;
   {
     const std::scoped_lock lock{mutex_};

@@ -43,7 +43,7 @@ constexpr Null null_if_empty(std::uint64_t count) noexcept {
   return count == 0 ? Null::kAllowed : Null::kRefused;
 }
 
-Status check(std::initializer_list<Address> addresses) noexcept {
+Status check_addresses(std::initializer_list<Address> addresses) noexcept {
   for (const Address& one : addresses) {
     if (one.place == 0 && one.null == Null::kRefused) {
       return Status::invalid_argument(std::string{one.name} + " is null; give device memory");
@@ -67,7 +67,7 @@ Status check_width(std::uint64_t width) noexcept {
 // Elements of `width` bits, which was checked.
 Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
                  Null null = Null::kRefused) noexcept {
-  ROSE_TRY(check({{name, box.base, null, width / 8}}));
+  ROSE_TRY(check_addresses({{name, box.base, null, width / 8}}));
   if (box.base == nullptr) return {};
   for (const kernels::Divisor& size : box.sizes) {
     if (size.number == 0) {
@@ -87,7 +87,7 @@ Status check_keyed(bool is_keyed, std::uint64_t width) noexcept {
 }
 
 // By the rules of the header.
-Status check_rule(const kernels::StratRule& rule, std::uint64_t width) noexcept {
+Status check_device_rule(const kernels::StratRule& rule, std::uint64_t width) noexcept {
   if (rule.shift > width || rule.exponent_bits > width - rule.shift) {
     return Status::invalid_argument("the class rule looks at bits " + std::to_string(rule.shift) +
                                     " to " + std::to_string(rule.shift + rule.exponent_bits) +
@@ -196,12 +196,12 @@ Status DeviceCodec::delta_pack(const kernels::DeltaPackParams& params,
   ROSE_TRY(check_box("bits", params.bits, params.width));
   ROSE_TRY(check_box("shadow", params.shadow, params.width, Null::kAllowed));
   ROSE_TRY(check_keyed(params.threshold != nullptr || params.ages != nullptr, params.width));
-  ROSE_TRY(check({{"threshold", params.threshold, Null::kAllowed},
-                  {"arena", params.arena, null_if_empty(params.arena_words)},
-                  {"cursor", params.cursor},
-                  {"entries", params.entries},
-                  {"offsets", params.offsets},
-                  {"digest", params.digest, Null::kAllowed}}));
+  ROSE_TRY(check_addresses({{"threshold", params.threshold, Null::kAllowed},
+                            {"arena", params.arena, null_if_empty(params.arena_words)},
+                            {"cursor", params.cursor},
+                            {"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"digest", params.digest, Null::kAllowed}}));
   ROSE_TRY(check_first_index(params.first_index, params.width));
   return launch_blocks(*libraries_.delta_pack, delta_pack_, params, stream);
 }
@@ -211,10 +211,10 @@ Status DeviceCodec::delta_apply(const kernels::DeltaApplyParams& params,
   if (params.count == 0) return {};
   ROSE_TRY(check_width(params.width));
   ROSE_TRY(check_box("weights", params.weights, params.width));
-  ROSE_TRY(check({{"entries", params.entries},
-                  {"offsets", params.offsets},
-                  {"payload", params.payload, null_if_empty(params.payload_words)},
-                  {"bad_block", params.bad_block}}));
+  ROSE_TRY(check_addresses({{"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"payload", params.payload, null_if_empty(params.payload_words)},
+                            {"bad_block", params.bad_block}}));
   return launch_blocks(*libraries_.delta_apply, delta_apply_, params, stream);
 }
 
@@ -224,13 +224,13 @@ Status DeviceCodec::topk_unpack(const kernels::TopkUnpackParams& params,
   ROSE_TRY(check_width(params.width));
   ROSE_TRY(check_box("base", params.base, params.width));
   const Null if_none = null_if_empty(params.output_count);
-  ROSE_TRY(check({{"entries", params.entries},
-                  {"offsets", params.offsets},
-                  {"first_outputs", params.first_outputs},
-                  {"payload", params.payload, null_if_empty(params.payload_words)},
-                  {"positions", params.positions, if_none},
-                  {"values", params.values, if_none, params.width / 8},
-                  {"bad_block", params.bad_block}}));
+  ROSE_TRY(check_addresses({{"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"first_outputs", params.first_outputs},
+                            {"payload", params.payload, null_if_empty(params.payload_words)},
+                            {"positions", params.positions, if_none},
+                            {"values", params.values, if_none, params.width / 8},
+                            {"bad_block", params.bad_block}}));
   return launch_blocks(*libraries_.topk_unpack, topk_unpack_, params, stream);
 }
 
@@ -239,7 +239,7 @@ Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
   if (params.count == 0) return {};
   ROSE_TRY(check_box("bits", params.bits, 16));
   ROSE_TRY(check_box("shadow", params.shadow, 16));
-  ROSE_TRY(check({{"histogram", params.histogram}}));
+  ROSE_TRY(check_addresses({{"histogram", params.histogram}}));
   const std::uint64_t least = ceil_div(params.count, kernels::kHistogramElementsMax);
   if (least > driver::kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) +
@@ -251,7 +251,7 @@ Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
 
 Status DeviceCodec::topk_threshold(const kernels::TopkThresholdParams& params,
                                    CUstream stream) const noexcept {
-  ROSE_TRY(check({{"histogram", params.histogram}, {"threshold", params.threshold}}));
+  ROSE_TRY(check_addresses({{"histogram", params.histogram}, {"threshold", params.threshold}}));
   const driver::Grid grid{.blocks = 1, .threads = kernels::kThresholdThreads};
   return libraries_.topk_pack->launch(topk_threshold_, grid, stream, params);
 }
@@ -260,7 +260,7 @@ Status DeviceCodec::digest(const kernels::DigestParams& params, CUstream stream)
   if (params.count == 0) return {};
   ROSE_TRY(check_width(params.width));
   ROSE_TRY(check_box("bits", params.bits, params.width));
-  ROSE_TRY(check({{"sums", params.sums}}));
+  ROSE_TRY(check_addresses({{"sums", params.sums}}));
   ROSE_TRY(check_first_index(params.first_index, params.width));
   const driver::Grid grid = persistent_grid(params.count, kernels::kDigestThreads, 1);
   return libraries_.digest->launch(digest_, grid, stream, params);
@@ -270,16 +270,16 @@ Status DeviceCodec::strat_pack(const kernels::StratPackParams& params,
                                CUstream stream) const noexcept {
   if (params.count == 0) return {};
   ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_rule(params.rule, params.width));
+  ROSE_TRY(check_device_rule(params.rule, params.width));
   ROSE_TRY(check_box("base", params.base, params.width));
-  ROSE_TRY(check({{"entries", params.entries},
-                  {"offsets", params.offsets},
-                  {"payload", params.payload, Null::kAllowed},
-                  {"differences", params.differences, Null::kRefused, params.width / 8},
-                  {"arena", params.arena, null_if_empty(params.arena_words)},
-                  {"cursor", params.cursor},
-                  {"link_entries", params.link_entries},
-                  {"link_offsets", params.link_offsets}}));
+  ROSE_TRY(check_addresses({{"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"payload", params.payload, Null::kAllowed},
+                            {"differences", params.differences, Null::kRefused, params.width / 8},
+                            {"arena", params.arena, null_if_empty(params.arena_words)},
+                            {"cursor", params.cursor},
+                            {"link_entries", params.link_entries},
+                            {"link_offsets", params.link_offsets}}));
   return launch_blocks(*libraries_.strat_pack, strat_pack_, params, stream);
 }
 
@@ -287,13 +287,13 @@ Status DeviceCodec::strat_unpack(const kernels::StratUnpackParams& params,
                                  CUstream stream) const noexcept {
   if (params.count == 0) return {};
   ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_rule(params.rule, params.width));
+  ROSE_TRY(check_device_rule(params.rule, params.width));
   ROSE_TRY(check_box("base", params.base, params.width));
-  ROSE_TRY(check({{"entries", params.entries},
-                  {"offsets", params.offsets},
-                  {"payload", params.payload, null_if_empty(params.payload_words)},
-                  {"differences", params.differences, Null::kRefused, params.width / 8},
-                  {"bad_block", params.bad_block}}));
+  ROSE_TRY(check_addresses({{"entries", params.entries},
+                            {"offsets", params.offsets},
+                            {"payload", params.payload, null_if_empty(params.payload_words)},
+                            {"differences", params.differences, Null::kRefused, params.width / 8},
+                            {"bad_block", params.bad_block}}));
   return launch_blocks(*libraries_.strat_unpack, strat_unpack_, params, stream);
 }
 

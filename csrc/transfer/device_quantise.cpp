@@ -39,7 +39,7 @@ Status check_address(const char* name, const T* address) noexcept {
                                   ", which is no multiple of " + std::to_string(alignof(T)));
 }
 
-Status check_sizes(const QuantiseParams& params) noexcept {
+Status check_matrix_sizes(const QuantiseParams& params) noexcept {
   const std::string shape = std::to_string(params.rows) + " x " + std::to_string(params.cols);
   if (params.block_rows == 0 || params.block_cols == 0) {
     return Status::invalid_argument("a scale block of " + std::to_string(params.block_rows) +
@@ -88,7 +88,7 @@ Status DeviceQuantiser::quantise(const QuantiseParams& params, CUstream stream) 
   ROSE_TRY(check_address("bits", params.bits));
   ROSE_TRY(check_address("codes", params.codes));
   ROSE_TRY(check_address("scales", params.scales));
-  ROSE_TRY(check_sizes(params));
+  ROSE_TRY(check_matrix_sizes(params));
   const std::uint64_t scales =
       ceil_div(params.rows, params.block_rows) * ceil_div(params.cols, params.block_cols);
   const std::uint64_t weights = bounded_product(std::min(params.rows, params.block_rows),

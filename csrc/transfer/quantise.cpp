@@ -31,7 +31,7 @@ class DefaultFloatModes {
   std::fenv_t kept_;
 };
 
-Status check_block(const ScaleBlock& block) noexcept {
+Status check_scale_block(const ScaleBlock& block) noexcept {
   if (block.rows != 0 && block.cols != 0) return {};
   return Status::invalid_argument("a scale block of " + std::to_string(block.rows) + " x " +
                                   std::to_string(block.cols) + " weights; give at least 1 x 1");
@@ -99,7 +99,7 @@ void decode(const std::uint8_t* codes, std::uint64_t count, float scale, const M
 }
 
 Status check_quantised(const QuantisedView& from, const ScaleBlock& block) noexcept {
-  ROSE_TRY(check_block(block));
+  ROSE_TRY(check_scale_block(block));
   const std::uint64_t down = block.along_rows(from.rows);
   const std::uint64_t across = block.along_cols(from.cols);
   if (from.codes.size() != from.rows * from.cols || from.scales.size() != down * across) {
@@ -135,7 +135,7 @@ std::uint64_t ScaleBlock::along_cols(std::uint64_t matrix_cols) const noexcept {
 
 Result<Quantised> quantise(const MatrixView& weights, CodeKind kind, const ScaleBlock& block,
                            Isa isa) noexcept {
-  ROSE_TRY(check_block(block));
+  ROSE_TRY(check_scale_block(block));
   ROSE_TRY(check_matrix(weights));
   auto codes = Buffer<std::uint8_t>::create(weights.rows * weights.cols);
   ROSE_TRY(codes.status());

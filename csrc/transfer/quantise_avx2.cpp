@@ -58,7 +58,7 @@ ROSE_AVX2 inline void store_codes_avx2(__m256i codes, std::uint8_t* out) noexcep
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(words, words));
 }
 
-ROSE_AVX2 inline __m256i load_avx2(const std::uint16_t* bits) noexcept {
+ROSE_AVX2 inline __m256i load_bits_avx2(const std::uint16_t* bits) noexcept {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bits)));
 }
 
@@ -88,7 +88,7 @@ ROSE_AVX2 void encode_fp8_avx2(const std::uint16_t* bits, std::size_t count, flo
   const __m256 by = _mm256_set1_ps(scale);
   std::size_t i = 0;
   for (; i + kLanesAvx2 <= count; i += kLanesAvx2) {
-    store_codes_avx2(fp8_codes_avx2(load_avx2(bits + i), by), codes + i);
+    store_codes_avx2(fp8_codes_avx2(load_bits_avx2(bits + i), by), codes + i);
   }
   encode_fp8_portable(bits + i, count - i, scale, codes + i);
 }
@@ -98,7 +98,7 @@ ROSE_AVX2 void encode_int8_avx2(const std::uint16_t* bits, std::size_t count, fl
   const __m256 by = _mm256_set1_ps(scale);
   std::size_t i = 0;
   for (; i + kLanesAvx2 <= count; i += kLanesAvx2) {
-    store_codes_avx2(int8_codes_avx2(load_avx2(bits + i), by), codes + i);
+    store_codes_avx2(int8_codes_avx2(load_bits_avx2(bits + i), by), codes + i);
   }
   encode_int8_portable(bits + i, count - i, scale, codes + i);
 }

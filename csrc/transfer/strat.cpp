@@ -167,8 +167,8 @@ Result<Buffer<std::uint32_t>> joined(std::span<Share> shares) noexcept {
   return payload;
 }
 
-Status check(const DeltaView& delta, std::size_t elements, std::uint32_t width,
-             const StratOptions& options) noexcept {
+Status check_recoded(const DeltaView& delta, std::size_t elements, std::uint32_t width,
+                     const StratOptions& options) noexcept {
   if (options.threads == 0 || options.threads > kStratThreadsMax) {
     return Status::invalid_argument("threads " + std::to_string(options.threads) +
                                     ": choose 1 to " + std::to_string(kStratThreadsMax));
@@ -215,7 +215,7 @@ Result<RecodedDelta> recode(const DeltaView& delta, std::uint32_t threads, Make 
 template <ElementBits T>
 Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weights, bool is_after,
                                 const StratOptions& options) noexcept {
-  ROSE_TRY(check(delta, weights.size(), kWidth<T>, options));
+  ROSE_TRY(check_recoded(delta, weights.size(), kWidth<T>, options));
   return recode(delta, options.threads, [&](std::uint32_t elements) noexcept {
     return LinkPacker<T>::create(elements, weights.data(), is_after, options);
   });
@@ -224,7 +224,7 @@ Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weigh
 template <ElementBits T>
 Result<RecodedDelta> strat_unpack(const DeltaView& link, std::span<const T> base,
                                   const StratOptions& options) noexcept {
-  ROSE_TRY(check(link, base.size(), kWidth<T>, options));
+  ROSE_TRY(check_recoded(link, base.size(), kWidth<T>, options));
   return recode(link, options.threads, [&](std::uint32_t elements) noexcept {
     return LinkUnpacker<T>::create(elements, base.data(), options);
   });
