@@ -1,15 +1,17 @@
 """Where borrowers of other processes attach to a device."""
 
 import errno
+import fcntl
 import os
 import select
 import selectors
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rose._core import Process
 from rose.errors import DeadlineExceeded, RoseError, Unavailable
@@ -35,8 +37,22 @@ _BREATH_S: Final = 0.1
 Admit = Callable[[Hello, Process], Tenancy]
 
 
+def _lock(path: Path) -> BinaryIO:
+    """Take the place at `path` for as long as the returned file is open; the file stays."""
+    try:
+        lock = path.with_name(path.name + ".lock").open("ab")
+    except OSError as error:
+        raise Unavailable(f"cannot listen at {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Unavailable(f"cannot listen at {path}: it is in use by another device") from error
+    return lock
+
+
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`; a socket that a dead process left there is replaced."""
+    """Listen at `path`, whose lock is held; a socket that a dead process left is replaced."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         try:
@@ -56,6 +72,10 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Whether a socket of this user is there, itself and not a link, that nobody listens at."""
+    there = path.lstat()
+    if not stat.S_ISSOCK(there.st_mode) or there.st_uid != os.geteuid():
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         return caller.connect_ex(str(path)) == errno.ECONNREFUSED
 
@@ -97,7 +117,13 @@ class Listener:
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # has hung up, and may still have slabs
-        self._server = _listen(Path(self.path))
+        self._lock = _lock(Path(self.path))
+        try:
+            self._server = _listen(Path(self.path))
+            self._bound = Path(self.path).lstat()
+        except (Unavailable, OSError):
+            self._lock.close()
+            raise
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, self._meet)
@@ -236,4 +262,7 @@ class Listener:
         self._selector.close()
         self._server.close()
         os.close(self._wake)
-        Path(self.path).unlink(missing_ok=True)
+        with suppress(OSError):  # Somebody may have put a file of theirs there.
+            if os.path.samestat(self._bound, Path(self.path).lstat()):
+                Path(self.path).unlink()
+        self._lock.close()

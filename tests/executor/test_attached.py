@@ -421,6 +421,70 @@ def test_a_socket_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "fifo", "folder"])
+def test_what_is_no_socket_of_this_user_is_never_removed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "device.sock"
+    kept = path if kind == "file" else tmp_path / "kept"
+    if kind in ("file", "link"):
+        kept.write_bytes(b"somebody's")
+    if kind == "link":
+        path.symlink_to(kept)
+    if kind == "fifo":
+        os.mkfifo(path)
+    if kind == "folder":
+        path.mkdir()
+    before = path.lstat()
+    rig = Rig(tmp_path / "log", lends=False)
+    with pytest.raises(Unavailable, match="in use"):
+        rig.device.listen(path)
+    rig.close()
+    assert os.path.samestat(before, path.lstat())
+    if kind in ("file", "link"):
+        assert kept.read_bytes() == b"somebody's"
+
+
+def test_a_link_to_a_dead_socket_is_not_followed_and_stays(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(str(tmp_path / "left"))
+    path = tmp_path / "device.sock"
+    path.symlink_to(tmp_path / "left")
+    rig = Rig(tmp_path / "log", lends=False)
+    with pytest.raises(Unavailable, match="in use"):
+        rig.device.listen(path)
+    rig.close()
+    assert path.is_symlink()
+    assert (tmp_path / "left").is_socket()
+
+
+def test_a_file_that_took_the_place_of_the_socket_outlives_the_device(tmp_path: Path) -> None:
+    path = tmp_path / "device.sock"
+    rig = Rig(tmp_path / "log", lends=False)
+    rig.device.listen(path)
+    path.unlink()
+    path.write_bytes(b"somebody's")
+    rig.close()
+    assert path.read_bytes() == b"somebody's"
+
+
+def test_a_socket_that_was_taken_away_does_not_free_the_place(
+    rig: RemoteRig, tmp_path: Path
+) -> None:
+    Path(rig.path).unlink()
+    (tmp_path / "second").mkdir()
+    other = Rig(tmp_path / "second" / "log", lends=False)
+    with pytest.raises(Unavailable, match="in use"):
+        other.device.listen(rig.path)
+    other.close()
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_socket_needs_a_name(tmp_path: Path, path: str) -> None:
+    rig = Rig(tmp_path / "log", lends=False)
+    with pytest.raises(InvalidArgument, match="zero bytes"):
+        rig.device.listen(path)
+    rig.close()
+
+
 def test_nobody_listens_twice_at_one_place(rig: RemoteRig, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()
