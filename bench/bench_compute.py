@@ -55,6 +55,11 @@ def certificate_log(path: Path) -> CertificateLog:
         slabs=SLABS,
         partitions=2,
         blocks_per_slab=BLOCKS_PER_SLAB,
+        block_tokens=16,
+        max_request_tokens=1024,
+        max_batch_tokens=512,
+        burst_requests=1,
+        revoke_ms=50.0,
     )
 
 

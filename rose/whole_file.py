@@ -6,11 +6,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+_STANDARD_STREAMS: Final = (1, 2)
 # What a file system says that has no such thing as a folder's sync; the first is of fsync(2).
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
@@ -19,9 +22,17 @@ _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     """Give a place beside `path`, and move it there once the block ends well.
 
+    A link stays, and the file at its end is replaced. A device or a pipe is never replaced: it is
+    the place itself.
+
     Raises:
         OSError: the directory cannot be written, or `path` is one; nothing is left behind.
     """
+    if not is_folder:
+        if not _is_replaceable(path):
+            yield path
+            return
+        path = Path(os.path.realpath(path))
     place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # Made as anybody makes them, so that the permissions are those that the user asks for.
     if is_folder:
@@ -40,10 +51,35 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
             place.unlink(missing_ok=True)
 
 
+def _is_replaceable(path: Path) -> bool:
+    """Whether a regular file is at the end of `path`, or nothing."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return True
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return stat.S_ISREG(mode)
+
+
+def _standard_stream(path: Path) -> int | None:
+    """Return which standard stream of this process `path` is; None if it is neither."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return None
+    for stream in _STANDARD_STREAMS:
+        with suppress(OSError):  # It may be closed.
+            if os.path.samestat(there, os.fstat(stream)):
+                return stream
+    return None
+
+
 def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
     """Write beside `path`, then rename: a reader sees the old file or the new one.
 
-    The new one outlives a power cut after `sync_folder`; before it, either may be there.
+    The new one outlives a power cut after `sync_folder`; before it, either may be there. Into a
+    standard stream it is written behind what was printed, and to a device or a pipe as it is.
 
     Args:
         path: of the file.
@@ -52,6 +88,13 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
     Raises:
         OSError: as of `beside`.
     """
+    stream = _standard_stream(path)
+    if stream is not None:
+        for printed in (sys.stdout, sys.stderr):
+            printed.flush()
+        with os.fdopen(os.dup(stream), "wb") as file:
+            file.writelines(pieces)
+        return
     with beside(path) as place, place.open("wb") as file:
         file.writelines(pieces)
 

@@ -2,6 +2,11 @@
 
 import contextlib
 import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +55,70 @@ def test_what_is_made_beside_appears_once_it_is_whole(tmp_path: Path, is_folder:
     (found,) = (one for one in tmp_path.rglob("*") if one.is_file())
     assert found == (path / "part" if is_folder else path)
     assert found.read_bytes() == b"whole"
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "it", tmp_path / "link"
+    link.symlink_to(target)
+    for content in (b"made at the end of the link", b"replaced there"):
+        write_whole(link, content)
+        assert link.is_symlink()
+        assert target.read_bytes() == content
+    assert [one.name for one in target.parent.iterdir()] == ["it"]
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_pipe_is_written_and_stays(tmp_path: Path, is_linked: bool) -> None:
+    pipe = path = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if is_linked:
+        path = tmp_path / "link"
+        path.symlink_to(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_whole(path, b"one", b"two")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)  # Else the reader waits for ever.
+    reader.join(60)
+    assert read == [b"onetwo"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+def test_a_device_is_written_and_stays(tmp_path: Path) -> None:
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        null.write_bytes(b"")
+    except PermissionError:
+        pytest.skip("no devices may be made here")
+    write_whole(null, b"gone")
+    assert stat.S_ISCHR(null.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["stdout", "/proc/self/fd/1", "/dev/fd/1"])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_standard_output_keeps_what_was_printed(tmp_path: Path, name: str, is_file: bool) -> None:
+    program = (
+        "import sys; from pathlib import Path; from rose.whole_file import write_whole;"
+        "print('before'); write_whole(Path(sys.argv[1]), b'it\\n'); print('after')"
+    )
+    # As /dev/stdout is, which a broken writer would take from everybody on this machine.
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    command = [sys.executable, "-c", program, str(tmp_path / name)]
+    out = tmp_path / "out"
+    if is_file:
+        with out.open("wb") as file:
+            subprocess.run(command, stdout=file, check=True)
+    else:
+        out.write_bytes(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    assert out.read_bytes() == b"before\nit\nafter\n"
+
+
+@pytest.mark.parametrize("path", ["", "/", "."])
+def test_a_folder_is_no_place_for_a_file(path: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_whole(Path(path), b"bytes")
 
 
 def test_only_files_that_were_begun_beside_are_swept(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ Result<Mapping> Mapping::create(const FileDescriptor& fd, std::size_t size_bytes
   return Mapping{static_cast<std::byte*>(data), size_bytes};
 }
 
+Status Mapping::replace(const FileDescriptor& fd) noexcept {
+  void* data = ::mmap(data_, size_bytes_, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd.get(), 0);
+  if (data == MAP_FAILED) return from_errno("mmap(MAP_FIXED)", errno);
+  return {};
+}
+
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   if (this != &other) {
     if (data_ != nullptr) ::munmap(data_, size_bytes_);

@@ -43,6 +43,10 @@ class Mapping {
   Mapping& operator=(Mapping&& other) noexcept;
   ~Mapping();
 
+  // Shows the first bytes of `fd` instead, at the same address and for every thread at once. The
+  // file is at least as long. On error the mapping is as before.
+  Status replace(const FileDescriptor& fd) noexcept;
+
   std::byte* data() const noexcept { return data_; }
   std::size_t size_bytes() const noexcept { return size_bytes_; }
 

@@ -116,7 +116,7 @@ void bind_compute(py::module_& module) {
       .def("end_step", &HostGate::end_step)
       .def("close", &HostGate::close, py::arg("reason"))
       .def("wait_parked", &wait_parked, py::kw_only(), py::arg("timeout_ms"))
-      .def("bury_borrower", &HostGate::bury_borrower)
+      .def("renew", [](HostGate& gate) { check(gate.renew()); })
       .def("abort_step", &HostGate::abort_step)
       .def("open", &HostGate::open, py::arg("expected_epoch"))
       .def("set_low_water", &HostGate::set_low_water, py::arg("segments"))

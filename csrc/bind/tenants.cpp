@@ -67,6 +67,10 @@ class Tenant {
   void ring() const noexcept {
     if (watch_ != nullptr) watch_->line().to_tenant.ring();
   }
+  // The watch kills, unless it was told never to.
+  void evict() const noexcept {
+    if (watch_ != nullptr) watch_->line().late.ring();
+  }
   bool is_alive() const noexcept { return watch_ != nullptr && watch_->process().is_alive(); }
   memory::TenantReport report() const noexcept {
     return watch_ == nullptr ? memory::TenantReport{} : watch_->line().mailbox.report();
@@ -138,6 +142,8 @@ void bind_tenant(py::module_& m) {
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
       // Lets the tenant look at its mailbox, as it does when slabs come or go.
       .def("ring", [](const Self& t) { t.ring(); })
+      // Ends its process, as a missed deadline does; waits for nothing.
+      .def("evict", [](const Self& t) { t.evict(); })
       .def("close", &Self::close);
 }
 

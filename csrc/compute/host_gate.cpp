@@ -14,8 +14,28 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
+// The parties of a gate are three, and each changes its state once meanwhile.
+constexpr int kCloseTries = 16;
 
 // Deadlines are real time, also where the measuring clock stands still.
+
+struct NewPage {
+  FileDescriptor fd;
+  Mapping mapping;
+  GateWord* word{nullptr};
+};
+
+Result<NewPage> create_page(std::uint32_t first_segment) {
+  auto fd = create_memfd("rose-gate", sizeof(GatePage));
+  if (!fd.ok()) return fd.status();
+  auto mapping = Mapping::create(fd.value(), sizeof(GatePage), Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  GateWord* word = &(new (mapping.value().data()) GatePage{})->word;
+  word->credit.store(first_segment);
+  word->passed.store(first_segment);
+  word->magic.store(GateWord::kMagic);
+  return NewPage{fd.take(), mapping.take(), word};
+}
 
 }  // namespace
 
@@ -28,15 +48,11 @@ HostGate::HostGate(FileDescriptor fd, Mapping mapping, std::shared_ptr<const Clo
 
 Result<std::unique_ptr<HostGate>> HostGate::create(std::shared_ptr<const Clock> clock,
                                                    std::uint32_t first_segment) {
-  auto fd = create_memfd("rose-gate", sizeof(GatePage));
-  if (!fd.ok()) return fd.status();
-  auto mapping = Mapping::create(fd.value(), sizeof(GatePage), Access::kReadWrite);
-  if (!mapping.ok()) return mapping.status();
-  GateWord* word = &(new (mapping.value().data()) GatePage{})->word;
-  word->credit.store(first_segment);
-  word->passed.store(first_segment);
-  word->magic.store(GateWord::kMagic);
-  return std::unique_ptr<HostGate>{new HostGate{fd.take(), mapping.take(), std::move(clock)}};
+  auto page = create_page(first_segment);
+  if (!page.ok()) return page.status();
+  NewPage made = page.take();
+  return std::unique_ptr<HostGate>{
+      new HostGate{std::move(made.fd), std::move(made.mapping), std::move(clock)}};
 }
 
 Result<std::unique_ptr<HostGate>> HostGate::attach(const FileDescriptor& fd,
@@ -175,8 +191,11 @@ void HostGate::end_drain() noexcept { word_->state.fetch_and(~GateWord::kDrainBi
 void HostGate::close(CloseReason reason) noexcept {
   std::uint64_t state = word_->state.load();
   if ((state & GateWord::kOpenBit) != 0) word_->closed_at_ns.store(clock_->now_ns());
-  // Fails only when another party changed it meanwhile; each of them does so once.
-  while (!word_->state.compare_exchange_weak(state, (state & ~GateWord::kOpenBit) + kOneEpoch)) {
+  const auto closed = [&] { return (state & ~GateWord::kOpenBit) + kOneEpoch; };
+  for (int tries = 0; !word_->state.compare_exchange_weak(state, closed()); ++tries) {
+    if (tries < kCloseTries) continue;
+    word_->state.store(closed());  // A broken borrower writes without end: the close comes first.
+    break;
   }
   word_->close_reason.store(static_cast<std::uint32_t>(reason));
 }
@@ -195,16 +214,21 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
   }
 }
 
-void HostGate::bury_borrower() noexcept {
-  close(CloseReason::kBorrowerGone);
-  word_->state.fetch_and(~GateWord::kDrainBit);
-  word_->on_device.store(0);
-  set_credit(passed());
-  page_->mid_step.store(0);
-  word_->step.store(GateWord::kNoStep);
-  if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
-    futex_wake_all(word_->running);
-  }
+Status HostGate::renew() {
+  // Nobody opens the new page by what was read in the old one.
+  const std::scoped_lock one_decides{granting_};
+  auto page = create_page(passed());
+  if (!page.ok()) return page.status();
+  NewPage made = page.take();
+  made.word->state.store((std::uint64_t{close_epoch()} + 1) << GateWord::kEpochShift);
+  made.word->close_reason.store(static_cast<std::uint32_t>(CloseReason::kBorrowerGone));
+  made.word->low_water.store(word_->low_water.load());
+  made.word->shut_down.store(is_abandoned_.load() ? 1 : 0);
+  word_->running.store(GateWord::kIdle);
+  futex_wake_all(word_->running);
+  ROSE_TRY(mapping_.replace(made.fd));
+  fd_ = std::move(made.fd);
+  return {};
 }
 
 bool HostGate::abort_step() noexcept {
@@ -255,6 +279,7 @@ void HostGate::wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noe
 }
 
 void HostGate::shut_down() noexcept {
+  is_abandoned_.store(true);
   word_->shut_down.store(1);
   close(CloseReason::kShutDown);
   ring_bell();

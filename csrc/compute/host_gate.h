@@ -103,9 +103,11 @@ class HostGate {
   void close(CloseReason reason) noexcept;
   // How long it took until no segment ran; nothing when one still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
-  // The borrower's process is gone, so its segment and its step are over: closes, and lets whoever
-  // waits for them go. Never to be called while it could still run.
-  void bury_borrower() noexcept;
+  // The borrower is gone: gives the gate a new page, closed, which nobody has seen. What the old
+  // one holds, or its holder still writes there, is not looked at again, and whoever waits for its
+  // segment goes on. Credit and `passed` go on from where they were. Not for a page that a device
+  // maps. On error the gate is as before.
+  Status renew();
   // True when a step is in flight: it ends at its next gate, or before if it has none left.
   bool abort_step() noexcept;
 
@@ -127,7 +129,8 @@ class HostGate {
   void wait_demand(std::uint32_t seen, Nanoseconds timeout_ns) const noexcept;
   std::uint32_t demand() const noexcept { return word_->demand.load(); }
 
-  // Anyone. After shut_down every pass says kShutDown, and the gate never opens again.
+  // Anyone. After shut_down every pass says kShutDown, and the gate never opens again, whatever the
+  // other end writes.
   void shut_down() noexcept;
   // The same for the borrower that holds this object, and for nobody else: the word stays as it is
   // for the other end, and for the next borrower.

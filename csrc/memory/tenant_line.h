@@ -16,7 +16,7 @@ struct TenantLine {
   Mailbox mailbox;
   EventFd to_arbiter;  // a closed slab has come home
   EventFd to_tenant;   // something was granted, closed or lost
-  EventFd late;        // it missed a deadline
+  EventFd late;        // it missed a deadline, or holds serving up again and again
 };
 
 }  // namespace rose::memory

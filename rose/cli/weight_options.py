@@ -11,13 +11,13 @@ from typing import Any, Final
 import click
 
 from rose.cli.interrupts import ends_interrupt
+from rose.cli.outputs import write_output
 from rose.cli.weight_events import Events
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.whole_file import write_whole
 
 PATH: Final = click.Path(path_type=Path)
 _SECRET_BYTES_MAX: Final = 4096
@@ -130,7 +130,7 @@ def observed(
             yield metrics.paused
     finally:
         if options.timeline is not None:
-            write_whole(options.timeline, timeline.as_json())
+            write_output(options.timeline, timeline.as_json(), what="the timeline")
 
 
 class Bell:

@@ -35,6 +35,8 @@ from rose.units import NS_PER_MS, ceil_div
 _TRIES: Final = 4
 # Settled revocations are kept for reports.
 _HISTORY: Final = 4096
+# So often serving waits in vain for a segment of one borrower of another process; then it is ended.
+_PARK_TIMEOUTS_MAX: Final = 2
 # Revocations by serving's need that a reading tells of; more between two readings are a storm.
 _EBBS: Final = 64
 
@@ -81,6 +83,7 @@ class Borrower:
         on_revoke: called in serving's thread when slabs are wanted.
         on_room: called when slabs came free.
         is_alive: whether its loans are renewed although it does not ask at a gate.
+        evict: ends its process, without waiting; None for a borrower of this process.
     """
 
     partition: int
@@ -89,6 +92,7 @@ class Borrower:
     on_revoke: Callable[[Revocation], None]
     on_room: Callable[[], None]
     is_alive: Callable[[], bool]
+    evict: Callable[[], None] | None = None
 
 
 class Lender:
@@ -147,6 +151,7 @@ class Lender:
         self._pressures = 0
         self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
         self._is_closed = False
+        self._park_timeouts = 0  # Of this borrower; serving's own count.
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
     @property
@@ -156,6 +161,7 @@ class Lender:
 
     def lend_to(self, borrower: Borrower) -> None:
         """Begin to lend."""
+        self._park_timeouts = 0
         self._borrower = borrower
         self.load_changed()
 
@@ -237,6 +243,24 @@ class Lender:
         else:
             is_enough()  # What came home for nobody is there to be taken.
         self._collect()
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether the borrower was ended because its segments did not stop: do not wait for it."""
+        return self._park_timeouts >= _PARK_TIMEOUTS_MAX
+
+    def park_timed_out(self) -> None:
+        """Note that a segment of the borrower still ran at the end of serving's wait for it.
+
+        The gate is written by the borrower too, so nothing that stands there ends such waits.
+        """
+        borrower = self._borrower
+        if borrower is None or borrower.evict is None:
+            return
+        with self._lock:
+            self._park_timeouts += 1
+        if self.is_evicted:
+            borrower.evict()
 
     def foresee(self, blocks: int) -> None:
         """Begin to take slabs back if serving's taking `blocks` blocks now would leave it short.

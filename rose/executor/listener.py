@@ -59,6 +59,7 @@ def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Whether a socket of this user is there, itself and not a link, that nobody listens at."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         # Connections to a regular file are refused too.
         return _is_own_socket(path) and caller.connect_ex(str(path)) == errno.ECONNREFUSED

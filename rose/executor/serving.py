@@ -304,8 +304,12 @@ class ServingLane:
         segment = self._gate.passed
         if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
             return 0.0
+        if self._lender.is_evicted:  # It dies; until then it may still write.
+            return 0.0
         waited_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
         self._stuck_at = segment if waited_ms is None else None
+        if waited_ms is None:
+            self._lender.park_timed_out()
         blocked_ms = self._policy.park_wait_ms if waited_ms is None else waited_ms
         self.blocked_ms.append(blocked_ms)
         return blocked_ms

@@ -139,7 +139,7 @@ class Tenancy:
                 loans=loans,
                 grant_blocks_max=DESCRIPTORS_MAX
                 * hello.geometry.blocks_per_slab(arbiter.slab_bytes),
-                is_fresh=lambda age_ns: age_ns <= _FRESH_SHARE * ttl_ns,
+                is_fresh=lambda age_ns: 0 <= age_ns <= _FRESH_SHARE * ttl_ns,
                 clock=clock,
             )
 
@@ -152,6 +152,7 @@ class Tenancy:
             on_revoke=self.revoke,
             on_room=self.tenant.ring,
             is_alive=self.is_alive,
+            evict=self.tenant.evict,
         )
 
     def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
@@ -205,8 +206,9 @@ class Tenancy:
         """
         if self._slabs() > 0 and not self.tenant.wait_lost(timeout_ms=wait_ms):
             return False
-        # It has nothing any more, in a step or not.
-        self.gate.bury_borrower()
+        # It has nothing any more, in a step or not. It may have written anything into the gate, and
+        # a process that only hung up still can: the next one gets another page.
+        self.gate.renew()
         self.let_go()
         return True
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from rose.cli.publish_state import PublishState, entries, read_state, write_stat
 from rose.cli.receive import parse_tiles
 from rose.cli.relay import landing_of, tiles_of
 from rose.cli.weight_events import Events
-from rose.cli.weight_options import WeightOptions, _secret
+from rose.cli.weight_options import WeightOptions, _secret, observed
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
@@ -24,6 +25,15 @@ from rose.transfer.wire.security import Security
 from tests.cli.weight_programs import make_checkpoint
 
 STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))
+
+
+def test_a_timeline_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    options = SimpleNamespace(timeline=tmp_path / "no" / "trace.json", metrics=None)
+    with (
+        pytest.raises(InvalidArgument, match="cannot write the timeline"),
+        observed(options, "receiver", dict, Timeline("receiver")),
+    ):
+        pass
 
 
 def test_state_is_what_was_noted(tmp_path: Path) -> None:

@@ -465,6 +465,14 @@ def test_what_took_the_place_of_the_socket_stays(tmp_path: Path) -> None:
     assert path.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_socket_needs_a_name(tmp_path: Path, path: str) -> None:
+    rig = Rig(tmp_path / "log", lends=False)
+    with pytest.raises(InvalidArgument, match="zero bytes"):
+        rig.device.listen(path)
+    rig.close()
+
+
 def test_nobody_listens_twice_at_one_place(rig: RemoteRig, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()

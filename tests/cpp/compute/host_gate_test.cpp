@@ -267,13 +267,14 @@ TEST(what_the_borrower_measures_is_seen_at_the_other_end) {
   CHECK_EQ(gate->drain_segments().size(), 1);
 }
 
-TEST(a_buried_borrower_holds_nobody_up_and_its_successor_starts_afresh) {
+TEST(a_renewed_gate_holds_nobody_up_and_the_next_borrower_starts_afresh) {
   const auto gate = make_gate();
   open_with(*gate, 4);
   gate->begin_step();
   CHECK_EQ(gate->pass(1), Verdict::kPassed);
   std::thread serving{[&] { CHECK(gate->wait_parked(60'000'000'000).has_value()); }};
-  gate->bury_borrower();
+  auto old = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
+  CHECK(gate->renew().ok());
   serving.join();
   CHECK(!gate->is_open());
   CHECK(!gate->is_running());
@@ -284,6 +285,9 @@ TEST(a_buried_borrower_holds_nobody_up_and_its_successor_starts_afresh) {
   auto next = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
   CHECK_EQ(next.value()->pass(1), Verdict::kTimedOut);
   open_with(*gate, 1);
+  // The borrower before has the old page only.
+  old.value()->shut_down();
+  CHECK(!gate->is_shut_down());
   CHECK_EQ(next.value()->pass(1), Verdict::kPassed);
 }
 

@@ -1,0 +1,106 @@
+"""A borrower that writes garbage into every page that it shares with serving's process."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rose.memory import Isolation
+from tests.executor.conftest import LONG_S, SERVING_KV, SLAB, SLABS, wait_for
+from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, RemoteRig
+
+PARK_MS = 100.0
+REVOKE_MS = 300.0
+ISOLATIONS: tuple[Isolation, ...] = ("shared", "mapped")
+
+
+class ScribbledRig(RemoteRig):
+    """A device whose waits are short, and its borrowers that write garbage."""
+
+    def __init__(self, folder: Path, isolation: Isolation) -> None:
+        super().__init__(
+            folder,
+            isolation=isolation,
+            park_wait_ms=PARK_MS,
+            revoke_ms=REVOKE_MS,
+            regrow_after_ms=0.0,
+        )
+
+    @contextmanager
+    def scribbler(self, seed: int, *, write_s: float) -> Iterator[subprocess.Popen]:
+        wait_for(lambda: self.listener.tenancy is None)
+        program = [sys.executable, "-m", "tests.executor.scribbler_program"]
+        process = subprocess.Popen(
+            [*program, self.path, str(seed), str(write_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def serve_once(self) -> None:
+        """Nothing is learned from it: after bursts, or steps of no length, rose lends little."""
+        with self.serving.step():
+            pass
+        self.serving.ensure(SERVING_KV.blocks_per_slab(SLAB) * SLABS // 2)
+        self.serving.settle()
+
+    def serve_beside(self, process: subprocess.Popen, *, serve_s: float) -> None:
+        """Serve until the borrower is dead, or for a time; it may have cost two time-outs."""
+        self.serving.blocked_ms.clear()
+        end_s = time.monotonic() + serve_s
+        while process.poll() is None and time.monotonic() < end_s:
+            self.serve_once()
+        for _ in range(20):  # Its page is nobody's now.
+            self.serve_once()
+        assert list(self.serving.blocked_ms).count(PARK_MS) <= 2
+        assert self.device.gave_back is None
+
+    def check_next_borrower(self) -> None:
+        child = self.attach()
+        wait_for(lambda: child.do("borrow", BLOCKS_PER_SLAB))
+        assert child.do("begin_step")
+        child.end()
+
+
+@pytest.fixture(params=ISOLATIONS)
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ScribbledRig]:
+    made = ScribbledRig(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def test_a_borrower_that_scribbles_costs_two_time_outs_and_the_next_attaches(
+    rig: ScribbledRig,
+) -> None:
+    with rig.scribbler(1, write_s=LONG_S) as process:
+        rig.serve_beside(process, serve_s=20.0)
+        assert process.poll() is not None, "serving has not ended a borrower that never parks"
+    rig.check_next_borrower()
+
+
+def test_what_a_borrower_leaves_in_the_gate_is_not_there_for_the_next(rig: ScribbledRig) -> None:
+    with rig.scribbler(2, write_s=0.2) as process:
+        process.wait(LONG_S)
+    rig.check_next_borrower()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_scribblers_for_half_a_minute_cost_two_time_outs_each(rig: ScribbledRig) -> None:
+    end_s = time.monotonic() + 30.0
+    seed = 100
+    while time.monotonic() < end_s:
+        seed += 1
+        with rig.scribbler(seed, write_s=LONG_S) as process:
+            rig.serve_beside(process, serve_s=30.0)
+    rig.check_next_borrower()
