@@ -339,7 +339,9 @@ def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
     for block, entry in enumerate(link.entries):
         part, words = slice(block * BLOCK, (block + 1) * BLOCK), entry >> 44
         if entry & 15 == STRAT:
-            said = strat.read_block(payload[offset : offset + words], one.old[part], one.rule)
+            said = strat.read_block(
+                entry, payload[offset : offset + words], one.old[part], one.rule
+            )
             assert np.array_equal(differences[part], said)
         offset += words
 

@@ -1,6 +1,7 @@
 """The slow truth of the delta codec: one element at a time where that is readable, NumPy elsewhere.
 
 `docs/protocol.md`, "Deltas", is the format. Every twin (C++, CUDA, Triton) must give these bits.
+What is packed here is read by `delta_reader`, which knows only the page.
 An array of uint8, uint16 or uint32 says by its dtype how wide the elements are.
 """
 
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tests.reference import delta_reader
 
 Bits = npt.NDArray[Any]
 EMPTY, GAP, RAW, BITMAP, STRAT = range(5)
@@ -42,10 +45,6 @@ def to_words(bits: list[int]) -> list[int]:
     ]
 
 
-def from_words(section: list[int], count: int) -> list[int]:
-    return [section[i // 32] >> (i % 32) & 1 for i in range(count)]
-
-
 def fields(values: list[int], width: int) -> list[int]:
     """The bits of numbers of `width` bits each."""
     return [value >> i & 1 for value in values for i in range(width)]
@@ -63,39 +62,6 @@ def elias_fano_bits(universe: int, positions: list[int]) -> tuple[list[int], lis
 def elias_fano(universe: int, positions: list[int]) -> list[int]:
     high, low = elias_fano_bits(universe, positions)
     return to_words(high) + to_words(low)
-
-
-class Reader:
-    """Takes sections off a payload, in their order; each starts at a word."""
-
-    def __init__(self, payload: list[int]) -> None:
-        self._payload = payload
-        self._at = 0
-
-    def bits(self, count: int) -> list[int]:
-        section = self._payload[self._at : self._at + words(count)]
-        self._at += words(count)
-        return from_words(section, count)
-
-    def fields(self, count: int, width: int) -> list[int]:
-        return numbers(self.bits(count * width), width, count)
-
-    def elias_fano(self, universe: int, count: int) -> list[int]:
-        low = low_bits(universe, count)
-        high = self.bits(count + ((universe - 1) >> low))
-        return join(high, self.fields(count, low), low)
-
-
-def numbers(bits: list[int], width: int, count: int) -> list[int]:
-    return [
-        sum(bit << i for i, bit in enumerate(bits[at * width : (at + 1) * width]))
-        for at in range(count)
-    ]
-
-
-def join(high: list[int], lows: list[int], low: int) -> list[int]:
-    tops = [at for at, bit in enumerate(high) if bit]
-    return [((top - i) << low) | lows[i] for i, top in enumerate(tops)]
 
 
 # ---- differences --------------------------------------------------------------------------------
@@ -171,24 +137,6 @@ def body(signs: list[int], listed: Listed, width: int) -> list[int]:
         payload += elias_fano(len(listed.ranks), larges)
         payload += to_words(fields([listed.magnitudes[i] for i in larges], width))
     return payload
-
-
-def read_body(reader: Reader, changed: int, listed: int, width: int) -> list[int]:
-    """The differences, modulo 2^width."""
-    signs = reader.bits(changed)
-    sizes = [1] * changed
-    if listed:
-        shape = reader.fields(1, 32)[0]
-        m, large = shape & 0xFF, shape >> 8
-        ranks = reader.elias_fano(changed, listed) if listed < changed else list(range(changed))
-        magnitudes = reader.fields(listed, m)
-        if large:
-            where = reader.elias_fano(listed, large)
-            for i, one in zip(where, reader.fields(large, width), strict=True):
-                magnitudes[i] = one
-        for rank, one in zip(ranks, magnitudes, strict=True):
-            sizes[rank] = one + (2 if listed < changed else 1)
-    return [(-s if sign else s) % (1 << width) for sign, s in zip(signs, sizes, strict=True)]
 
 
 # ---- top-k --------------------------------------------------------------------------------------
@@ -320,25 +268,10 @@ def pack(
 
 def changes(delta: Delta) -> list[tuple[int, int]]:
     """List what a delta says: position, and the difference modulo 2^width."""
-    found: list[tuple[int, int]] = []
-    offset = 0
-    for block, entry in enumerate(delta.entries):
-        kind, changed, listed, size = split_entry(entry)
-        at = block * delta.block_elements
-        elements = min(delta.block_elements, delta.count - at)
-        reader = Reader(delta.payload[offset : offset + size])
-        offset += size
-        if kind == RAW:
-            dense = enumerate(reader.fields(elements, delta.width))
-            found += [(at + i, difference) for i, difference in dense if difference]
-        elif kind in (GAP, BITMAP):
-            if kind == GAP:
-                positions = reader.elias_fano(elements, changed)
-            else:
-                positions = [i for i, bit in enumerate(reader.bits(elements)) if bit]
-            differences = read_body(reader, changed, listed, delta.width)
-            found += [(at + i, d) for i, d in zip(positions, differences, strict=True)]
-    return found
+    frame = delta_reader.Frame(
+        delta.width, delta.block_elements, delta.count, delta.entries, delta.payload, None
+    )
+    return delta_reader.changes_of(frame)
 
 
 def apply(delta: Delta, weights: Bits, *, undo: bool = False) -> None:

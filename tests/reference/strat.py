@@ -3,13 +3,14 @@
 `docs/protocol.md`, "STRAT", is the format. Every twin must give these bits.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
 from tests.reference import delta as plain
-from tests.reference.delta import STRAT, Bits, Delta, elias_fano_bits, fields, low_bits
+from tests.reference import delta_reader
+from tests.reference.delta import STRAT, Bits, Delta, elias_fano_bits, fields
 
 CLASSES = 8
 
@@ -34,33 +35,6 @@ def gamma(number: int) -> list[int]:
     """Elias gamma of a number >= 1: a zero for each bit behind its leading one, that one, them."""
     low = number.bit_length() - 1
     return [0] * low + [1] + [number >> i & 1 for i in range(low)]
-
-
-class Stream:
-    """Takes fields off a stream of bits."""
-
-    def __init__(self, section: list[int]) -> None:
-        self._bits = plain.from_words(section, 32 * len(section))
-        self._at = 0
-
-    def bits(self, count: int) -> list[int]:
-        taken = self._bits[self._at : self._at + count]
-        self._at += count
-        return taken
-
-    def gamma(self) -> int:
-        low = 0
-        while not self.bits(1)[0]:
-            low += 1
-        return 1 << low | plain.numbers(self.bits(low), low, 1)[0]
-
-    def fields(self, count: int, width: int) -> list[int]:
-        return plain.numbers(self.bits(count * width), width, count)
-
-    def elias_fano(self, universe: int, count: int) -> list[int]:
-        low = low_bits(universe, count)
-        high = self.bits(count + ((universe - 1) >> low))
-        return plain.join(high, self.fields(count, low), low)
 
 
 def elias_fano_stream(universe: int, positions: list[int]) -> list[int]:
@@ -141,57 +115,12 @@ def strat_pack(delta: Delta, old: Bits, rule: ClassRule) -> Delta:
     return link
 
 
-def read_class(
-    stream: Stream,
-    universe: int,
-    counts: tuple[int, int, int],
-    *,
-    c: int,
-    rule: ClassRule,
-    width: int,
-) -> tuple[list[int], list[int]]:
-    """Ranks within the class, and differences."""
-    changed, listed, large = counts
-    if not changed:
-        return [], []
-    is_all = bool(rule.all_mask >> c & 1)
-    if universe >= 4 * changed:
-        ranks = stream.elias_fano(universe, changed)
-    else:
-        ranks = [rank for rank, bit in enumerate(stream.bits(universe)) if bit]
-    signs = stream.bits(changed)
-    sizes = [1] * changed
-    where = stream.elias_fano(changed, listed) if listed and not is_all else list(range(listed))
-    magnitudes = stream.fields(listed, rule.magnitude_bits[c])
-    if large:
-        which = stream.elias_fano(listed, large)
-        for i, one in zip(which, stream.fields(large, width), strict=True):
-            magnitudes[i] = one
-    for i, one in zip(where, magnitudes, strict=True):
-        sizes[i] = one + (1 if is_all else 2)
-    modulus = 1 << width
-    return ranks, [(-s if sign else s) % modulus for sign, s in zip(signs, sizes, strict=True)]
-
-
-def read_block(section: list[int], old: Bits, rule: ClassRule) -> Bits:
+def read_block(entry: int, section: list[int], old: Bits, rule: ClassRule) -> Bits:
     """The differences of one block, dense."""
-    stream = Stream(section)
-    counts = []
-    for c in range(CLASSES):
-        changed = stream.gamma() - 1
-        is_all = rule.all_mask >> c & 1
-        listed = 0 if not changed else changed if is_all else stream.gamma() - 1
-        counts.append((changed, listed, stream.gamma() - 1 if listed else 0))
-    classes = classes_of(old, rule)
     dense = np.zeros_like(old)
-    for c in range(CLASSES):
-        members = np.flatnonzero(classes == c)
-        width = plain.width_of(old)
-        ranks, differences = read_class(
-            stream, len(members), counts[c], c=c, rule=rule, width=width
-        )
-        for rank, difference in zip(ranks, differences, strict=True):
-            dense[members[rank]] = difference
+    said = delta_reader.Rule(*astuple(rule))
+    for at, one in delta_reader.read_strat(entry, section, old.tolist(), said, plain.width_of(old)):
+        dense[at] = one
     return dense
 
 
@@ -205,7 +134,7 @@ def strat_unpack(link: Delta, base: Bits, rule: ClassRule) -> Delta:
         offset += size
         if kind == STRAT:
             where = slice(block * link.block_elements, (block + 1) * link.block_elements)
-            dense = read_block(payload, base[where], rule)
+            dense = read_block(entry, payload, base[where], rule)
             restored, payload = plain.pack_block(dense.tolist(), link.width)
             delta.entries.append(restored)
         else:
