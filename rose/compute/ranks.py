@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rose._core import CudaStream, RankGate, RankVote
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.errors import InvalidArgument
+from rose.thread import Thread
 
 
 def rank_gate(fd: int, rank: int, *, stream: CudaStream | None = None) -> BorrowerGate:
@@ -58,7 +59,7 @@ class Voter:
         self._quantum = quantum
         self._poll_ms = poll_ms
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def look(self) -> bool:
         """Vote if the rank needs it and its serving bears it; True when it was done."""
@@ -71,7 +72,10 @@ class Voter:
 
     def start(self) -> None:
         """Start the thread; once."""
-        self._thread = threading.Thread(target=self._run, name="rose-voter")
+        # Without its vote no rank starts a segment.
+        self._thread = Thread(
+            self._run, name="rose-voter", on_failure=lambda _: self._vote.close(), daemon=False
+        )
         self._thread.start()
 
     def stop(self) -> None:

@@ -294,7 +294,12 @@ class CoServing(Closing):
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
         self._serving_kv = kv
-        self._keeper = Keeper(self._tend, arbiter, every_ms=policy.tend_every_ms)
+        self._keeper = Keeper(
+            self._tend,
+            arbiter,
+            every_ms=policy.tend_every_ms,
+            on_failure=self.safety.report,
+        )
         return self._serving
 
     def rollout(
@@ -381,6 +386,7 @@ class CoServing(Closing):
             why_refused=lambda: self._why_refused().name,
             share_ledger=self._arbiter.share_ledger,
             describe=self._describe,
+            on_failure=self.safety.report,
         )
         self._begin_lending()
         return self._listener

@@ -6,6 +6,8 @@ from typing import Final
 
 from rose.clock import BootClock, Clock
 from rose.closing import Closing
+from rose.errors import sentence
+from rose.thread import Thread
 from rose.transfer.replicas.messages import Order, Word
 from rose.transfer.replicas.replica import APPLY_S, ReplicaCommit, ReplicaState
 from rose.transfer.version import Version
@@ -46,7 +48,7 @@ class ReplicaHost(Closing):
         self._there: dict[int, tuple[int, Tell]] = {}
         self._bell = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rose-replica", daemon=True)
+        self._thread = Thread(self._run, name="rose-replica", on_failure=self._broke)
         self._thread.start()
 
     @property
@@ -93,6 +95,16 @@ class ReplicaHost(Closing):
             is_news = self._machine.order != before
         if is_news:
             self._bell.set()
+
+    def _broke(self, _failure: BaseException) -> None:
+        """Order nothing more, and take nobody in: ranks keep to their own deadlines."""
+        with self._lock:
+            self._there.clear()
+
+    @property
+    def failure(self) -> str | None:
+        """Return what ended the coordination, one sentence; None while it goes on."""
+        return None if self._thread.failure is None else sentence(self._thread.failure)
 
     def close(self) -> None:
         """Stop and join the thread; ranks find their coordinator gone."""

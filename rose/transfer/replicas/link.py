@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from rose.addresses import loopback
 from rose.closing import Closing
 from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.thread import Thread, nothing_rests_on_it
 from rose.transfer.replicas.host import TICK_S, ReplicaHost
 from rose.transfer.replicas.member import ReplicaMember
 from rose.transfer.replicas.messages import Order, Word
@@ -157,7 +159,9 @@ class ReplicaServer(Closing):
             raise Unavailable(f"port {where[1]} of {where[0]} is taken: {error}") from error
         name = f"[{where[0]}]" if ":" in where[0] else where[0]
         self.address: str = f"{name}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept, name="rose-replica-in", daemon=True)
+        self._thread = Thread(
+            self._accept, name="rose-replica-in", on_failure=lambda _: self._break_off()
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -167,12 +171,18 @@ class ReplicaServer(Closing):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
+        self._break_off()
         with self._lock:
-            live, threads = list(self._live), list(self._threads)
-        for connection in live:
-            connection.break_off()
+            threads = list(self._threads)
         for thread in threads:
             thread.join()
+
+    def _break_off(self) -> None:
+        """Let every rank see that nobody coordinates it any more."""
+        with self._lock:
+            live = list(self._live)
+        for connection in live:
+            connection.break_off()
 
     def _accept(self) -> None:
         while not self._is_closing.is_set():
@@ -186,8 +196,10 @@ class ReplicaServer(Closing):
                 connected.close()
                 continue
             connection = _Connection(connected)
-            thread = threading.Thread(
-                target=self._serve, args=(connection,), name="rose-replica-rank", daemon=True
+            thread = Thread(
+                partial(self._serve, connection),
+                name="rose-replica-rank",
+                on_failure=nothing_rests_on_it,
             )
             with self._lock:
                 self._live.add(connection)
@@ -253,7 +265,7 @@ class ReplicaLink(Closing):
         self._lock = threading.Lock()  # guards the connection
         self._connection: _Connection | None = None
         self._threads = [
-            threading.Thread(target=run, name=f"rose-replica-{name}", daemon=True)
+            Thread(run, name=f"rose-replica-{name}", on_failure=lambda _: self._hang_up())
             for name, run in (("link", self._run), ("look", self._look))
         ]
         for thread in self._threads:
@@ -261,13 +273,16 @@ class ReplicaLink(Closing):
 
     def close(self) -> None:
         """Hang up and join the threads; a version that is held goes back."""
+        self._hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    def _hang_up(self) -> None:
         self._stop.set()
         with self._lock:
             connection = self._connection
         if connection is not None:
             connection.break_off()
-        for thread in self._threads:
-            thread.join()
 
     def _look(self) -> None:
         """See to the member's deadlines, also while nobody is there to order anything."""
