@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from rose.clock import Clock
 from rose.environments import Tokenizer
 from rose.environments.text import EOS
-from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError, check, sentence
+from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, check
 from rose.rl.flight import Flight
 from rose.rl.groups import Groups
 from rose.rl.parts import Parts
@@ -42,7 +42,7 @@ from rose.scheduler.worker import (
     WorkerEvent,
     WorkerLost,
 )
-from rose.thread import Thread
+from rose.thread import Thread, nothing_rests_on_it
 from rose.units import NS_PER_S
 
 # Leases run out and stalls are seen at steps of the core: this often, when nothing else happens.
@@ -151,7 +151,9 @@ class RolloutLoop:
         self._counts: Counter[str] = Counter()
         self._is_stopping = False
         self._has_ended = False
-        self._thread = Thread(self._run, name="rose-rollouts", on_failure=self._broke, daemon=False)
+        self._thread = Thread(
+            self._run, name="rose-rollouts", on_failure=nothing_rests_on_it, daemon=False
+        )
 
     # ---- any thread -----------------------------------------------------------------------------
 
@@ -202,9 +204,6 @@ class RolloutLoop:
             resumed=self.parts.resumed,
             lost=self._counts["started"] - finished - dropped - in_flight,
         )
-
-    def _broke(self, failure: BaseException) -> None:
-        self.error = InternalError(f"the rollouts' thread has ended: {sentence(failure)}")
 
     # ---- the loop's thread ----------------------------------------------------------------------
 
