@@ -46,3 +46,5 @@ class Thread(threading.Thread):
             self.failure = sys.exc_info()[1]
             if self.failure is not None:
                 self._on_failure(self.failure)
+            # Whoever keeps a thread that has ended does not keep what it worked for.
+            del self._work, self._on_failure
