@@ -172,4 +172,5 @@ def test_serving_that_is_killed_again_and_again_leaves_nothing_in_its_borrower(r
         assert room.borrower.do("let_go") == [0, 0]
         room.next_serving()
         room.borrower.do("attach")
-    assert not [one for one in Path(room.path).parent.iterdir() if one.name != "device.sock"]
+    left = {one.name for one in Path(room.path).parent.iterdir()}
+    assert left == {"device.sock", "device.sock.lock"}
